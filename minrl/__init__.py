@@ -1,0 +1,1 @@
+"""MinRL: reinforcement learning for language models, small enough to read in an evening."""

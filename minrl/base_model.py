@@ -1,0 +1,160 @@
+"""The small base model that MinRL makes where no --model-id is given.
+
+A Qwen3-shaped model of about a million parameters with a tokenizer of whole words and a chat template of its own,
+warm-started by supervised fine-tuning on a task's imperfect demonstrations. It is cached by the hash of what it was
+made from. Held-out problems are never shown to it.
+
+Its chat template renders user and assistant turns only: a system message explains the task to models that can read,
+and this one cannot.
+"""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from minrl.batch import pack
+from minrl.config import BaseModelConfig, ModelConfig
+from minrl.policy import Policy, as_policy, save_policy
+from minrl.scoring import score
+from minrl.tasks import Task
+from minrl.types import SOLO, Rollout, UserError
+
+HEAD_DIM = 32
+PAD, UNKNOWN, END, USER, ASSISTANT = "<pad>", "<unk>", "<end>", "<user>", "<assistant>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}<user> {{ message.content }} {% endif %}"
+    "{% if message.role == 'assistant' %}<assistant> {{ message.content }} <end> {% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+VERSION = 1
+"""Counted up when the recipe changes, so that a cached model of the old recipe is not taken for the new."""
+
+Progress = Callable[[int, float], None]
+
+
+def base_model_path(
+    config: BaseModelConfig, task: Task, name: str, words: Sequence[str], checkpoints_dir: str, fingerprint: str
+) -> Path:
+    """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from."""
+    if task.demonstrations is None or not task.vocabulary:
+        raise UserError(
+            f"the embedded base model cannot play {name!r}: the task offers no demonstrations and vocabulary; "
+            "name a model with --model-id (a hub name or a local folder)"
+        )
+    recipe = json.dumps([VERSION, name, asdict(config), fingerprint, list(words), CHAT_TEMPLATE])
+    return Path(checkpoints_dir) / f"base-{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
+def make_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+    """One token for each word; text is split at white space."""
+    vocabulary = [PAD, UNKNOWN, END, USER, ASSISTANT, *dict.fromkeys(words)]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_model(config: BaseModelConfig, vocabulary_size: int, seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3-shaped model with random weights. head_dim is 32 so that vLLM can run it on a CPU too."""
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=vocabulary_size,
+            hidden_size=config.base_hidden_size,
+            intermediate_size=3 * config.base_hidden_size,
+            num_hidden_layers=config.base_layers,
+            num_attention_heads=config.base_heads,
+            num_key_value_heads=config.base_heads // 2,
+            head_dim=HEAD_DIM,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=2,
+        )
+    )
+    model.generation_config.eos_token_id = 2
+    return model
+
+
+def make_base_model(
+    folder: Path,
+    config: BaseModelConfig,
+    model_config: ModelConfig,
+    task: Task,
+    words: Sequence[str],
+    accelerator: Accelerator,
+    progress: Progress,
+) -> None:
+    """Make the model and write it to the folder, which appears only when it is whole."""
+    tokenizer = make_tokenizer(words)
+    model = make_model(config, len(tokenizer), config.base_seed).to(accelerator.device)
+    policy = as_policy(model, tokenizer, model_config, accelerator)
+    warm_start(policy, task, config, progress)
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    save_policy(policy, temporary)
+    temporary.rename(folder)
+
+
+def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:
+    """Supervised fine-tuning on demonstrations of the training examples: the loss is the mean over completion tokens."""
+    rng = random.Random(config.base_seed)
+    weights = list(policy.model.parameters())
+    optimizer = torch.optim.AdamW(
+        weights, lr=config.base_learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.base_learning_rate, total_steps=config.base_steps + 1, pct_start=0.1, div_factor=10
+    )
+    for step in range(config.base_steps):
+        rollouts = [_demonstration(policy, task, rng) for _ in range(config.base_batch_size)]
+        stream = pack(rollouts, range(len(rollouts))).to(policy.device)
+        logprobs, _ = score(policy.model, stream, temperature=1.0)
+        loss = -logprobs.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        schedule.step()
+        progress(step + 1, loss.item())
+
+
+def _demonstration(policy: Policy, task: Task, rng: random.Random) -> Rollout:
+    """One demonstration as a rollout whose completion tokens are scored."""
+    example = rng.choice(task.dataset.train)
+    assert task.demonstrations is not None
+    prompt = policy.encode_prompt(example.prompt)
+    completion = policy.tokenizer(f"{task.demonstrations(example, rng)} {END}")["input_ids"]
+    return Rollout(
+        ids=prompt + completion,
+        loss_mask=[False] * len(prompt) + [True] * len(completion),
+        rollout_logprobs=[0.0] * (len(prompt) + len(completion)),
+        turns=[(len(prompt), len(prompt) + len(completion))],
+        prompt_length=len(prompt),
+        example_id=example.id,
+        group=0,
+        sample=0,
+        role=SOLO,
+        seed=0,
+        weight_version=0,
+    )

@@ -1,0 +1,188 @@
+"""From ragged rollouts to flat token streams.
+
+P prompts, N rollouts, S sampled tokens, T tokens of one stream.
+
+A stream is one 1-D row of tokens without padding. A prompt that several rollouts share stands in it once; each
+rollout's own tokens follow as a suffix that attends to its prompt and to itself. What is scored are pairs (hidden
+position, label): the prompt's last position has a label for every rollout. A rollout's last token is a label only.
+
+The invariant everything relies on: the sampled tokens of all rollouts of a step, in order, are numbered 0..S-1, and
+every per-token quantity is a tensor over that numbering. How the rollouts are cut into streams changes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from minrl.types import Rollout
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one forward pass reads.
+
+    Two rollouts that share the prompt [11, 12] and continue [21, 2] and [31, 32, 2] make
+
+    input_ids [11, 12, 21, 31, 32], positions [0, 1, 2, 2, 3], scored [1, 2, 1, 3, 4], labels [21, 2, 31, 32, 2]
+
+    `prefix_index` (P, Lp) and `suffix_index` (N, Ls) say where in the stream each prompt's and each suffix's tokens
+    are; beyond `prefix_lengths` and `suffix_lengths` they are padding (0) that attention masks.
+    """
+
+    input_ids: Int[Tensor, " T"]
+    positions: Int[Tensor, " T"]
+    prefix_index: Int[Tensor, "P Lp"]
+    prefix_lengths: Int[Tensor, " P"]
+    suffix_index: Int[Tensor, "N Ls"]
+    suffix_lengths: Int[Tensor, " N"]
+    prefix_of: Int[Tensor, " N"]
+    scored: Int[Tensor, " S"]
+    labels: Int[Tensor, " S"]
+    token_index: Int[Tensor, " S"]
+
+    def to(self, device: torch.device) -> "Stream":
+        """The same on another device."""
+        return Stream(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All rollouts of a step and what is known of each sampled token before the update.
+
+    Shapes: N rollouts, S sampled tokens. `token_weights` are filled in per optimizer step.
+    """
+
+    rollouts: Sequence[Rollout]
+    rollout_of: Int[Tensor, " S"]
+    rollout_logprobs: Float[Tensor, " S"]
+    advantages: Float[Tensor, " N"]
+    scorable: Bool[Tensor, " N"]
+
+    @property
+    def completion_lengths(self) -> Int[Tensor, " N"]:
+        """Sampled tokens of each rollout."""
+        return torch.bincount(self.rollout_of, minlength=len(self.rollouts))
+
+
+def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"]) -> Batch:
+    """The rollouts of a step with their advantages, numbered by sampled token."""
+    lengths = torch.tensor([rollout.num_sampled for rollout in rollouts], dtype=torch.long)
+    return Batch(
+        rollouts=rollouts,
+        rollout_of=torch.repeat_interleave(torch.arange(len(rollouts)), lengths),
+        rollout_logprobs=torch.tensor(
+            [
+                value
+                for rollout in rollouts
+                for value, sampled in zip(rollout.rollout_logprobs, rollout.loss_mask, strict=True)
+                if sampled
+            ],
+            dtype=torch.float32,
+        ),
+        advantages=advantages,
+        scorable=torch.tensor([rollout.reward is not None for rollout in rollouts], dtype=torch.bool),
+    )
+
+
+def split_groups(rollouts: Sequence[Rollout], parts: int) -> list[list[int]]:
+    """Indices of the rollouts in `parts` shares of whole groups, as even as groups allow, in order."""
+    groups: dict[int, list[int]] = {}
+    for index, rollout in enumerate(rollouts):
+        groups.setdefault(rollout.group, []).append(index)
+    members = list(groups.values())
+    bounds = [len(members) * part // parts for part in range(parts + 1)]
+    shares = [members[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [[index for group in share for index in group] for share in shares]
+
+
+def micro_batches(rollouts: Sequence[Rollout], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """The indices cut into lists that fit `max_tokens` stream tokens each, prompts counted once per list.
+
+    Rollouts that share a prompt stay together while they fit. A single rollout over the limit goes alone.
+    """
+    batches: list[list[int]] = []
+    used, prompts = 0, set()
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for index in indices:
+        by_prompt.setdefault(_prompt(rollouts[index]), []).append(index)
+    for prompt, members in by_prompt.items():
+        for index in members:
+            own = len(rollouts[index].ids) - 1 - len(prompt)
+            cost = own + (0 if prompt in prompts else len(prompt))
+            if not batches or used + cost > max_tokens:
+                batches.append([])
+                used, prompts, cost = 0, set(), own + len(prompt)
+            batches[-1].append(index)
+            prompts.add(prompt)
+            used += cost
+    return batches
+
+
+def pack(rollouts: Sequence[Rollout], indices: Sequence[int]) -> Stream:
+    """One stream of the rollouts at `indices`; `rollouts` are all of the step, which numbers the sampled tokens."""
+    first_token = _first_tokens(rollouts)
+    input_ids: list[int] = []
+    positions: list[int] = []
+    prefixes: dict[tuple[int, ...], tuple[int, int]] = {}
+    suffixes: list[tuple[int, int, int]] = []
+    scored: list[int] = []
+    labels: list[int] = []
+    token_index: list[int] = []
+    for index in indices:
+        rollout, prompt = rollouts[index], _prompt(rollouts[index])
+        if prompt not in prefixes:
+            prefixes[prompt] = (len(prefixes), len(input_ids))
+            input_ids.extend(prompt)
+            positions.extend(range(len(prompt)))
+        number, prefix_start = prefixes[prompt]
+        suffix = rollout.ids[len(prompt) : -1]
+        suffixes.append((number, len(input_ids), len(suffix)))
+        hidden = [prefix_start + len(prompt) - 1, *range(len(input_ids), len(input_ids) + len(suffix))]
+        input_ids.extend(suffix)
+        positions.extend(range(len(prompt), len(prompt) + len(suffix)))
+        sampled = rollout.loss_mask[len(prompt) :]
+        scored.extend(position for position, is_sampled in zip(hidden, sampled, strict=True) if is_sampled)
+        labels.extend(
+            label for label, is_sampled in zip(rollout.ids[len(prompt) :], sampled, strict=True) if is_sampled
+        )
+        token_index.extend(range(first_token[index], first_token[index] + rollout.num_sampled))
+    prefix_index, prefix_lengths = _ranges([(start, len(prompt)) for prompt, (_, start) in prefixes.items()])
+    suffix_index, suffix_lengths = _ranges([(start, length) for _, start, length in suffixes])
+    return Stream(
+        input_ids=torch.tensor(input_ids),
+        positions=torch.tensor(positions),
+        prefix_index=prefix_index,
+        prefix_lengths=prefix_lengths,
+        suffix_index=suffix_index,
+        suffix_lengths=suffix_lengths,
+        prefix_of=torch.tensor([number for number, _, _ in suffixes]),
+        scored=torch.tensor(scored),
+        labels=torch.tensor(labels),
+        token_index=torch.tensor(token_index),
+    )
+
+
+def _prompt(rollout: Rollout) -> tuple[int, ...]:
+    assert rollout.prompt_length >= 1, "a rollout needs at least one prompt token to be scored from"
+    return tuple(rollout.ids[: rollout.prompt_length])
+
+
+def _first_tokens(rollouts: Sequence[Rollout]) -> list[int]:
+    """The number of each rollout's first sampled token within the step."""
+    first, starts = 0, []
+    for rollout in rollouts:
+        starts.append(first)
+        first += rollout.num_sampled
+    return starts
+
+
+def _ranges(spans: Sequence[tuple[int, int]]) -> tuple[Int[Tensor, "R L"], Int[Tensor, " R"]]:
+    """Rows start..start+length-1, padded with 0 to the longest (at least one column)."""
+    starts = torch.tensor([start for start, _ in spans])
+    lengths = torch.tensor([length for _, length in spans])
+    columns = torch.arange(max(1, int(lengths.max())))
+    index = torch.where(columns < lengths[:, None], starts[:, None] + columns, 0)
+    return index, lengths

@@ -1,0 +1,279 @@
+"""Every knob of a run, with its unit and its check.
+
+`TrainerConfig` is frozen, made of small frozen groups, and refuses what cannot work when it is made. Flags are
+flat: `--learning-rate`, `--group-size`. A task's own options live with the task (`--countdown.max-number`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from minrl.types import UserError
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `UserError(message)` unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model is trained."""
+
+    model_id: str = ""
+    """Hub name or local path of a transformers model. Empty: the small base model that MinRL makes itself."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of matrix products; master weights are float32. auto: bfloat16 on CUDA, float32 on a CPU."""
+    chat_template_options: str = ""
+    """JSON object handed to the chat template, such as {"enable_thinking": false}. Empty: none."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy trains. auto: CUDA where there is a card."""
+    threads: int = 0
+    """CPU threads of torch. 0: one per core that this process may use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModelConfig:
+    """The small base model that is made where no --model-id is given (ignored otherwise)."""
+
+    base_hidden_size: int = 128
+    """Width of the residual stream."""
+    base_layers: int = 4
+    """Decoder layers."""
+    base_heads: int = 4
+    """Attention heads of 32 dimensions each; half as many for keys and values."""
+    base_steps: int = 300
+    """Optimizer steps of the warm start (supervised fine-tuning on imperfect demonstrations)."""
+    base_batch_size: int = 192
+    """Demonstrations per step of the warm start."""
+    base_learning_rate: float = 2e-3
+    """Peak learning rate of the warm start."""
+    base_seed: int = 0
+    """Seed of the base model's weights and demonstrations, apart from the run's own seed."""
+
+    def __post_init__(self) -> None:
+        for name in ("base_hidden_size", "base_layers", "base_steps", "base_batch_size"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(
+            self.base_heads >= 2 and self.base_heads % 2 == 0,
+            f"base_heads must be even and at least 2, got {self.base_heads}",
+        )
+        require(
+            self.base_learning_rate > 0,
+            f"base_learning_rate must be above 0, got {self.base_learning_rate}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """What is sampled in each step."""
+
+    task: str = "countdown"
+    """The task to learn: a key of TASK_DEFINITIONS."""
+    prompts_per_step: int = 32
+    """Examples drawn in each step, over all processes."""
+    group_size: int = 8
+    """Completions sampled for each example and compared with each other."""
+    max_tokens: int = 96
+    """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated."""
+    temperature: float = 1.0
+    """Sampling temperature; log-probabilities are scored at the same one."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a completion, beside the model's own end tokens."""
+    reward_deadline_s: float = 30.0
+    """Longest time that one reward may take in a worker, in seconds; beyond it the rollout is unscorable."""
+    reward_workers: int = 0
+    """Processes that compute rewards. 0: one per core."""
+    max_unscorable_frac: float = 0.5
+    """The run stops when more than this share of a step's rollouts could not be rewarded."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts_per_step", "group_size", "max_tokens"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(self.temperature > 0, f"temperature must be above 0 to sample, got {self.temperature}")
+        require(
+            self.reward_deadline_s > 0,
+            f"reward_deadline_s must be above 0 seconds, got {self.reward_deadline_s}",
+        )
+        require(self.reward_workers >= 0, f"reward_workers must be 0 or more, got {self.reward_workers}")
+        require(
+            0 <= self.max_unscorable_frac <= 1,
+            f"max_unscorable_frac must be in [0, 1], got {self.max_unscorable_frac}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """How rewards become a gradient."""
+
+    algorithm: str = "grpo"
+    """A row of ALGORITHMS."""
+    clip_low: float = 0.2
+    """The ratio of a token with negative advantage stops counting below 1 - clip_low."""
+    clip_high: float = 0.2
+    """The ratio of a token with positive advantage stops counting above 1 + clip_high."""
+    passes_per_step: int = 1
+    """How often each step's rollouts are trained on."""
+    minibatches_per_pass: int = 1
+    """Optimizer steps per pass; the rollouts are split by whole groups."""
+    importance_cap: float = 2.0
+    """Upper bound of the weight that corrects for an engine whose numbers are not the policy's. 0: off."""
+
+    def __post_init__(self) -> None:
+        for name in ("passes_per_step", "minibatches_per_pass"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(0 < self.clip_low < 1, f"clip_low must be in (0, 1), got {self.clip_low}")
+        require(self.clip_high > 0, f"clip_high must be above 0, got {self.clip_high}")
+        require(
+            self.importance_cap == 0 or self.importance_cap >= 1,
+            f"importance_cap must be 0 (off) or at least 1, got {self.importance_cap}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and how much fits into memory at once."""
+
+    learning_rate: float = 3e-4
+    """AdamW's learning rate after the warmup."""
+    warmup_steps: int = 5
+    """Steps over which the learning rate rises linearly from 0."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay, on matrices only."""
+    adam_beta1: float = 0.9
+    """Decay of AdamW's first moment."""
+    adam_beta2: float = 0.95
+    """Decay of AdamW's second moment."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this L2 norm. 0: never."""
+    micro_batch_tokens: int = 16384
+    """Tokens in one forward pass: memory only, the gradient does not depend on it."""
+
+    def __post_init__(self) -> None:
+        require(self.learning_rate >= 0, f"learning_rate must be 0 or more, got {self.learning_rate}")
+        require(self.warmup_steps >= 0, f"warmup_steps must be 0 or more, got {self.warmup_steps}")
+        require(self.weight_decay >= 0, f"weight_decay must be 0 or more, got {self.weight_decay}")
+        for name in ("adam_beta1", "adam_beta2"):
+            require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), got {getattr(self, name)}")
+        require(self.max_grad_norm >= 0, f"max_grad_norm must be 0 (off) or more, got {self.max_grad_norm}")
+        require(
+            self.micro_batch_tokens >= 1,
+            f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How the held-out score is measured: before, during and after."""
+
+    eval_every: int = 25
+    """Evaluate after every so many steps, beside before and after. 0: only before and after."""
+    eval_examples: int = 512
+    """Held-out examples in each evaluation (all where the task has fewer)."""
+    eval_samples: int = 0
+    """Sampled completions per held-out example. 0: as many as it takes for 500 samples."""
+    eval_temperature: float = 1.0
+    """Temperature of the sampled evaluation; a greedy one runs beside it."""
+    eval_tasks: str = ""
+    """Other tasks to evaluate at the same moments, separated by commas."""
+    eval_first: bool = True
+    """Evaluate before the first step."""
+
+    def __post_init__(self) -> None:
+        require(self.eval_every >= 0, f"eval_every must be 0 (off) or more, got {self.eval_every}")
+        require(self.eval_examples >= 1, f"eval_examples must be at least 1, got {self.eval_examples}")
+        require(self.eval_samples >= 0, f"eval_samples must be 0 (automatic) or more, got {self.eval_samples}")
+        require(self.eval_temperature > 0, f"eval_temperature must be above 0, got {self.eval_temperature}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Where the run leaves its traces."""
+
+    runs_dir: str = "runs"
+    """Folder of the runs: metrics, rollouts, summary."""
+    checkpoints_dir: str = "checkpoints"
+    """Folder of the checkpoints and of the cached base model."""
+    save_every: int = 25
+    """Save a checkpoint after every so many steps, beside the last one. 0: only the last."""
+    keep_checkpoints: int = 3
+    """How many checkpoints of this run stay on disk. 0: all."""
+    rollouts_every: int = 10
+    """Write the rollouts of every so many steps to the run's folder. 0: never."""
+    quiet: bool = False
+    """No progress bar and only warnings on the screen."""
+
+    def __post_init__(self) -> None:
+        for name in ("save_every", "keep_checkpoints", "rollouts_every"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 (off) or more, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Who samples."""
+
+    engine: Literal["auto", "torch", "vllm"] = "auto"
+    """auto: vLLM where there is a CUDA card and vLLM is installed, else the embedded engine (torch)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """The whole configuration of a run.
+
+    >>> TrainerConfig(rollout=RolloutConfig(group_size=0))
+    Traceback (most recent call last):
+        ...
+    minrl.types.UserError: group_size must be at least 1, got 0
+    """
+
+    steps: int = 100
+    """Turns of the loop: rollout, update, sync."""
+    seed: int = 0
+    """Seed of the data order and of every sampled completion."""
+    resume: str = ""
+    """Continue a run: `latest`, a run's folder or a checkpoint. Its stored config is used; only --steps may change."""
+    preflight: bool = True
+    """Before step 1, sample a little and say what would go wrong."""
+    preflight_only: bool = False
+    """Stop after the preflight."""
+    data_path: str = ""
+    """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Which model is trained."""
+    base: BaseModelConfig = field(default_factory=BaseModelConfig)
+    """The base model that is made where none is given."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """What is sampled in each step."""
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """How rewards become a gradient."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and micro-batches."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """The held-out score."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Files and screen."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Who samples."""
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
+        require(self.seed >= 0, f"seed must be 0 or more, got {self.seed}")
+        require(
+            self.algorithm.minibatches_per_pass <= self.rollout.prompts_per_step,
+            f"minibatches_per_pass ({self.algorithm.minibatches_per_pass}) must not exceed prompts_per_step "
+            f"({self.rollout.prompts_per_step}): minibatches are whole groups",
+        )
+        require(
+            not (self.preflight_only and not self.preflight),
+            "preflight_only contradicts no-preflight: drop one of the two",
+        )
+
+    @property
+    def run_name(self) -> str:
+        """Task, algorithm and seed, such as `countdown-grpo-seed0`."""
+        return f"{self.rollout.task.replace('/', '-')}-{self.algorithm.algorithm}-seed{self.seed}"
+
+
+TaskOptions = Mapping[str, Any]
+"""The options dataclass of each task, by the task's name."""

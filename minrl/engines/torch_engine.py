@@ -1,0 +1,171 @@
+"""The embedded engine: batched sampling on the policy's own weights, on any machine.
+
+P prompts, N rows, V vocabulary.
+
+A completion is a function of the weights, its prompt and its seed: the uniform number behind its token at position t
+is a hash of (seed, t), whatever else is in the batch.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from minrl.engines import Sampling
+from minrl.engines.decoder import make_decoder
+from minrl.linear import product
+from minrl.policy import Policy
+from minrl.types import Completion, Request
+
+KEEP_FRACTION = 0.75
+"""Finished rows leave the batch when fewer than this share of it is still going."""
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class TorchEngine:
+    """Samples with the policy's own tensors: there is nothing to sync, and nothing that can be stale."""
+
+    exact = True
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @torch.no_grad()
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """One completion for each request, in order; each distinct prompt is prefilled once."""
+        if not requests:
+            return []
+        with self.policy.accelerator.autocast():
+            return _Batch(self.policy, requests, sampling).run()
+
+    def sync(self, policy: Policy) -> None:
+        """The weights are the policy's own tensors; only which policy it is can change."""
+        self.policy = policy
+
+    @torch.no_grad()
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """Log-probability at temperature 1 of each token after the first."""
+        decoder, head = make_decoder(self.policy.model), self.policy.model.get_output_embeddings().weight
+        hidden = decoder.prefill([ids[:1]], len(ids))
+        logprobs = []
+        for token in ids[1:]:
+            logprobs.append(float(product(hidden, head).float().log_softmax(-1)[0, token]))
+            hidden = decoder.step(torch.tensor([token], device=self.policy.device))
+        return logprobs
+
+    def sleep(self) -> None:
+        """Nothing to give back: the cache lives for one batch only."""
+
+    def wake(self) -> None:
+        """Always ready."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class _Batch:
+    """The rows of one call while they are being sampled."""
+
+    def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling) -> None:
+        self.policy, self.requests, self.sampling = policy, requests, sampling
+        self.decoder = make_decoder(policy.model)
+        self.head = policy.model.get_output_embeddings().weight
+        self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
+        self.limits = np.array([request.max_tokens for request in requests])
+        self.stop_ids = np.array(sorted(sampling.stop_ids))
+        steps = int(self.limits.max())
+        self.tokens = np.zeros((len(requests), steps), dtype=np.int64)
+        self.logprobs = np.zeros((len(requests), steps), dtype=np.float32)
+        self.lengths = np.zeros(len(requests), dtype=np.int64)
+        self.stopped = np.zeros(len(requests), dtype=bool)
+
+    def run(self) -> list[Completion]:
+        """Sample until every row has stopped or reached its limit."""
+        rows = np.arange(len(self.requests))  # which request each row of the decoder's cache is
+        hidden = self._prefill()
+        for position in range(int(self.limits.max())):
+            logits = product(hidden, self.head.to(hidden.dtype)).float()
+            sampled, logprobs = sample(logits, self._uniforms(rows, position), self.sampling.temperature)
+            going = self._record(rows, position, sampled, logprobs)
+            if not going.any():
+                break
+            if going.mean() < KEEP_FRACTION:
+                keep = torch.from_numpy(np.flatnonzero(going)).to(sampled.device)
+                self.decoder.select(keep)
+                rows, sampled = rows[going], sampled[keep]
+            hidden = self.decoder.step(sampled)
+        return [
+            Completion(
+                self.tokens[row, : self.lengths[row]].tolist(),
+                self.logprobs[row, : self.lengths[row]].tolist(),
+                "stop" if self.stopped[row] else "length",
+            )
+            for row in range(len(self.requests))
+        ]
+
+    def _prefill(self) -> Tensor:
+        """Final hidden states (N, D) at the end of each request's prompt."""
+        prompts: dict[tuple[int, ...], int] = {}
+        of_row = [prompts.setdefault(tuple(request.ids), len(prompts)) for request in self.requests]
+        hidden = self.decoder.prefill(list(prompts), int(self.limits.max()))
+        index = torch.tensor(of_row, device=hidden.device)
+        self.decoder.select(index)
+        return hidden[index]
+
+    def _uniforms(self, rows: np.ndarray, position: int) -> Tensor:
+        return torch.from_numpy(uniforms(self.seeds[rows], position)).to(self.policy.device)
+
+    def _record(self, rows: np.ndarray, position: int, sampled: Tensor, logprobs: Tensor) -> np.ndarray:
+        """Write down a token for every row that is still going, and say which go on."""
+        live = ~self.stopped[rows] & (self.lengths[rows] == position)
+        live &= self.limits[rows] > position
+        live_rows = rows[live]
+        self.tokens[live_rows, position] = sampled.cpu().numpy()[live]
+        self.logprobs[live_rows, position] = logprobs.cpu().numpy()[live]
+        self.lengths[live_rows] = position + 1
+        self.stopped[live_rows] = np.isin(self.tokens[live_rows, position], self.stop_ids)
+        for row in live_rows if self.sampling.stop_strings else ():
+            self.stopped[row] |= self._ends_with_stop_string(row)
+        return live & ~self.stopped[rows] & (self.limits[rows] > position + 1)
+
+    def _ends_with_stop_string(self, row: int) -> bool:
+        """Whether a stop string stands in the text of the last tokens; a token has at least one byte."""
+        window = 4 * max(map(len, self.sampling.stop_strings)) + 8
+        start = max(0, int(self.lengths[row]) - window)
+        text = self.policy.decode(self.tokens[row, start : self.lengths[row]].tolist())
+        return any(stop in text for stop in self.sampling.stop_strings)
+
+
+def uniforms(seeds: np.ndarray, position: int) -> np.ndarray:
+    """One number in [0, 1) for each seed at this position: the 53 high bits of SplitMix64
+    (Steele, Lea and Flood, doi:10.1145/2714064.2660195, figure 16) of seed and position.
+    """
+    with np.errstate(over="ignore"):
+        z = _mix(seeds) + np.uint64(position + 1) * GOLDEN
+        return (_mix(z) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def sample(
+    logits: Float[Tensor, "N V"], u: Float[Tensor, " N"], temperature: float
+) -> tuple[Int[Tensor, " N"], Float[Tensor, " N"]]:
+    """A token for each row by inverse CDF, and its log-probability at that temperature (1 where it is 0: greedy).
+
+    The first token whose cumulative probability exceeds u: a token of probability 0 is never drawn.
+    """
+    logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+    else:
+        cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
+        threshold = (u.to(cdf.dtype) * cdf[:, -1])[:, None]
+        tokens = torch.searchsorted(cdf, threshold, right=True)[:, 0]
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]

@@ -1,0 +1,61 @@
+"""Faster float32 products on a CPU.
+
+torch sends float32 matrix products to MKL, which is slow on processors that are not Intel's; oneDNN, which torch
+brings along too, does the forward and the input gradient 1.5 to 2.5 times faster on a Zen 5 (LOG.md). The weight
+gradient stays with MKL, where the two are even.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias` by the fastest product there is for float32 on this CPU; plain torch elsewhere."""
+    if x.dtype == torch.float32 and x.device.type == "cpu" and _onednn_available():
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def speed_up_linears(model: nn.Module) -> None:
+    """Let every linear layer of a float32 model on the CPU use `product`. The weights stay where they are."""
+    if not _onednn_available():
+        return
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = OneDnnLinear
+
+
+class OneDnnLinear(nn.Linear):
+    """`nn.Linear` with its products by oneDNN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x @ weight.T + bias`."""
+        if x.dtype == self.weight.dtype == torch.float32 and x.device.type == "cpu" and not _autocast():
+            return _Product.apply(x, self.weight, self.bias)
+        return super().forward(x)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):  # noqa: ANN001, ANN205 - autograd's own signature
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
+        x, weight = ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        grad_bias = rows.sum(0) if ctx.has_bias else None
+        grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
+        grad_weight = rows.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_weight, grad_bias
+
+
+def _autocast() -> bool:
+    return torch.is_autocast_enabled("cpu")
+
+
+def _onednn_available() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -1,0 +1,178 @@
+"""The network being trained: load it, feed it, save it.
+
+A `Policy` is a transformers model with float32 master weights, its tokenizer and what is derived from the two. The
+version counts its updates, so that every completion can say which weights sampled it.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from minrl.config import ModelConfig
+from minrl.linear import speed_up_linears
+from minrl.scoring import ATTENTION, packed_attention, supports_packing
+from minrl.types import Message, Prompt, UserError
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
+
+_SENTINEL = "\u2042"
+
+
+@dataclass
+class Policy:
+    """The trained model and its tokenizer. `version` counts the updates since the model was made."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    accelerator: Accelerator
+    chat_template_options: dict[str, Any]
+    version: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.accelerator.device
+
+    @property
+    def packed(self) -> bool:
+        """Whether prompts are shared and padding left out in the update."""
+        return supports_packing(self.model)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The model's end tokens: those of its generation config and its tokenizer's."""
+        named = self.model.generation_config.eos_token_id
+        ids = set(named if isinstance(named, list) else [named])
+        return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: a string as it is, messages through the chat template."""
+        if isinstance(prompt, str):
+            return self.tokenizer(prompt)["input_ids"]
+        return self._ids_of(self._render(prompt, generation=True))
+
+    def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:
+        """Token ids that follow a sampled completion when the same role is shown the next message.
+
+        What closes the assistant's turn is taken from the template; where the completion already ends with that
+        token it is not repeated.
+        """
+        if isinstance(message, str):
+            return self.tokenizer(message, add_special_tokens=False)["input_ids"]
+        opening = [{"role": "user", "content": _SENTINEL}, {"role": "assistant", "content": _SENTINEL * 2}]
+        rendered = self._render([*opening, *message], generation=True)
+        ids = self._ids_of(rendered.rpartition(_SENTINEL * 2)[2])
+        return ids[1:] if completion and ids and completion[-1] == ids[0] else ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of sampled ids, for rewards and readers."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _ids_of(self, rendered: str) -> list[int]:
+        return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+    def _render(self, messages: list[Message], generation: bool) -> str:
+        if self.tokenizer.chat_template is None:
+            raise UserError(
+                "the tokenizer has no chat template and the task's prompts are chat messages: "
+                "choose an instruction-tuned model, or give the tokenizer a chat_template"
+            )
+        return self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=generation,
+            **self.chat_template_options,
+        )
+
+
+def make_accelerator(config: ModelConfig) -> Accelerator:
+    """Device, precision and process group, by accelerate; torch's thread count as configured."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda asks for a CUDA card, and torch finds none: use --device cpu")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(config.threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+    dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
+    return Accelerator(cpu=on_cpu, mixed_precision="bf16" if dtype == "bfloat16" else "no")
+
+
+def load_policy(path: str, config: ModelConfig, accelerator: Accelerator) -> Policy:
+    """The model and tokenizer at a hub name or local path, with float32 weights on the accelerator's device."""
+    set_seed(0)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    except OSError as error:
+        raise UserError(_not_found(path, error)) from error
+    return as_policy(model.to(accelerator.device), tokenizer, config, accelerator)
+
+
+def as_policy(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, accelerator: Accelerator
+) -> Policy:
+    """A policy around a model and tokenizer that are already in memory."""
+    model.eval()  # dropout would make the trained probabilities differ from the sampled ones
+    speed_up_linears(model)
+    return Policy(model, tokenizer, accelerator, _template_options(config.chat_template_options))
+
+
+def master_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights by name, tied ones once, sorted."""
+    return dict(sorted(model.named_parameters(remove_duplicate=True)))
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Model and tokenizer in Hugging Face's format: any transformers program can load the folder."""
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
+    """AdamW's moments and step counts, by the name of the weight."""
+    tensors = {}
+    for name, weight in master_weights(policy.model).items():
+        for key, value in optimizer.state.get(weight, {}).items():
+            tensors[f"{key}:{name}"] = value.detach().cpu().contiguous()
+    save_file(tensors, path)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
+    """What `save_optimizer` wrote, back into the optimizer."""
+    weights = master_weights(policy.model)
+    for key, value in load_file(path).items():
+        kind, _, name = key.partition(":")
+        weight = weights[name]
+        device = "cpu" if kind == "step" and not optimizer.defaults.get("fused") else weight.device
+        optimizer.state[weight][kind] = value.to(device)
+
+
+def _template_options(text: str) -> dict[str, Any]:
+    """The JSON object of --chat-template-options."""
+    try:
+        options = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise UserError(f"chat_template_options must be a JSON object, got {text!r}: {error}") from error
+    if not isinstance(options, dict):
+        raise UserError(f"chat_template_options must be a JSON object, got {text!r}")
+    return options
+
+
+def _not_found(path: str, error: OSError) -> str:
+    """One line for a model that cannot be loaded, with what to do."""
+    reason = str(error).splitlines()[0]
+    if Path(path).exists():
+        return f"{path} is not a model folder that transformers can load ({reason})"
+    return (
+        f"cannot load model {path!r}: no such folder here, and the hub did not give it ({reason}); "
+        "give a local folder as --model-id, check the name, or leave --model-id out for the embedded base model"
+    )

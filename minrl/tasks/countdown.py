@@ -1,0 +1,164 @@
+"""Countdown: reach a target with each of the given numbers used exactly once.
+
+    numbers 3 7 5 target 9    ->    <answer> 7 + 5 - 3 </answer>
+
+The policy may think before it answers. The demonstrations for the embedded base model try random sums until one
+fits or patience runs out, and answer with the last one either way: about four of ten are right. What is left to
+learn is to go on until a sum fits.
+"""
+
+import ast
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from minrl.tasks.task import Task, TaskDefinition, extract_answer, split
+from minrl.types import Example, Reward, UserError
+
+INSTRUCTIONS = (
+    "Combine the numbers with {operators} so that the result is the target. Use each number exactly once; "
+    "parentheses are allowed. Think inside <think> </think>, then give the expression alone, without an equals "
+    "sign, inside <answer> </answer>."
+)
+FORMAT_REWARD = 0.1
+MAX_ANSWER_CHARACTERS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountdownOptions:
+    """Which problems are posed."""
+
+    max_number: int = 12
+    """The numbers are drawn from 1 to this one."""
+    held_out_share: float = 0.25
+    """Share of the problems that is never trained on."""
+    patience: float = 0.6
+    """Probability that a demonstration goes on after a sum that does not fit."""
+    max_attempts: int = 4
+    """Most sums that a demonstration tries."""
+
+    def __post_init__(self) -> None:
+        if self.max_number < 5:
+            raise UserError(f"countdown.max_number must be at least 5, got {self.max_number}")
+        if not 0 < self.held_out_share < 1:
+            raise UserError(f"countdown.held_out_share must be in (0, 1), got {self.held_out_share}")
+        if not 0 <= self.patience <= 1:
+            raise UserError(f"countdown.patience must be in [0, 1], got {self.patience}")
+        if self.max_attempts < 1:
+            raise UserError(f"countdown.max_attempts must be at least 1, got {self.max_attempts}")
+
+
+def reward(completion: str, example: Example) -> Reward:
+    """1 where the one answer reaches the target with each number used once, 0.1 for an answer that uses the right
+    numbers and misses, else 0.
+
+    >>> example = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
+    >>> reward("<answer> 7 + 5 - 3 </answer>", example).value
+    1.0
+    """
+    answer = extract_answer(completion)
+    parsed = evaluate_expression(answer) if answer is not None else None
+    if parsed is None:
+        return Reward(0.0, {"format": 0.0, "correct": 0.0})
+    value, used = parsed
+    if sorted(used) != sorted(example["numbers"]):
+        return Reward(0.0, {"format": 0.0, "correct": 0.0})
+    correct = float(value == example["target"])
+    return Reward(max(correct, FORMAT_REWARD), {"format": 1.0, "correct": correct})
+
+
+def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
+    """The exact value of an arithmetic expression and the numbers in it; None where it is anything else.
+
+    Only +, -, *, / between non-negative integers are walked, in the syntax tree: nothing is executed.
+
+    >>> evaluate_expression("7 + 5 - 3")
+    (Fraction(9, 1), [7, 5, 3])
+    >>> evaluate_expression("9 ** 9") is None and evaluate_expression("-3") is None
+    True
+    """
+    if len(text) > MAX_ANSWER_CHARACTERS:
+        return None
+    try:
+        tree = ast.parse(text, mode="eval")
+        used: list[int] = []
+        return _walk(tree.body, used), used
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _walk(node: ast.expr, used: list[int]) -> Fraction:
+    match node:
+        case ast.Constant(value=int() as value) if not isinstance(value, bool):
+            used.append(value)
+            return Fraction(value)
+        case ast.BinOp(left, ast.Add(), right):
+            return _walk(left, used) + _walk(right, used)
+        case ast.BinOp(left, ast.Sub(), right):
+            return _walk(left, used) - _walk(right, used)
+        case ast.BinOp(left, ast.Mult(), right):
+            return _walk(left, used) * _walk(right, used)
+        case ast.BinOp(left, ast.Div(), right):
+            return _walk(left, used) / _walk(right, used)
+    raise ValueError(f"not arithmetic: {ast.dump(node)[:80]}")
+
+
+def sums(numbers: list[int]) -> Iterator[tuple[str, str, int]]:
+    """Every sum over the numbers that never falls below 0: its working, its expression, its value.
+
+    >>> next(sums([3, 5, 7]))
+    ('3 + 5 = 8 + 7 = 15', '3 + 5 + 7', 15)
+    """
+    for order in itertools.permutations(numbers):
+        for signs in itertools.product("+-", repeat=len(numbers) - 1):
+            total = order[0]
+            working = expression = str(total)
+            for sign, number in zip(signs, order[1:], strict=True):
+                total += number if sign == "+" else -number
+                working += f" {sign} {number} = {total}"
+                expression += f" {sign} {number}"
+                if total < 0:
+                    break
+            else:
+                yield working, expression, total
+
+
+def make(options: CountdownOptions, data_path: str) -> Task:
+    """All problems of three numbers from 1 to `max_number` that addition and subtraction solve."""
+    if data_path:
+        raise UserError(f"countdown makes its own problems and takes no --data-path, got {data_path!r}")
+    dataset = split(_examples(options.max_number), options.held_out_share)
+
+    def demonstrations(example: Example, rng: random.Random) -> str:
+        attempts = list(sums(example["numbers"]))
+        tried = []
+        for _ in range(options.max_attempts):
+            working, expression, value = rng.choice(attempts)
+            tried.append(working)
+            if value == example["target"] or rng.random() >= options.patience:
+                break
+        return f"<think> {' ; '.join(tried)} </think> <answer> {expression} </answer>"
+
+    words = [str(number) for number in range(3 * options.max_number + 1)]
+    words += ["numbers", "target", "<think>", "</think>", "<answer>", "</answer>", "+", "-", "=", ";"]
+    return Task(dataset, reward, demonstrations=demonstrations, vocabulary=tuple(words), cheap=True)
+
+
+def _examples(max_number: int) -> Iterator[Example]:
+    system = {"role": "system", "content": INSTRUCTIONS.format(operators="+, -, * and /")}
+    for numbers in itertools.combinations_with_replacement(range(1, max_number + 1), 3):
+        for target in sorted({value for _, _, value in sums(list(numbers)) if value > 0}):
+            identity = f"{','.join(map(str, numbers))}={target}"
+            shown = list(numbers)
+            random.Random(identity).shuffle(shown)
+            question = f"numbers {' '.join(map(str, shown))} target {target}"
+            yield Example(
+                identity,
+                [system, {"role": "user", "content": question}],
+                {"numbers": shown, "target": target},
+            )
+
+
+TASK = TaskDefinition(CountdownOptions, make)

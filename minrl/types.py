@@ -1,0 +1,149 @@
+"""What passes through the loop: the nouns.
+
+Every other file speaks in these words. Only the standard library is imported here, so that a task, a reward
+worker or a test can use them without loading torch.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = Mapping[str, str]
+"""One chat message: `{"role": "system" | "user" | "assistant", "content": text}`."""
+
+Prompt = str | list[Message]
+"""A string is fed to the model as it is; a list of messages goes through the chat template."""
+
+SOLO = "policy"
+"""The role of a task in which only one player writes."""
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend. The message is one line: what was given, what is allowed."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row of a dataset: what the policy is shown and what its reward needs to know.
+
+    `id` is the identity of the problem, not of its wording: two examples that ask the same thing in another
+    order share it, and the split into training and held-out examples goes by it.
+
+    >>> example = Example("3,5,7=9", "numbers 3 7 5 target 9", {"numbers": [3, 7, 5], "target": 9})
+    >>> example["target"]
+    9
+    """
+
+    id: str
+    prompt: Prompt
+    fields: Mapping[str, Any]
+    category: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - fields hold what the task put there
+        """The field that the reward reads. `KeyError` where the example lacks it."""
+        return self.fields[name]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """What a task paid for one completion. `value` is what is trained on; `parts` are for the curves.
+
+    >>> Reward(1.0).solved, Reward(0.9).solved
+    (True, False)
+    """
+
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    maximum: float = 1.0
+
+    @property
+    def solved(self) -> bool:
+        """Whether the reward is at its maximum, which only a full solution reaches."""
+        return self.value >= self.maximum
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an episode shows to one role next. It receives that role's completion as text."""
+
+    role: str
+    message: Prompt
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work that an episode hands to the workers: a picklable function and its arguments.
+
+    A `cheap` job is a pure function of microseconds and runs in this process.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    cheap: bool = False
+
+
+Episode = Generator[Turn | Job, Any, Mapping[str, Reward]]
+"""One play of a task: yields turns and jobs, returns the reward of each role."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion that an engine is asked for.
+
+    Requests with the same `group` share their prompt, which an engine may then compute once.
+    """
+
+    ids: list[int]
+    seed: int
+    max_tokens: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine sampled: `ids` with the stop token that ended it, and the log-probability (nats) that
+    each was sampled at. `finish_reason` is `stop`, or `length` where the limit cut it off.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+
+
+@dataclass
+class Rollout:
+    """One role's sequence in an episode.
+
+    A prompt of two tokens and a sampled turn of three (shapes `[L]` = 5):
+
+    ids              [11, 12, 21, 22, 2]
+    loss_mask        [ 0,  0,  1,  1, 1]     what the policy sampled, its end token too
+    rollout_logprobs [0., 0., -.1, -2., -.3]  nats, as the engine sampled; 0 where nothing was sampled
+    turns            [(2, 5)]                bounds of each sampled turn
+    prompt_length    2                       what all rollouts of the group share
+    """
+
+    ids: list[int]
+    loss_mask: list[bool]
+    rollout_logprobs: list[float]
+    turns: list[tuple[int, int]]
+    prompt_length: int
+    example_id: str
+    group: int
+    sample: int
+    role: str
+    seed: int
+    weight_version: int
+    finish_reason: str = "stop"
+    reward: Reward | None = None
+    text: str = ""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the length limit cut a turn off."""
+        return self.finish_reason == "length"
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(self.loss_mask)
