@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from minrl.config import ModelConfig
-from minrl.linear import speed_up_linears
+from minrl.cpu import keep_freed_memory, speed_up_linears
 from minrl.scoring import ATTENTION, packed_attention, supports_packing
 from minrl.types import Message, Prompt, UserError
 
@@ -47,6 +47,23 @@ class Policy:
     def packed(self) -> bool:
         """Whether prompts are shared and padding left out in the update."""
         return supports_packing(self.model)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model takes, prompt and completions together."""
+        return self.model.config.max_position_embeddings
+
+    def free_memory(self) -> int | None:
+        """Bytes that are free where the weights are; None where the system does not say."""
+        if self.device.type == "cuda":
+            return torch.cuda.mem_get_info(self.device)[0]
+        if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+            return None
+        meminfo = Path("/proc/meminfo")
+        if meminfo.exists():  # what the page cache holds can be had too
+            available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
+            return int(available.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -101,6 +118,7 @@ def make_accelerator(config: ModelConfig) -> Accelerator:
         raise UserError("--device cuda asks for a CUDA card, and torch finds none: use --device cpu")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(config.threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    keep_freed_memory()
     on_cpu = config.device == "cpu" or not torch.cuda.is_available()
     dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
     return Accelerator(cpu=on_cpu, mixed_precision="bf16" if dtype == "bfloat16" else "no")

@@ -29,13 +29,17 @@ def score(
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
     """Log-probability of each scored label at the temperature, and the entropy it was drawn with (nats)."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    with _packed_attention(decoder):
-        hidden = decoder(
-            input_ids=stream.input_ids[None],
-            position_ids=stream.positions[None],
-            use_cache=False,
-            stream=StreamAttention(stream),
-        ).last_hidden_state[0]
+    inputs = {
+        "input_ids": stream.input_ids[None],
+        "position_ids": stream.positions[None],
+        "use_cache": False,
+    }
+    if supports_packing(model):
+        with _packed_attention(decoder):
+            hidden = decoder(**inputs, stream=StreamAttention(stream)).last_hidden_state[0]
+    else:
+        assert len(stream.prefix_of) == 1, "a model without the attention interface is scored one rollout at a time"
+        hidden = decoder(**inputs).last_hidden_state[0]
     return chunked_logprobs(hidden[stream.scored], head.weight, stream.labels, temperature)
 
 
@@ -47,7 +51,8 @@ def supports_packing(model: nn.Module) -> bool:
 class StreamAttention:
     """Attention inside the segments of a stream, planned once and used by every layer.
 
-    Prompts attend to themselves; a suffix attends to its prompt and to itself.
+    Prompts attend to themselves; a suffix attends to its prompt and to itself. The stream is laid out as padded rows
+    for the attention alone: `padded` says which token each slot holds, `slot_of` where each token went.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -55,46 +60,53 @@ class StreamAttention:
         device = stream.input_ids.device
         prefix = torch.arange(stream.prefix_index.shape[1], device=device)
         suffix = torch.arange(stream.suffix_index.shape[1], device=device)
-        self.prefix_valid = prefix < stream.prefix_lengths[:, None]  # (P, Lp)
-        self.suffix_valid = suffix < stream.suffix_lengths[:, None]  # (N, Ls)
+        self.padded = torch.cat([stream.prefix_index.flatten(), stream.suffix_index.flatten()])
+        valid = torch.cat(
+            [
+                (prefix < stream.prefix_lengths[:, None]).flatten(),
+                (suffix < stream.suffix_lengths[:, None]).flatten(),
+            ]
+        )
+        self.slot_of = torch.empty_like(stream.input_ids)
+        self.slot_of[self.padded[valid]] = valid.nonzero()[:, 0]
         lengths = stream.prefix_lengths[stream.prefix_of]  # (N,)
         sees_prefix = (prefix < lengths[:, None])[:, None, :].expand(-1, len(suffix), -1)
         sees_suffix = (suffix[None, :] <= suffix[:, None]).expand(len(lengths), -1, -1)
         self.mask = torch.cat([sees_prefix, sees_suffix], dim=-1)[:, None]  # (N, 1, Ls, Lp + Ls)
-        self.prefix_targets = stream.prefix_index[self.prefix_valid]
-        self.suffix_targets = stream.suffix_index[self.suffix_valid]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
-        stream = self.stream
-        queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))  # (T, heads, C)
-        prefix_keys, prefix_values = keys[stream.prefix_index], values[stream.prefix_index]  # (P, Lp, K, C)
-        prefix = self._attend(queries[stream.prefix_index], prefix_keys, prefix_values, scale, None, window)
-        suffix_keys, suffix_values = (
-            torch.cat([shared[stream.prefix_of], own[stream.suffix_index]], dim=1)  # (N, Lp + Ls, K, C)
-            for shared, own in ((prefix_keys, keys), (prefix_values, values))
+        heads, kv_heads = query.shape[1], key.shape[1]
+        tokens = torch.cat([query[0], key[0], value[0]]).transpose(0, 1)  # (T, H + 2K, C)
+        slots = _Rearranged.apply(tokens, self.padded, self.slot_of)
+        shape = (*slots.shape[1:],)
+        num_prefix = self.stream.prefix_index.numel()
+        prefix = slots[:num_prefix].view(*self.stream.prefix_index.shape, *shape)
+        suffix = slots[num_prefix:].view(*self.stream.suffix_index.shape, *shape)
+        shared = prefix[:, :, heads:].index_select(0, self.stream.prefix_of)  # (N, Lp, 2K, C)
+        suffix_kv = torch.cat([shared, suffix[:, :, heads:]], dim=1)
+        outputs = (
+            self._attend(prefix[:, :, :heads], prefix[:, :, heads:], kv_heads, scale, None, window),
+            self._attend(suffix[:, :, :heads], suffix_kv, kv_heads, scale, self.mask, window),
         )
-        suffix = self._attend(
-            queries[stream.suffix_index], suffix_keys, suffix_values, scale, self.mask, window
-        )
-        output = torch.empty_like(queries)
-        output = output.index_copy(0, self.prefix_targets, prefix[self.prefix_valid])
-        return output.index_copy(0, self.suffix_targets, suffix[self.suffix_valid])[None]
+        rows = torch.cat([output.flatten(0, 1) for output in outputs])
+        return _Rearranged.apply(rows, self.slot_of, self.padded)[None]
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None, window: int | None
+        self, query: Tensor, kv: Tensor, kv_heads: int, scale: float, mask: Tensor | None, window: int | None
     ) -> Tensor:
-        """(R, Lq, H, C), (R, Lk, K, C) twice -> (R, Lq, H, C); causal where no mask is given."""
+        """(R, Lq, H, C), (R, Lk, 2K, C) -> (R, Lq, H, C); causal where no mask is given."""
         if window is not None:
             mask = self._windowed(mask, query.shape[1], window)
+        key, value = kv.transpose(1, 2).split(kv_heads, dim=1)
         output = F.scaled_dot_product_attention(
             query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
+            key,
+            value,
             attn_mask=mask,
             is_causal=mask is None,
             scale=scale,
-            enable_gqa=query.shape[2] != key.shape[2],
+            enable_gqa=query.shape[2] != kv_heads,
         )
         return output.transpose(1, 2)
 
@@ -110,6 +122,28 @@ class StreamAttention:
         own = stream.prefix_lengths[stream.prefix_of][:, None] + suffix  # (N, Ls)
         keys = torch.cat([prefix.expand(len(own), -1), own], dim=-1)  # (N, Lp + Ls)
         return mask & (own[:, None, :, None] - keys[:, None, None, :] < window)
+
+
+class _Rearranged(torch.autograd.Function):
+    """`x[index]` whose gradient is a gather too: `inverse` says which output row holds each input row.
+
+    Rows of the output that repeat an input row as padding are masked in the attention, so their gradient is zero and
+    leaving it out changes nothing. A plain index's backward accumulates row by row, several times slower on a CPU.
+    """
+
+    @staticmethod
+    def forward(ctx, x, index, inverse):  # noqa: ANN001, ANN205 - autograd's own signature
+        ctx.save_for_backward(inverse)
+        ctx.index, ctx.padding = index, len(index) > len(inverse)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
+        (inverse,) = ctx.saved_tensors
+        if ctx.padding or len(ctx.index) == len(inverse):
+            return grad.index_select(0, inverse), None, None
+        padded = grad.new_zeros(len(inverse), *grad.shape[1:])
+        return padded.index_copy_(0, ctx.index, grad), None, None
 
 
 def packed_attention(

@@ -88,15 +88,11 @@ Episode = Generator[Turn | Job, Any, Mapping[str, Reward]]
 
 @dataclass(frozen=True)
 class Request:
-    """One completion that an engine is asked for.
-
-    Requests with the same `group` share their prompt, which an engine may then compute once.
-    """
+    """One completion that an engine is asked for. Requests with the same ids share the work of the prompt."""
 
     ids: list[int]
     seed: int
     max_tokens: int
-    group: int
 
 
 @dataclass(frozen=True)

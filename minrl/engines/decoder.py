@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minrl.linear import product
+from minrl.cpu import product
 
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
 

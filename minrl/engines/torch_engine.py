@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minrl.engines import Sampling
 from minrl.engines.decoder import make_decoder
-from minrl.linear import product
+from minrl.cpu import product
 from minrl.policy import Policy
 from minrl.types import Completion, Request
 

@@ -136,13 +136,14 @@ def make(options: CountdownOptions, data_path: str) -> Task:
         tried = []
         for _ in range(options.max_attempts):
             working, expression, value = rng.choice(attempts)
-            tried.append(working)
-            if value == example["target"] or rng.random() >= options.patience:
+            fits = value == example["target"]
+            tried.append(f"{working} {'yes' if fits else 'no'}")
+            if fits or rng.random() >= options.patience:
                 break
         return f"<think> {' ; '.join(tried)} </think> <answer> {expression} </answer>"
 
     words = [str(number) for number in range(3 * options.max_number + 1)]
-    words += ["numbers", "target", "<think>", "</think>", "<answer>", "</answer>", "+", "-", "=", ";"]
+    words += ["numbers", "target", "<think>", "</think>", "<answer>", "</answer>", "+", "-", "=", ";", "yes", "no"]
     return Task(dataset, reward, demonstrations=demonstrations, vocabulary=tuple(words), cheap=True)
 
 

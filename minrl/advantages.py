@@ -1,0 +1,114 @@
+"""How much better was each rollout than its peers?
+
+N rollouts. `rewards` are flat, `groups` say which rollouts were sampled for the same example and role. A rollout that
+could not be scored (`scorable` False) leaves every baseline and has advantage 0.
+
+Every function here is pure: rewards in, advantages out, in float64, by the whole group at once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+STD_EPSILON = 1e-4
+"""Added to the standard deviation that divides (the value of arXiv:2402.03300's reference implementations)."""
+
+BASELINE_DECAY = 0.95
+"""Share of a moving-average baseline that one step keeps."""
+
+Baselines = Mapping[str, float]
+"""The moving average of the reward of each role."""
+
+Advantage = Callable[
+    [Float[Tensor, " N"], Bool[Tensor, " N"], Int[Tensor, " N"], Sequence[str], Baselines],
+    tuple[Float[Tensor, " N"], Baselines],
+]
+"""(rewards, scorable, groups, roles, baselines) -> (advantages, baselines)"""
+
+
+def normalize_rewards_per_group(
+    rewards: Float[Tensor, " N"],
+    scorable: Bool[Tensor, " N"],
+    groups: Int[Tensor, " N"],
+    roles: Sequence[str],
+    baselines: Baselines,
+) -> tuple[Float[Tensor, " N"], Baselines]:
+    """Group z-score: (r - mean) / (std + 1e-4), arXiv:2402.03300, section 4.1.2.
+
+    The standard deviation is unbiased (divides by n - 1). A group without spread, or of one, gets 0.
+    """
+    centred = _centred(rewards, scorable, groups)
+    counts = _group_sums(scorable.to(rewards.dtype), groups)
+    variance = _group_sums(centred**2, groups) / (counts - 1).clamp(min=1)
+    return centred / (variance.sqrt() + STD_EPSILON)[groups], baselines
+
+
+def group_policy_gradient(
+    rewards: Float[Tensor, " N"],
+    scorable: Bool[Tensor, " N"],
+    groups: Int[Tensor, " N"],
+    roles: Sequence[str],
+    baselines: Baselines,
+) -> tuple[Float[Tensor, " N"], Baselines]:
+    """alpha (r - mean) with alpha = B / (B - M), arXiv:2504.02546, section 3 ("accurate gradient estimation").
+
+    B is the number of groups in the batch, M the number of those without spread, which teach nothing: the rest is
+    scaled up by what they would have diluted. The paper's F_norm is 1 here.
+    """
+    centred = _centred(rewards, scorable, groups)
+    present = _group_sums(scorable.to(rewards.dtype), groups) > 0
+    signal = spread(rewards, scorable, groups)
+    return centred * (present.sum() / signal.sum().clamp(min=1)), baselines
+
+
+def moving_average_baseline(
+    rewards: Float[Tensor, " N"],
+    scorable: Bool[Tensor, " N"],
+    groups: Int[Tensor, " N"],
+    roles: Sequence[str],
+    baselines: Baselines,
+) -> tuple[Float[Tensor, " N"], Baselines]:
+    """r - b with b a moving average of the role's reward, read before this step's rewards enter it.
+
+    REINFORCE with a baseline (Williams 1992, doi:10.1007/BF00992696). A role's first step sets its baseline: it is
+    the mean of that step, since 0 would call every reward good.
+    """
+    advantages, updated = torch.zeros_like(rewards), dict(baselines)
+    for role in sorted(set(roles)):
+        of_role = torch.tensor([name == role for name in roles]) & scorable
+        if not of_role.any():
+            continue
+        mean = float(rewards[of_role].mean())
+        baseline = baselines.get(role, mean)
+        advantages[of_role] = rewards[of_role] - baseline
+        updated[role] = BASELINE_DECAY * baseline + (1 - BASELINE_DECAY) * mean
+    return advantages, updated
+
+
+def spread(
+    rewards: Float[Tensor, " N"], scorable: Bool[Tensor, " N"], groups: Int[Tensor, " N"]
+) -> Bool[Tensor, " groups"]:
+    """Whether each group's rewards differ: exactly max > min among those that could be scored."""
+    num_groups = int(groups.max()) + 1
+    scored = torch.where(scorable, rewards, torch.nan)
+    high, low = (
+        torch.full((num_groups,), fill, dtype=rewards.dtype).scatter_reduce(0, groups, scored.nan_to_num(fill), how)
+        for fill, how in ((-torch.inf, "amax"), (torch.inf, "amin"))
+    )
+    return high > low
+
+
+def _centred(
+    rewards: Float[Tensor, " N"], scorable: Bool[Tensor, " N"], groups: Int[Tensor, " N"]
+) -> Float[Tensor, " N"]:
+    """r minus its group's mean; exactly 0 in a group without spread, whose mean may be rounded."""
+    scored = torch.where(scorable, rewards, 0.0)
+    counts = _group_sums(scorable.to(rewards.dtype), groups).clamp(min=1)
+    mean = _group_sums(scored, groups) / counts
+    return torch.where(scorable & spread(rewards, scorable, groups)[groups], scored - mean[groups], 0.0)
+
+
+def _group_sums(values: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> Float[Tensor, " groups"]:
+    return torch.zeros(int(groups.max()) + 1, dtype=values.dtype).index_add(0, groups, values)

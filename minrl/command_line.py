@@ -1,0 +1,197 @@
+"""From the command line, a file or a stored run to a `TrainerConfig` and the tasks' options.
+
+Flags come from the dataclasses by tyro. `--config FILE` (YAML, or a run's config.json) is read first, flags on top.
+Whatever is refused is refused in one line.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+import tyro
+import yaml
+
+from minrl.config import TaskOptions, TrainerConfig
+from minrl.tasks import TASK_DEFINITIONS
+from minrl.types import UserError
+
+T = TypeVar("T")
+
+
+def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
+    """The config of train.py and the options of every task."""
+    arguments, values = _take_config_file(list(arguments))
+    trainer, options = from_dict(values)
+    fields: list[Any] = [
+        ("trainer", Annotated[TrainerConfig, tyro.conf.OmitArgPrefixes], dataclasses.field(default=trainer))
+    ]
+    for name, value in options.items():
+        fields.append((_identifier(name), type(value), dataclasses.field(default=value)))
+    parsed = parse(dataclasses.make_dataclass("Arguments", fields, frozen=True), arguments)
+    return parsed.trainer, {name: getattr(parsed, _identifier(name)) for name in options}
+
+
+def parse(cls: type[T], arguments: Sequence[str], description: str | None = None) -> T:
+    """`cls` from the command line; a mistake raises `UserError` with tyro's reason in one line."""
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+            return tyro.cli(cls, args=list(arguments), description=description or "")
+    except SystemExit as stop:
+        if not stop.code:
+            sys.stdout.write(output.getvalue())
+            raise
+        raise UserError(_one_line(output.getvalue(), _flags(cls))) from None
+
+
+def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
+    """Run a script's main: the user's mistakes end it with one line and exit status 2."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(_refuse(error))
+
+
+def _refuse(error: UserError) -> int:
+    sys.stderr.write(f"error: {error}\n")
+    return 2
+
+
+def to_dict(config: TrainerConfig, options: TaskOptions) -> dict[str, Any]:
+    """Plain values by flag name, the tasks' options in a dictionary each: what `from_dict` reads."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            values.update({name: _plain(v) for name, v in vars(value).items()})
+        else:
+            values[field.name] = value
+    tasks = {name: {k: _plain(v) for k, v in vars(value).items()} for name, value in options.items()}
+    return {**values, "tasks": tasks}
+
+
+def from_dict(values: Mapping[str, Any]) -> tuple[TrainerConfig, TaskOptions]:
+    """The config with these values over the defaults. Unknown names and wrong types are refused."""
+    left = {str(key).replace("-", "_"): value for key, value in values.items()}
+    given = left.pop("tasks", {})
+    groups: dict[str, Any] = {}
+    hints = get_type_hints(TrainerConfig)
+    for field in dataclasses.fields(TrainerConfig):
+        if dataclasses.is_dataclass(hints[field.name]):
+            names = {inner.name for inner in dataclasses.fields(hints[field.name])}
+            chosen = {name: left.pop(name) for name in list(left) if name in names}
+            groups[field.name] = _typed(hints[field.name], chosen)
+        elif field.name in left:
+            groups[field.name] = left.pop(field.name)
+    if left:
+        known = _flags(TrainerConfig)
+        raise UserError(_unknown(f"setting {next(iter(left))!r}", next(iter(left)).replace("_", "-"), known))
+    unknown = sorted(set(given) - set(TASK_DEFINITIONS))
+    if unknown:
+        raise UserError(f"options for an unknown task {unknown[0]!r}: tasks are {', '.join(TASK_DEFINITIONS)}")
+    options = {name: _typed(d.options, given.get(name, {})) for name, d in TASK_DEFINITIONS.items()}
+    return _typed(TrainerConfig, groups), options
+
+
+def _typed(cls: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass from plain values whose types are checked."""
+    hints = get_type_hints(cls)
+    converted = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise UserError(_unknown(f"option {name!r} of {cls.__name__}", name, sorted(hints)))
+        converted[name] = _converted(name, hints[name], value)
+    return cls(**converted)
+
+
+def _converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
+    if dataclasses.is_dataclass(hint):
+        return value
+    if get_origin(hint) is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(v, get_args(hint)[0]) for v in value):
+            return tuple(value)
+    elif get_args(hint):
+        if value in get_args(hint):
+            return value
+    elif hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):  # YAML reads 3e-4 as a string
+            return float(value)
+    elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    allowed = f"one of {', '.join(map(str, get_args(hint)))}" if get_args(hint) else f"of type {hint.__name__}"
+    raise UserError(f"{name} must be {allowed}, got {value!r}")
+
+
+def _take_config_file(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """`--config FILE` taken out of the arguments, and what the file holds."""
+    for index, argument in enumerate(arguments):
+        if argument == "--config" or argument.startswith("--config="):
+            _, equals, path = argument.partition("=")
+            taken = 1 if equals else 2
+            path = path or (arguments[index + 1] if index + 1 < len(arguments) else "")
+            if not path:
+                raise UserError("--config needs a file: YAML, or a run's config.json")
+            return arguments[:index] + arguments[index + taken :], read_config_file(Path(path))
+    return arguments, {}
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The settings in a YAML file or in a run's config.json."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read the config file {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold settings by name, such as `learning_rate: 3e-4`")
+    return values.get("config", values) if "minrl_run" in values else values
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a run."""
+    return json.loads(path.read_text())
+
+
+def _flags(cls: type) -> list[str]:
+    """Every flag of a dataclass, without the dashes."""
+    flags = []
+    for name, hint in get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            prefix = "" if cls is TrainerConfig or hint is TrainerConfig else f"{name.replace('_', '-')}."
+            flags += [prefix + flag for flag in _flags(hint)]
+        else:
+            flags.append(name.replace("_", "-"))
+    return flags
+
+
+def _unknown(what: str, name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else "--help lists all"
+    return f"unknown {what}: {hint}"
+
+
+def _one_line(box: str, known: Sequence[str]) -> str:
+    """tyro's framed message as one line: what stands between its first two rules."""
+    lines = [line.strip(" │|") for line in box.splitlines()]
+    rules = [i for i, line in enumerate(lines) if line and set(line) <= set("-─╭╮╰╯")]
+    body = lines[rules[0] + 1 : rules[1] if len(rules) > 1 else None] if rules else lines
+    message = " ".join(line for line in body if line)
+    if message.startswith("Unrecognized options:"):
+        flag = message.split(":", 1)[1].split(",")[0].strip()
+        return _unknown(f"flag {flag}", flag.lstrip("-"), known)
+    return message
+
+
+def _identifier(name: str) -> str:
+    return name.replace("/", "_").replace("-", "_")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,158 @@
+"""How good is the policy on problems it never trained on?
+
+A fixed set of held-out examples, sampled with fixed seeds at a temperature, and once greedily. pass@1 is the share
+of completions that solve their example (`Reward.solved`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from minrl.config import EvaluationConfig, RolloutConfig
+from minrl.engines import Engine
+from minrl.policy import Policy
+from minrl.rollout import Plan, rollout
+from minrl.tasks import Task
+from minrl.types import Example, Rollout
+from minrl.workers import Workers
+
+MIN_SAMPLES = 500
+"""Completions behind a sampled held-out figure, where the number of samples is left to MinRL."""
+
+BOOTSTRAP_RESAMPLES = 2000
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A held-out figure: pass@1 with its 95 % interval over n completions, and what it was made of."""
+
+    pass_at_1: float
+    ci95: tuple[float, float]
+    n: int
+    num_examples: int
+    greedy_pass_at_1: float
+    reward_mean: float
+    completion_tokens_mean: float
+    truncated_frac: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    categories: Mapping[str, float] = field(default_factory=dict)
+    rollouts: Sequence[Rollout] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values, with the names that summary.json uses."""
+        return {
+            "pass@1": self.pass_at_1,
+            "ci95": list(self.ci95),
+            "n": self.n,
+            "examples": self.num_examples,
+            "pass@1_greedy": self.greedy_pass_at_1,
+            "reward": self.reward_mean,
+            "completion_tokens_mean": self.completion_tokens_mean,
+            "truncated_frac": self.truncated_frac,
+            "parts": dict(self.parts),
+            "categories": dict(self.categories),
+        }
+
+    def metrics(self, task: str) -> dict[str, float]:
+        """Scalars by tag."""
+        values = {
+            "pass@1": self.pass_at_1,
+            "pass@1_low": self.ci95[0],
+            "pass@1_high": self.ci95[1],
+            "pass@1_greedy": self.greedy_pass_at_1,
+            "reward_mean": self.reward_mean,
+            "completion_tokens_mean": self.completion_tokens_mean,
+            "truncated_frac": self.truncated_frac,
+        }
+        return {f"eval/{task}/{name}": value for name, value in values.items()}
+
+
+def evaluate(
+    policy: Policy,
+    engine: Engine,
+    workers: Workers,
+    task: Task,
+    config: EvaluationConfig,
+    sampling: RolloutConfig,
+    seed: int,
+) -> Evaluation:
+    """Sampled and greedy completions of the same held-out examples. An unscorable one counts as not solved."""
+    examples = list(task.dataset.held_out)[: config.eval_examples]
+    samples = config.eval_samples or math.ceil(MIN_SAMPLES / len(examples))
+
+    def play(samples: int, temperature: float) -> list[Rollout]:
+        plan = Plan(
+            samples, sampling.max_tokens, temperature, seed, "evaluation", 0, stop_strings=sampling.stop_strings
+        )
+        return rollout(policy, engine, workers, task, examples, plan).rollouts
+
+    sampled, greedy = play(samples, config.eval_temperature), play(1, 0.0)
+    return summarize(examples, sampled, greedy)
+
+
+def summarize(examples: Sequence[Example], sampled: Sequence[Rollout], greedy: Sequence[Rollout]) -> Evaluation:
+    """The figures of an evaluation from its rollouts."""
+    solved = np.array([is_solved(rollout) for rollout in sampled], dtype=float)
+    categories = {example.id: example.category for example in examples}
+    by_category: dict[str, list[float]] = {}
+    for rollout, value in zip(sampled, solved, strict=True):
+        for name, category in categories[rollout.example_id].items():
+            by_category.setdefault(f"{name}={category}", []).append(value)
+    rewards = [rollout.reward for rollout in sampled if rollout.reward is not None]
+    names = sorted({name for reward in rewards for name in reward.parts})
+    return Evaluation(
+        pass_at_1=float(solved.mean()),
+        ci95=interval(solved, [rollout.example_id for rollout in sampled]),
+        n=len(sampled),
+        num_examples=len(examples),
+        greedy_pass_at_1=float(np.mean([is_solved(rollout) for rollout in greedy])) if greedy else math.nan,
+        reward_mean=float(np.mean([reward.value for reward in rewards])) if rewards else 0.0,
+        completion_tokens_mean=float(np.mean([rollout.num_sampled for rollout in sampled])),
+        truncated_frac=float(np.mean([rollout.truncated for rollout in sampled])),
+        parts={name: float(np.mean([r.parts[name] for r in rewards if name in r.parts])) for name in names},
+        categories={name: float(np.mean(values)) for name, values in sorted(by_category.items())},
+        rollouts=[*sampled, *greedy],
+    )
+
+
+def is_solved(rollout: Rollout) -> bool:
+    """Whether the rollout's reward is at its maximum."""
+    return rollout.reward is not None and rollout.reward.solved
+
+
+def interval(solved: np.ndarray, example_ids: Sequence[str]) -> tuple[float, float]:
+    """95 % interval of the mean: Wilson's where every example has one sample, else a bootstrap over examples."""
+    groups: dict[str, list[float]] = {}
+    for example_id, value in zip(example_ids, solved, strict=True):
+        groups.setdefault(example_id, []).append(float(value))
+    if len(groups) == len(solved):
+        return wilson(float(solved.sum()), len(solved))
+    return bootstrap(np.array([np.mean(values) for values in groups.values()]))
+
+
+def wilson(successes: float, n: int) -> tuple[float, float]:
+    """Wilson's score interval at 95 % (Wilson 1927, doi:10.1080/01621459.1927.10502953).
+
+    >>> [round(bound, 4) for bound in wilson(5, 10)]
+    [0.2366, 0.7634]
+    """
+    p, z2 = successes / n, Z95**2
+    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def bootstrap(means: np.ndarray) -> tuple[float, float]:
+    """Percentile interval at 95 % of the mean over examples, resampled with a fixed seed.
+
+    Where all examples agree resampling says nothing, and Wilson's interval over the examples is given instead.
+    """
+    if np.all(means == means[0]):
+        return wilson(float(means.sum()), len(means))
+    rng = np.random.default_rng(0)
+    resampled = rng.choice(means, size=(BOOTSTRAP_RESAMPLES, len(means))).mean(axis=1)
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return float(low), float(high)

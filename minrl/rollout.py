@@ -1,0 +1,194 @@
+"""From examples to rewarded rollouts: single-turn, multi-turn, several roles.
+
+An episode is a generator (see `minrl.types.Episode`). All episodes of a call advance together: in each round every
+episode that waits for a completion is one request of a single engine call.
+
+The ids of a role's sequence only ever grow: a turn is appended to what was sampled, never rendered again.
+"""
+
+import hashlib
+import random
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from minrl.engines import Engine, Sampling
+from minrl.policy import Policy
+from minrl.tasks import Task
+from minrl.types import Episode, Example, Job, Request, Reward, Rollout, Turn, UserError
+from minrl.workers import Failure, Workers
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call of `rollout` samples, and what its seeds are made of.
+
+    `purpose` keeps the seeds of training, evaluation and probes apart; `first_slot` numbers the first example.
+    """
+
+    group_size: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    purpose: str
+    step: int
+    first_slot: int = 0
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The rollouts of a call, in order of example, sample and role, and why some could not be scored."""
+
+    rollouts: list[Rollout]
+    failures: list[str]
+
+
+def rollout(
+    policy: Policy, engine: Engine, workers: Workers, task: Task, examples: Sequence[Example], plan: Plan
+) -> Rollouts:
+    """Play `group_size` episodes of each example. Groups are numbered over (example, role) in order."""
+    episodes = [
+        _Playing(policy, task, example, slot, sample, plan)
+        for slot, example in enumerate(examples, plan.first_slot)
+        for sample in range(plan.group_size)
+    ]
+    sampling = Sampling(plan.temperature, policy.stop_ids, plan.stop_strings)
+    for episode in episodes:
+        episode.advance(None)
+    while waiting := [episode for episode in episodes if episode.pending is not None]:
+        working = [episode for episode in waiting if isinstance(episode.pending, Job)]
+        if working:
+            results = workers.run([episode.pending for episode in working])
+            for episode, result in zip(working, results, strict=True):
+                episode.advance(result)
+            continue
+        requests = [episode.request() for episode in waiting]
+        completions = engine.generate(requests, sampling)
+        for episode, request, completion in zip(waiting, requests, completions, strict=True):
+            episode.receive(request, completion)
+    return Rollouts(_numbered(episodes), [e.failure for e in episodes if e.failure is not None])
+
+
+def completion_seed(run_seed: int, *path: int | str) -> int:
+    """63 bits that depend on the run's seed and on which completion of which step it is for."""
+    text = "/".join(map(str, (run_seed, *path)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+@dataclass
+class _Seat:
+    """One role's sequence while it grows."""
+
+    ids: list[int] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    prompt_length: int = 0
+    seed: int = 0
+    finish_reason: str = "stop"
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        """Add given ids, or sampled ones with their log-probabilities."""
+        self.ids += ids
+        self.loss_mask += [logprobs is not None] * len(ids)
+        self.logprobs += logprobs if logprobs is not None else [0.0] * len(ids)
+
+
+class _Playing:
+    """One episode in progress: the generator, what it waits for, and the seats of its roles."""
+
+    def __init__(
+        self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan
+    ) -> None:
+        self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
+        self.seats: dict[str, _Seat] = {}
+        self.pending: Turn | Job | None = None
+        self.rewards: Mapping[str, Reward] = {}
+        self.failure: str | None = None
+        rng = random.Random(self._seed("episode", 0))
+        self.generator: Episode = task.play(example, rng)
+
+    def advance(self, value: Any) -> None:  # noqa: ANN401 - a completion's text or a job's result
+        """Send the value into the episode and see what it waits for next."""
+        if isinstance(value, Failure):
+            return self._fail(value.reason)
+        try:
+            self.pending = self.generator.send(value)
+        except StopIteration as end:
+            self.pending, self.rewards = None, end.value
+        except Exception:  # the task's own code: its rollouts become unscorable and are counted
+            self._fail(traceback.format_exc())
+
+    def request(self) -> Request:
+        """What the engine is asked for in this round."""
+        assert isinstance(self.pending, Turn)
+        turn, seat = self.pending, self.seats.setdefault(self.pending.role, _Seat())
+        if seat.turns:
+            start, end = seat.turns[-1]
+            seat.append(self.policy.encode_next_turn(turn.message, seat.ids[start:end]), None)
+        else:
+            seat.append(self.policy.encode_prompt(turn.message), None)
+            seat.prompt_length = len(seat.ids)
+            seat.seed = self._seed(turn.role, 0)
+        room = self.policy.context_length - len(seat.ids)
+        if room < 1:
+            raise UserError(
+                f"the prompt of example {self.example.id!r} has {len(seat.ids)} tokens and the model takes "
+                f"{self.policy.context_length}: choose shorter examples or a model with a longer context"
+            )
+        seed = self._seed(turn.role, len(seat.turns))
+        return Request(list(seat.ids), seed, min(self.plan.max_tokens, room))
+
+    def receive(self, request: Request, completion: Any) -> None:  # noqa: ANN401 - Completion
+        """Append a sampled completion and let the episode go on with its text."""
+        assert isinstance(self.pending, Turn)
+        seat = self.seats[self.pending.role]
+        seat.turns.append((len(seat.ids), len(seat.ids) + len(completion.ids)))
+        seat.append(completion.ids, completion.logprobs)
+        if completion.finish_reason == "length":
+            seat.finish_reason = "length"
+        self.advance(self.policy.decode(completion.ids))
+
+    def finished(self, group_of: Callable[[tuple[int, str]], int]) -> list[Rollout]:
+        """The rollouts of all roles."""
+        return [
+            Rollout(
+                ids=seat.ids,
+                loss_mask=seat.loss_mask,
+                rollout_logprobs=seat.logprobs,
+                turns=seat.turns,
+                prompt_length=seat.prompt_length,
+                example_id=self.example.id,
+                group=group_of((self.slot, role)),
+                sample=self.sample,
+                role=role,
+                seed=seat.seed,
+                weight_version=self.policy.version,
+                finish_reason=seat.finish_reason,
+                reward=None if self.failure is not None else self.rewards.get(role),
+                text=self.policy.decode(seat.ids[seat.prompt_length :]),
+            )
+            for role, seat in self.seats.items()
+            if seat.turns
+        ]
+
+    def _fail(self, reason: str) -> None:
+        self.failure, self.pending = reason, None
+        self.generator.close()
+
+    def _seed(self, role: str, turn: int) -> int:
+        plan = self.plan
+        return completion_seed(plan.seed, plan.purpose, plan.step, self.slot, self.sample, role, turn)
+
+
+def _numbered(episodes: Sequence[_Playing]) -> list[Rollout]:
+    numbers: dict[tuple[int, str], int] = {}
+    return [
+        finished
+        for episode in episodes
+        for finished in episode.finished(lambda key: numbers.setdefault(key, len(numbers)))
+    ]

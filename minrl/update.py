@@ -1,0 +1,254 @@
+"""One improvement of the policy from a batch of rollouts.
+
+N rollouts, S sampled tokens of the step.
+
+The gradient is the same for every micro-batch size, packing and order of rollouts: each token's weight is fixed for
+the whole optimizer step before the rollouts are cut into micro-batches, and gradients add up.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from minrl.algorithms import Algorithm
+from minrl.batch import Batch, Stream, micro_batches, pack, split_groups
+from minrl.config import OptimizerConfig, TrainerConfig
+from minrl.losses import clipped_fractions, importance_weights
+from minrl.policy import Policy
+from minrl.scoring import score
+
+
+def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW over the float32 master weights; only matrices decay."""
+    weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2), fused=True
+    )
+
+
+def learning_rate(config: OptimizerConfig, step: int) -> float:
+    """Linear warmup to a constant; `step` counts from 1."""
+    return config.learning_rate * min(1.0, step / max(1, config.warmup_steps))
+
+
+@dataclass
+class _Totals:
+    """Sums over the tokens of a step, for the curves."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    entropy: float = 0.0
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    ratio_max: float = 0.0
+    gap: float = 0.0
+    gap_max: float = 0.0
+    kl: float = 0.0
+    weight: float = 0.0
+    weight_squared: float = 0.0
+    capped: float = 0.0
+    computed_tokens: int = 0
+    grad_norms: list[float] = field(default_factory=list)
+
+
+def update_policy(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    algorithm: Algorithm,
+    config: TrainerConfig,
+    step: int,
+    correct_engine: bool,
+) -> "Updated":
+    """Train on the batch: `passes_per_step` x `minibatches_per_pass` optimizer steps.
+
+    With a single optimizer step the old log-probabilities are the current ones, detached: no second forward. With
+    more they are scored once, before the first. Where no rollout has an advantage nothing is computed, the gradient is
+    exactly 0 and no optimizer step is taken.
+    """
+    started = time.perf_counter()
+    settings = config.algorithm
+    single = settings.passes_per_step * settings.minibatches_per_pass == 1
+    update = _Update(policy, batch, algorithm, config, correct_engine)
+    if not single:
+        update.score_old()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(config.optimizer, step)
+    for _ in range(settings.passes_per_step):
+        for indices in split_groups(batch.rollouts, settings.minibatches_per_pass):
+            update.accumulate(indices)
+            update.apply(optimizer)
+    metrics = update.metrics()
+    metrics["policy/learning_rate"] = learning_rate(config.optimizer, step)
+    metrics["time/update_s"] = time.perf_counter() - started
+    return Updated(metrics, update.logprobs)
+
+
+@dataclass(frozen=True)
+class Updated:
+    """Metrics by tag, and the log-probabilities (S,) that the policy gave the sampled tokens when it first scored
+    them: NaN where a rollout had nothing to teach and was not computed.
+    """
+
+    metrics: dict[str, float]
+    logprobs: Float[Tensor, " S"]
+
+
+class _Update:
+    """The working state of one call of `update_policy`."""
+
+    def __init__(
+        self, policy: Policy, batch: Batch, algorithm: Algorithm, config: TrainerConfig, correct_engine: bool
+    ) -> None:
+        self.policy, self.batch, self.algorithm, self.config = policy, batch, algorithm, config
+        self.cap = config.algorithm.importance_cap if correct_engine else 0.0
+        self.lengths = batch.completion_lengths
+        self.advantages = batch.advantages[batch.rollout_of]  # (S,)
+        self.old_logprobs: Tensor | None = None  # (S,)
+        self.logprobs = torch.full_like(batch.rollout_logprobs, torch.nan)  # (S,)
+        self.totals = _Totals()
+        self.pending = False
+
+    @torch.no_grad()
+    def score_old(self) -> None:
+        """The policy's log-probabilities before the first optimizer step."""
+        self.old_logprobs = torch.zeros_like(self.batch.rollout_logprobs)
+        for stream in self._streams(range(len(self.batch.rollouts))):
+            with self.policy.accelerator.autocast():
+                logprobs, _ = score(self.policy.model, stream, self.config.rollout.temperature)
+            self.old_logprobs[stream.token_index.cpu()] = logprobs.cpu().to(self.old_logprobs.dtype)
+
+    def accumulate(self, indices: Sequence[int]) -> None:
+        """Add up the gradients of one optimizer step's rollouts."""
+        weights = self._token_weights(indices)
+        for stream in self._streams(indices):
+            with self.policy.accelerator.autocast():
+                logprobs, entropy = score(self.policy.model, stream, self.config.rollout.temperature)
+            loss = self._loss(stream, logprobs, entropy.detach(), weights)
+            loss.backward()
+            self.pending = True
+
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sum the gradients over the processes, clip, step."""
+        weights = [w for group in optimizer.param_groups for w in group["params"]]
+        if not self._pending_anywhere():
+            return
+        self._sum_over_processes(weights)
+        limit = self.config.optimizer.max_grad_norm or float("inf")
+        self.totals.grad_norms.append(float(torch.nn.utils.clip_grad_norm_(weights, limit)))
+        optimizer.step()
+        optimizer.zero_grad()
+        self.policy.version += 1
+        self.pending = False
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the trained tokens, by tag."""
+        t, norms = self.totals, self.totals.grad_norms
+        count = max(1, t.tokens)
+        metrics = {
+            "policy/loss": t.loss,
+            "policy/entropy": t.entropy / count,
+            "policy/grad_norm": sum(norms) / len(norms) if norms else 0.0,
+            "policy/clip_low_frac": t.clip_low / count,
+            "policy/clip_high_frac": t.clip_high / count,
+            "policy/ratio_max": t.ratio_max,
+            "policy/optimizer_steps": len(norms),
+            "policy/trained_token_frac": t.tokens / max(1, len(self.advantages)),
+            "engine/logprob_gap_mean": t.gap / count,
+            "engine/logprob_gap_max": t.gap_max,
+            "engine/kl": t.kl / count,
+            "update/computed_tokens": t.computed_tokens,
+        }
+        if self.cap:
+            metrics["engine/importance_cap_frac"] = t.capped / count
+            metrics["engine/ess"] = t.weight**2 / (count * t.weight_squared) if t.tokens else 1.0
+        return metrics
+
+    def _streams(self, indices: Sequence[int]) -> list[Stream]:
+        """Streams of the rollouts that have something to teach. A rollout of advantage 0 is not computed."""
+        active = [index for index in indices if self.batch.advantages[index] != 0]
+        budget = self.config.optimizer.micro_batch_tokens if self.policy.packed else 1
+        parts = micro_batches(self.batch.rollouts, active, budget)
+        return [pack(self.batch.rollouts, part).to(self.policy.device) for part in parts]
+
+    def _token_weights(self, indices: Sequence[int]) -> Float[Tensor, " N"]:
+        """The weight of each rollout's tokens in this optimizer step, normalised over all processes.
+
+        Rollouts of advantage 0 are counted; those that could not be scored are not.
+        """
+        counted = torch.zeros(len(self.lengths), dtype=torch.bool)
+        counted[list(indices)] = True
+        counted &= self.batch.scorable
+        counts = torch.tensor([counted.sum(), self.lengths[counted].sum()], device=self.policy.device)
+        num_rollouts, num_tokens = self.policy.accelerator.reduce(counts, "sum").tolist()
+        weights = self.algorithm.aggregation(self.lengths, max(1, num_rollouts), num_tokens)
+        return torch.where(counted, weights, 0.0)
+
+    def _loss(
+        self, stream: Stream, logprobs: Float[Tensor, " S"], entropy: Float[Tensor, " S"], weights: Tensor
+    ) -> Tensor:
+        """The weighted sum of the surrogate over the stream's sampled tokens."""
+        index, device, dtype = stream.token_index.cpu(), logprobs.device, logprobs.dtype
+        current = logprobs.detach()
+        old = current if self.old_logprobs is None else self.old_logprobs[index].to(device, dtype)
+        rollout_logprobs = self.batch.rollout_logprobs[index].to(device, dtype)
+        advantages = self.advantages[index].to(device, dtype)
+        per_token = self.algorithm.surrogate(logprobs, old, advantages, self.config.algorithm)
+        if self.cap:
+            per_token = per_token * importance_weights(old, rollout_logprobs, self.cap)
+        unseen = self.logprobs[index].isnan()
+        self.logprobs[index[unseen]] = current.cpu().to(self.logprobs.dtype)[unseen]
+        token_weights = weights[self.batch.rollout_of[index]].to(device, dtype)
+        loss = (per_token * token_weights).sum()
+        self._record(stream, loss.detach(), current, old, rollout_logprobs, advantages, entropy)
+        return loss
+
+    def _record(
+        self,
+        stream: Stream,
+        loss: Tensor,
+        logprobs: Tensor,
+        old: Tensor,
+        rollout_logprobs: Tensor,
+        advantages: Tensor,
+        entropy: Tensor,
+    ) -> None:
+        """Add the stream's sums to the totals."""
+        t, ratio, gap = self.totals, (logprobs - old).exp(), (old - rollout_logprobs)
+        low, high = clipped_fractions(ratio, advantages, self.config.algorithm)
+        t.tokens += len(logprobs)
+        t.computed_tokens += len(stream.input_ids)
+        t.loss += float(loss)
+        t.entropy += float(entropy.sum())
+        t.clip_low += float(low.sum())
+        t.clip_high += float(high.sum())
+        t.ratio_max = max(t.ratio_max, float(ratio.max()))
+        t.gap += float(gap.abs().sum())
+        t.gap_max = max(t.gap_max, float(gap.abs().max()))
+        t.kl += float((gap.exp() - 1 - gap).sum())
+        if self.cap:
+            weight = importance_weights(old, rollout_logprobs, self.cap)
+            t.weight += float(weight.sum())
+            t.weight_squared += float((weight**2).sum())
+            t.capped += float((gap.exp() > self.cap).sum())
+
+    def _pending_anywhere(self) -> bool:
+        """Whether any process has a gradient: all must step together."""
+        flag = torch.tensor([int(self.pending)], device=self.policy.device)
+        return bool(self.policy.accelerator.reduce(flag, "sum").item())
+
+    def _sum_over_processes(self, weights: Sequence[Tensor]) -> None:
+        if self.policy.accelerator.num_processes == 1:
+            return
+        for weight in weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            weight.grad = self.policy.accelerator.reduce(weight.grad, "sum")

@@ -1,0 +1,161 @@
+"""Rewards in processes of their own, each under a deadline.
+
+A worker is started fresh (`python -m minrl.workers`), never forked from a process whose torch has threads. One that
+misses its deadline or dies is replaced, and its job fails; the others go on.
+"""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any
+
+from minrl.types import Job
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job has no result: a traceback or a missed deadline."""
+
+    reason: str
+
+
+class Workers:
+    """A pool of worker processes, started when first needed."""
+
+    def __init__(self, count: int, deadline_s: float) -> None:
+        self.count, self.deadline_s = count or os.cpu_count() or 1, deadline_s
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, _Worker] = {}
+
+    def run(self, jobs: Sequence[Job]) -> list[Any]:
+        """The result of each job, or its `Failure`, in order. Cheap jobs run here, the others in the workers."""
+        results: list[Any] = [None] * len(jobs)
+        waiting = []
+        for index, job in enumerate(jobs):
+            if job.cheap:
+                results[index] = call(job)
+            else:
+                waiting.append(index)
+        waiting.reverse()
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self.count:
+                index = waiting.pop()
+                worker = self._idle.pop() if self._idle else _Worker()
+                failed = worker.start(index, jobs[index], self.deadline_s)
+                if failed is None:
+                    self._busy[worker.connection] = worker
+                else:
+                    results[index] = failed
+                    self._idle.append(worker)
+            for worker, result in self._finished():
+                results[worker.index] = result
+        return results
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in [*self._idle, *self._busy.values()]:
+            worker.kill()
+        self._idle, self._busy = [], {}
+
+    def _finished(self) -> list[tuple["_Worker", Any]]:
+        """Workers that answered, died or are over their deadline, each with its result."""
+        if not self._busy:
+            return []
+        patience = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
+        ready = set(wait(list(self._busy), timeout=max(0.0, patience)))
+        finished = []
+        for connection, worker in list(self._busy.items()):
+            if connection in ready:
+                finished.append((worker, worker.receive()))
+            elif time.monotonic() >= worker.deadline:
+                finished.append((worker, Failure(f"no reward within its deadline of {self.deadline_s} s")))
+                worker.kill()
+        for worker, _ in finished:
+            del self._busy[worker.connection]
+            if worker.alive:
+                self._idle.append(worker)
+        return finished
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "minrl.workers", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        theirs.close()
+        self.alive, self.index, self.deadline = True, -1, 0.0
+
+    def start(self, index: int, job: Job, deadline_s: float) -> Failure | None:
+        """Hand the job over. A job that cannot be pickled fails here."""
+        try:
+            payload = pickle.dumps((job.function, job.arguments))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            return Failure(f"the job cannot be sent to a worker: {error}")
+        self.index, self.deadline = index, time.monotonic() + deadline_s
+        self.connection.send_bytes(payload)
+        return None
+
+    def receive(self) -> Any:  # noqa: ANN401 - whatever the job returned
+        """What the worker sent; a `Failure` where it died instead."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            self.kill()
+            return Failure(f"the worker died (exit status {self.process.returncode})")
+
+    def kill(self) -> None:
+        """End the process and everything in its session."""
+        self.alive = False
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self.connection.close()
+
+
+def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
+    """The job's result, or a `Failure` with its traceback."""
+    try:
+        return job.function(*job.arguments)
+    except Exception:  # a task's reward may raise anything: the rollout becomes unscorable and is counted
+        return Failure(traceback.format_exc())
+
+
+def serve(connection: Connection) -> None:
+    """Do jobs until the other side is gone."""
+    while True:
+        try:
+            payload = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            function, arguments = pickle.loads(payload)
+            result = call(Job(function, arguments))
+        except Exception:  # the task's module may fail to import in this process
+            result = Failure(traceback.format_exc())
+        connection.send(result)
+
+
+if __name__ == "__main__":
+    from minrl import workers  # so that a Failure is `minrl.workers.Failure`, not `__main__.Failure`
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
+    workers.serve(Connection(int(sys.argv[1])))
