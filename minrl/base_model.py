@@ -39,28 +39,30 @@ CHAT_TEMPLATE = (
 VERSION = 1
 """Counted up when the recipe changes, so that a cached model of the old recipe is not taken for the new."""
 
-Progress = Callable[[int, float], None]
+Progress = Callable[[int, str], None]
 
 
-def base_model_path(
-    config: BaseModelConfig, task: Task, name: str, words: Sequence[str], checkpoints_dir: str, fingerprint: str
-) -> Path:
-    """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from."""
+def require_demonstrations(name: str, task: Task) -> None:
+    """Refuse a task that the base model cannot be made for."""
     if task.demonstrations is None or not task.vocabulary:
         raise UserError(
             f"the embedded base model cannot play {name!r}: the task offers no demonstrations and vocabulary; "
             "name a model with --model-id (a hub name or a local folder)"
         )
-    recipe = json.dumps([VERSION, name, asdict(config), fingerprint, list(words), CHAT_TEMPLATE])
+
+
+def base_model_path(
+    config: BaseModelConfig, name: str, options: object, words: Sequence[str], checkpoints_dir: str
+) -> Path:
+    """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from."""
+    recipe = json.dumps([VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE])
     return Path(checkpoints_dir) / f"base-{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
 def make_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     """One token for each word; text is split at white space."""
     vocabulary = [PAD, UNKNOWN, END, USER, ASSISTANT, *dict.fromkeys(words)]
-    tokenizer = Tokenizer(
-        models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN)
-    )
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -136,7 +138,7 @@ def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Pr
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
         schedule.step()
-        progress(step + 1, loss.item())
+        progress(step + 1, f"loss {loss.item():.3f}")
 
 
 def _demonstration(policy: Policy, task: Task, rng: random.Random) -> Rollout:

@@ -37,15 +37,15 @@ class ModelConfig:
 class BaseModelConfig:
     """The small base model that is made where no --model-id is given (ignored otherwise)."""
 
-    base_hidden_size: int = 128
+    base_hidden_size: int = 192
     """Width of the residual stream."""
-    base_layers: int = 4
+    base_layers: int = 2
     """Decoder layers."""
     base_heads: int = 4
     """Attention heads of 32 dimensions each; half as many for keys and values."""
-    base_steps: int = 300
+    base_steps: int = 480
     """Optimizer steps of the warm start (supervised fine-tuning on imperfect demonstrations)."""
-    base_batch_size: int = 192
+    base_batch_size: int = 80
     """Demonstrations per step of the warm start."""
     base_learning_rate: float = 2e-3
     """Peak learning rate of the warm start."""
@@ -75,7 +75,7 @@ class RolloutConfig:
     """Examples drawn in each step, over all processes."""
     group_size: int = 8
     """Completions sampled for each example and compared with each other."""
-    max_tokens: int = 96
+    max_tokens: int = 128
     """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated."""
     temperature: float = 1.0
     """Sampling temperature; log-probabilities are scored at the same one."""
@@ -135,7 +135,7 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW and how much fits into memory at once."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 1.5e-4
     """AdamW's learning rate after the warmup."""
     warmup_steps: int = 5
     """Steps over which the learning rate rises linearly from 0."""
@@ -185,6 +185,11 @@ class EvaluationConfig:
         require(self.eval_examples >= 1, f"eval_examples must be at least 1, got {self.eval_examples}")
         require(self.eval_samples >= 0, f"eval_samples must be 0 (automatic) or more, got {self.eval_samples}")
         require(self.eval_temperature > 0, f"eval_temperature must be above 0, got {self.eval_temperature}")
+
+    @property
+    def other_tasks(self) -> list[str]:
+        """The names in `eval_tasks`."""
+        return [name.strip() for name in self.eval_tasks.split(",") if name.strip()]
 
 
 @dataclass(frozen=True, kw_only=True)

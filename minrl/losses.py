@@ -46,9 +46,7 @@ def clipped_surrogate(
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-def sequence_mean(
-    lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
-) -> Float[Tensor, " N"]:
+def sequence_mean(lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int) -> Float[Tensor, " N"]:
     """1 / (N |o_i|): the mean over rollouts of the mean over tokens (arXiv:2402.03300, equation 3)."""
     return 1 / (num_rollouts * lengths.clamp(min=1).double())
 

@@ -114,7 +114,7 @@ def check_tags(metrics: Mapping[str, float]) -> None:
     assert not unknown, f"tags that metrics.TAGS does not list: {unknown}"
 
 
-def rollout_metrics(rollouts: Sequence[Rollout], zero_spread_group_frac: float) -> dict[str, float]:
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """What a step's rollouts look like, by tag. Rewards are over those that could be scored."""
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     rewards = [rollout.reward for rollout in scored]
@@ -126,7 +126,6 @@ def rollout_metrics(rollouts: Sequence[Rollout], zero_spread_group_frac: float) 
         "reward/std": float(values.std()),
         "reward/solved_frac": float(np.mean([reward.solved for reward in rewards] or [0.0])),
         "reward/unscorable_frac": 1 - len(scored) / len(rollouts),
-        "reward/zero_spread_group_frac": zero_spread_group_frac,
         "rollout/completion_tokens_mean": float(lengths.mean()),
         "rollout/completion_tokens_max": float(lengths.max()),
         "rollout/truncated_frac": float(np.mean([rollout.truncated for rollout in rollouts])),
@@ -203,4 +202,3 @@ def write_csv(folder: Path) -> None:
         writer.writeheader()
         writer.writerows(lines)
     os.replace(temporary, folder / "metrics.csv")
-

@@ -95,6 +95,10 @@ class Policy:
         """The text of sampled ids, for rewards and readers."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
+    def decode_all(self, ids: list[int]) -> str:
+        """The text of ids with their special tokens, for readers."""
+        return self.tokenizer.decode(ids)
+
     def _ids_of(self, rendered: str) -> list[int]:
         return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
 

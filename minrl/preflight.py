@@ -20,9 +20,7 @@ BYTES_PER_WEIGHT = 16
 """float32 weight, gradient and AdamW's two moments."""
 
 
-def preflight(
-    policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig
-) -> list[str]:
+def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:
     """Findings, one line each; empty when all is well."""
     findings = memory_findings(policy)
     settings = config.rollout

@@ -13,13 +13,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from minrl.checkpoint import TrainState
+from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
 from minrl.policy import Policy
 from minrl.tasks import Task
 from minrl.types import Episode, Example, Job, Request, Reward, Rollout, Turn, UserError
 from minrl.workers import Failure, Workers
 
-Progress = Callable[[int, int], None]
+TRACKED_EXAMPLES = 4
+"""Held-out examples that are followed through the whole run."""
+
+GROUPS_PER_PROCESS = 2**32
+"""Numbers of groups that each process has for itself."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,59 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def draw_examples(
+    examples: Sequence[Example], config: TrainerConfig, state: TrainState, accelerator: Accelerator
+) -> list[Example]:
+    """This process's share of the step's examples. The order is a function of the seed and the epoch alone."""
+    total = config.rollout.prompts_per_step
+    share = total // accelerator.num_processes
+    first = state.examples_drawn + accelerator.process_index * share
+    state.examples_drawn += total
+    orders = {epoch: _order(config.seed, epoch, len(examples)) for epoch in _epochs(first, share, len(examples))}
+    return [examples[orders[draw // len(examples)][draw % len(examples)]] for draw in range(first, first + share)]
+
+
+def training_plan(config: TrainerConfig, state: TrainState, accelerator: Accelerator) -> Plan:
+    """How the step's examples are sampled."""
+    settings = config.rollout
+    return Plan(
+        settings.group_size,
+        settings.max_tokens,
+        settings.temperature,
+        config.seed,
+        "train",
+        state.step,
+        first_slot=accelerator.process_index * settings.prompts_per_step // accelerator.num_processes,
+        stop_strings=settings.stop_strings,
+    )
+
+
+def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan]:
+    """A few held-out examples that are sampled greedily through the whole run, to be compared across steps."""
+    settings = config.rollout
+    plan = Plan(1, settings.max_tokens, 0.0, config.seed, "tracked", 0, stop_strings=settings.stop_strings)
+    return list(task.dataset.held_out[:TRACKED_EXAMPLES]), plan
+
+
+def gather_rollouts(sampled: Rollouts, accelerator: Accelerator) -> tuple[list[Rollout], slice]:
+    """The rollouts of all processes, and which of them are this one's. Groups keep apart."""
+    if accelerator.num_processes == 1:
+        return sampled.rollouts, slice(None)
+    for rollout in sampled.rollouts:
+        rollout.group += accelerator.process_index * GROUPS_PER_PROCESS
+    counts = gather_object([len(sampled.rollouts)])
+    start = sum(counts[: accelerator.process_index])
+    return gather_object(sampled.rollouts), slice(start, start + len(sampled.rollouts))
+
+
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    return random.Random(f"{seed}/{epoch}").sample(range(count), count)
+
+
+def _epochs(first: int, share: int, count: int) -> range:
+    return range(first // count, (first + share - 1) // count + 1)
+
+
 @dataclass
 class _Seat:
     """One role's sequence while it grows."""
@@ -101,9 +163,7 @@ class _Seat:
 class _Playing:
     """One episode in progress: the generator, what it waits for, and the seats of its roles."""
 
-    def __init__(
-        self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan
-    ) -> None:
+    def __init__(self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan) -> None:
         self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
         self.seats: dict[str, _Seat] = {}
         self.pending: Turn | Job | None = None

@@ -24,9 +24,7 @@ CHUNK_LOGITS = 2**24
 ATTENTION = "minrl_packed"
 
 
-def score(
-    model: nn.Module, stream: Stream, temperature: float
-) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+def score(model: nn.Module, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
     """Log-probability of each scored label at the temperature, and the entropy it was drawn with (nats)."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     inputs = {

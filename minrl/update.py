@@ -29,9 +29,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optim
         {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2), fused=True
-    )
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2), fused=True)
 
 
 def learning_rate(config: OptimizerConfig, step: int) -> float:

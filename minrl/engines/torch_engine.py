@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from minrl.cpu import product
 from minrl.engines import Sampling
 from minrl.engines.decoder import make_decoder
-from minrl.cpu import product
 from minrl.policy import Policy
 from minrl.types import Completion, Request
 

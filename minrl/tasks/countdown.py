@@ -2,8 +2,8 @@
 
     numbers 3 7 5 target 9    ->    <answer> 7 + 5 - 3 </answer>
 
-The policy may think before it answers. The demonstrations for the embedded base model try random sums until one
-fits or patience runs out, and answer with the last one either way: about four of ten are right. What is left to
+The policy may think before it answers. The demonstrations for the embedded base model try sums in random order until
+one fits or patience runs out, and answer with the last one either way: about four of ten are right. What is left to
 learn is to go on until a sum fits.
 """
 
@@ -30,14 +30,12 @@ MAX_ANSWER_CHARACTERS = 200
 class CountdownOptions:
     """Which problems are posed."""
 
-    max_number: int = 12
+    max_number: int = 10
     """The numbers are drawn from 1 to this one."""
     held_out_share: float = 0.25
     """Share of the problems that is never trained on."""
-    patience: float = 0.6
+    patience: float = 0.5
     """Probability that a demonstration goes on after a sum that does not fit."""
-    max_attempts: int = 4
-    """Most sums that a demonstration tries."""
 
     def __post_init__(self) -> None:
         if self.max_number < 5:
@@ -46,8 +44,6 @@ class CountdownOptions:
             raise UserError(f"countdown.held_out_share must be in (0, 1), got {self.held_out_share}")
         if not 0 <= self.patience <= 1:
             raise UserError(f"countdown.patience must be in [0, 1], got {self.patience}")
-        if self.max_attempts < 1:
-            raise UserError(f"countdown.max_attempts must be at least 1, got {self.max_attempts}")
 
 
 def reward(completion: str, example: Example) -> Reward:
@@ -133,9 +129,10 @@ def make(options: CountdownOptions, data_path: str) -> Task:
 
     def demonstrations(example: Example, rng: random.Random) -> str:
         attempts = list(sums(example["numbers"]))
+        rng.shuffle(attempts)
+        by_value = {value: (working, expression) for working, expression, value in attempts}
         tried = []
-        for _ in range(options.max_attempts):
-            working, expression, value = rng.choice(attempts)
+        for value, (working, expression) in by_value.items():
             fits = value == example["target"]
             tried.append(f"{working} {'yes' if fits else 'no'}")
             if fits or rng.random() >= options.patience:

@@ -43,9 +43,7 @@ class HanoiOptions:
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_disks <= self.max_disks <= 8:
-            raise UserError(
-                f"hanoi needs 2 <= min_disks <= max_disks <= 8, got {self.min_disks} and {self.max_disks}"
-            )
+            raise UserError(f"hanoi needs 2 <= min_disks <= max_disks <= 8, got {self.min_disks} and {self.max_disks}")
         for name in ("held_out_share", "skill"):
             if not 0 < getattr(self, name) < 1:
                 raise UserError(f"hanoi.{name} must be in (0, 1), got {getattr(self, name)}")

@@ -1,0 +1,117 @@
+"""The parts that a run is put together from: tasks, policy, engine, workers, optimizer, state."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+
+from minrl import checkpoint
+from minrl.base_model import base_model_path, make_base_model, require_demonstrations
+from minrl.checkpoint import TrainState
+from minrl.config import TrainerConfig
+from minrl.engines import Engine
+from minrl.engines.choice import make_engine
+from minrl.evaluation import Evaluation, evaluate
+from minrl.policy import Policy, load_policy, make_accelerator
+from minrl.run import Run
+from minrl.screen import Screen
+from minrl.tasks import TASK_DEFINITIONS, Task, load_task
+from minrl.types import UserError
+from minrl.update import make_optimizer
+from minrl.workers import Workers
+
+
+@dataclass
+class Parts:
+    """What a run needs. `tasks` holds the trained task and those that are only evaluated."""
+
+    run: Run
+    config: TrainerConfig
+    tasks: dict[str, Task]
+    policy: Policy
+    engine: Engine
+    workers: Workers
+    optimizer: torch.optim.Optimizer
+    state: TrainState
+    screen: Screen
+
+    @property
+    def task(self) -> Task:
+        """The task that is trained."""
+        return self.tasks[self.config.rollout.task]
+
+    def evaluate(self) -> dict[str, Evaluation]:
+        """The held-out figures of every task."""
+        config = self.config
+        return {
+            name: evaluate(self.policy, self.engine, self.workers, task, config.evaluation, config.rollout, config.seed)
+            for name, task in self.tasks.items()
+        }
+
+
+@contextmanager
+def assemble(run: Run) -> Iterator[Parts]:
+    """Everything a run needs; the engine and the workers are released at the end."""
+    config = run.config
+    tasks = load_tasks(run)
+    accelerator = make_accelerator(config.model)
+    if config.rollout.prompts_per_step % accelerator.num_processes:
+        raise UserError(
+            f"prompts_per_step ({config.rollout.prompts_per_step}) must be a multiple of the number of processes "
+            f"({accelerator.num_processes}): each draws whole groups"
+        )
+    screen = Screen(config.logging.quiet, show=accelerator.is_main_process)
+    policy, state = prepare_policy(run, tasks[config.rollout.task], accelerator, screen)
+    optimizer = make_optimizer(policy, config.optimizer)
+    if run.checkpoint is not None:
+        checkpoint.restore_optimizer(run.checkpoint, policy, optimizer)
+    workers = Workers(config.rollout.reward_workers, config.rollout.reward_deadline_s)
+    engine = make_engine(config.engine, policy)
+    try:
+        yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
+    finally:
+        engine.close()
+        workers.close()
+
+
+def load_tasks(run: Run) -> dict[str, Task]:
+    """The trained task, refused where no model can play it, and the tasks to evaluate."""
+    name, config = run.config.rollout.task, run.config
+    if name not in TASK_DEFINITIONS:
+        load_task(name)
+    tasks = {name: load_task(name, run.options[name], config.data_path)}
+    if not config.model.model_id:
+        require_demonstrations(name, tasks[name])
+    for other in config.evaluation.other_tasks:
+        tasks[other] = load_task(other, run.options.get(other))
+    return tasks
+
+
+def prepare_policy(run: Run, task: Task, accelerator: Accelerator, screen: Screen) -> tuple[Policy, TrainState]:
+    """The policy to train: a checkpoint's, the model that the user named, or the embedded base model."""
+    config = run.config
+    if run.checkpoint is not None:
+        state = checkpoint.load_state(run.checkpoint)
+        policy = load_policy(str(run.checkpoint), config.model, accelerator)
+        policy.version = state.policy_version
+        return policy, state
+    path = config.model.model_id or embedded_model(run, task, accelerator, screen)
+    return load_policy(path, config.model, accelerator), TrainState()
+
+
+def embedded_model(run: Run, task: Task, accelerator: Accelerator, screen: Screen) -> str:
+    """Where the base model for the task is: made now, where it is not cached.
+
+    Its tokenizer knows the words of every task that offers some, so that each can be evaluated on it.
+    """
+    config, name = run.config, run.config.rollout.task
+    everyone = [load_task(other, run.options[other]) for other in TASK_DEFINITIONS if other in run.options]
+    words = list(dict.fromkeys(word for other in everyone for word in other.vocabulary))
+    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir)
+    if not folder.exists() and accelerator.is_main_process:
+        with screen.progress("making the base model", config.base.base_steps) as report:
+            make_base_model(folder, config.base, config.model, task, words, accelerator, report)
+    accelerator.wait_for_everyone()
+    return str(folder)

@@ -1,0 +1,215 @@
+"""What a run writes down and shows: clock, metrics, rollouts, checkpoints, the table at the end."""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from loguru import logger
+from torch import Tensor
+
+from minrl.algorithms import Comparison
+from minrl.evaluation import Evaluation
+from minrl.metrics import MetricsLog, rollout_line, rollout_metrics
+from minrl.parts import Parts
+from minrl.run import Interrupt, rollout_lines, write_config, write_json, write_summary
+from minrl.types import Rollout, UserError
+from minrl.update import Updated
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+class Record:
+    """The memory of a run. A context manager: leaving it by an exception says how to go on."""
+
+    def __init__(self, parts: Parts, started: float) -> None:
+        self.parts, self.run, self.config, self.state = parts, parts.run, parts.config, parts.state
+        self.main = parts.policy.accelerator.is_main_process
+        self._started, self._earlier_s = started, parts.state.seconds
+        self._interrupt = Interrupt()
+        self._log: MetricsLog | None = None
+        self._bar = ExitStack()
+        self._report: Callable[[int, str], None] = lambda completed, note: None
+        self._evaluations: dict[int, dict[str, Evaluation]] = {}
+        self._saved = parts.run.checkpoint
+        self._metrics: dict[str, float] = {}
+        self._times: dict[str, float] = {}
+        self._step_started = time.perf_counter()
+        self._new_tokens = 0
+
+    def __enter__(self) -> "Record":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.close()
+        if self._log is not None:
+            self._log.close()
+        if kind is not None and self.main and self._saved is not None:
+            logger.error(f"stopped at step {self.state.step}; last checkpoint {self._saved}: {self._how_to_go_on()}")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._interrupt.requested
+
+    def findings(self, findings: Sequence[str]) -> None:
+        """What the preflight found, a line each."""
+        for finding in findings:
+            logger.warning(f"preflight: {finding}")
+        if not findings:
+            logger.info("preflight: nothing to complain about")
+
+    def begin(self) -> None:
+        """Open the run's files, cut off what lies beyond the checkpoint, show the bar."""
+        step = self.state.step
+        if self.main:
+            write_config(self.run)
+            self._log = MetricsLog(self.run.folder, cut_after=step if step else -1)
+            self.parts.screen.log_to(self.run.folder / "log.txt")
+        logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
+        bar = self.parts.screen.progress(self.config.rollout.task, self.config.steps, done=step)
+        self._report = self._bar.enter_context(bar)
+        self._step_started = time.perf_counter()
+
+    def due(self, every: int) -> bool:
+        """Whether something that happens every so many steps happens now; 0 is never."""
+        return every > 0 and self.state.step % every == 0
+
+    @contextmanager
+    def timed(self, tag: str) -> Iterator[None]:
+        """Add the seconds inside to the step's."""
+        started = time.perf_counter()
+        yield
+        self._times[tag] = self._times.get(tag, 0.0) + time.perf_counter() - started
+
+    def rollouts(self, rollouts: Sequence[Rollout], failures: Sequence[str]) -> None:
+        """What was sampled. Stops the run where too much of it could not be rewarded."""
+        if failures:
+            logger.warning(f"{len(failures)} episodes could not be rewarded, the first because:\n{failures[0]}")
+        self._new_tokens = sum(rollout.num_sampled for rollout in rollouts)
+        self.state.sampled_tokens += self._new_tokens
+        self._metrics.update(rollout_metrics(rollouts))
+        share, limit = self._metrics["reward/unscorable_frac"], self.config.rollout.max_unscorable_frac
+        if share > limit:
+            raise UserError(
+                f"{share:.0%} of the rollouts of step {self.state.step} could not be rewarded, more than "
+                f"max_unscorable_frac ({limit:.0%}): mend the task's reward; the first failure is shown above"
+            )
+
+    def update(self, comparison: Comparison, updated: Updated) -> None:
+        """What the update did."""
+        self.state.policy_version = self.parts.policy.version
+        self._metrics.update(updated.metrics)
+        self._metrics["reward/zero_spread_group_frac"] = comparison.zero_spread_group_frac
+        self._metrics.update({f"baseline/{role}": value for role, value in comparison.baselines.items()})
+
+    def save_rollouts(
+        self, rollouts: Sequence[Rollout], advantages: Tensor, updated: Updated, tracked: Sequence[Rollout]
+    ) -> None:
+        """The step's rollouts, and the held-out examples that are followed through the run."""
+        if self._log is None:
+            return
+        policy = self.parts.policy
+        lines = rollout_lines(policy, rollouts, advantages, updated, "train")
+        for rollout in tracked:
+            prompt = policy.decode_all(rollout.ids[: rollout.prompt_length])
+            lines.append(rollout_line(rollout, "held_out", prompt, None, None))
+        self._log.rollouts(self.state.step, lines)
+        shown = "\n\n".join(f"**{line['reward']}** `{line['prompt']}` {line['text']}" for line in lines[-8:])
+        self._log.text("rollouts", shown, self.state.step)
+
+    def evaluation(self, evaluations: dict[str, Evaluation]) -> None:
+        """Held-out figures at this step."""
+        self._evaluations[self.state.step] = evaluations
+        for name, evaluation in evaluations.items():
+            self._metrics.update(evaluation.metrics(name))
+            low, high = evaluation.ci95
+            logger.info(
+                f"step {self.state.step}: {name} held-out pass@1 {evaluation.pass_at_1:.1%} "
+                f"({low:.1%} to {high:.1%}), greedy {evaluation.greedy_pass_at_1:.1%}"
+            )
+        if self.state.step == 0 and self.main:
+            plain = {name: evaluation.to_json() for name, evaluation in evaluations.items()}
+            write_json(self.run.folder / "eval_before.json", plain)
+
+    def end_step(self) -> None:
+        """Write the step's line and start the next step's clock."""
+        now = time.perf_counter()
+        self.state.seconds = self._earlier_s + now - self._started
+        step_s = now - self._step_started
+        speeds = {"time/step_s": step_s, "memory/peak_gib": _peak_memory_gib(), **self._times}
+        if self._new_tokens:
+            speeds["speed/tokens_per_s"] = self._new_tokens / step_s
+            speeds["speed/rollout_tokens_per_s"] = self._new_tokens / self._times["time/rollout_s"]
+        self._metrics.update(speeds)
+        if self._log is not None:
+            self._log.log(self.state.step, self._metrics)
+        self._report(self.state.step, self._note())
+        self._metrics, self._times, self._new_tokens = {}, {}, 0
+        self._step_started = now
+
+    def checkpoint(self, save: Callable[..., Path]) -> None:
+        """Save, after everything else that belongs to the step is on the disk."""
+        if self.main:
+            if self._log is not None:
+                self._log.flush()
+            keep = self.config.logging.keep_checkpoints
+            self._saved = save(self.run.checkpoints, self.parts.policy, self.parts.optimizer, self.state, keep)
+        self.parts.policy.accelerator.wait_for_everyone()
+
+    def finish(self, evaluate: Callable[[], dict[str, Evaluation]], save: Callable[..., Path]) -> int:
+        """After Ctrl-C say how to go on; else the last evaluation, the summary and the table. The exit status."""
+        if self.interrupted:
+            self._bar.close()
+            logger.info(f"saved {self._saved}; go on with: {self._how_to_go_on()}")
+            return INTERRUPTED
+        after = self._evaluations.get(self.state.step) or evaluate()
+        self._bar.close()
+        self.state.seconds = self._earlier_s + time.perf_counter() - self._started
+        self.checkpoint(save)
+        if self.main:
+            before = self._before()
+            write_summary(self.run, self.state, self.parts.policy, self._saved, before, after)
+            self._show_results(before, after)
+        return 0
+
+    def _before(self) -> dict[str, dict]:
+        """The figures before the first step, also where the run was resumed since."""
+        path = self.run.folder / "eval_before.json"
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def _show_results(self, before: dict[str, dict], after: dict[str, Evaluation]) -> None:
+        screen, name = self.parts.screen, self.config.rollout.task
+        screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
+        screen.samples(after[name].rollouts, self.parts.policy)
+        logger.info(f"{self.state.step} steps in {self.state.seconds:.0f} s; checkpoint {self._saved}")
+        logger.info(f"curves: tensorboard --logdir {self.config.logging.runs_dir}")
+
+    def _note(self) -> str:
+        """What stands beside the bar."""
+        metrics, step = self._metrics, self.state.step
+        latest = self._evaluations[max(self._evaluations)] if self._evaluations else {}
+        held_out = latest.get(self.config.rollout.task)
+        note = f"reward {metrics['reward/mean']:.2f}" if step and "reward/mean" in metrics else ""
+        if held_out is not None:
+            note += f"  held-out {held_out.pass_at_1:.0%}"
+        if "speed/tokens_per_s" in metrics:
+            note += f"  {metrics['speed/tokens_per_s']:,.0f} tokens/s"
+        return note
+
+    def _how_to_go_on(self) -> str:
+        return self.run.resume_command
+
+
+def _peak_memory_gib() -> float:
+    """The most memory the process has used: on the card where there is one."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux, bytes on macOS
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20

@@ -1,0 +1,86 @@
+"""What a run shows in the terminal: a progress bar, messages, a table at the end.
+
+Quiet where it is told to be, and without bars where the output is not a terminal.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from loguru import logger
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from minrl.evaluation import is_solved
+from minrl.policy import Policy
+from minrl.types import Rollout
+
+
+class Screen:
+    """The terminal of one process. `show` is False for all but the first process."""
+
+    def __init__(self, quiet: bool, show: bool = True) -> None:
+        self.console = Console(stderr=True, quiet=not show)
+        self.bars = show and not quiet and self.console.is_terminal
+        self.quiet = quiet or not show
+        logger.remove()
+        level = "WARNING" if self.quiet else "INFO"
+        logger.add(self._write, level=level, format="{time:HH:mm:ss} {level: <7} {message}", colorize=False)
+
+    def log_to(self, path: Path) -> None:
+        """Keep the messages in a file too."""
+        logger.add(path, level="INFO", format="{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}")
+
+    @contextmanager
+    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+        """A bar with time left; yields `report(steps done, what to show beside it)`."""
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.bars,
+        ) as bar:
+            task = bar.add_task(title, total=total, completed=done, note="")
+            yield lambda completed, note: bar.update(task, completed=completed, note=note)
+
+    def before_and_after(self, before: Mapping[str, dict], after: Mapping[str, dict]) -> None:
+        """Held-out pass@1 before and after with 95 % intervals, a line for each task."""
+        if self.quiet:
+            return
+        table = Table(title="held-out pass@1 (95 % interval)")
+        for column in ("task", "before", "after", "greedy before", "greedy after", "samples"):
+            table.add_column(column, justify="left" if column == "task" else "right")
+        for name, new in after.items():
+            cells = [_interval(before.get(name)), _interval(new), _greedy(before.get(name)), _greedy(new)]
+            table.add_row(name, *cells, str(new["n"]))
+        self.console.print(table)
+
+    def samples(self, rollouts: Sequence[Rollout], policy: Policy) -> None:
+        """One solved and one failed completion, with their prompts."""
+        if self.quiet:
+            return
+        for title, wanted in (("a solved sample", True), ("a failed sample", False)):
+            rollout = next((r for r in rollouts if is_solved(r) == wanted), None)
+            if rollout is not None:
+                self.console.print(f"[bold]{title}[/bold]")
+                self.console.print(f"  {policy.decode_all(rollout.ids)}", markup=False, highlight=False)
+
+    def _write(self, message: str) -> None:
+        self.console.print(message.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _interval(evaluation: dict | None) -> str:
+    if evaluation is None:
+        return "-"
+    low, high = evaluation["ci95"]
+    return f"{evaluation['pass@1']:.1%} ({low:.1%} to {high:.1%})"
+
+
+def _greedy(evaluation: dict | None) -> str:
+    return "-" if evaluation is None else f"{evaluation['pass@1_greedy']:.1%}"

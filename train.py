@@ -1,0 +1,86 @@
+"""Make a language model better at a task.
+
+    python train.py                                           the default task, on any machine
+    python train.py --task hanoi --steps 200
+    python train.py --model-id Qwen/Qwen3-0.6B                a model of the hub or of a local folder
+    python train.py --resume latest                           go on where it stopped
+
+`train` below is the whole algorithm: GRPO (arXiv:2402.03300, algorithm 1) and its family. It departs from the paper in
+that a step makes one update of its rollouts, unless --passes-per-step or --minibatches-per-pass say otherwise, and
+that there is no KL term to a reference.
+"""
+
+import time
+
+STARTED = time.perf_counter()  # before the imports: their seconds count as the run's
+
+from collections.abc import Sequence
+
+from minrl.algorithms import choose_algorithm
+from minrl.batch import make_batch
+from minrl.checkpoint import save_checkpoint
+from minrl.command_line import parse_trainer, run_main
+from minrl.parts import Parts, assemble
+from minrl.preflight import preflight
+from minrl.record import Record
+from minrl.rollout import draw_examples, gather_rollouts, rollout, tracked_plan, training_plan
+from minrl.run import open_run
+from minrl.update import update_policy
+
+
+def train(parts: Parts, record: Record) -> None:
+    """Sample a group for each example, compare, improve the policy, hand it to the engine. Repeat."""
+    config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
+    algorithm = choose_algorithm(config)
+    while state.step < config.steps and not record.interrupted:
+        state.step += 1
+        with record.timed("time/rollout_s"):
+            examples = draw_examples(task.dataset.train, config, state, policy.accelerator)
+            plan = training_plan(config, state, policy.accelerator)
+            sampled = rollout(policy, engine, parts.workers, task, examples, plan)
+            rollouts, mine = gather_rollouts(sampled, policy.accelerator)
+        record.rollouts(rollouts, sampled.failures)
+
+        comparison = algorithm.compare(rollouts, state.baselines)
+        state.baselines = comparison.baselines
+        batch = make_batch(rollouts[mine], comparison.advantages[mine])
+        with record.timed("time/update_s"):
+            engine.sleep()
+            updated = update_policy(policy, parts.optimizer, batch, algorithm, config, state.step, not engine.exact)
+        with record.timed("time/sync_s"):
+            engine.wake()
+            engine.sync(policy)
+        record.update(comparison, updated)
+
+        if record.due(config.logging.rollouts_every):
+            with record.timed("time/eval_s"):
+                tracked = rollout(policy, engine, parts.workers, task, *tracked_plan(task, config))
+            record.save_rollouts(rollouts[mine], comparison.advantages[mine], updated, tracked.rollouts)
+        if record.due(config.evaluation.eval_every):
+            with record.timed("time/eval_s"):
+                record.evaluation(parts.evaluate())
+        record.end_step()
+        if record.due(config.logging.save_every) or record.interrupted:
+            record.checkpoint(save_checkpoint)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Say how good the policy is, train it, and say it again."""
+    config, options = parse_trainer(arguments)
+    choose_algorithm(config)
+    with assemble(open_run(config, options, arguments)) as parts, Record(parts, STARTED) as record:
+        if config.preflight and parts.state.step == 0:
+            record.findings(preflight(parts.policy, parts.engine, parts.workers, parts.task, config))
+        if config.preflight_only:
+            return 0
+        record.begin()
+        if parts.state.step == 0 and config.evaluation.eval_first:
+            with record.timed("time/eval_s"):
+                record.evaluation(parts.evaluate())
+            record.end_step()
+        train(parts, record)
+        return record.finish(parts.evaluate, save_checkpoint)
+
+
+if __name__ == "__main__":
+    run_main(main)
