@@ -35,10 +35,10 @@ def train(parts: Parts, record: Record) -> None:
     while state.step < config.steps and not record.interrupted:
         state.step += 1
         with record.timed("time/rollout_s"):
-            examples = draw_examples(task.dataset.train, config, state, policy.accelerator)
-            plan = training_plan(config, state, policy.accelerator)
+            examples = draw_examples(task.dataset.train, config, state, policy.processes)
+            plan = training_plan(config, state, policy.processes)
             sampled = rollout(policy, engine, parts.workers, task, examples, plan)
-            rollouts, mine = gather_rollouts(sampled, policy.accelerator)
+            rollouts, mine = gather_rollouts(sampled, policy.processes)
         record.rollouts(rollouts, sampled.failures)
 
         comparison = algorithm.compare(rollouts, state.baselines)

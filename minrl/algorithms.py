@@ -21,7 +21,10 @@ from minrl.types import Rollout, UserError
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What is compared, what is minimised, how tokens are averaged. `group_relative`: a group of one teaches nothing."""
+    """What is compared, what is minimised, how tokens are averaged.
+
+    `group_relative` says that a rollout is compared with its group only, so that a group of one teaches nothing.
+    """
 
     advantage: Advantage
     surrogate: Surrogate

@@ -17,25 +17,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig
+from minrl.models import CHAT_TEMPLATE, END, small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy, save_policy
+from minrl.processes import Processes
 from minrl.scoring import score
 from minrl.tasks import Task
 from minrl.types import SOLO, Rollout, UserError
 
-HEAD_DIM = 32
-PAD, UNKNOWN, END, USER, ASSISTANT = "<pad>", "<unk>", "<end>", "<user>", "<assistant>"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{% if message.role == 'user' %}<user> {{ message.content }} {% endif %}"
-    "{% if message.role == 'assistant' %}<assistant> {{ message.content }} <end> {% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 VERSION = 1
 """Counted up when the recipe changes, so that a cached model of the old recipe is not taken for the new."""
 
@@ -59,58 +50,19 @@ def base_model_path(
     return Path(checkpoints_dir) / f"base-{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
-def make_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token for each word; text is split at white space."""
-    vocabulary = [PAD, UNKNOWN, END, USER, ASSISTANT, *dict.fromkeys(words)]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        unk_token=UNKNOWN,
-        eos_token=END,
-        additional_special_tokens=[USER, ASSISTANT],
-        chat_template=CHAT_TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def make_model(config: BaseModelConfig, vocabulary_size: int, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3-shaped model with random weights. head_dim is 32 so that vLLM can run it on a CPU too."""
-    torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=vocabulary_size,
-            hidden_size=config.base_hidden_size,
-            intermediate_size=3 * config.base_hidden_size,
-            num_hidden_layers=config.base_layers,
-            num_attention_heads=config.base_heads,
-            num_key_value_heads=config.base_heads // 2,
-            head_dim=HEAD_DIM,
-            max_position_embeddings=1024,
-            tie_word_embeddings=True,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=2,
-        )
-    )
-    model.generation_config.eos_token_id = 2
-    return model
-
-
 def make_base_model(
     folder: Path,
     config: BaseModelConfig,
     model_config: ModelConfig,
     task: Task,
     words: Sequence[str],
-    accelerator: Accelerator,
+    processes: Processes,
     progress: Progress,
 ) -> None:
     """Make the model and write it to the folder, which appears only when it is whole."""
-    tokenizer = make_tokenizer(words)
-    model = make_model(config, len(tokenizer), config.base_seed).to(accelerator.device)
-    policy = as_policy(model, tokenizer, model_config, accelerator)
+    tokenizer = word_tokenizer(words)
+    model = small_qwen3(tokenizer, config.base_hidden_size, config.base_layers, config.base_heads, config.base_seed)
+    policy = as_policy(model, tokenizer, model_config, processes)
     warm_start(policy, task, config, progress)
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -119,7 +71,7 @@ def make_base_model(
 
 
 def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:
-    """Supervised fine-tuning on demonstrations of the training examples: the loss is the mean over completion tokens."""
+    """Supervised fine-tuning on demonstrations of training examples: the loss is the mean over completion tokens."""
     rng = random.Random(config.base_seed)
     weights = list(policy.model.parameters())
     optimizer = torch.optim.AdamW(

@@ -12,6 +12,7 @@ every per-token quantity is a tensor over that numbering. How the rollouts are c
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -94,7 +95,7 @@ def split_groups(rollouts: Sequence[Rollout], parts: int) -> list[list[int]]:
         groups.setdefault(rollout.group, []).append(index)
     members = list(groups.values())
     bounds = [len(members) * part // parts for part in range(parts + 1)]
-    shares = [members[low:high] for low, high in zip(bounds, bounds[1:], strict=False)]
+    shares = [members[low:high] for low, high in pairwise(bounds)]
     return [[index for group in share for index in group] for share in shares]
 
 

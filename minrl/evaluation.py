@@ -98,8 +98,8 @@ def summarize(examples: Sequence[Example], sampled: Sequence[Rollout], greedy: S
     solved = np.array([is_solved(rollout) for rollout in sampled], dtype=float)
     categories = {example.id: example.category for example in examples}
     by_category: dict[str, list[float]] = {}
-    for rollout, value in zip(sampled, solved, strict=True):
-        for name, category in categories[rollout.example_id].items():
+    for one, value in zip(sampled, solved, strict=True):
+        for name, category in categories[one.example_id].items():
             by_category.setdefault(f"{name}={category}", []).append(value)
     rewards = [rollout.reward for rollout in sampled if rollout.reward is not None]
     names = sorted({name for reward in rewards for name in reward.parts})

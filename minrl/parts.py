@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from accelerate import Accelerator
 
 from minrl import checkpoint
 from minrl.base_model import base_model_path, make_base_model, require_demonstrations
@@ -14,7 +13,8 @@ from minrl.config import TrainerConfig
 from minrl.engines import Engine
 from minrl.engines.choice import make_engine
 from minrl.evaluation import Evaluation, evaluate
-from minrl.policy import Policy, load_policy, make_accelerator
+from minrl.policy import Policy, load_policy
+from minrl.processes import Processes
 from minrl.run import Run
 from minrl.screen import Screen
 from minrl.tasks import TASK_DEFINITIONS, Task, load_task
@@ -56,14 +56,14 @@ def assemble(run: Run) -> Iterator[Parts]:
     """Everything a run needs; the engine and the workers are released at the end."""
     config = run.config
     tasks = load_tasks(run)
-    accelerator = make_accelerator(config.model)
-    if config.rollout.prompts_per_step % accelerator.num_processes:
+    processes = Processes(config.model)
+    if config.rollout.prompts_per_step % processes.count:
         raise UserError(
             f"prompts_per_step ({config.rollout.prompts_per_step}) must be a multiple of the number of processes "
-            f"({accelerator.num_processes}): each draws whole groups"
+            f"({processes.count}): each draws whole groups"
         )
-    screen = Screen(config.logging.quiet, show=accelerator.is_main_process)
-    policy, state = prepare_policy(run, tasks[config.rollout.task], accelerator, screen)
+    screen = Screen(config.logging.quiet, show=processes.main)
+    policy, state = prepare_policy(run, tasks[config.rollout.task], processes, screen)
     optimizer = make_optimizer(policy, config.optimizer)
     if run.checkpoint is not None:
         checkpoint.restore_optimizer(run.checkpoint, policy, optimizer)
@@ -89,19 +89,19 @@ def load_tasks(run: Run) -> dict[str, Task]:
     return tasks
 
 
-def prepare_policy(run: Run, task: Task, accelerator: Accelerator, screen: Screen) -> tuple[Policy, TrainState]:
+def prepare_policy(run: Run, task: Task, processes: Processes, screen: Screen) -> tuple[Policy, TrainState]:
     """The policy to train: a checkpoint's, the model that the user named, or the embedded base model."""
     config = run.config
     if run.checkpoint is not None:
         state = checkpoint.load_state(run.checkpoint)
-        policy = load_policy(str(run.checkpoint), config.model, accelerator)
+        policy = load_policy(str(run.checkpoint), config.model, processes)
         policy.version = state.policy_version
         return policy, state
-    path = config.model.model_id or embedded_model(run, task, accelerator, screen)
-    return load_policy(path, config.model, accelerator), TrainState()
+    path = config.model.model_id or embedded_model(run, task, processes, screen)
+    return load_policy(path, config.model, processes), TrainState()
 
 
-def embedded_model(run: Run, task: Task, accelerator: Accelerator, screen: Screen) -> str:
+def embedded_model(run: Run, task: Task, processes: Processes, screen: Screen) -> str:
     """Where the base model for the task is: made now, where it is not cached.
 
     Its tokenizer knows the words of every task that offers some, so that each can be evaluated on it.
@@ -110,8 +110,8 @@ def embedded_model(run: Run, task: Task, accelerator: Accelerator, screen: Scree
     everyone = [load_task(other, run.options[other]) for other in TASK_DEFINITIONS if other in run.options]
     words = list(dict.fromkeys(word for other in everyone for word in other.vocabulary))
     folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir)
-    if not folder.exists() and accelerator.is_main_process:
+    if not folder.exists() and processes.main:
         with screen.progress("making the base model", config.base.base_steps) as report:
-            make_base_model(folder, config.base, config.model, task, words, accelerator, report)
-    accelerator.wait_for_everyone()
+            make_base_model(folder, config.base, config.model, task, words, processes, report)
+    processes.wait()
     return str(folder)

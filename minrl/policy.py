@@ -11,19 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from minrl.config import ModelConfig
-from minrl.cpu import keep_freed_memory, speed_up_linears
-from minrl.scoring import ATTENTION, packed_attention, supports_packing
+from minrl.cpu import speed_up_linears
+from minrl.models import load_model, save_model
+from minrl.processes import Processes
+from minrl.scoring import supports_packing
 from minrl.types import Message, Prompt, UserError
-
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 
 _SENTINEL = "\u2042"
 
@@ -33,15 +29,15 @@ class Policy:
     """The trained model and its tokenizer. `version` counts the updates since the model was made."""
 
     model: nn.Module
-    tokenizer: PreTrainedTokenizerBase
-    accelerator: Accelerator
+    tokenizer: Any
+    processes: Processes
     chat_template_options: dict[str, Any]
     version: int = 0
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.accelerator.device
+        return self.processes.device
 
     @property
     def packed(self) -> bool:
@@ -116,36 +112,17 @@ class Policy:
         )
 
 
-def make_accelerator(config: ModelConfig) -> Accelerator:
-    """Device, precision and process group, by accelerate; torch's thread count as configured."""
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda asks for a CUDA card, and torch finds none: use --device cpu")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(config.threads or max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    keep_freed_memory()
-    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
-    dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
-    return Accelerator(cpu=on_cpu, mixed_precision="bf16" if dtype == "bfloat16" else "no")
+def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
+    """The model and tokenizer at a hub name or local path, with float32 weights on this process's device."""
+    model, tokenizer = load_model(path)
+    return as_policy(model, tokenizer, config, processes)
 
 
-def load_policy(path: str, config: ModelConfig, accelerator: Accelerator) -> Policy:
-    """The model and tokenizer at a hub name or local path, with float32 weights on the accelerator's device."""
-    set_seed(0)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
-    except OSError as error:
-        raise UserError(_not_found(path, error)) from error
-    return as_policy(model.to(accelerator.device), tokenizer, config, accelerator)
-
-
-def as_policy(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, accelerator: Accelerator
-) -> Policy:
+def as_policy(model: nn.Module, tokenizer: Any, config: ModelConfig, processes: Processes) -> Policy:  # noqa: ANN401
     """A policy around a model and tokenizer that are already in memory."""
-    model.eval()  # dropout would make the trained probabilities differ from the sampled ones
+    model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
     speed_up_linears(model)
-    return Policy(model, tokenizer, accelerator, _template_options(config.chat_template_options))
+    return Policy(model, tokenizer, processes, _template_options(config.chat_template_options))
 
 
 def master_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -154,9 +131,8 @@ def master_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Model and tokenizer in Hugging Face's format: any transformers program can load the folder."""
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
+    """Model and tokenizer in Hugging Face's format."""
+    save_model(policy.model, policy.tokenizer, folder)
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
@@ -187,14 +163,3 @@ def _template_options(text: str) -> dict[str, Any]:
     if not isinstance(options, dict):
         raise UserError(f"chat_template_options must be a JSON object, got {text!r}")
     return options
-
-
-def _not_found(path: str, error: OSError) -> str:
-    """One line for a model that cannot be loaded, with what to do."""
-    reason = str(error).splitlines()[0]
-    if Path(path).exists():
-        return f"{path} is not a model folder that transformers can load ({reason})"
-    return (
-        f"cannot load model {path!r}: no such folder here, and the hub did not give it ({reason}); "
-        "give a local folder as --model-id, check the name, or leave --model-id out for the embedded base model"
-    )

@@ -30,7 +30,7 @@ class Record:
 
     def __init__(self, parts: Parts, started: float) -> None:
         self.parts, self.run, self.config, self.state = parts, parts.run, parts.config, parts.state
-        self.main = parts.policy.accelerator.is_main_process
+        self.main = parts.policy.processes.main
         self._started, self._earlier_s = started, parts.state.seconds
         self._interrupt = Interrupt()
         self._log: MetricsLog | None = None
@@ -161,7 +161,7 @@ class Record:
                 self._log.flush()
             keep = self.config.logging.keep_checkpoints
             self._saved = save(self.run.checkpoints, self.parts.policy, self.parts.optimizer, self.state, keep)
-        self.parts.policy.accelerator.wait_for_everyone()
+        self.parts.policy.processes.wait()
 
     def finish(self, evaluate: Callable[[], dict[str, Evaluation]], save: Callable[..., Path]) -> int:
         """After Ctrl-C say how to go on; else the last evaluation, the summary and the table. The exit status."""

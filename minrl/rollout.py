@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-
 from minrl.checkpoint import TrainState
 from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
 from minrl.policy import Policy
+from minrl.processes import Processes
 from minrl.tasks import Task
 from minrl.types import Episode, Example, Job, Request, Reward, Rollout, Turn, UserError
 from minrl.workers import Failure, Workers
@@ -89,18 +87,18 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
 
 
 def draw_examples(
-    examples: Sequence[Example], config: TrainerConfig, state: TrainState, accelerator: Accelerator
+    examples: Sequence[Example], config: TrainerConfig, state: TrainState, processes: Processes
 ) -> list[Example]:
     """This process's share of the step's examples. The order is a function of the seed and the epoch alone."""
     total = config.rollout.prompts_per_step
-    share = total // accelerator.num_processes
-    first = state.examples_drawn + accelerator.process_index * share
+    share = total // processes.count
+    first = state.examples_drawn + processes.rank * share
     state.examples_drawn += total
     orders = {epoch: _order(config.seed, epoch, len(examples)) for epoch in _epochs(first, share, len(examples))}
     return [examples[orders[draw // len(examples)][draw % len(examples)]] for draw in range(first, first + share)]
 
 
-def training_plan(config: TrainerConfig, state: TrainState, accelerator: Accelerator) -> Plan:
+def training_plan(config: TrainerConfig, state: TrainState, processes: Processes) -> Plan:
     """How the step's examples are sampled."""
     settings = config.rollout
     return Plan(
@@ -110,7 +108,7 @@ def training_plan(config: TrainerConfig, state: TrainState, accelerator: Acceler
         config.seed,
         "train",
         state.step,
-        first_slot=accelerator.process_index * settings.prompts_per_step // accelerator.num_processes,
+        first_slot=processes.rank * settings.prompts_per_step // processes.count,
         stop_strings=settings.stop_strings,
     )
 
@@ -122,15 +120,15 @@ def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan
     return list(task.dataset.held_out[:TRACKED_EXAMPLES]), plan
 
 
-def gather_rollouts(sampled: Rollouts, accelerator: Accelerator) -> tuple[list[Rollout], slice]:
+def gather_rollouts(sampled: Rollouts, processes: Processes) -> tuple[list[Rollout], slice]:
     """The rollouts of all processes, and which of them are this one's. Groups keep apart."""
-    if accelerator.num_processes == 1:
+    if processes.count == 1:
         return sampled.rollouts, slice(None)
     for rollout in sampled.rollouts:
-        rollout.group += accelerator.process_index * GROUPS_PER_PROCESS
-    counts = gather_object([len(sampled.rollouts)])
-    start = sum(counts[: accelerator.process_index])
-    return gather_object(sampled.rollouts), slice(start, start + len(sampled.rollouts))
+        rollout.group += processes.rank * GROUPS_PER_PROCESS
+    counts = processes.gather([len(sampled.rollouts)])
+    start = sum(counts[: processes.rank])
+    return processes.gather(sampled.rollouts), slice(start, start + len(sampled.rollouts))
 
 
 def _order(seed: int, epoch: int, count: int) -> list[int]:

@@ -120,7 +120,7 @@ class _Update:
         """The policy's log-probabilities before the first optimizer step."""
         self.old_logprobs = torch.zeros_like(self.batch.rollout_logprobs)
         for stream in self._streams(range(len(self.batch.rollouts))):
-            with self.policy.accelerator.autocast():
+            with self.policy.processes.autocast():
                 logprobs, _ = score(self.policy.model, stream, self.config.rollout.temperature)
             self.old_logprobs[stream.token_index.cpu()] = logprobs.cpu().to(self.old_logprobs.dtype)
 
@@ -128,7 +128,7 @@ class _Update:
         """Add up the gradients of one optimizer step's rollouts."""
         weights = self._token_weights(indices)
         for stream in self._streams(indices):
-            with self.policy.accelerator.autocast():
+            with self.policy.processes.autocast():
                 logprobs, entropy = score(self.policy.model, stream, self.config.rollout.temperature)
             loss = self._loss(stream, logprobs, entropy.detach(), weights)
             loss.backward()
@@ -186,7 +186,7 @@ class _Update:
         counted[list(indices)] = True
         counted &= self.batch.scorable
         counts = torch.tensor([counted.sum(), self.lengths[counted].sum()], device=self.policy.device)
-        num_rollouts, num_tokens = self.policy.accelerator.reduce(counts, "sum").tolist()
+        num_rollouts, num_tokens = self.policy.processes.sum(counts).tolist()
         weights = self.algorithm.aggregation(self.lengths, max(1, num_rollouts), num_tokens)
         return torch.where(counted, weights, 0.0)
 
@@ -241,12 +241,12 @@ class _Update:
     def _pending_anywhere(self) -> bool:
         """Whether any process has a gradient: all must step together."""
         flag = torch.tensor([int(self.pending)], device=self.policy.device)
-        return bool(self.policy.accelerator.reduce(flag, "sum").item())
+        return bool(self.policy.processes.sum(flag).item())
 
     def _sum_over_processes(self, weights: Sequence[Tensor]) -> None:
-        if self.policy.accelerator.num_processes == 1:
+        if self.policy.processes.count == 1:
             return
         for weight in weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
-            weight.grad = self.policy.accelerator.reduce(weight.grad, "sum")
+            weight.grad = self.policy.processes.sum(weight.grad)

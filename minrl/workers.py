@@ -4,6 +4,7 @@ A worker is started fresh (`python -m minrl.workers`), never forked from a proce
 misses its deadline or dies is replaced, and its job fails; the others go on.
 """
 
+import contextlib
 import os
 import pickle
 import signal
@@ -123,10 +124,8 @@ class _Worker:
     def kill(self) -> None:
         """End the process and everything in its session."""
         self.alive = False
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         self.connection.close()
 

@@ -38,7 +38,7 @@ class TorchEngine:
         """One completion for each request, in order; each distinct prompt is prefilled once."""
         if not requests:
             return []
-        with self.policy.accelerator.autocast():
+        with self.policy.processes.autocast():
             return _Batch(self.policy, requests, sampling).run()
 
     def sync(self, policy: Policy) -> None:

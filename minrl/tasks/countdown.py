@@ -34,7 +34,7 @@ class CountdownOptions:
     """The numbers are drawn from 1 to this one."""
     held_out_share: float = 0.25
     """Share of the problems that is never trained on."""
-    patience: float = 0.5
+    patience: float = 0.4
     """Probability that a demonstration goes on after a sum that does not fit."""
 
     def __post_init__(self) -> None:
@@ -130,14 +130,15 @@ def make(options: CountdownOptions, data_path: str) -> Task:
     def demonstrations(example: Example, rng: random.Random) -> str:
         attempts = list(sums(example["numbers"]))
         rng.shuffle(attempts)
-        by_value = {value: (working, expression) for working, expression, value in attempts}
-        tried = []
-        for value, (working, expression) in by_value.items():
-            fits = value == example["target"]
-            tried.append(f"{working} {'yes' if fits else 'no'}")
+        tried: dict[int, str] = {}
+        for working, expression, value in attempts:
+            if value in tried:
+                continue
+            answer, fits = expression, value == example["target"]
+            tried[value] = f"{working} {'yes' if fits else 'no'}"
             if fits or rng.random() >= options.patience:
                 break
-        return f"<think> {' ; '.join(tried)} </think> <answer> {expression} </answer>"
+        return f"<think> {' ; '.join(tried.values())} </think> <answer> {answer} </answer>"
 
     words = [str(number) for number in range(3 * options.max_number + 1)]
     words += ["numbers", "target", "<think>", "</think>", "<answer>", "</answer>", "+", "-", "=", ";", "yes", "no"]

@@ -1,0 +1,102 @@
+"""transformers' models and tokenizers: loaded from a hub or a folder, made from nothing, written back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
+
+from minrl.scoring import ATTENTION, packed_attention
+from minrl.types import UserError
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
+logging.disable_progress_bar()
+
+HEAD_DIM = 32
+"""Of the models made here: small, and one that vLLM can run on a CPU."""
+
+PAD, UNKNOWN, END, USER, ASSISTANT = "<pad>", "<unk>", "<end>", "<user>", "<assistant>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}<user> {{ message.content }} {% endif %}"
+    "{% if message.role == 'assistant' %}<assistant> {{ message.content }} <end> {% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""System messages explain a task to models that can read; the model made here cannot, and is not shown them."""
+
+
+def load_model(path: str) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """The causal model, with float32 weights, and its tokenizer, at a hub name or a local path."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        raise UserError(_not_found(path, error)) from error
+    return model, tokenizer
+
+
+def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Hugging Face's format: any transformers program can load the folder."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+    """One token for each word; text is split at white space."""
+    vocabulary = [PAD, UNKNOWN, END, USER, ASSISTANT, *dict.fromkeys(words)]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def small_qwen3(tokenizer: PreTrainedTokenizerBase, hidden_size: int, layers: int, heads: int, seed: int) -> nn.Module:
+    """A Qwen3-shaped model with random weights and tied embeddings."""
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden_size,
+            intermediate_size=3 * hidden_size,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // 2,
+            head_dim=HEAD_DIM,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model
+
+
+def _not_found(path: str, error: Exception) -> str:
+    """One line for a model that cannot be loaded, with what to do."""
+    reason = str(error).splitlines()[0]
+    if Path(path).exists():
+        return f"{path} is not a model folder that transformers can load ({reason})"
+    return (
+        f"cannot load model {path!r}: no such folder here, and the hub did not give it ({reason}); "
+        "give a local folder as --model-id, check the name, or leave --model-id out for the embedded base model"
+    )

@@ -1,0 +1,72 @@
+"""Device, precision and the other processes of the run, by accelerate.
+
+Launched plainly there is one process and every sum is its own; `accelerate launch train.py` starts several. Each rolls
+out and trains on whole groups of its own; gradients and counts are summed.
+"""
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from minrl.config import ModelConfig
+from minrl.cpu import keep_freed_memory
+from minrl.types import UserError
+
+
+class Processes:
+    """This process among those of the run."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("--device cuda asks for a CUDA card, and torch finds none: use --device cpu")
+        on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+        dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
+        self._accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if dtype == "bfloat16" else "no")
+        torch.set_num_threads(config.threads or max(1, cpu_cores() // self.count))
+        keep_freed_memory()
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self._accelerator.device
+
+    @property
+    def count(self) -> int:
+        """How many processes the run has."""
+        return self._accelerator.num_processes
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is, from 0."""
+        return self._accelerator.process_index
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the one that writes and shows."""
+        return self._accelerator.is_main_process
+
+    def autocast(self) -> AbstractContextManager:
+        """Matrix products in the configured precision."""
+        return self._accelerator.autocast()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return self._accelerator.reduce(values, "sum")
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        """The items of all processes, in order of rank."""
+        return items if self.count == 1 else gather_object(items)
+
+    def wait(self) -> None:
+        """Go on when all processes are here."""
+        self._accelerator.wait_for_everyone()
+
+
+def cpu_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
