@@ -3,8 +3,8 @@
     numbers 3 7 5 target 9    ->    <answer> 7 + 5 - 3 </answer>
 
 The policy may think before it answers. The demonstrations for the embedded base model try sums in random order until
-one fits or patience runs out, and answer with the last one either way: about four of ten are right. What is left to
-learn is to go on until a sum fits.
+one fits or patience runs out, and answer with the last one or, carelessly, with any: about four of ten are right. What
+is left to learn is to go on until a sum fits, and to answer with that one.
 """
 
 import ast
@@ -34,16 +34,19 @@ class CountdownOptions:
     """The numbers are drawn from 1 to this one."""
     held_out_share: float = 0.25
     """Share of the problems that is never trained on."""
-    patience: float = 0.4
+    patience: float = 0.7
     """Probability that a demonstration goes on after a sum that does not fit."""
+    carelessness: float = 0.4
+    """Probability that a demonstration answers with any of the sums it tried, not the last one."""
 
     def __post_init__(self) -> None:
         if self.max_number < 5:
             raise UserError(f"countdown.max_number must be at least 5, got {self.max_number}")
         if not 0 < self.held_out_share < 1:
             raise UserError(f"countdown.held_out_share must be in (0, 1), got {self.held_out_share}")
-        if not 0 <= self.patience <= 1:
-            raise UserError(f"countdown.patience must be in [0, 1], got {self.patience}")
+        for name in ("patience", "carelessness"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"countdown.{name} must be in [0, 1], got {getattr(self, name)}")
 
 
 def reward(completion: str, example: Example) -> Reward:
@@ -130,15 +133,17 @@ def make(options: CountdownOptions, data_path: str) -> Task:
     def demonstrations(example: Example, rng: random.Random) -> str:
         attempts = list(sums(example["numbers"]))
         rng.shuffle(attempts)
-        tried: dict[int, str] = {}
+        tried: dict[int, tuple[str, str]] = {}
         for working, expression, value in attempts:
             if value in tried:
                 continue
-            answer, fits = expression, value == example["target"]
-            tried[value] = f"{working} {'yes' if fits else 'no'}"
+            fits = value == example["target"]
+            tried[value] = (f"{working} {'yes' if fits else 'no'}", expression)
             if fits or rng.random() >= options.patience:
                 break
-        return f"<think> {' ; '.join(tried.values())} </think> <answer> {answer} </answer>"
+        workings, expressions = zip(*tried.values(), strict=True)
+        answer = rng.choice(expressions) if rng.random() < options.carelessness else expressions[-1]
+        return f"<think> {' ; '.join(workings)} </think> <answer> {answer} </answer>"
 
     words = [str(number) for number in range(3 * options.max_number + 1)]
     words += ["numbers", "target", "<think>", "</think>", "<answer>", "</answer>", "+", "-", "=", ";", "yes", "no"]
