@@ -34,9 +34,9 @@ class CountdownOptions:
     """The numbers are drawn from 1 to this one."""
     held_out_share: float = 0.25
     """Share of the problems that is never trained on."""
-    patience: float = 0.7
+    patience: float = 0.6
     """Probability that a demonstration goes on after a sum that does not fit."""
-    carelessness: float = 0.4
+    carelessness: float = 0.8
     """Probability that a demonstration answers with any of the sums it tried, not the last one."""
 
     def __post_init__(self) -> None:
