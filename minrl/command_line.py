@@ -28,13 +28,21 @@ def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]
     """The config of train.py and the options of every task."""
     arguments, values = _take_config_file(list(arguments))
     trainer, options = from_dict(values)
-    fields: list[Any] = [
-        ("trainer", Annotated[TrainerConfig, tyro.conf.OmitArgPrefixes], dataclasses.field(default=trainer))
-    ]
+    return parse_with_tasks(TrainerConfig, arguments, trainer, options)
+
+
+def parse_with_tasks(
+    cls: type[T], arguments: Sequence[str], default: T | None = None, options: TaskOptions | None = None
+) -> tuple[T, TaskOptions]:
+    """A config with flat flags, and the options of every task under the task's name."""
+    if options is None:
+        options = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
+    main = dataclasses.field() if default is None else dataclasses.field(default=default)
+    fields: list[Any] = [("main", Annotated[cls, tyro.conf.OmitArgPrefixes], main)]
     for name, value in options.items():
         fields.append((_identifier(name), type(value), dataclasses.field(default=value)))
     parsed = parse(dataclasses.make_dataclass("Arguments", fields, frozen=True), arguments)
-    return parsed.trainer, {name: getattr(parsed, _identifier(name)) for name in options}
+    return parsed.main, {name: getattr(parsed, _identifier(name)) for name in options}
 
 
 def parse(cls: type[T], arguments: Sequence[str], description: str | None = None) -> T:
@@ -164,7 +172,7 @@ def _flags(cls: type) -> list[str]:
     flags = []
     for name, hint in get_type_hints(cls).items():
         if dataclasses.is_dataclass(hint):
-            prefix = "" if cls is TrainerConfig or hint is TrainerConfig else f"{name.replace('_', '-')}."
+            prefix = "" if hint.__module__ == TrainerConfig.__module__ else f"{name.replace('_', '-')}."
             flags += [prefix + flag for flag in _flags(hint)]
         else:
             flags.append(name.replace("_", "-"))

@@ -280,5 +280,68 @@ class TrainerConfig:
         return f"{self.rollout.task.replace('/', '-')}-{self.algorithm.algorithm}-seed{self.seed}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What evaluate.py does: a model on a task, or a file of completions."""
+
+    task: str = "countdown"
+    """A key of TASK_DEFINITIONS."""
+    checkpoint: str = ""
+    """A checkpoint, a folder of checkpoints, a run, a local transformers model or a hub name."""
+    completions: str = ""
+    """JSONL file with `completion` and the fields that the reward reads; no model is loaded."""
+    output: str = ""
+    """Where the result goes: JSON for a model, JSONL for completions. Empty: the screen, or NAME.scored.jsonl."""
+    data_path: str = ""
+    """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    examples: int = 512
+    """Held-out examples (all where the task has fewer)."""
+    samples: int = 0
+    """Sampled completions per example. 0: as many as it takes for 500 in all."""
+    temperature: float = 1.0
+    """Temperature of the samples; a greedy completion of each example runs beside them."""
+    max_tokens: int = 128
+    """Longest completion of one turn, in tokens."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a completion, beside the model's own end tokens."""
+    seed: int = 0
+    """Seed of the samples."""
+    reward_deadline_s: float = 30.0
+    """Longest time that one reward may take in a worker, in seconds."""
+    reward_workers: int = 0
+    """Processes that compute rewards. 0: one per core."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Device, precision, chat template."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Who samples."""
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.checkpoint) != bool(self.completions),
+            "name either --checkpoint (a model to evaluate) or --completions (a file to score), "
+            f"got {'both' if self.checkpoint else 'neither'}",
+        )
+        require(not self.model.model_id, "evaluate.py takes the model as --checkpoint, not --model-id")
+        _ = self.rollout, self.evaluation  # their own checks
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """How completions are sampled and rewarded."""
+        return RolloutConfig(
+            task=self.task,
+            max_tokens=self.max_tokens,
+            stop_strings=self.stop_strings,
+            reward_deadline_s=self.reward_deadline_s,
+            reward_workers=self.reward_workers,
+        )
+
+    @property
+    def evaluation(self) -> EvaluationConfig:
+        """How many examples and samples."""
+        return EvaluationConfig(
+            eval_examples=self.examples, eval_samples=self.samples, eval_temperature=self.temperature
+        )
+
+
 TaskOptions = Mapping[str, Any]
 """The options dataclass of each task, by the task's name."""

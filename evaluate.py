@@ -1,0 +1,72 @@
+"""Say how good a model is at a task, or score completions that somebody already has.
+
+    python evaluate.py --checkpoint checkpoints/countdown-grpo-seed0 --task countdown --output result.json
+    python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl
+
+The first takes a checkpoint, a run or any transformers model, samples the task's held-out examples and writes JSON. The
+second reads rows with `completion` and the fields that the task's reward reads, and writes each row, in order, with
+`reward`, `solved` and `parts` added; a row that cannot be scored has `reward: null` and says why under `error`.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from minrl.command_line import parse_with_tasks, run_main
+from minrl.completions import score_file
+from minrl.config import EvaluateConfig, TaskOptions
+from minrl.tasks import Task, load_task
+from minrl.workers import Workers
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Evaluate a model, or score a file."""
+    config, options = parse_with_tasks(EvaluateConfig, arguments)
+    task = load_task(config.task, options.get(config.task), config.data_path)
+    workers = Workers(config.reward_workers, config.reward_deadline_s)
+    try:
+        return _score(config, task, workers) if config.completions else _evaluate(config, options, task, workers)
+    finally:
+        workers.close()
+
+
+def _score(config: EvaluateConfig, task: Task, workers: Workers) -> int:
+    output = Path(config.output or Path(config.completions).with_suffix(".scored.jsonl"))
+    rows, solved, failed = score_file(task, Path(config.completions), output, workers)
+    sys.stderr.write(f"{output}: {rows} rows, {solved} solved, {failed} could not be scored\n")
+    return 0
+
+
+def _evaluate(config: EvaluateConfig, options: TaskOptions, task: Task, workers: Workers) -> int:
+    from minrl.engines.choice import make_engine
+    from minrl.evaluation import evaluate
+    from minrl.parts import resolve_model
+    from minrl.policy import load_policy
+    from minrl.processes import Processes
+
+    path = resolve_model(config.checkpoint)
+    policy = load_policy(path, config.model, Processes(config.model))
+    engine = make_engine(config.engine, policy)
+    try:
+        evaluation = evaluate(policy, engine, workers, task, config.evaluation, config.rollout, config.seed)
+    finally:
+        engine.close()
+    result: Mapping[str, object] = {
+        "model": path,
+        "task": config.task,
+        "options": vars(options[config.task]) if config.task in options else {},
+        "seed": config.seed,
+        "temperature": config.temperature,
+        **evaluation.to_json(),
+    }
+    text = json.dumps(result, indent=1)
+    if config.output:
+        Path(config.output).parent.mkdir(parents=True, exist_ok=True)
+        Path(config.output).write_text(text + "\n")
+    sys.stdout.write(text + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)
