@@ -45,6 +45,54 @@ def normalize_rewards_per_group(
     return centred / (variance.sqrt() + STD_EPSILON)[groups], baselines
 
 
+def mean_only(
+    rewards: Float[Tensor, " N"],
+    scorable: Bool[Tensor, " N"],
+    groups: Int[Tensor, " N"],
+    roles: Sequence[str],
+    baselines: Baselines,
+) -> tuple[Float[Tensor, " N"], Baselines]:
+    """r - mean: Dr. GRPO, arXiv:2503.20783, section 3.2, which leaves the standard deviation out.
+
+    Dividing by it weighs questions that are nearly always or nearly never solved above the rest.
+    """
+    return _centred(rewards, scorable, groups), baselines
+
+
+def leave_one_out(
+    rewards: Float[Tensor, " N"],
+    scorable: Bool[Tensor, " N"],
+    groups: Int[Tensor, " N"],
+    roles: Sequence[str],
+    baselines: Baselines,
+) -> tuple[Float[Tensor, " N"], Baselines]:
+    """r_i - mean of the group's others: RLOO, arXiv:2402.14740, section 3.3.
+
+    Computed as n / (n - 1) (r_i - mean), which is the same. A group of one has no others and gets 0.
+    """
+    counts = _group_sums(scorable.to(rewards.dtype), groups)
+    return _centred(rewards, scorable, groups) * (counts / (counts - 1).clamp(min=1))[groups], baselines
+
+
+def relative_to_mean(
+    rewards: Float[Tensor, " N"],
+    scorable: Bool[Tensor, " N"],
+    groups: Int[Tensor, " N"],
+    roles: Sequence[str],
+    baselines: Baselines,
+) -> tuple[Float[Tensor, " N"], Baselines]:
+    """(r - mean) / mean: MaxRL, arXiv:2602.02710.
+
+    With rewards 0 and 1 the expected gradient is that of a truncated log-likelihood of success: hard questions, whose
+    mean is small, weigh more. A group whose mean is not above 0 gets 0, since the weight would be infinite or turned
+    around; rewards are meant to be 0 or more.
+    """
+    counts = _group_sums(scorable.to(rewards.dtype), groups).clamp(min=1)
+    mean = _group_sums(torch.where(scorable, rewards, 0.0), groups) / counts
+    weight = torch.where(mean > 0, 1 / torch.where(mean > 0, mean, 1.0), 0.0)
+    return _centred(rewards, scorable, groups) * weight[groups], baselines
+
+
 def group_policy_gradient(
     rewards: Float[Tensor, " N"],
     scorable: Bool[Tensor, " N"],
@@ -63,6 +111,34 @@ def group_policy_gradient(
     return centred * (present.sum() / signal.sum().clamp(min=1)), baselines
 
 
+def normalize_rewards_over_batch(
+    rewards: Float[Tensor, " N"],
+    scorable: Bool[Tensor, " N"],
+    groups: Int[Tensor, " N"],
+    roles: Sequence[str],
+    baselines: Baselines,
+) -> tuple[Float[Tensor, " N"], Baselines]:
+    """(r - mean) / (std + 1e-4) over the whole step: REINFORCE++, arXiv:2501.03262, section 3 ("global advantage
+    normalization").
+
+    The standard deviation is unbiased. Departures: statistics are over rollouts, not over tokens, so that long
+    completions do not count more; a KL penalty, where wanted, is a term of the loss and not of the reward.
+    """
+    everyone = torch.zeros_like(groups)
+    return normalize_rewards_per_group(rewards, scorable, everyone, roles, baselines)
+
+
+def no_baseline(
+    rewards: Float[Tensor, " N"],
+    scorable: Bool[Tensor, " N"],
+    groups: Int[Tensor, " N"],
+    roles: Sequence[str],
+    baselines: Baselines,
+) -> tuple[Float[Tensor, " N"], Baselines]:
+    """r itself: REINFORCE as Williams 1992 (doi:10.1007/BF00992696) first has it, with b = 0."""
+    return torch.where(scorable, rewards, 0.0), baselines
+
+
 def moving_average_baseline(
     rewards: Float[Tensor, " N"],
     scorable: Bool[Tensor, " N"],
@@ -72,7 +148,9 @@ def moving_average_baseline(
 ) -> tuple[Float[Tensor, " N"], Baselines]:
     """r - b with b a moving average of the role's reward, read before this step's rewards enter it.
 
-    REINFORCE with a baseline (Williams 1992, doi:10.1007/BF00992696). A role's first step sets its baseline: it is
+    REINFORCE with a baseline (Williams 1992, doi:10.1007/BF00992696); one for each role is the role-conditioned
+    advantage of SPIRAL (arXiv:2506.24119, section 3.3), with its decay of 0.95. b moves once a step by the mean of the
+    step, not once a rollout, so that it does not depend on their order. A role's first step sets its baseline: it is
     the mean of that step, since 0 would call every reward good.
     """
     advantages, updated = torch.zeros_like(rewards), dict(baselines)

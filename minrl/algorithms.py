@@ -1,7 +1,7 @@
 """An algorithm is a row of independent choices. The loop never asks for an algorithm's name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,25 +10,48 @@ from minrl.advantages import (
     Advantage,
     Baselines,
     group_policy_gradient,
+    leave_one_out,
+    mean_only,
     moving_average_baseline,
+    no_baseline,
+    normalize_rewards_over_batch,
     normalize_rewards_per_group,
+    relative_to_mean,
     spread,
 )
-from minrl.config import TrainerConfig
-from minrl.losses import Aggregation, Surrogate, clipped_surrogate, policy_gradient, sequence_mean, token_mean
+from minrl.config import AlgorithmConfig, TrainerConfig
+from minrl.losses import (
+    Aggregation,
+    Limits,
+    Surrogate,
+    clipped_surrogate,
+    clipped_weight,
+    constant_length,
+    dual_clipped_surrogate,
+    policy_gradient,
+    sequence_mean,
+    soft_gate,
+    token_mean,
+)
 from minrl.types import Rollout, UserError
+
+NO_LIMITS = Limits()
+CLIP = Limits(clip_low=0.2, clip_high=0.2)
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What is compared, what is minimised, how tokens are averaged.
+    """What is compared, what is minimised, how tokens are averaged, what the ratio is of and how far it may go.
 
     `group_relative` says that a rollout is compared with its group only, so that a group of one teaches nothing.
+    `ratio_level` is a key of `minrl.losses.LEVELS`.
     """
 
     advantage: Advantage
     surrogate: Surrogate
     aggregation: Aggregation
+    limits: Limits = NO_LIMITS
+    ratio_level: str = "token"
     group_relative: bool = True
 
     def compare(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Comparison":
@@ -52,18 +75,42 @@ class Comparison:
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    # arXiv:2402.03300. Its KL term to a reference is off.
-    "grpo": Algorithm(normalize_rewards_per_group, clipped_surrogate, sequence_mean),
-    # Williams 1992, with a moving-average baseline.
-    "reinforce": Algorithm(moving_average_baseline, policy_gradient, token_mean, group_relative=False),
+    # arXiv:2402.03300. Its KL term to a reference is --kl-coef.
+    "grpo": Algorithm(normalize_rewards_per_group, clipped_surrogate, sequence_mean, CLIP),
+    # arXiv:2503.20783.
+    "dr_grpo": Algorithm(mean_only, clipped_surrogate, constant_length, CLIP),
+    # arXiv:2503.14476. Its dynamic sampling and overlong penalty are settings of their own.
+    "dapo": Algorithm(normalize_rewards_per_group, clipped_surrogate, token_mean, Limits(0.2, 0.28)),
+    # arXiv:2507.18071; bounds of its section 5.1.
+    "gspo": Algorithm(
+        normalize_rewards_per_group, clipped_surrogate, sequence_mean, Limits(3e-4, 4e-4), ratio_level="geometric"
+    ),
+    # arXiv:2506.13585. Its upper bound is not published; 5 is that of arXiv:2510.13786.
+    "cispo": Algorithm(normalize_rewards_per_group, clipped_weight, token_mean, Limits(clip_high=4.0)),
+    # arXiv:2511.20347.
+    "sapo": Algorithm(normalize_rewards_per_group, soft_gate, sequence_mean),
+    # arXiv:1912.09729, with a group's baseline in place of a value network.
+    "dual_clip": Algorithm(normalize_rewards_per_group, dual_clipped_surrogate, sequence_mean, Limits(0.2, 0.2, 3.0)),
+    # arXiv:2402.14740, equation 8 over L; AdamW does not see the constant.
+    "rloo": Algorithm(leave_one_out, policy_gradient, constant_length),
+    # arXiv:2602.02710.
+    "maxrl": Algorithm(relative_to_mean, policy_gradient, token_mean),
     # arXiv:2504.02546.
     "gpg": Algorithm(group_policy_gradient, policy_gradient, token_mean),
+    # arXiv:2501.03262.
+    "reinforce_pp": Algorithm(normalize_rewards_over_batch, clipped_surrogate, token_mean, CLIP, group_relative=False),
+    # Williams 1992, with a moving-average baseline.
+    "reinforce": Algorithm(moving_average_baseline, policy_gradient, token_mean, group_relative=False),
+    "reinforce_no_baseline": Algorithm(no_baseline, policy_gradient, token_mean, group_relative=False),
+    # arXiv:2506.24119: a baseline for each role, and completions that are not divided by their length.
+    "spiral": Algorithm(moving_average_baseline, policy_gradient, constant_length, group_relative=False),
 }
 
 
 def choose_algorithm(config: TrainerConfig) -> Algorithm:
-    """The row the config names; refused where the config contradicts it."""
-    name = config.algorithm.algorithm
+    """The row the config names, with the config's limits in place of its own; refused where the two contradict."""
+    settings = config.algorithm
+    name = settings.algorithm
     if name not in ALGORITHMS:
         raise UserError(f"no algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}")
     algorithm = ALGORITHMS[name]
@@ -72,4 +119,17 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
             f"{name} compares the completions of a group: group_size must be at least 2, "
             f"got {config.rollout.group_size}; or choose --algorithm reinforce"
         )
-    return algorithm
+    if algorithm.ratio_level != "token" and settings.importance_level == "token":
+        raise UserError(
+            f"{name} weighs whole sequences, importance_level must not be token: choose geometric, sequence or auto"
+        )
+    return replace(algorithm, limits=_limits(name, algorithm.limits, settings))
+
+
+def _limits(name: str, limits: Limits, settings: AlgorithmConfig) -> Limits:
+    """The row's limits with those that the config sets. One that the row has no use for is refused."""
+    chosen = {field: getattr(settings, field) for field in vars(limits) if getattr(settings, field)}
+    for field, value in chosen.items():
+        if not getattr(limits, field):
+            raise UserError(f"{name} has no {field} and would not read it, got {value}: leave it out")
+    return replace(limits, **chosen)

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -191,6 +192,7 @@ def _one_line(box: str, known: Sequence[str]) -> str:
     rules = [i for i, line in enumerate(lines) if line and set(line) <= set("-─╭╮╰╯")]
     body = lines[rules[0] + 1 : rules[1] if len(rules) > 1 else None] if rules else lines
     message = " ".join(line for line in body if line)
+    message = re.sub(r"^Error parsing [a-z_.]+: ", "", message)  # the group's name, which is no flag's
     if message.startswith("Unrecognized options:"):
         flag = message.split(":", 1)[1].split(",")[0].strip()
         return _unknown(f"flag {flag}", flag.lstrip("-"), known)

@@ -8,13 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from minrl.types import UserError
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `UserError(message)` unless the condition holds."""
-    if not condition:
-        raise UserError(message)
+from minrl.learning_config import AlgorithmConfig, OptimizerConfig
+from minrl.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,66 +95,6 @@ class RolloutConfig:
         require(
             0 <= self.max_unscorable_frac <= 1,
             f"max_unscorable_frac must be in [0, 1], got {self.max_unscorable_frac}",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """How rewards become a gradient."""
-
-    algorithm: str = "grpo"
-    """A row of ALGORITHMS."""
-    clip_low: float = 0.2
-    """The ratio of a token with negative advantage stops counting below 1 - clip_low."""
-    clip_high: float = 0.2
-    """The ratio of a token with positive advantage stops counting above 1 + clip_high."""
-    passes_per_step: int = 1
-    """How often each step's rollouts are trained on."""
-    minibatches_per_pass: int = 1
-    """Optimizer steps per pass; the rollouts are split by whole groups."""
-    importance_cap: float = 2.0
-    """Upper bound of the weight that corrects for an engine whose numbers are not the policy's. 0: off."""
-
-    def __post_init__(self) -> None:
-        for name in ("passes_per_step", "minibatches_per_pass"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(0 < self.clip_low < 1, f"clip_low must be in (0, 1), got {self.clip_low}")
-        require(self.clip_high > 0, f"clip_high must be above 0, got {self.clip_high}")
-        require(
-            self.importance_cap == 0 or self.importance_cap >= 1,
-            f"importance_cap must be 0 (off) or at least 1, got {self.importance_cap}",
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """AdamW and how much fits into memory at once."""
-
-    learning_rate: float = 1.5e-4
-    """AdamW's learning rate after the warmup."""
-    warmup_steps: int = 5
-    """Steps over which the learning rate rises linearly from 0."""
-    weight_decay: float = 0.0
-    """AdamW's decoupled weight decay, on matrices only."""
-    adam_beta1: float = 0.9
-    """Decay of AdamW's first moment."""
-    adam_beta2: float = 0.95
-    """Decay of AdamW's second moment."""
-    max_grad_norm: float = 1.0
-    """The gradient is scaled down to this L2 norm. 0: never."""
-    micro_batch_tokens: int = 16384
-    """Tokens in one forward pass: memory only, the gradient does not depend on it."""
-
-    def __post_init__(self) -> None:
-        require(self.learning_rate >= 0, f"learning_rate must be 0 or more, got {self.learning_rate}")
-        require(self.warmup_steps >= 0, f"warmup_steps must be 0 or more, got {self.warmup_steps}")
-        require(self.weight_decay >= 0, f"weight_decay must be 0 or more, got {self.weight_decay}")
-        for name in ("adam_beta1", "adam_beta2"):
-            require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), got {getattr(self, name)}")
-        require(self.max_grad_norm >= 0, f"max_grad_norm must be 0 (off) or more, got {self.max_grad_norm}")
-        require(
-            self.micro_batch_tokens >= 1,
-            f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}",
         )
 
 

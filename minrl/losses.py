@@ -2,74 +2,160 @@
 
 N rollouts, S sampled tokens. Every function is pure. Losses are per token, in nats times advantage; the sum of
 loss times token weight over an optimizer step's tokens is what is differentiated.
+
+Surrogates see the ratio ρ = π / π_old at the level of their algorithm: of each token, or one for a whole sequence.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from minrl.config import AlgorithmConfig
+SAPO_TEMPERATURES = (1.0, 1.05)
+"""Of the gate for positive and for negative advantages (arXiv:2511.20347)."""
 
-Surrogate = Callable[
-    [Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"], AlgorithmConfig], Float[Tensor, " S"]
-]
-"""(logprobs, old_logprobs, advantages, limits) -> loss of each token"""
 
-Aggregation = Callable[[Int[Tensor, " N"], int, int], Float[Tensor, " N"]]
-"""(completion lengths, rollouts of the optimizer step, tokens of the optimizer step) -> weight of a rollout's tokens"""
+@dataclass(frozen=True)
+class Limits:
+    """How far the ratio may go: below 1 by `clip_low`, above 1 by `clip_high`; `clip_dual` bounds it where the
+    advantage is negative. 0: no bound.
+    """
+
+    clip_low: float = 0.0
+    clip_high: float = 0.0
+    clip_dual: float = 0.0
+
+
+Surrogate = Callable[[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"], Limits], Float[Tensor, " S"]]
+"""(logprobs, ratio, advantages, limits) -> loss of each token"""
+
+Aggregation = Callable[[Int[Tensor, " N"], int, int, int], Float[Tensor, " N"]]
+"""(completion lengths, rollouts of the optimizer step, tokens of the optimizer step, longest completion allowed)
+-> weight of a rollout's tokens"""
 
 
 def policy_gradient(
-    logprobs: Float[Tensor, " S"],
-    old_logprobs: Float[Tensor, " S"],
-    advantages: Float[Tensor, " S"],
-    limits: AlgorithmConfig,
+    logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> Float[Tensor, " S"]:
     """-A log π: the score function estimator of REINFORCE (Williams 1992) and GPG (arXiv:2504.02546)."""
     return -advantages * logprobs
 
 
 def clipped_surrogate(
-    logprobs: Float[Tensor, " S"],
-    old_logprobs: Float[Tensor, " S"],
-    advantages: Float[Tensor, " S"],
-    limits: AlgorithmConfig,
+    logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> Float[Tensor, " S"]:
     """-min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A) with ρ = exp(log π - log π_old).
 
-    arXiv:1707.06347, equation 7; per token as in arXiv:2402.03300, equation 3, without its KL term, which is off.
+    arXiv:1707.06347, equation 7; per token as in arXiv:2402.03300, equation 3, without its KL term, which is apart;
+    with two bounds as in DAPO (arXiv:2503.14476, equation 8); with a sequence's ratio GSPO (arXiv:2507.18071,
+    equation 5).
     """
-    ratio = (logprobs - old_logprobs).exp()
     clipped = ratio.clamp(1 - limits.clip_low, 1 + limits.clip_high)
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-def sequence_mean(lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int) -> Float[Tensor, " N"]:
+def dual_clipped_surrogate(
+    logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
+) -> Float[Tensor, " S"]:
+    """The clipped surrogate, and where A < 0 no loss above -c A with c = clip_dual: arXiv:1912.09729, equation 5.
+
+    A token with negative advantage whose ratio exceeds c would push without bound; its gradient becomes 0.
+    """
+    loss = clipped_surrogate(logprobs, ratio, advantages, limits)
+    return torch.where(advantages < 0, torch.minimum(loss, -limits.clip_dual * advantages), loss)
+
+
+def clipped_weight(
+    logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
+) -> Float[Tensor, " S"]:
+    """-sg[min(ρ, 1 + clip_high)] A log π, sg stopping the gradient: CISPO, arXiv:2506.13585, equations 4 and 5.
+
+    The weight is clipped, not the update: every token keeps a gradient. There is no lower bound, as in the paper's
+    experiments. Where others name an absolute bound b, clip_high is b - 1.
+    """
+    return -ratio.detach().clamp(max=1 + limits.clip_high) * advantages * logprobs
+
+
+def soft_gate(
+    logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
+) -> Float[Tensor, " S"]:
+    """-(4 / τ) sigmoid(τ (ρ - 1)) A: SAPO, arXiv:2511.20347, with τ = 1 where A > 0 and 1.05 elsewhere.
+
+    The gradient fades smoothly as ρ leaves 1, where it is that of REINFORCE.
+    """
+    positive, negative = SAPO_TEMPERATURES
+    temperature = torch.where(advantages > 0, positive, negative).to(ratio.dtype)
+    return -(4 / temperature) * torch.sigmoid(temperature * (ratio - 1)) * advantages
+
+
+def sequence_mean(
+    lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int
+) -> Float[Tensor, " N"]:
     """1 / (N |o_i|): the mean over rollouts of the mean over tokens (arXiv:2402.03300, equation 3)."""
     return 1 / (num_rollouts * lengths.clamp(min=1).double())
 
 
-def token_mean(lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int) -> Float[Tensor, " N"]:
-    """1 / sum |o_i|: the mean over all tokens (arXiv:2504.02546, equation of the GPG objective)."""
+def token_mean(lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int) -> Float[Tensor, " N"]:
+    """1 / sum |o_i|: the mean over all tokens (DAPO, arXiv:2503.14476, equation 8; GPG, arXiv:2504.02546)."""
     return torch.full((len(lengths),), 1 / max(1, num_tokens), dtype=torch.float64)
 
 
-def importance_weights(
-    old_logprobs: Float[Tensor, " S"], rollout_logprobs: Float[Tensor, " S"], cap: float
-) -> Float[Tensor, " S"]:
-    """min(π_old / π_rollout, cap) per token: corrects for an engine whose probabilities are not the policy's.
+def constant_length(
+    lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int
+) -> Float[Tensor, " N"]:
+    """1 / (N L) with L the longest completion allowed: the sum over tokens up to a constant (Dr. GRPO,
+    arXiv:2503.20783, section 3.2).
 
-    Truncated importance sampling (Ionides 2008, doi:10.1198/106186008X320456).
+    The log-probability of a completion is such a sum, so this is the policy gradient whose action is the completion.
+    In a task of several turns L is the limit of one turn.
     """
-    return (old_logprobs - rollout_logprobs).exp().clamp(max=cap)
+    return torch.full((len(lengths),), 1 / (num_rollouts * max_tokens), dtype=torch.float64)
+
+
+def per_token(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """Each token's own log ratio."""
+    return log_ratio
+
+
+def per_sequence(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """The log ratio of the whole completion, sum over its tokens, at each of them."""
+    return _sums(log_ratio, rollout_of)[rollout_of]
+
+
+def geometric_mean(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """The mean log ratio of the completion's tokens, at each of them: GSPO's, arXiv:2507.18071, equation 7."""
+    lengths = _sums(torch.ones_like(log_ratio), rollout_of).clamp(min=1)
+    return (_sums(log_ratio, rollout_of) / lengths)[rollout_of]
+
+
+LEVELS = {"token": per_token, "sequence": per_sequence, "geometric": geometric_mean}
+"""What a ratio is of. `rollout_of` says which rollout each token belongs to; all of its tokens must be there."""
+
+
+def importance_weights(
+    log_ratio: Float[Tensor, " S"], cap: float, mode: str
+) -> tuple[Float[Tensor, " S"], Bool[Tensor, " S"]]:
+    """min(w, cap) with w = π_old / π_rollout, and which exceeded the cap: corrects for an engine whose probabilities
+    are not the policy's.
+
+    Truncated importance sampling (Ionides 2008, doi:10.1198/106186008X320456). With mode "mask" what exceeds the cap
+    gets 0 in place of the cap.
+    """
+    weights = log_ratio.exp()
+    exceeds = weights > cap
+    return torch.where(exceeds, cap if mode == "truncate" else 0.0, weights), exceeds
 
 
 def clipped_fractions(
-    ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: AlgorithmConfig
+    ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> tuple[Bool[Tensor, " S"], Bool[Tensor, " S"]]:
-    """Tokens whose gradient the lower and the upper bound set to zero."""
-    low = (ratio < 1 - limits.clip_low) & (advantages < 0)
-    high = (ratio > 1 + limits.clip_high) & (advantages > 0)
+    """Tokens that the lower and the upper bound hold back."""
+    low = (ratio < 1 - limits.clip_low) & (advantages < 0) & (limits.clip_low > 0)
+    high = (ratio > 1 + limits.clip_high) & (advantages > 0) & (limits.clip_high > 0)
     return low, high
+
+
+def _sums(values: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " N"]:
+    return values.new_zeros(int(rollout_of.max()) + 1 if len(rollout_of) else 0).index_add(0, rollout_of, values)

@@ -22,6 +22,12 @@ class UserError(ValueError):
     """A mistake that the user can mend. The message is one line: what was given, what is allowed."""
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise `UserError(message)` unless the condition holds."""
+    if not condition:
+        raise UserError(message)
+
+
 @dataclass(frozen=True)
 class Example:
     """A row of a dataset: what the policy is shown and what its reward needs to know.

@@ -17,7 +17,7 @@ from torch import Tensor
 from minrl.algorithms import Algorithm
 from minrl.batch import Batch, Stream, micro_batches, pack, split_groups
 from minrl.config import OptimizerConfig, TrainerConfig
-from minrl.losses import clipped_fractions, importance_weights
+from minrl.losses import LEVELS, clipped_fractions, importance_weights
 from minrl.policy import Policy
 from minrl.scoring import score
 
@@ -118,11 +118,11 @@ class _Update:
     @torch.no_grad()
     def score_old(self) -> None:
         """The policy's log-probabilities before the first optimizer step."""
-        self.old_logprobs = torch.zeros_like(self.batch.rollout_logprobs)
+        self.old_logprobs = torch.zeros_like(self.batch.rollout_logprobs, dtype=torch.float64)
         for stream in self._streams(range(len(self.batch.rollouts))):
             with self.policy.processes.autocast():
                 logprobs, _ = score(self.policy.model, stream, self.config.rollout.temperature)
-            self.old_logprobs[stream.token_index.cpu()] = logprobs.cpu().to(self.old_logprobs.dtype)
+            self.old_logprobs[stream.token_index.cpu()] = logprobs.cpu().double()
 
     def accumulate(self, indices: Sequence[int]) -> None:
         """Add up the gradients of one optimizer step's rollouts."""
@@ -187,7 +187,9 @@ class _Update:
         counted &= self.batch.scorable
         counts = torch.tensor([counted.sum(), self.lengths[counted].sum()], device=self.policy.device)
         num_rollouts, num_tokens = self.policy.processes.sum(counts).tolist()
-        weights = self.algorithm.aggregation(self.lengths, max(1, num_rollouts), num_tokens)
+        weights = self.algorithm.aggregation(
+            self.lengths, max(1, num_rollouts), num_tokens, self.config.rollout.max_tokens
+        )
         return torch.where(counted, weights, 0.0)
 
     def _loss(
@@ -195,34 +197,39 @@ class _Update:
     ) -> Tensor:
         """The weighted sum of the surrogate over the stream's sampled tokens."""
         index, device, dtype = stream.token_index.cpu(), logprobs.device, logprobs.dtype
+        rollout_of = self.batch.rollout_of[index].to(device)
         current = logprobs.detach()
         old = current if self.old_logprobs is None else self.old_logprobs[index].to(device, dtype)
-        rollout_logprobs = self.batch.rollout_logprobs[index].to(device, dtype)
+        gap = old - self.batch.rollout_logprobs[index].to(device, dtype)
         advantages = self.advantages[index].to(device, dtype)
-        per_token = self.algorithm.surrogate(logprobs, old, advantages, self.config.algorithm)
+        ratio = LEVELS[self.algorithm.ratio_level](logprobs - old, rollout_of).exp()
+        per_token = self.algorithm.surrogate(logprobs, ratio, advantages, self.algorithm.limits)
         if self.cap:
-            per_token = per_token * importance_weights(old, rollout_logprobs, self.cap)
+            per_token = per_token * self._engine_correction(gap, rollout_of)
         unseen = self.logprobs[index].isnan()
         self.logprobs[index[unseen]] = current.cpu().to(self.logprobs.dtype)[unseen]
         token_weights = weights[self.batch.rollout_of[index]].to(device, dtype)
         loss = (per_token * token_weights).sum()
-        self._record(stream, loss.detach(), current, old, rollout_logprobs, advantages, entropy)
+        self._record(stream, loss.detach(), ratio.detach(), gap, advantages, entropy)
         return loss
 
+    def _engine_correction(self, gap: Tensor, rollout_of: Tensor) -> Tensor:
+        """The importance weight (S,) of each token, at the level of the algorithm's ratio where none is named."""
+        settings, t = self.config.algorithm, self.totals
+        level = self.algorithm.ratio_level if settings.importance_level == "auto" else settings.importance_level
+        weight, exceeds = importance_weights(LEVELS[level](gap, rollout_of), self.cap, settings.importance_mode)
+        t.weight += float(weight.sum())
+        t.weight_squared += float((weight**2).sum())
+        t.capped += float(exceeds.sum())
+        return weight
+
     def _record(
-        self,
-        stream: Stream,
-        loss: Tensor,
-        logprobs: Tensor,
-        old: Tensor,
-        rollout_logprobs: Tensor,
-        advantages: Tensor,
-        entropy: Tensor,
+        self, stream: Stream, loss: Tensor, ratio: Tensor, gap: Tensor, advantages: Tensor, entropy: Tensor
     ) -> None:
         """Add the stream's sums to the totals."""
-        t, ratio, gap = self.totals, (logprobs - old).exp(), (old - rollout_logprobs)
-        low, high = clipped_fractions(ratio, advantages, self.config.algorithm)
-        t.tokens += len(logprobs)
+        t = self.totals
+        low, high = clipped_fractions(ratio, advantages, self.algorithm.limits)
+        t.tokens += len(ratio)
         t.computed_tokens += len(stream.input_ids)
         t.loss += float(loss)
         t.entropy += float(entropy.sum())
@@ -232,11 +239,6 @@ class _Update:
         t.gap += float(gap.abs().sum())
         t.gap_max = max(t.gap_max, float(gap.abs().max()))
         t.kl += float((gap.exp() - 1 - gap).sum())
-        if self.cap:
-            weight = importance_weights(old, rollout_logprobs, self.cap)
-            t.weight += float(weight.sum())
-            t.weight_squared += float((weight**2).sum())
-            t.capped += float((gap.exp() > self.cap).sum())
 
     def _pending_anywhere(self) -> bool:
         """Whether any process has a gradient: all must step together."""
