@@ -10,7 +10,7 @@ shorter one is masked.
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from minrl.cpu import product
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """Prefills prompts once, copies them to rows, then goes token by token. All hidden states are final ones."""
 

@@ -81,7 +81,7 @@ def play_moves(board: Board, answer: str) -> Board | None:
     for entry in answer.split(";"):
         move, _, shown = entry.partition(":")
         match move.split():
-            case [disk, peg] if disk.isdecimal() and (int(disk), peg) in legal_moves(board):
+            case [disk, peg] if (disk, peg) in {(str(number), name) for number, name in legal_moves(board)}:
                 board = moved(board, int(disk), peg)
             case _:
                 return None

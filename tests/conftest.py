@@ -1,0 +1,107 @@
+"""What the tests share: a tiny policy, a tiny task, rollouts by hand, and settings that keep the suite fast."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny matrices: a second thread only costs
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from minrl.config import ModelConfig
+from minrl.engines.torch_engine import TorchEngine
+from minrl.models import small_qwen3, word_tokenizer
+from minrl.policy import Policy, as_policy
+from minrl.processes import Processes
+from minrl.tasks import TASK_DEFINITIONS, Task, load_task
+from minrl.tasks.task import split
+from minrl.types import SOLO, Example, Reward, Rollout
+from minrl.workers import Workers
+
+CPU = ModelConfig(device="cpu", threads=1)
+
+
+@pytest.fixture(scope="session")
+def processes() -> Processes:
+    return Processes(CPU)
+
+
+@pytest.fixture(scope="session")
+def words() -> list[str]:
+    """The vocabulary of every task, and of `sevens`."""
+    tasks = [load_task(name) for name in TASK_DEFINITIONS]
+    return list(dict.fromkeys(word for task in tasks for word in task.vocabulary))
+
+
+@pytest.fixture
+def make_policy(processes: Processes, words: list[str]) -> Callable[[int], Policy]:
+    """A Qwen3-shaped policy of two layers for each seed."""
+
+    def make(seed: int = 0) -> Policy:
+        tokenizer = word_tokenizer(words)
+        return as_policy(small_qwen3(tokenizer, 64, 2, 2, seed), tokenizer, CPU, processes)
+
+    return make
+
+
+@pytest.fixture
+def policy(make_policy: Callable[[int], Policy]) -> Policy:
+    return make_policy(0)
+
+
+@pytest.fixture
+def engine(policy: Policy) -> TorchEngine:
+    return TorchEngine(policy)
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    pool = Workers(2, deadline_s=30.0)
+    yield pool
+    pool.close()
+
+
+def count_sevens(completion: str, example: Example) -> Reward:
+    """The share of the completion's words that are 7, and 1 only where all are."""
+    said = completion.split()
+    share = said.count("7") / len(said) if said else 0.0
+    return Reward(share, {"words": float(len(said))})
+
+
+@pytest.fixture
+def sevens() -> Task:
+    """Say nothing but 7: learnable in a few steps by any policy."""
+    examples = [Example(f"numbers {n}", f"numbers {n}", {"number": n}, {"odd": str(n % 2)}) for n in range(16)]
+    return Task(split(examples, 0.5), count_sevens, cheap=True)
+
+
+@pytest.fixture
+def make_rollout() -> Callable[..., Rollout]:
+    """A single-turn rollout of the prompt and the sampled ids."""
+
+    def make(prompt: list[int], sampled: list[int], **changes: object) -> Rollout:
+        values = {
+            "ids": prompt + sampled,
+            "loss_mask": [False] * len(prompt) + [True] * len(sampled),
+            "rollout_logprobs": [0.0] * len(prompt) + [-1.0] * len(sampled),
+            "turns": [(len(prompt), len(prompt) + len(sampled))],
+            "prompt_length": len(prompt),
+            "example_id": "example",
+            "group": 0,
+            "sample": 0,
+            "role": SOLO,
+            "seed": 0,
+            "weight_version": 0,
+            "reward": Reward(1.0),
+        }
+        return Rollout(**{**values, **changes})
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,319 @@
+"""Tasks: what each completion is paid, exploits first; splits, demonstrations, and Hanoi's geometry by search."""
+
+import random
+import time
+from collections import deque
+from itertools import product
+
+import pytest
+
+from minrl.tasks import TASK_DEFINITIONS, load_task
+from minrl.tasks.countdown import FORMAT_REWARD, CountdownOptions, evaluate_expression
+from minrl.tasks.countdown import reward as countdown
+from minrl.tasks.hanoi import PEGS, PROGRESS_REWARD, HanoiOptions, best_move, distance, legal_moves, moved
+from minrl.tasks.hanoi import reward as hanoi
+from minrl.tasks.task import Dataset, extract_answer, is_held_out, split
+from minrl.types import Example, Reward, UserError
+
+NUMBERS = Example("3,5,7=9", "numbers 3 7 5 target 9", {"numbers": [3, 7, 5], "target": 9})
+
+ZERO_AT_COUNTDOWN = {
+    "empty": "",
+    "no answer": "7 + 5 - 3",
+    "empty answer": "<answer> </answer>",
+    "never closed": "<answer> 7 + 5 - 3",
+    "closed before opened": "</answer> 7 + 5 - 3 <answer>",
+    "several answers": "<answer> 7 + 5 - 3 </answer> <answer> 7 + 5 - 3 </answer>",
+    "an answer inside an answer": "<answer> <answer> 7 + 5 - 3 </answer> </answer>",
+    "a wrong and a right answer": "<answer> 1 </answer> <answer> 7 + 5 - 3 </answer>",
+    "prompt copied back": NUMBERS.prompt,
+    "prompt as answer": f"<answer> {NUMBERS.prompt} </answer>",
+    "target itself": "<answer> 9 </answer>",
+    "number left out": "<answer> 7 + 5 </answer>",
+    "number used twice": "<answer> 7 + 5 - 3 + 3 - 3 </answer>",
+    "other numbers": "<answer> 8 + 1 </answer>",
+    "an equation": "<answer> 7 + 5 - 3 = 9 </answer>",
+    "a comparison": "<answer> 7 + 5 - 3 == 9 </answer>",
+    "list of answers": "<answer> 7 + 5 - 3, 7 - 5 + 3 </answer>",
+    "two lines": "<answer> 7 + 5 - 3\n7 - 5 + 3 </answer>",
+    "power": "<answer> 9**9**9 </answer>",
+    "power of the numbers": "<answer> 7 ** 5 ** 3 </answer>",
+    "shift": "<answer> 7 << 5 << 3 </answer>",
+    "floor division": "<answer> 7 // 5 // 3 </answer>",
+    "modulo": "<answer> 7 % 5 % 3 </answer>",
+    "sign": "<answer> -3 + 7 + 5 </answer>",
+    "division by zero": "<answer> 7 / (5 - 5) + 3 </answer>",
+    "walrus": "<answer> (x := 7) + 5 - 3 </answer>",
+    "attribute": "<answer> (7).real + 5 - 3 </answer>",
+    "name": "<answer> target </answer>",
+    "call": "<answer> __import__('os').system('true') </answer>",
+    "call that would end the process": "<answer> exit() </answer>",
+    "lambda": "<answer> (lambda: 9)() </answer>",
+    "conditional": "<answer> 7 + 5 - 3 if 3 else 9 </answer>",
+    "boolean": "<answer> 7 + 5 - 3 + False </answer>",
+    "decimals": "<answer> 7.0 + 5.0 - 3.0 </answer>",
+    "complex": "<answer> 7j + 5 - 3 </answer>",
+    "strings": "<answer> '7' + '5' + '3' </answer>",
+    "f-string": "<answer> f'{7 + 5 - 3}' </answer>",
+    "unicode digits": "<answer> \uff17 + \uff15 - \uff13 </answer>",
+    "arabic digits": "<answer> \u0667 + \u0665 - \u0663 </answer>",
+    "unicode minus": "<answer> 7 + 5 \u2212 3 </answer>",
+    "null byte": "<answer> 7 + 5 - 3\0 </answer>",
+    "lone surrogate": "<answer> 7 + 5 - 3 \ud800 </answer>",
+    "huge integer": f"<answer> {'9' * 190} </answer>",
+    "nested parentheses": f"<answer> {'(' * 10_000}7 + 5 - 3{')' * 10_000} </answer>",
+    "parentheses within the limit": f"<answer> {'(' * 90}7{')' * 90} </answer>",
+    "unary tower": f"<answer> {'-' * 190}3 </answer>",
+    "a megabyte of words": "7 + 5 - 3 " * 100_000,
+    "a megabyte of answer": f"<answer> {'7 + 5 - 3 + ' * 90_000} 0 </answer>",
+    "a megabyte of answers": "<answer> 7 + 5 - 3 </answer> " * 40_000,
+}
+
+
+@pytest.mark.parametrize("completion", ZERO_AT_COUNTDOWN.values(), ids=ZERO_AT_COUNTDOWN)
+def test_countdown_pays_nothing_for_what_is_no_answer(completion):
+    started = time.perf_counter()
+    assert countdown(completion, NUMBERS).value == 0.0
+    assert time.perf_counter() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("7 + 5 - 3", 1.0),
+        ("(5 - 3) + 7", 1.0),
+        ("7-3+5", 1.0),
+        ("((7)) + (5 - 3)", 1.0),
+        ("3 + 5 + 7", FORMAT_REWARD),  # 15
+        ("3 * 5 - 7", FORMAT_REWARD),  # 8
+        ("7 - 5 / 3", FORMAT_REWARD),  # 16/3: exact, not rounded
+        ("3 - 7 - 5", FORMAT_REWARD),  # -9 is not 9
+    ],
+)
+def test_countdown_pays_in_full_only_for_the_target(answer, paid):
+    paid_for = countdown(f"<think> anything </think> <answer> {answer} </answer>", NUMBERS)
+    assert paid_for.value == paid
+    assert paid_for.solved == (paid == 1.0)
+
+
+def test_countdown_divides_exactly():
+    # 8 / 3 * 3 is 8 in fractions, and 8.0 only by luck in floats; 1/3 + 2/3 likewise.
+    assert evaluate_expression("8 / 3 * 3")[0] == 8
+    assert evaluate_expression("(1 / 49) * 49")[0] == 1  # 0.9999999999999999 in floats
+
+
+def test_farming_the_format_stays_far_under_a_solution():
+    assert FORMAT_REWARD <= 0.2
+
+
+BOARD = Example("A A A > C", "pegs A A A goal C", {"pegs": ["A", "A", "A"], "goal": "C"})
+SOLUTION = "1 C : C A A ; 2 B : C B A ; 1 B : B B A ; 3 C : B B C ; 1 A : A B C ; 2 C : A C C ; 1 C : C C C"
+
+ZERO_AT_HANOI = {
+    "empty": "",
+    "empty answer": "<answer> </answer>",
+    "no answer tags": SOLUTION,
+    "never closed": f"<answer> {SOLUTION}",
+    "several answers": f"<answer> {SOLUTION} </answer> <answer> {SOLUTION} </answer>",
+    "answer inside an answer": f"<answer> <answer> {SOLUTION} </answer> </answer>",
+    "prompt copied back": BOARD.prompt,
+    "prompt as answer": f"<answer> {BOARD.prompt} </answer>",
+    "board copied without moving": "<answer> A A A </answer>",
+    "goal board without moving": "<answer> C C C </answer>",
+    "move to where it is": "<answer> 1 A : A A A </answer>",
+    "the board copied eight times": f"<answer> {' ; '.join(['1 A : A A A'] * 8)} </answer>",
+    "shuttling disk 1 for 8 moves": f"<answer> {' ; '.join(['1 B : B A A', '1 A : A A A'] * 4)} </answer>",
+    "shuttling between the free pegs": f"<answer> {' ; '.join(['1 B : B A A', '1 A : A A A'] * 40)} </answer>",
+    "disk 0": "<answer> 0 C : C A A </answer>",
+    "disk 9": "<answer> 9 C : C A A </answer>",
+    "negative disk": "<answer> -1 C : A A C </answer>",
+    "wrong ids in every move": "<answer> 4 C : C A A ; 5 B : C B A ; 6 B : B B A </answer>",
+    "disk named by letter": "<answer> A C : C A A </answer>",
+    "unicode digit": "<answer> \uff11 C : C A A </answer>",
+    "arabic digit": "<answer> \u0661 C : C A A </answer>",
+    "superscript": "<answer> \u00b9 C : C A A </answer>",
+    "padded id": "<answer> 01 C : C A A </answer>",
+    "id of 5000 digits": f"<answer> {'1' * 5000} C : C A A </answer>",
+    "peg that is not there": "<answer> 1 D : D A A </answer>",
+    "lower-case peg": "<answer> 1 c : c A A </answer>",
+    "covered disk": "<answer> 2 C : A C A </answer>",
+    "larger on smaller": "<answer> 1 C : C A A ; 2 C : C C A </answer>",
+    "all three at once": "<answer> 3 C : C C C </answer>",
+    "no boards": "<answer> 1 C ; 2 B ; 1 B ; 3 C ; 1 A ; 2 C ; 1 C </answer>",
+    "wrong board after a legal move": "<answer> 1 C : A A C </answer>",
+    "the goal as board of a legal move": "<answer> 1 C : C C C </answer>",
+    "solution with one wrong board": f"<answer> {SOLUTION.replace('B B C', 'B B A')} </answer>",
+    "solution with a trailing separator": f"<answer> {SOLUTION} ; </answer>",
+    "solution and then an illegal move": f"<answer> {SOLUTION} ; 3 A : C C A </answer>",
+    "two moves in one entry": "<answer> 1 C 2 B : C B A </answer>",
+    "code": "<answer> __import__('os') </answer>",
+    "a megabyte of separators": f"<answer> {';' * 1_000_000} </answer>",
+    "a megabyte of words": "1 C : C A A " * 90_000,
+    "nested parentheses": f"<answer> {'(' * 10_000} {')' * 10_000} </answer>",
+    "a megabyte of shuttling": f"<answer> {' ; '.join(['1 B : B A A', '1 A : A A A'] * 36_000)} </answer>",
+}
+
+
+@pytest.mark.parametrize("completion", ZERO_AT_HANOI.values(), ids=ZERO_AT_HANOI)
+def test_hanoi_pays_nothing_for_what_goes_nowhere(completion):
+    started = time.perf_counter()
+    assert hanoi(completion, BOARD).value == 0.0
+    assert time.perf_counter() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        (SOLUTION, 1.0),
+        (f"1 B : B A A ; 1 A : A A A ; {SOLUTION}", 1.0),  # a detour is a solution still
+        # One of seven moves: 0.2 x 1/7.
+        ("1 C : C A A", PROGRESS_REWARD / 7),
+        # Six of seven: 0.2 x 6/7.
+        (SOLUTION.rpartition(" ; ")[0], PROGRESS_REWARD * 6 / 7),
+        # Solved and then undone by one move: six of seven again.
+        (f"{SOLUTION} ; 1 A : A C C", PROGRESS_REWARD * 6 / 7),
+    ],
+)
+def test_hanoi_pays_in_full_only_for_the_goal(answer, paid):
+    assert hanoi(f"<answer> {answer} </answer>", BOARD).value == pytest.approx(paid)
+    assert hanoi(f"<answer> {answer} </answer>", BOARD).solved == (paid == 1.0)
+
+
+def test_a_legal_prefix_never_earns_a_fifth_of_a_solution():
+    for end in range(1, 7):
+        prefix = " ; ".join(SOLUTION.split(" ; ")[:end])
+        assert 0 < hanoi(f"<answer> {prefix} </answer>", BOARD).value < 0.2
+
+
+def test_progress_cannot_be_farmed_by_repeating_moves():
+    once = hanoi("<answer> 1 C : C A A </answer>", BOARD).value
+    again = "1 C : C A A" + " ; 1 A : A A A ; 1 C : C A A" * 20
+    assert hanoi(f"<answer> {again} </answer>", BOARD).value == once
+
+
+def test_a_move_away_from_the_goal_is_not_paid_less_than_nothing():
+    nearly = Example("", "", {"pegs": ["A", "C"], "goal": "C"})
+    assert hanoi("<answer> 1 B : B C </answer>", nearly).value == 0.0
+
+
+@pytest.mark.parametrize("disks", [2, 3, 4])
+@pytest.mark.parametrize("goal", PEGS)
+def test_distance_and_best_move_agree_with_a_search_over_all_boards(disks, goal):
+    # Moves are reversible, so breadth-first from the solved board gives every board's distance.
+    found = {(goal,) * disks: 0}
+    queue = deque(found)
+    while queue:
+        board = queue.popleft()
+        for disk, peg in legal_moves(board):
+            reached = moved(board, disk, peg)
+            if reached not in found:
+                found[reached] = found[board] + 1
+                queue.append(reached)
+    assert len(found) == 3**disks
+    for board in product(PEGS, repeat=disks):
+        assert distance(board, goal) == found[board]
+        if found[board]:
+            assert found[moved(board, *best_move(board, goal))] == found[board] - 1
+            assert best_move(board, goal) in legal_moves(board)
+
+
+@pytest.mark.parametrize("name", TASK_DEFINITIONS)
+def test_no_problem_is_both_trained_on_and_held_out(name):
+    dataset = load_task(name).dataset
+    assert not {e.id for e in dataset.train} & {e.id for e in dataset.held_out}
+    assert len({e.id for e in dataset.train}) == len(dataset.train)
+    share = len(dataset.held_out) / (len(dataset.train) + len(dataset.held_out))
+    assert 0.15 < share < 0.35
+
+
+def test_a_permutation_of_countdown_numbers_is_the_same_problem():
+    dataset = load_task("countdown").dataset
+
+    def identities(examples):
+        return {(tuple(sorted(e["numbers"])), e["target"]) for e in examples}
+
+    assert not identities(dataset.train) & identities(dataset.held_out)
+    for example in dataset.train[:50]:
+        assert example.id == f"{','.join(map(str, sorted(example['numbers'])))}={example['target']}"
+
+
+def test_the_split_is_the_same_every_time():
+    for name in TASK_DEFINITIONS:
+        first, second = load_task(name).dataset, load_task(name).dataset
+        assert [e.id for e in first.held_out] == [e.id for e in second.held_out]
+        assert [e.prompt for e in first.train] == [e.prompt for e in second.train]
+
+
+def test_a_leak_between_train_and_held_out_is_noticed():
+    example = Example("same", "", {})
+    with pytest.raises(AssertionError, match="held-out problems among the training ones"):
+        Dataset([example], [example])
+    with pytest.raises(UserError, match="needs training and held-out"):
+        Dataset([], [example])
+
+
+def test_the_hash_decides_the_split_whatever_the_order():
+    examples = [Example(str(n), "", {}) for n in range(200)]
+    shuffled = random.Random(1).sample(examples, len(examples))
+    assert split(examples, 0.3) == split(shuffled, 0.3)
+    assert {e.id for e in split(examples, 0.3).held_out} == {e.id for e in examples if is_held_out(e.id, 0.3)}
+
+
+@pytest.mark.parametrize("name", TASK_DEFINITIONS)
+def test_demonstrations_are_well_formed_imperfect_and_in_the_vocabulary(name):
+    task, rng = load_task(name), random.Random(0)
+    if task.demonstrations is None:
+        pytest.skip("offers none")
+    solved = 0
+    for example in list(task.dataset.train)[:400]:
+        text = task.demonstrations(example, rng)
+        assert extract_answer(text), text
+        assert set(text.split()) <= set(task.vocabulary)
+        paid = task.reward(text, example)
+        assert paid.parts.get("format", 1.0) == paid.parts.get("legal", 1.0) == 1.0, text
+        solved += paid.solved
+    assert 0.1 < solved / len(list(task.dataset.train)[:400]) < 0.9
+
+
+@pytest.mark.parametrize("name", TASK_DEFINITIONS)
+def test_prompts_are_in_the_vocabulary(name):
+    task = load_task(name)
+    for example in [*task.dataset.train, *task.dataset.held_out] if task.vocabulary else ():
+        shown = [example.prompt] if isinstance(example.prompt, str) else [m["content"] for m in example.prompt[-1:]]
+        assert all(set(text.split()) <= set(task.vocabulary) for text in shown)
+
+
+@pytest.mark.parametrize("name", TASK_DEFINITIONS)
+def test_rewards_are_bounded_for_any_text(name):
+    task, rng = load_task(name), random.Random(1)
+    words = [*task.vocabulary, "<answer>", "</answer>"]
+    for example in list(task.dataset.train)[:100]:
+        paid = task.reward(" ".join(rng.choices(words, k=20)), example)
+        assert 0.0 <= paid.value <= paid.maximum
+
+
+def test_solved_means_at_the_maximum():
+    assert Reward(1.0).solved
+    assert not Reward(0.999).solved
+    assert Reward(2.0, maximum=2.0).solved
+    assert not Reward(1.0, maximum=2.0).solved
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda: CountdownOptions(max_number=2), "max_number must be at least 5, got 2"),
+        (lambda: CountdownOptions(held_out_share=1.0), "held_out_share must be in"),
+        (lambda: HanoiOptions(min_disks=4, max_disks=3), "min_disks <= max_disks"),
+        (lambda: HanoiOptions(max_disks=9), "<= 8"),
+        (lambda: HanoiOptions(skill=0.0), "skill must be in"),
+    ],
+)
+def test_impossible_task_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        options()
+
+
+def test_an_unknown_task_is_refused_with_the_names_of_those_there_are():
+    with pytest.raises(UserError, match="no task 'chess': choose one of countdown, hanoi"):
+        load_task("chess")
