@@ -50,7 +50,7 @@ class Workers:
         while waiting or self._busy:
             while waiting and len(self._busy) < self.count:
                 index = waiting.pop()
-                worker = self._idle.pop() if self._idle else _Worker()
+                worker = self._next_worker()
                 failed = worker.start(index, jobs[index], self.deadline_s)
                 if failed is None:
                     self._busy[worker.connection] = worker
@@ -60,6 +60,15 @@ class Workers:
             for worker, result in self._finished():
                 results[worker.index] = result
         return results
+
+    def _next_worker(self) -> "_Worker":
+        """One that waits for work and has not died while it waited, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.poll() is None:
+                return worker
+            worker.kill()
+        return _Worker()
 
     def close(self) -> None:
         """End all workers."""
@@ -110,7 +119,8 @@ class _Worker:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             return Failure(f"the job cannot be sent to a worker: {error}")
         self.index, self.deadline = index, time.monotonic() + deadline_s
-        self.connection.send_bytes(payload)
+        with contextlib.suppress(BrokenPipeError):  # it has just died, which `receive` will find
+            self.connection.send_bytes(payload)
         return None
 
     def receive(self) -> Any:  # noqa: ANN401 - whatever the job returned
@@ -118,6 +128,8 @@ class _Worker:
         try:
             return self.connection.recv()
         except (EOFError, OSError):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # closing its pipe is among the last things it does
+                self.process.wait(timeout=1.0)
             self.kill()
             return Failure(f"the worker died (exit status {self.process.returncode})")
 
@@ -147,10 +159,10 @@ def serve(connection: Connection) -> None:
             return
         try:
             function, arguments = pickle.loads(payload)
-            result = call(Job(function, arguments))
-        except Exception:  # the task's module may fail to import in this process
-            result = Failure(traceback.format_exc())
-        connection.send(result)
+            answer = pickle.dumps(call(Job(function, arguments)))
+        except Exception:  # the task's module may fail to import in this process, or its result to be pickled
+            answer = pickle.dumps(Failure(traceback.format_exc()))
+        connection.send_bytes(answer)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_only_sampled_tokens_of_several_turns_are_labels(make_rollout):
         [],
         ids=[11, 12, 21, 2, 15, 16, 31, 2],
         loss_mask=[False, False, True, True, False, False, True, True],
-        rollout_logprobs=[0, 0, -1, -2, 0, 0, -3, -4],
+        rollout_logprobs=[0.0, 0.0, -1.0, -2.0, 0.0, 0.0, -3.0, -4.0],
         turns=[(2, 4), (6, 8)],
     )
     stream = pack([rollout], [0])
