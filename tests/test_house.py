@@ -1,0 +1,217 @@
+"""How the house is built: floors, doors, budgets, and no knob that turns nothing."""
+
+import ast
+import dataclasses
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from minrl.config import EvaluateConfig, TrainerConfig
+from minrl.tasks import TASK_DEFINITIONS
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "minrl").rglob("*.py"))
+SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.exists()]
+
+FLOORS = {
+    0: "minrl minrl.types minrl.config minrl.learning_config",
+    1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.sandbox minrl.tasks",
+    2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "
+    "minrl.checkpoint minrl.command_line",
+    3: "minrl.base_model minrl.rollout minrl.update minrl.evaluation minrl.preflight minrl.completions minrl.sft "
+    "minrl.viewer minrl.screen minrl.run minrl.parts minrl.record",
+    4: "train evaluate",
+}
+FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
+
+DOORS = {
+    "transformers": {"minrl.models"},
+    "tokenizers": {"minrl.models"},
+    "accelerate": {"minrl.processes"},
+    "tensorboard": {"minrl.metrics"},
+    "torch.utils.tensorboard": {"minrl.metrics"},
+    "datasets": {"minrl.tasks"},
+    "vllm": {"minrl.engines.vllm_engine", "minrl.engines.vllm_versions"},
+    "tyro": {"minrl.command_line"},
+    "yaml": {"minrl.command_line"},
+    "rich": {"minrl.screen"},
+    "wandb": {"minrl.metrics"},
+    "peft": {"minrl.policy"},
+}
+
+MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 300, 50, 8
+EXCUSED = {
+    # name: why it may be larger
+    "minrl/config.py": "a docstring and a check for every knob",
+    "minrl/batch.py:pack": "one pass over the rollouts fills ten columns; in two it would be harder to follow",
+}
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+def imports_of(path):
+    """Every module that the file imports, at its top or inside functions."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide the floor"
+            yield node.module
+            for alias in node.names:  # `from minrl import checkpoint` imports a module
+                if (ROOT / f"{node.module.replace('.', '/')}/{alias.name}.py").exists():
+                    yield f"{node.module}.{alias.name}"
+
+
+def within(name, package):
+    return name == package or name.startswith(package + ".")
+
+
+def floor_of(name):
+    return max((floor for module, floor in FLOOR_OF.items() if module != "minrl" and within(name, module)), default=0)
+
+
+@pytest.mark.parametrize("path", [*FILES, *SCRIPTS], ids=module_of)
+def test_every_module_has_a_floor(path):
+    assert any(within(module_of(path), name) for name in FLOOR_OF if name != "minrl" or module_of(path) == "minrl")
+
+
+@pytest.mark.parametrize("path", [*FILES, *SCRIPTS], ids=module_of)
+def test_imports_point_down_or_sideways(path):
+    up = [name for name in imports_of(path) if within(name, "minrl") and floor_of(name) > floor_of(module_of(path))]
+    assert not up, f"{module_of(path)} on floor {floor_of(module_of(path))} imports {up}"
+
+
+def test_no_imports_go_in_a_circle():
+    known = {module_of(path): path for path in FILES}
+    down = {name: {i for i in imports_of(path) if i in known and i != name} for name, path in known.items()}
+    while leaves := [name for name, imported in down.items() if not imported]:
+        for leaf in leaves:
+            del down[leaf]
+        for imported in down.values():
+            imported.difference_update(leaves)
+    assert not down, "these wait for each other"
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_each_library_comes_in_by_its_door(library):
+    users = {module_of(p) for p in [*FILES, *SCRIPTS] for name in imports_of(p) if within(name, library)}
+    trespassers = {user for user in users if not any(within(user, door) for door in DOORS[library])}
+    assert not trespassers
+
+
+def test_nobody_counts_on_a_vague_file():
+    vague = {"utils", "common", "helpers", "constants", "core", "misc"}
+    assert not [path for path in FILES if path.stem in vague]
+
+
+@pytest.mark.parametrize("path", [*FILES, *SCRIPTS], ids=module_of)
+def test_every_module_says_what_it_answers(path):
+    assert ast.get_docstring(tree_of(path)), f"{path} has no docstring"
+
+
+def functions_of(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_files_functions_and_signatures_keep_their_budgets():
+    over = {}
+    for path in [*FILES, *SCRIPTS]:
+        name = str(path.relative_to(ROOT))
+        lines = len(path.read_text().splitlines())
+        if lines >= MAX_FILE:
+            over[name] = f"{lines} lines"
+        for function in functions_of(path):
+            arguments = function.args
+            parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+            parameters = [a for a in parameters if a.arg not in ("self", "cls")]
+            length = function.end_lineno - function.lineno + 1
+            if length >= MAX_FUNCTION or len(parameters) > MAX_PARAMETERS:
+                over[f"{name}:{function.name}"] = f"{length} lines, {len(parameters)} parameters"
+    assert not {name: size for name, size in over.items() if name not in EXCUSED}
+
+
+def fields_of(cls):
+    for name, hint in get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            yield from fields_of(hint)
+        else:
+            yield cls, name
+
+
+CONFIGS = [*fields_of(TrainerConfig), *fields_of(EvaluateConfig)]
+CONFIGS += [field for definition in TASK_DEFINITIONS.values() for field in fields_of(definition.options)]
+CONFIGS = list(dict.fromkeys(CONFIGS))
+
+
+@cache
+def names_read():
+    """Attributes that are read somewhere outside checks: in no `__post_init__` and in no config file's class body."""
+    read = set()
+    for path in [*FILES, *SCRIPTS]:
+        checks = {
+            inner for function in functions_of(path) if function.name == "__post_init__" for inner in ast.walk(function)
+        }
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node not in checks:
+                read.add(node.attr)
+    return read
+
+
+@pytest.mark.parametrize(("cls", "name"), CONFIGS, ids=lambda value: getattr(value, "__name__", value))
+def test_every_config_field_is_read_somewhere(cls, name):
+    assert name in names_read()
+
+
+@pytest.mark.parametrize("cls", list(dict.fromkeys(cls for cls, _ in CONFIGS)), ids=lambda cls: cls.__name__)
+def test_every_config_field_has_a_docstring_of_its_own(cls):
+    path = Path(sys.modules[cls.__module__].__file__)
+    node = next(n for n in ast.walk(tree_of(path)) if isinstance(n, ast.ClassDef) and n.name == cls.__name__)
+    for field, following in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            has_string = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            assert has_string and isinstance(following.value.value, str), f"{cls.__name__}.{field.target.id}"
+
+
+@pytest.mark.parametrize("module", ["minrl.types", "minrl.config", "minrl.tasks", "minrl.workers", "minrl.completions"])
+def test_tasks_and_types_are_imported_without_torch(module):
+    code = f"import {module}, sys; assert not {{'torch', 'datasets', 'transformers'}} & set(sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_types_need_the_standard_library_only():
+    imported = {name.split(".")[0] for name in imports_of(ROOT / "minrl/types.py")}
+    assert imported <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", [*FILES, *SCRIPTS], ids=module_of)
+def test_nobody_asks_for_an_algorithms_or_a_tasks_name(path):
+    from minrl.algorithms import ALGORITHMS
+
+    compared = {
+        constant.value
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Compare)
+        for constant in node.comparators
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+    }
+    assert not compared & {*ALGORITHMS, *TASK_DEFINITIONS}
+
+
+def test_train_fits_on_one_screen():
+    train = next(f for f in functions_of(ROOT / "train.py") if f.name == "train")
+    assert train.end_lineno - train.lineno < MAX_FUNCTION
