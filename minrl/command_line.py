@@ -89,6 +89,8 @@ def from_dict(values: Mapping[str, Any]) -> tuple[TrainerConfig, TaskOptions]:
     """The config with these values over the defaults. Unknown names and wrong types are refused."""
     left = {str(key).replace("-", "_"): value for key, value in values.items()}
     given = left.pop("tasks", {})
+    if not isinstance(given, Mapping) or not all(isinstance(chosen, Mapping) for chosen in given.values()):
+        raise UserError(f"tasks must hold options by task, such as `tasks: {{hanoi: {{skill: 0.5}}}}`, got {given!r}")
     groups: dict[str, Any] = {}
     hints = get_type_hints(TrainerConfig)
     for field in dataclasses.fields(TrainerConfig):
@@ -112,7 +114,8 @@ def _typed(cls: type[T], values: Mapping[str, Any]) -> T:
     """A dataclass from plain values whose types are checked."""
     hints = get_type_hints(cls)
     converted = {}
-    for name, value in values.items():
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
         if name not in hints:
             raise UserError(_unknown(f"option {name!r} of {cls.__name__}", name, sorted(hints)))
         converted[name] = _converted(name, hints[name], value)
@@ -133,7 +136,10 @@ def _converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types
             return float(value)
     elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    allowed = f"one of {', '.join(map(str, get_args(hint)))}" if get_args(hint) else f"of type {hint.__name__}"
+    if get_origin(hint) is tuple:
+        allowed = f"a list of {get_args(hint)[0].__name__}"
+    else:
+        allowed = f"one of {', '.join(map(str, get_args(hint)))}" if get_args(hint) else f"of type {hint.__name__}"
     raise UserError(f"{name} must be {allowed}, got {value!r}")
 
 

@@ -4,6 +4,8 @@
 flat: `--learning-rate`, `--group-size`. A task's own options live with the task (`--countdown.max-number`).
 """
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,6 +28,21 @@ class ModelConfig:
     """Where the policy trains. auto: CUDA where there is a card."""
     threads: int = 0
     """CPU threads of torch. 0: one per core that this process may use."""
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 0, f"threads must be 0 (one per core) or more, got {self.threads}")
+        require(
+            isinstance(self.template_options, dict),
+            f"chat_template_options must be a JSON object, got {self.chat_template_options!r}",
+        )
+
+    @property
+    def template_options(self) -> Any:  # noqa: ANN401 - whatever the JSON says
+        """What the chat template is handed; None where the JSON is none."""
+        try:
+            return json.loads(self.chat_template_options or "{}")
+        except json.JSONDecodeError:
+            return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +108,7 @@ class RolloutConfig:
             self.reward_deadline_s > 0,
             f"reward_deadline_s must be above 0 seconds, got {self.reward_deadline_s}",
         )
+        require(all(self.stop_strings), "stop_strings must not be empty: every text contains the empty one")
         require(self.reward_workers >= 0, f"reward_workers must be 0 or more, got {self.reward_workers}")
         require(
             0 <= self.max_unscorable_frac <= 1,
@@ -199,6 +217,9 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         require(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
         require(self.seed >= 0, f"seed must be 0 or more, got {self.seed}")
+        for group in vars(self).values():
+            for name, value in vars(group).items() if hasattr(group, "__dict__") else ():
+                require(not isinstance(value, float) or math.isfinite(value), f"{name} must be finite, got {value}")
         require(
             self.algorithm.minibatches_per_pass <= self.rollout.prompts_per_step,
             f"minibatches_per_pass ({self.algorithm.minibatches_per_pass}) must not exceed prompts_per_step "

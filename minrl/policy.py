@@ -4,7 +4,6 @@ A `Policy` is a transformers model with float32 master weights, its tokenizer an
 version counts its updates, so that every completion can say which weights sampled it.
 """
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from minrl.config import ModelConfig
 from minrl.cpu import speed_up_linears
 from minrl.models import load_model, save_model
 from minrl.processes import Processes
-from minrl.scoring import supports_packing
+from minrl.scoring import supports_packing, verify_scoring
 from minrl.types import Message, Prompt, UserError
 
 _SENTINEL = "\u2042"
@@ -114,15 +113,16 @@ class Policy:
 
 def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     """The model and tokenizer at a hub name or local path, with float32 weights on this process's device."""
-    model, tokenizer = load_model(path)
-    return as_policy(model, tokenizer, config, processes)
+    policy = as_policy(*load_model(path), config, processes)
+    verify_scoring(policy.model)
+    return policy
 
 
 def as_policy(model: nn.Module, tokenizer: Any, config: ModelConfig, processes: Processes) -> Policy:  # noqa: ANN401
     """A policy around a model and tokenizer that are already in memory."""
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
     speed_up_linears(model)
-    return Policy(model, tokenizer, processes, _template_options(config.chat_template_options))
+    return Policy(model, tokenizer, processes, config.template_options)
 
 
 def master_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -152,14 +152,3 @@ def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path)
         weight = weights[name]
         device = "cpu" if kind == "step" and not optimizer.defaults.get("fused") else weight.device
         optimizer.state[weight][kind] = value.to(device)
-
-
-def _template_options(text: str) -> dict[str, Any]:
-    """The JSON object of --chat-template-options."""
-    try:
-        options = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise UserError(f"chat_template_options must be a JSON object, got {text!r}: {error}") from error
-    if not isinstance(options, dict):
-        raise UserError(f"chat_template_options must be a JSON object, got {text!r}")
-    return options

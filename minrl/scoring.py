@@ -16,12 +16,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from minrl.batch import Stream
+from minrl.batch import Stream, pack
+from minrl.types import Rollout, UserError
 
 CHUNK_LOGITS = 2**24
 """Logits that exist at once: 64 MiB in float32."""
 
 ATTENTION = "minrl_packed"
+
+LARGEST_GAP = 0.01
+"""Nats by which a model's own log-probability may differ from `score`'s by rounding alone."""
 
 
 def score(model: nn.Module, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
@@ -44,6 +48,36 @@ def score(model: nn.Module, stream: Stream, temperature: float) -> tuple[Float[T
 def supports_packing(model: nn.Module) -> bool:
     """Whether the model calls the attention interface, so that prompts can be shared and padding left out."""
     return bool(getattr(model, "_supports_attention_backend", False))
+
+
+@torch.no_grad()
+def verify_scoring(model: nn.Module) -> None:
+    """Refuse a model whose own log-probabilities are not those of `score`: one that caps or scales its logits, has a
+    biased output head or attends in a way of its own. Told by two short rollouts with a common prompt.
+    """
+    ids = torch.linspace(1, model.get_output_embeddings().weight.shape[0] - 1, 9).long().tolist()
+    rollouts = [_sampled(ids[:3], ids[3:7]), _sampled(ids[:3], [*ids[:1], *ids[7:]])]
+    device = next(model.parameters()).device
+    gap = 0.0
+    for part in [[0, 1]] if supports_packing(model) else [[0], [1]]:
+        scores, _ = score(model, pack(rollouts, part).to(device), temperature=1.0)
+        own = []
+        for rollout in (rollouts[index] for index in part):
+            row = torch.tensor([rollout.ids], device=device)
+            logprobs = model(input_ids=row, use_cache=False).logits[0].float().log_softmax(-1)
+            own.append(logprobs[2:-1].gather(1, row[0, 3:, None])[:, 0])
+        gap = max(gap, float((torch.cat(own) - scores).abs().max()))
+    if not gap <= LARGEST_GAP:
+        raise UserError(
+            f"{type(model).__name__} cannot be trained: its own log-probabilities differ by {gap:.3g} nats from those "
+            "of plain attention and a plain output head (capped or scaled logits?); choose a Llama- or Qwen-shaped one"
+        )
+
+
+def _sampled(prompt: list[int], completion: list[int]) -> Rollout:
+    ids, zeros = prompt + completion, [0.0] * len(prompt + completion)
+    mask = [False] * len(prompt) + [True] * len(completion)
+    return Rollout(ids, mask, zeros, [(len(prompt), len(ids))], len(prompt), "", 0, 0, "", 0, 0)
 
 
 class StreamAttention:
@@ -158,7 +192,7 @@ def packed_attention(
     stream = kwargs["stream"]
     assert isinstance(stream, StreamAttention), "packed attention needs the stream it attends in"
     if getattr(module, "attn_logit_softcapping", None) or kwargs.get("softcap"):
-        raise ValueError("this model caps its attention logits, which packed training does not support")
+        raise UserError("this model cannot be trained: it caps its attention logits, which packing does not support")
     scale = scaling if scaling is not None else 1 / math.sqrt(query.shape[-1])
     return stream(query, key, value, scale, sliding_window), None
 

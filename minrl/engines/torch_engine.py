@@ -127,7 +127,7 @@ class _Batch:
         self.logprobs[live_rows, position] = logprobs.cpu().numpy()[live]
         self.lengths[live_rows] = position + 1
         self.stopped[live_rows] = np.isin(self.tokens[live_rows, position], self.stop_ids)
-        for row in live_rows if self.sampling.stop_strings else ():
+        for row in live_rows.tolist() if self.sampling.stop_strings else ():
             self.stopped[row] |= self._ends_with_stop_string(row)
         return live & ~self.stopped[rows] & (self.limits[rows] > position + 1)
 

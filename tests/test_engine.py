@@ -1,0 +1,260 @@
+"""The embedded engine: exact, seeded, and blind to what else is in the batch."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from minrl.batch import pack
+from minrl.engines import Sampling, torch_engine
+from minrl.engines.decoder import LlamaDecoder, TransformersDecoder, make_decoder
+from minrl.engines.torch_engine import TorchEngine, sample, uniforms
+from minrl.models import word_tokenizer
+from minrl.policy import as_policy
+from minrl.scoring import score
+from minrl.types import Request
+from tests.conftest import CPU
+from tests.test_scoring import SHAPES, SMALL
+
+PROMPTS = [[5, 6, 7], [9], [8, 7, 6, 5, 10, 11, 12, 5, 6], [5, 6, 7], [13, 14]]
+END = 2
+NO_STOP = Sampling(1.0, frozenset())
+
+
+def requests_for(prompts, max_tokens=12, seed=100):
+    return [Request(list(prompt), seed + row, max_tokens) for row, prompt in enumerate(prompts)]
+
+
+def scored(policy, make_rollout, requests, completions, temperature):
+    """The policy's log-probabilities of the completions, by the packed forward pass."""
+    pairs = zip(requests, completions, strict=True)
+    rollouts = [make_rollout(request.ids, completion.ids) for request, completion in pairs]
+    with torch.no_grad():
+        logprobs, _ = score(policy.model, pack(rollouts, range(len(rollouts))), temperature)
+    return logprobs
+
+
+@pytest.fixture
+def shaped(processes):
+    """A policy of each shape, with weights large enough that tokens differ in probability."""
+
+    def make(shape):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(SHAPES[shape], attn_implementation="sdpa")
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight.ndim == 2:
+                    weight.mul_(8)
+                elif "bias" in name:
+                    weight.normal_()
+        return as_policy(model, word_tokenizer([str(n) for n in range(35)]), CPU, processes)
+
+    return make
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logprobs_are_those_of_the_policys_scoring_forward(shape, temperature, shaped, make_rollout):
+    policy = shaped(shape)
+    requests = requests_for(PROMPTS)
+    completions = TorchEngine(policy).generate(requests, Sampling(temperature, frozenset({END})))
+    reported = torch.tensor([value for completion in completions for value in completion.logprobs])
+    assert reported.std() > 0.5
+    expected = scored(policy, make_rollout, requests, completions, temperature)
+    torch.testing.assert_close(reported, expected, atol=1e-5, rtol=0)
+
+
+def test_each_shape_gets_the_decoder_that_is_right_for_it(shaped):
+    written_out = {name for name in SHAPES if isinstance(make_decoder(shaped(name).model), LlamaDecoder)}
+    assert written_out == {"llama", "qwen2", "qwen3"}
+
+
+@pytest.mark.parametrize("rope", ["llama3", "linear"])
+def test_scaled_rotary_embeddings_are_decoded_as_they_are_scored(rope, processes, make_rollout):
+
+    extra = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
+    parameters = {"rope_type": rope, "rope_theta": 1e4, "factor": 4.0, **(extra if rope == "llama3" else {})}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL, rope_parameters=parameters))
+    policy = as_policy(model, word_tokenizer([]), CPU, processes)
+    requests = requests_for(PROMPTS)
+    completions = TorchEngine(policy).generate(requests, NO_STOP)
+    reported = torch.tensor([value for completion in completions for value in completion.logprobs])
+    torch.testing.assert_close(reported, scored(policy, make_rollout, requests, completions, 1.0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", ["qwen3", "gemma"])
+def test_score_gives_the_logprob_of_each_token_after_the_first(shape, shaped):
+    policy = shaped(shape)
+    ids = [5, 6, 7, 8, 9]
+    logits = policy.model(torch.tensor([ids])).logits[0]
+    expected = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(TorchEngine(policy).score(ids)), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", ["qwen3", "gpt-neox"])
+def test_a_completion_does_not_depend_on_what_else_is_in_the_batch(shape, shaped):
+    engine = TorchEngine(shaped(shape))
+    sampling = Sampling(1.0, frozenset({END}))
+    requests = requests_for(PROMPTS)
+    together = engine.generate(requests, sampling)
+    alone = [engine.generate([request], sampling)[0] for request in requests]
+    backwards = engine.generate(requests[::-1], sampling)[::-1]
+    assert [c.ids for c in together] == [c.ids for c in alone] == [c.ids for c in backwards]
+    for one, other in zip(together, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(engine):
+    first, again, other = engine.generate([Request([5, 6], seed, 20) for seed in (7, 7, 8)], NO_STOP)
+    assert first.ids == again.ids != other.ids
+
+
+def test_seeds_of_63_bits_that_differ_in_one_bit_differ(engine):
+    seeds = [2**62 + 12345, 2**62 + 12345 + 2**40, 12345]
+    completions = engine.generate([Request([5, 6], seed, 20) for seed in seeds], NO_STOP)
+    assert len({tuple(completion.ids) for completion in completions}) == 3
+
+
+def test_greedy_takes_the_most_likely_token_whatever_the_seed(shaped):
+    policy = shaped("qwen3")
+    greedy = Sampling(0.0, frozenset())
+    one, other = TorchEngine(policy).generate([Request([5, 6], seed, 8) for seed in (1, 2)], greedy)
+    ids = [5, 6]
+    for logprob in one.logprobs:
+        logits = policy.model(torch.tensor([ids])).logits[0, -1]
+        ids.append(int(logits.argmax()))
+        assert logprob == pytest.approx(float(logits.log_softmax(-1).max()), abs=1e-5)  # at temperature 1
+    assert one.ids == other.ids == ids[2:]
+
+
+def test_every_stop_id_ends_a_completion_and_is_kept(engine):
+    free = engine.generate(requests_for(PROMPTS, 40), NO_STOP)
+    stops = frozenset({free[0].ids[3], free[1].ids[5]})
+    stopped = engine.generate(requests_for(PROMPTS, 40), Sampling(1.0, stops))
+    for long, short in zip(free, stopped, strict=True):
+        first = next((n for n, token in enumerate(long.ids) if token in stops), None)
+        assert short.ids == (long.ids if first is None else long.ids[: first + 1])
+        assert short.finish_reason == ("length" if first is None else "stop")
+        assert len(short.logprobs) == len(short.ids)
+    assert stopped[0].finish_reason == stopped[1].finish_reason == "stop"
+
+
+def test_a_stop_token_at_the_limit_is_a_stop_and_not_a_truncation(engine):
+    free = engine.generate([Request([5], 3, 6)], NO_STOP)[0]
+    last = free.ids[-1]
+    assert last not in free.ids[:-1]  # the seed was chosen so
+    assert engine.generate([Request([5], 3, 6)], Sampling(1.0, frozenset({last})))[0].finish_reason == "stop"
+
+
+def test_a_stop_string_ends_a_completion_where_the_text_first_has_it(engine, policy):
+    free = engine.generate([Request([5, 6], 4, 30)], NO_STOP)[0]
+    stop = policy.decode(free.ids[10:12])  # two words, so the string spans tokens
+    short = engine.generate([Request([5, 6], 4, 30)], Sampling(1.0, frozenset(), (stop, "never written")))[0]
+    assert short.finish_reason == "stop"
+    assert stop in policy.decode(short.ids)
+    assert stop not in policy.decode(short.ids[:-1])
+    assert short.ids == free.ids[: len(short.ids)]
+
+
+def test_each_request_has_its_own_length_limit(engine):
+    limits = [1, 7, 3, 20, 2]
+    requests = [Request([5, 6], seed, limit) for seed, limit in enumerate(limits)]
+    completions = engine.generate(requests, NO_STOP)
+    assert [len(completion.ids) for completion in completions] == limits
+    assert {completion.finish_reason for completion in completions} == {"length"}
+
+
+def test_finished_rows_leave_the_batch(engine, monkeypatch):
+    rows = []
+    step = LlamaDecoder.step
+
+    def counted(self, tokens):
+        rows.append(len(tokens))
+        return step(self, tokens)
+
+    monkeypatch.setattr(LlamaDecoder, "step", counted)
+    engine.generate([Request([5, 6], seed, 2 if seed else 10) for seed in range(8)], NO_STOP)
+    # After two tokens one row of eight goes on: steps 2 to 9 are of that row alone.
+    assert rows == [8] + [1] * 8
+
+
+def test_a_prompt_shared_by_a_group_is_prefilled_once(engine, monkeypatch):
+    prefilled = []
+    prefill = LlamaDecoder.prefill
+
+    def counted(self, prompts, slots):
+        prefilled.extend(prompts)
+        return prefill(self, prompts, slots)
+
+    monkeypatch.setattr(LlamaDecoder, "prefill", counted)
+    engine.generate([Request(list(prompt), seed, 2) for prompt in ([5, 6], [7]) for seed in range(8)], NO_STOP)
+    assert sorted(map(list, prefilled)) == [[5, 6], [7]]
+
+
+def test_no_request_is_no_completion(engine):
+    assert engine.generate([], NO_STOP) == []
+
+
+def test_the_engine_samples_from_the_weights_as_they_are_now(engine, policy, make_rollout):
+    requests = requests_for(PROMPTS)
+    engine.generate(requests, NO_STOP)
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    engine.sync(policy)
+    completions = engine.generate(requests, NO_STOP)
+    reported = torch.tensor([value for completion in completions for value in completion.logprobs])
+    torch.testing.assert_close(reported, scored(policy, make_rollout, requests, completions, 1.0), atol=1e-5, rtol=0)
+
+
+def test_uniforms_are_in_the_unit_interval_and_different_over_seeds_and_positions():
+    seeds = np.arange(1000, dtype=np.uint64)
+    drawn = np.stack([uniforms(seeds, position) for position in range(100)])
+    assert drawn.min() >= 0.0 and drawn.max() < 1.0
+    assert len(np.unique(drawn)) == drawn.size
+    # 100,000 uniforms: mean 1/2 and variance 1/12; the standard error of the mean is sqrt(1/12 / 1e5) = 0.0009.
+    assert abs(drawn.mean() - 0.5) < 4 * 0.0009
+    assert abs(drawn.var() - 1 / 12) < 0.002
+    # Neighbours are uncorrelated: the standard error of a correlation over 1e5 pairs is 0.003.
+    assert abs(np.corrcoef(drawn[:, :-1].ravel(), drawn[:, 1:].ravel())[0, 1]) < 0.013
+    assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.013
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_tokens_are_drawn_with_their_probabilities(temperature):
+    logits = torch.tensor([2.0, 0.0, -torch.inf, 1.0, -1.0, 0.5, -torch.inf])
+    p = (logits / temperature).softmax(-1).double()
+    draws = 20_000
+    u = torch.from_numpy(uniforms(np.arange(draws, dtype=np.uint64), 0))
+    tokens, logprobs = sample(logits.expand(draws, -1), u, temperature)
+    counts = torch.bincount(tokens, minlength=7).double()
+    assert counts[2] == counts[6] == 0  # probability 0 is never drawn
+    possible = p > 0
+    chi_square = ((counts - draws * p)[possible] ** 2 / (draws * p)[possible]).sum()
+    assert chi_square < 18.47  # four degrees of freedom, exceeded with probability 0.001
+    torch.testing.assert_close(logprobs, p.log()[tokens].float(), atol=1e-6, rtol=0)
+
+
+def test_the_ends_of_the_unit_interval_draw_possible_tokens():
+    logits = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf], [-torch.inf, 3.0, -2.0, -torch.inf]])
+    lowest, _ = sample(logits, torch.zeros(2, dtype=torch.float64), 1.0)
+    assert lowest.tolist() == [1, 1]
+    highest, _ = sample(logits, torch.full((2,), 1 - 2.0**-53, dtype=torch.float64), 1.0)
+    assert highest.tolist() == [2, 2]
+    noise = torch.randn(2000, 50, generator=torch.Generator().manual_seed(0))
+    tokens, _ = sample(noise, torch.full((2000,), 1 - 2.0**-53, dtype=torch.float64), 1.0)
+    assert (tokens < 50).all()
+
+
+def test_greedy_and_sampled_rows_may_be_as_few_as_they_leave_the_batch_at(engine, monkeypatch):
+    requests = requests_for(PROMPTS * 3, 30)
+    sampling = Sampling(1.0, frozenset(range(0, 30)))
+    usual = engine.generate(requests, sampling)
+    for fraction in (0.0, 1.0):  # never, and at once
+        monkeypatch.setattr(torch_engine, "KEEP_FRACTION", fraction)
+        assert [c.ids for c in engine.generate(requests, sampling)] == [c.ids for c in usual]
+
+
+def test_the_fallback_decoder_is_transformers_own(shaped):
+    assert isinstance(make_decoder(shaped("gemma").model), TransformersDecoder)
