@@ -3,8 +3,8 @@
     numbers 3 7 5 target 9    ->    <answer> 7 + 5 - 3 </answer>
 
 The policy may think before it answers. The demonstrations for the embedded base model try sums in random order until
-one fits or patience runs out, and answer with the last one or, carelessly, with any: about four of ten are right. What
-is left to learn is to go on until a sum fits, and to answer with that one.
+one fits or patience runs out, and answer with any of those they tried: about four of ten are right. What is left
+to learn is to go on until a sum fits, and to answer with that one.
 """
 
 import ast
@@ -32,11 +32,11 @@ class CountdownOptions:
 
     max_number: int = 10
     """The numbers are drawn from 1 to this one."""
-    held_out_share: float = 0.25
+    held_out_share: float = 0.2
     """Share of the problems that is never trained on."""
-    patience: float = 0.6
+    patience: float = 0.65
     """Probability that a demonstration goes on after a sum that does not fit."""
-    carelessness: float = 0.8
+    carelessness: float = 1.0
     """Probability that a demonstration answers with any of the sums it tried, not the last one."""
 
     def __post_init__(self) -> None:
