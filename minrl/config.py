@@ -173,6 +173,28 @@ class EngineConfig:
 
     engine: Literal["auto", "torch", "vllm"] = "auto"
     """auto: vLLM where there is a CUDA card and vLLM is installed, else the embedded engine (torch)."""
+    sync_check_every: int = 1
+    """Compare vLLM's weights and log-probabilities with the policy's after every so many syncs. 0: never."""
+    engine_timeout_s: float = 1800.0
+    """The run ends when one call of vLLM takes longer than this many seconds. 0: it may hang for ever."""
+    engine_context_length: int = 0
+    """Longest prompt and completion together that vLLM takes, in tokens. 0: as long as the model's."""
+    engine_cache_gib: float = 0.0
+    """vLLM's key-value memory on a CPU, in GiB. 0: room for a whole batch, at most 4 GiB."""
+    engine_memory_frac: float = 0.45
+    """Share of the CUDA card's memory that vLLM takes while it samples."""
+    engine_sleep: Literal["kv", "all", "off"] = "kv"
+    """What vLLM gives back on CUDA while the policy trains: its key-value memory, everything, or nothing."""
+    batch_invariant: bool = False
+    """vLLM on CUDA samples the same tokens whatever else is in the batch, which makes it slower (docs/vllm.md)."""
+
+    def __post_init__(self) -> None:
+        for name in ("sync_check_every", "engine_timeout_s", "engine_context_length", "engine_cache_gib"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        require(
+            0 < self.engine_memory_frac < 1,
+            f"engine_memory_frac must be above 0 and below 1, got {self.engine_memory_frac}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,10 @@ TAGS = (
     "speed/tokens_per_s",
     "speed/rollout_tokens_per_s",
     "memory/peak_gib",
+    "memory/rollout_gib",
+    "memory/update_gib",
+    "memory/sync_gib",
+    "memory/eval_gib",
 )
 """Every fixed tag."""
 

@@ -69,12 +69,19 @@ def assemble(run: Run) -> Iterator[Parts]:
     if run.checkpoint is not None:
         checkpoint.restore_optimizer(run.checkpoint, policy, optimizer)
     workers = Workers(config.rollout.reward_workers, config.rollout.reward_deadline_s)
-    engine = make_engine(config.engine, policy)
+    sequences = config.rollout.prompts_per_step * config.rollout.group_size // processes.count
+    engine = make_engine(config.engine, policy, sequences, lambda: how_to_go_on(run))
     try:
         yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
     finally:
         engine.close()
         workers.close()
+
+
+def how_to_go_on(run: Run) -> str:
+    """The last complete checkpoint and the command that continues from it."""
+    last = checkpoint.newest_complete(run.checkpoints)
+    return f"last checkpoint {last or 'none yet, it starts again from step 1'}; go on with: {run.resume_command}"
 
 
 def load_tasks(run: Run) -> dict[str, Task]:

@@ -36,6 +36,11 @@ class Processes:
         return self._accelerator.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Precision of matrix products."""
+        return torch.bfloat16 if self._accelerator.mixed_precision == "bf16" else torch.float32
+
+    @property
     def count(self) -> int:
         """How many processes the run has."""
         return self._accelerator.num_processes

@@ -50,8 +50,9 @@ class Record:
         self._bar.close()
         if self._log is not None:
             self._log.close()
-        if kind is not None and self.main and self._saved is not None:
-            logger.error(f"stopped at step {self.state.step}; last checkpoint {self._saved}: {self._how_to_go_on()}")
+        if kind is not None and self.main:
+            saved = self._saved or "none yet"
+            logger.error(f"stopped at step {self.state.step}; last checkpoint {saved}: {self._how_to_go_on()}")
 
     @property
     def interrupted(self) -> bool:
@@ -87,6 +88,9 @@ class Record:
         started = time.perf_counter()
         yield
         self._times[tag] = self._times.get(tag, 0.0) + time.perf_counter() - started
+        if torch.cuda.is_available():
+            phase = tag.removeprefix("time/").removesuffix("_s")
+            self._metrics[f"memory/{phase}_gib"] = _card_memory_gib()
 
     def rollouts(self, rollouts: Sequence[Rollout], failures: Sequence[str]) -> None:
         """What was sampled. Stops the run where too much of it could not be rewarded."""
@@ -213,3 +217,9 @@ def _peak_memory_gib() -> float:
         return torch.cuda.max_memory_allocated() / 2**30
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux, bytes on macOS
     return peak / 2**30 if sys.platform == "darwin" else peak / 2**20
+
+
+def _card_memory_gib() -> float:
+    """What is taken on the card, by vLLM too. torch keeps what a phase has used, so this is the phase's peak."""
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**30

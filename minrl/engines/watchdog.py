@@ -1,0 +1,58 @@
+"""Ends the process when an engine call hangs: a run that stands still looks like one that is slow."""
+
+import faulthandler
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+EXIT_HUNG = 70
+"""Exit status of a run whose engine hung (EX_SOFTWARE of sysexits.h)."""
+
+GRACE_S = 15.0
+"""After the time limit, seconds until the process is ended even where Python cannot run any more."""
+
+
+class Watchdog:
+    """A context around engine calls. One that takes longer than `limit_s` seconds ends the process.
+
+    `going_on` says where the last complete checkpoint is and which command resumes it. 0 seconds: no limit.
+    """
+
+    def __init__(self, limit_s: float, going_on: Callable[[], str]) -> None:
+        self.limit_s, self.going_on = limit_s, going_on
+        self._timer: threading.Timer | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth > 1 or not self.limit_s:
+            return
+        self._timer = threading.Timer(self.limit_s, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+        # a thread of the C library, for calls that never give the interpreter back
+        faulthandler.dump_traceback_later(self.limit_s + GRACE_S, exit=True, file=sys.__stderr__)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            faulthandler.cancel_dump_traceback_later()
+
+    def _end(self) -> None:
+        """Say what happened and how to go on; stop the workers; exit without waiting for anything."""
+        stderr = sys.__stderr__
+        stderr.write(f"error: the engine did not answer within {self.limit_s:g} s (--engine-timeout-s)\n")
+        stderr.flush()
+        faulthandler.dump_traceback(file=stderr)
+        try:
+            stderr.write(f"{self.going_on()}\n")
+            stderr.flush()
+            for worker in multiprocessing.active_children():
+                worker.kill()
+        finally:
+            os._exit(EXIT_HUNG)
