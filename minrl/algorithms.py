@@ -91,7 +91,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "sapo": Algorithm(normalize_rewards_per_group, soft_gate, sequence_mean),
     # arXiv:1912.09729, with a group's baseline in place of a value network.
     "dual_clip": Algorithm(normalize_rewards_per_group, dual_clipped_surrogate, sequence_mean, Limits(0.2, 0.2, 3.0)),
-    # arXiv:2402.14740, equation 8 over L; AdamW does not see the constant.
+    # arXiv:2402.14740, divided by L, which AdamW does not see.
     "rloo": Algorithm(leave_one_out, policy_gradient, constant_length),
     # arXiv:2602.02710.
     "maxrl": Algorithm(relative_to_mean, policy_gradient, token_mean),

@@ -85,8 +85,8 @@ def soft_gate(
 
     The gradient fades smoothly as ρ leaves 1, where it is that of REINFORCE.
     """
-    positive, negative = SAPO_TEMPERATURES
-    temperature = torch.where(advantages > 0, positive, negative).to(ratio.dtype)
+    positive, negative = ratio.new_tensor(SAPO_TEMPERATURES)
+    temperature = torch.where(advantages > 0, positive, negative)
     return -(4 / temperature) * torch.sigmoid(temperature * (ratio - 1)) * advantages
 
 

@@ -6,6 +6,7 @@ The gradient is the same for every micro-batch size, packing and order of rollou
 the whole optimizer step before the rollouts are cut into micro-batches, and gradients add up.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ from minrl.policy import Policy
 from minrl.scoring import score
 
 
+FINAL_FRAC = 0.1
+"""Share of the peak learning rate that a falling schedule ends with."""
+
+
 def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
     """AdamW over the float32 master weights; only matrices decay."""
     weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
@@ -32,9 +37,15 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optim
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2), fused=True)
 
 
-def learning_rate(config: OptimizerConfig, step: int) -> float:
-    """Linear warmup to a constant; `step` counts from 1."""
-    return config.learning_rate * min(1.0, step / max(1, config.warmup_steps))
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Linear warmup to the peak, then constant, or falling to a tenth of the peak at the last of `steps`.
+
+    `step` counts from 1.
+    """
+    warmup = min(1.0, step / max(1, config.warmup_steps))
+    done = min(1.0, max(0, step - config.warmup_steps) / max(1, steps - config.warmup_steps))
+    left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
+    return config.learning_rate * warmup * (FINAL_FRAC + (1 - FINAL_FRAC) * left)
 
 
 @dataclass
@@ -79,13 +90,13 @@ def update_policy(
     if not single:
         update.score_old()
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config.optimizer, step)
+        group["lr"] = learning_rate(config.optimizer, step, config.steps)
     for _ in range(settings.passes_per_step):
         for indices in split_groups(batch.rollouts, settings.minibatches_per_pass):
             update.accumulate(indices)
             update.apply(optimizer)
     metrics = update.metrics()
-    metrics["policy/learning_rate"] = learning_rate(config.optimizer, step)
+    metrics["policy/learning_rate"] = learning_rate(config.optimizer, step, config.steps)
     metrics["time/update_s"] = time.perf_counter() - started
     return Updated(metrics, update.logprobs)
 
@@ -159,7 +170,8 @@ class _Update:
             "policy/clip_high_frac": t.clip_high / count,
             "policy/ratio_max": t.ratio_max,
             "policy/optimizer_steps": len(norms),
-            "policy/trained_token_frac": t.tokens / max(1, len(self.advantages)),
+            "policy/trained_token_frac": t.tokens
+            / max(1, self.config.algorithm.passes_per_step * len(self.advantages)),
             "engine/logprob_gap_mean": t.gap / count,
             "engine/logprob_gap_max": t.gap_max,
             "engine/kl": t.kl / count,

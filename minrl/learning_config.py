@@ -1,0 +1,80 @@
+"""The knobs of how rewards become a gradient and a gradient a step: part of `TrainerConfig`."""
+
+from dataclasses import dataclass
+from typing import Literal
+from typing import Literal
+
+from minrl.types import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """How rewards become a gradient."""
+
+    algorithm: str = "grpo"
+    """A row of ALGORITHMS."""
+    clip_low: float = 0.0
+    """The ratio of a token with negative advantage stops counting below 1 - clip_low. 0: the algorithm's own."""
+    clip_high: float = 0.0
+    """The ratio of a token with positive advantage stops counting above 1 + clip_high. 0: the algorithm's own."""
+    clip_dual: float = 0.0
+    """The ratio of a token with negative advantage stops counting above clip_dual. 0: the algorithm's own."""
+    passes_per_step: int = 1
+    """How often each step's rollouts are trained on."""
+    minibatches_per_pass: int = 1
+    """Optimizer steps per pass; the rollouts are split by whole groups."""
+    importance_cap: float = 2.0
+    """Upper bound of the weight that corrects for an engine whose numbers are not the policy's. 0: off."""
+    importance_level: Literal["auto", "token", "sequence", "geometric"] = "auto"
+    """That weight is of each token, of the whole sequence, or the geometric mean over it. auto: as the algorithm's
+    ratio."""
+    importance_mode: Literal["truncate", "mask"] = "truncate"
+    """What exceeds the cap is set to the cap, or to 0."""
+
+    def __post_init__(self) -> None:
+        for name in ("passes_per_step", "minibatches_per_pass"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(0 <= self.clip_low < 1, f"clip_low must be in (0, 1), or 0 (the algorithm's own), got {self.clip_low}")
+        require(self.clip_high >= 0, f"clip_high must be above 0, or 0 (the algorithm's own), got {self.clip_high}")
+        require(
+            self.clip_dual == 0 or self.clip_dual > 1,
+            f"clip_dual must be above 1, or 0 (the algorithm's own), got {self.clip_dual}",
+        )
+        require(
+            self.importance_cap == 0 or self.importance_cap >= 1,
+            f"importance_cap must be 0 (off) or at least 1, got {self.importance_cap}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and how much fits into memory at once."""
+
+    learning_rate: float = 2e-4
+    """AdamW's learning rate after the warmup, its peak."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls from its peak to a tenth of it at the last step; constant: not at all."""
+    warmup_steps: int = 5
+    """Steps over which the learning rate rises linearly from 0."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay, on matrices only."""
+    adam_beta1: float = 0.9
+    """Decay of AdamW's first moment."""
+    adam_beta2: float = 0.95
+    """Decay of AdamW's second moment."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this L2 norm. 0: never."""
+    micro_batch_tokens: int = 16384
+    """Tokens in one forward pass: memory only, the gradient does not depend on it."""
+
+    def __post_init__(self) -> None:
+        require(self.learning_rate >= 0, f"learning_rate must be 0 or more, got {self.learning_rate}")
+        require(self.warmup_steps >= 0, f"warmup_steps must be 0 or more, got {self.warmup_steps}")
+        require(self.weight_decay >= 0, f"weight_decay must be 0 or more, got {self.weight_decay}")
+        for name in ("adam_beta1", "adam_beta2"):
+            require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), got {getattr(self, name)}")
+        require(self.max_grad_norm >= 0, f"max_grad_norm must be 0 (off) or more, got {self.max_grad_norm}")
+        require(
+            self.micro_batch_tokens >= 1,
+            f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}",
+        )

@@ -1,0 +1,125 @@
+"""The gradient of a fixed batch, for tests of what must not change it. With several processes each does its share."""
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from minrl.algorithms import Algorithm, choose_algorithm
+from minrl.batch import make_batch
+from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.models import small_qwen3, word_tokenizer
+from minrl.policy import Policy, as_policy
+from minrl.processes import Processes
+from minrl.types import SOLO, Reward, Rollout
+from minrl.update import update_policy
+
+CPU = ModelConfig(device="cpu", threads=1)
+WORDS = [str(number) for number in range(40)]
+REWARDS = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 1.0, None, 1.0], [0.2, 0.8, 0.1, 0.0]]
+WIDE = {"gspo": {"clip_low": 0.2, "clip_high": 0.2}}
+"""Its own bounds are so narrow that the second pass would be clipped away."""
+
+
+class Tap(torch.optim.SGD):
+    """Plain gradient descent that remembers every gradient it was given."""
+
+    def __init__(self, model):
+        super().__init__(model.parameters(), lr=0.0)
+        self.names = [name for name, _ in model.named_parameters()]
+        self.seen = []
+
+    def step(self):
+        weights = self.param_groups[0]["params"]
+        self.seen.append({n: w.grad.clone() for n, w in zip(self.names, weights, strict=True)})
+        super().step()
+
+
+def tiny_policy(processes: Processes) -> Policy:
+    """In double precision, so that what differs by more than 1e-6 differs by mistake."""
+    tokenizer = word_tokenizer(WORDS)
+    policy = as_policy(small_qwen3(tokenizer, 32, 1, 2, seed=0), tokenizer, CPU, processes)
+    policy.model.double()
+    return policy
+
+
+def fixed_rollouts() -> list[Rollout]:
+    """Four groups of four, of different lengths, one with two turns; one group has no spread."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda low, high, n: torch.randint(low, high, (n,), generator=generator).tolist()  # noqa: E731
+    rollouts = []
+    for group, rewards in enumerate(REWARDS):
+        prompt = draw(5, 45, 3 + group)
+        for sample, reward in enumerate(rewards):
+            sampled = draw(5, 45, draw(1, 9, 1)[0])
+            between = draw(5, 45, 2) if sample == 3 else []
+            last = draw(5, 45, 3) if sample == 3 else []
+            mask = [False] * len(prompt) + [True] * len(sampled) + [False] * len(between) + [True] * len(last)
+            logprobs = [-3.0 - 0.1 * (position % 5) if sampled_ else 0.0 for position, sampled_ in enumerate(mask)]
+            rollouts.append(
+                Rollout(
+                    ids=prompt + sampled + between + last,
+                    loss_mask=mask,
+                    rollout_logprobs=logprobs,
+                    turns=[],
+                    prompt_length=len(prompt),
+                    example_id=str(group),
+                    group=group,
+                    sample=sample,
+                    role=SOLO,
+                    seed=0,
+                    weight_version=0,
+                    finish_reason="length" if sample == 1 else "stop",
+                    reward=None if reward is None else Reward(reward),
+                )
+            )
+    return rollouts
+
+
+def settings(algorithm: str, micro_batch_tokens: int = 16384, **changes) -> TrainerConfig:
+    """Two passes: in the second the policy has moved, so that ratios differ from 1."""
+    changes = {"passes_per_step": 2, **WIDE.get(algorithm, {}), **changes}
+    return TrainerConfig(
+        algorithm=AlgorithmConfig(algorithm=algorithm, **changes),
+        rollout=RolloutConfig(group_size=4, max_tokens=16),
+        optimizer=OptimizerConfig(
+            learning_rate=0.05, warmup_steps=0, max_grad_norm=0.0, micro_batch_tokens=micro_batch_tokens
+        ),
+    )
+
+
+def gradients(
+    policy: Policy,
+    rollouts: list[Rollout],
+    config: TrainerConfig,
+    mine: slice = slice(None),
+    row: Algorithm | None = None,
+) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
+    """The gradient of each optimizer step of an update, by weight, and its metrics; the weights are put back."""
+    weights = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    algorithm = row or choose_algorithm(config)
+    advantages = algorithm.compare(rollouts, {SOLO: 0.3}).advantages
+    batch = make_batch(rollouts[mine], advantages[mine])
+    batch = replace(batch, rollout_logprobs=batch.rollout_logprobs.double())
+    tap = Tap(policy.model)
+    metrics = update_policy(policy, tap, batch, algorithm, config, step=1, correct_engine=True).metrics
+    policy.model.load_state_dict(weights)
+    return tap.seen, metrics
+
+
+def main(names: list[str], path: str) -> None:
+    """This process's half of the groups; the first process writes what came out."""
+    processes = Processes(CPU)
+    policy, rollouts = tiny_policy(processes), fixed_rollouts()
+    share = len(rollouts) // processes.count
+    mine = slice(processes.rank * share, (processes.rank + 1) * share)
+    result = {name: gradients(policy, rollouts, settings(name), mine)[0] for name in names}
+    assert processes.count == 2
+    if processes.main:
+        torch.save(result, path)
+    processes.wait()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[2:], sys.argv[1])

@@ -1,0 +1,106 @@
+"""Rows of ALGORITHMS: what they teach, and which settings contradict them."""
+
+import pytest
+import torch
+
+from minrl.algorithms import ALGORITHMS, choose_algorithm
+from minrl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
+from minrl.losses import LEVELS, Limits
+from minrl.types import Reward, UserError
+
+GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
+
+
+def chosen(group_size=4, **settings):
+    return choose_algorithm(
+        TrainerConfig(algorithm=AlgorithmConfig(**settings), rollout=RolloutConfig(group_size=group_size))
+    )
+
+
+def rollouts_of(make_rollout, groups):
+    """Rollouts whose rewards are `groups[group][sample]`; None is unscorable."""
+    return [
+        make_rollout([5], [6, 7], group=group, sample=sample, reward=None if value is None else Reward(value))
+        for group, values in enumerate(groups)
+        for sample, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize("name", GROUP_RELATIVE)
+def test_equal_rewards_teach_nothing(name, make_rollout):
+    # 0.1 + 0.1 + 0.1 is not 3 * 0.1 in floating point: the advantage must be exactly 0 all the same.
+    rollouts = rollouts_of(make_rollout, [[0.1] * 3, [0.7] * 7, [None, 0.3], [1.0, 0.0]])
+    advantages = ALGORITHMS[name].compare(rollouts, {}).advantages
+    assert (advantages[:-2] == 0).all()
+    assert (advantages[-2:] != 0).all()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_better_rollouts_have_larger_advantages_and_unscorable_ones_none(name, make_rollout):
+    rollouts = rollouts_of(make_rollout, [[1.0, 0.5, None, 0.0], [0.0, 1.0, 1.0, 1.0]])
+    advantages = ALGORITHMS[name].compare(rollouts, {}).advantages
+    assert advantages.dtype == torch.float64
+    assert advantages[0] > advantages[1] > advantages[3]
+    assert advantages[5] > advantages[4]
+    assert advantages[2] == 0
+    assert advantages.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_advantages_do_not_depend_on_the_order_of_rollouts(name, make_rollout):
+    rollouts = rollouts_of(make_rollout, [[1.0, 0.5, None, 0.0], [0.0, 1.0, 1.0, 1.0]])
+    order = [6, 3, 0, 5, 2, 7, 1, 4]
+    straight = ALGORITHMS[name].compare(rollouts, {"policy": 0.3})
+    shuffled = ALGORITHMS[name].compare([rollouts[i] for i in order], {"policy": 0.3})
+    torch.testing.assert_close(shuffled.advantages, straight.advantages[order], atol=1e-12, rtol=0)
+    torch.testing.assert_close(shuffled.baselines, straight.baselines, atol=1e-12, rtol=0)
+
+
+def test_a_roles_baseline_is_its_own(make_rollout):
+    # White always wins: nothing to learn from that, once the baselines know it.
+    rollouts = [
+        make_rollout([5], [6], group=group, role=role, reward=Reward(value))
+        for group, (role, value) in enumerate([("white", 1.0), ("black", -1.0)] * 2)
+    ]
+    comparison = ALGORITHMS["spiral"].compare(rollouts, {"white": 1.0, "black": -1.0})
+    assert (comparison.advantages == 0).all()
+    assert comparison.baselines == {"white": 1.0, "black": -1.0}
+
+
+def test_the_share_of_groups_without_spread_is_reported(make_rollout):
+    rollouts = rollouts_of(make_rollout, [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.5, None]])
+    assert ALGORITHMS["grpo"].compare(rollouts, {}).zero_spread_group_frac == 3 / 4
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_row_can_be_chosen(name):
+    row = chosen(algorithm=name)
+    assert row == ALGORITHMS[name]
+    assert row.ratio_level in LEVELS
+
+
+def test_limits_of_the_config_replace_those_of_the_row():
+    assert chosen(algorithm="dapo").limits == Limits(0.2, 0.28)
+    assert chosen(algorithm="dapo", clip_high=0.5).limits == Limits(0.2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "settings", "message"),
+    [
+        (4, {"algorithm": "gpro"}, "no algorithm 'gpro'"),
+        (1, {"algorithm": "grpo"}, "group_size must be at least 2"),
+        (4, {"algorithm": "gspo", "importance_level": "token"}, "importance_level must not be token"),
+        (4, {"algorithm": "reinforce", "clip_low": 0.1}, "reinforce has no clip_low"),
+        (4, {"algorithm": "cispo", "clip_low": 0.1}, "cispo has no clip_low"),
+        (4, {"algorithm": "grpo", "clip_dual": 3.0}, "grpo has no clip_dual"),
+    ],
+)
+def test_what_contradicts_the_row_is_refused_in_one_line(group_size, settings, message):
+    with pytest.raises(UserError, match=message) as refused:
+        chosen(group_size, **settings)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in GROUP_RELATIVE])
+def test_rows_that_need_no_group_take_single_completions(name):
+    assert chosen(1, algorithm=name) == ALGORITHMS[name]

@@ -1,0 +1,162 @@
+"""Surrogates, aggregations and corrections against numbers worked out by hand, and their gradients."""
+
+import math
+
+import pytest
+import torch
+
+from minrl.losses import (
+    LEVELS,
+    Limits,
+    clipped_fractions,
+    clipped_surrogate,
+    clipped_weight,
+    constant_length,
+    dual_clipped_surrogate,
+    importance_weights,
+    policy_gradient,
+    sequence_mean,
+    soft_gate,
+    token_mean,
+)
+
+LIMITS = Limits(clip_low=0.2, clip_high=0.28, clip_dual=3.0)
+SURROGATES = [policy_gradient, clipped_surrogate, dual_clipped_surrogate, clipped_weight, soft_gate]
+CLIPPED = [clipped_surrogate, dual_clipped_surrogate, clipped_weight, soft_gate]
+
+# Ratios inside, below and above the bounds 0.8 and 1.28, and beyond 3; away from the kinks.
+RATIOS = torch.tensor([1.1, 0.5, 1.5, 4.0, 1.1, 0.5, 1.5, 4.0], dtype=torch.float64)
+ADVANTAGES = torch.tensor([2.0, 2, 2, 2, -2, -2, -2, -2], dtype=torch.float64)
+OLD = torch.full((8,), -1.5, dtype=torch.float64)
+
+
+def loss_at(surrogate, logprobs, weighing):
+    """`weighing` are the log-probabilities that a factor without gradient is computed from."""
+    source = weighing if surrogate is clipped_weight else logprobs
+    return surrogate(logprobs, (source - OLD).exp(), ADVANTAGES, LIMITS)
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "expected"),
+    [
+        # -A log π, with log π = log ρ - 1.5
+        (
+            policy_gradient,
+            [-a * (math.log(r) - 1.5) for r, a in zip(RATIOS.tolist(), ADVANTAGES.tolist(), strict=True)],
+        ),
+        # A = 2: -min(2ρ, 2 clip ρ): 2.2, 1.0 (the smaller), 2.56, 2.56.
+        # A = -2: -min(-2ρ, -2 clip ρ) = max(2ρ, 2 clip ρ): 2.2, 1.6 (clipped from below), 3.0, 8.0.
+        (clipped_surrogate, [-2.2, -1.0, -2.56, -2.56, 2.2, 1.6, 3.0, 8.0]),
+        # Where A < 0 at most 3 * 2 = 6.
+        (dual_clipped_surrogate, [-2.2, -1.0, -2.56, -2.56, 2.2, 1.6, 3.0, 6.0]),
+        # -min(ρ, 1.28) A log π
+        (
+            clipped_weight,
+            [
+                -min(r, 1.28) * a * (math.log(r) - 1.5)
+                for r, a in zip(RATIOS.tolist(), ADVANTAGES.tolist(), strict=True)
+            ],
+        ),
+        # -(4/τ) sigmoid(τ (ρ - 1)) A with τ = 1 for A > 0, 1.05 for A < 0
+        (
+            soft_gate,
+            [-4 * sigmoid(r - 1) * 2 for r in (1.1, 0.5, 1.5, 4.0)]
+            + [4 / 1.05 * sigmoid(1.05 * (r - 1)) * 2 for r in (1.1, 0.5, 1.5, 4.0)],
+        ),
+    ],
+)
+def test_surrogates_by_hand(surrogate, expected):
+    logprobs = RATIOS.log() + OLD
+    actual = surrogate(logprobs, RATIOS, ADVANTAGES, LIMITS)
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("surrogate", SURROGATES)
+def test_gradients_are_the_finite_differences(surrogate):
+    base = RATIOS.log() + OLD
+    logprobs = base.clone().requires_grad_()
+    loss_at(surrogate, logprobs, logprobs).sum().backward()
+    step = 1e-6
+    high, low = loss_at(surrogate, base + step, base), loss_at(surrogate, base - step, base)
+    torch.testing.assert_close(logprobs.grad, (high - low) / (2 * step), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("surrogate", CLIPPED)
+@pytest.mark.parametrize("level", LEVELS)
+def test_on_policy_every_surrogate_has_the_gradient_of_reinforce(surrogate, level):
+    # Two sequences of 3 and 5 tokens; all tokens of a sequence share the advantage, as they do in training. At the
+    # sequence level the ratio is a product of tokens, so each token's loss has the gradient of all: divided by length.
+    rollout_of = torch.tensor([0, 0, 0, 1, 1, 1, 1, 1])
+    advantages = torch.tensor([2.0, -1.0], dtype=torch.float64)[rollout_of]
+    weights = torch.tensor([1 / 3, 1 / 5], dtype=torch.float64)[rollout_of]
+    if level == "sequence":
+        weights = weights / torch.tensor([3.0, 5.0], dtype=torch.float64)[rollout_of]
+    logprobs = torch.linspace(-3, -0.1, 8, dtype=torch.float64).requires_grad_()
+    ratio = LEVELS[level](logprobs - logprobs.detach(), rollout_of).exp()
+    (surrogate(logprobs, ratio, advantages, LIMITS) * weights).sum().backward()
+    reinforce = -advantages * torch.tensor([1 / 3, 1 / 5], dtype=torch.float64)[rollout_of]
+    if surrogate is clipped_weight and level == "sequence":
+        reinforce = reinforce / torch.tensor([3.0, 5.0], dtype=torch.float64)[rollout_of]
+    torch.testing.assert_close(logprobs.grad, reinforce, atol=1e-12, rtol=0)
+
+
+def test_tokens_beyond_the_bounds_have_zero_gradient():
+    logprobs = (RATIOS.log() + OLD).requires_grad_()
+    ratio = (logprobs - OLD).exp()
+    clipped_surrogate(logprobs, ratio, ADVANTAGES, LIMITS).sum().backward()
+    # Above the upper bound with A > 0, below the lower with A < 0.
+    assert (logprobs.grad == 0).tolist() == [False, False, True, True, False, True, False, False]
+    logprobs.grad = None
+    dual_clipped_surrogate(logprobs, (logprobs - OLD).exp(), ADVANTAGES, LIMITS).sum().backward()
+    assert (logprobs.grad == 0).tolist() == [False, False, True, True, False, True, False, True]
+
+
+def test_clipped_fractions_count_what_the_bounds_hold_back():
+    low, high = clipped_fractions(RATIOS, ADVANTAGES, LIMITS)
+    assert low.tolist() == [False] * 5 + [True, False, False]
+    assert high.tolist() == [False, False, True, True] + [False] * 4
+    low, high = clipped_fractions(RATIOS, ADVANTAGES, Limits())
+    assert not low.any() and not high.any()
+
+
+LENGTHS = torch.tensor([2, 4, 1])
+
+
+def test_aggregations_by_hand():
+    # Three rollouts of 2, 4 and 1 tokens among 4 rollouts of 10 tokens in all processes; the longest may have 8.
+    torch.testing.assert_close(sequence_mean(LENGTHS, 4, 10, 8).tolist(), [1 / 8, 1 / 16, 1 / 4])
+    torch.testing.assert_close(token_mean(LENGTHS, 4, 10, 8).tolist(), [1 / 10] * 3)
+    torch.testing.assert_close(constant_length(LENGTHS, 4, 10, 8).tolist(), [1 / 32] * 3)
+
+
+@pytest.mark.parametrize("aggregation", [sequence_mean, token_mean])
+def test_the_weights_of_all_tokens_sum_to_one(aggregation):
+    weights = aggregation(LENGTHS, 3, 7, 8)
+    assert float((weights * LENGTHS).sum()) == pytest.approx(1, abs=1e-15)
+
+
+def test_levels_by_hand():
+    # Rollout 3 has log ratios 0.1, 0.3; rollout 5 has 0.2, 0.2, -0.1; their tokens may stand in any order.
+    log_ratio = torch.tensor([0.1, 0.2, 0.3, 0.2, -0.1], dtype=torch.float64)
+    rollout_of = torch.tensor([3, 5, 3, 5, 5])
+    expected = {
+        "token": [0.1, 0.2, 0.3, 0.2, -0.1],
+        "sequence": [0.4, 0.3, 0.4, 0.3, 0.3],
+        "geometric": [0.2, 0.1, 0.2, 0.1, 0.1],
+    }
+    assert set(LEVELS) == set(expected)
+    for name, level in LEVELS.items():
+        torch.testing.assert_close(level(log_ratio, rollout_of).tolist(), expected[name], atol=1e-12, rtol=0)
+
+
+def test_importance_weights_by_hand():
+    log_ratio = torch.tensor([0.5, 1.9, 2.1, 8.0], dtype=torch.float64).log()
+    weights, exceeds = importance_weights(log_ratio, 2.0, "truncate")
+    torch.testing.assert_close(weights.tolist(), [0.5, 1.9, 2.0, 2.0])
+    assert exceeds.tolist() == [False, False, True, True]
+    weights, _ = importance_weights(log_ratio, 2.0, "mask")
+    torch.testing.assert_close(weights.tolist(), [0.5, 1.9, 0.0, 0.0])

@@ -1,0 +1,156 @@
+"""What must not change the gradient, for every row of ALGORITHMS; and what must."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
+
+from minrl.algorithms import ALGORITHMS
+from minrl.batch import pack
+from minrl.processes import Processes
+from minrl.scoring import score
+from minrl.types import Reward
+
+BOUND = 1e-6
+"""In double precision; transformers' RMSNorm computes in float32 inside."""
+
+GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(Processes(CPU))
+
+
+@pytest.fixture
+def rollouts():
+    return fixed_rollouts()
+
+
+def assert_same(actual, expected, bound=BOUND):
+    assert len(actual) == len(expected) > 0
+    for new, old in zip(actual, expected, strict=True):
+        assert max(float(gradient.abs().max()) for gradient in old.values()) > 1e-4, "a gradient of nothing"
+        for name in old:
+            torch.testing.assert_close(new[name], old[name], atol=bound, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_gradient_does_not_depend_on_micro_batches(name, policy, rollouts):
+    whole, _ = gradients(policy, rollouts, settings(name))
+    for tokens in (1, 30):
+        parts, _ = gradients(policy, rollouts, settings(name, micro_batch_tokens=tokens))
+        assert_same(parts, whole)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_gradient_does_not_depend_on_the_order_of_rollouts(name, policy, rollouts):
+    straight, _ = gradients(policy, rollouts, settings(name))
+    order = [7, 12, 0, 9, 3, 14, 5, 10, 1, 15, 6, 2, 13, 8, 4, 11]
+    shuffled, _ = gradients(policy, [rollouts[i] for i in order], settings(name))
+    assert_same(shuffled, straight)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, monkeypatch):
+    packed, _ = gradients(policy, rollouts, settings(name))
+    monkeypatch.setattr(policy.model, "_supports_attention_backend", False)
+    assert not policy.packed
+    alone, _ = gradients(policy, rollouts, settings(name))
+    assert_same(alone, packed)
+
+
+def test_the_gradient_does_not_depend_on_the_number_of_processes(policy, rollouts, tmp_path):
+    root = Path(__file__).parent.parent
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [*launch, str(root / "tests" / "gradients.py"), str(tmp_path / "two.pt"), *ALGORITHMS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    two = torch.load(tmp_path / "two.pt")
+    for name in ALGORITHMS:
+        one, _ = gradients(policy, rollouts, settings(name))
+        assert_same(two[name], one)
+
+
+@pytest.mark.parametrize("name", GROUP_RELATIVE)
+def test_a_group_without_spread_only_counts_in_the_normaliser(name, policy, rollouts):
+    # Group 1 has equal rewards. With its tokens replaced by others of the same number nothing changes, to the bit.
+    expected, metrics = gradients(policy, rollouts, settings(name))
+    others = [r if r.group != 1 else replace(r, ids=[*r.ids[:-1], (r.ids[-1] + 7) % 40 + 5]) for r in rollouts]
+    actual, _ = gradients(policy, others, settings(name))
+    assert_same(actual, expected, bound=0)
+    assert metrics["policy/trained_token_frac"] < 1
+
+
+@pytest.mark.parametrize("name", GROUP_RELATIVE)
+def test_nothing_to_learn_takes_no_optimizer_step(name, policy, rollouts):
+    equal = [replace(r, reward=Reward(0.7)) for r in rollouts]
+    seen, metrics = gradients(policy, equal, settings(name))
+    assert seen == []
+    assert metrics["policy/optimizer_steps"] == 0
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_unscorable_rollouts_have_no_gradient_and_no_weight(name, policy, rollouts):
+    without = [r for r in rollouts if r.reward is not None]
+    assert len(without) == len(rollouts) - 1
+    expected, _ = gradients(policy, without, settings(name))
+    actual, _ = gradients(policy, rollouts, settings(name))
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_tokens_that_were_not_sampled_have_no_gradient(name, policy, rollouts):
+    # Each rollout ends with three given tokens, which nothing sampled can see: whatever they are, as labels they
+    # must not count, and the gradient is that of the rollouts without them.
+    expected, _ = gradients(policy, rollouts, settings(name))
+    ended = [
+        replace(
+            r,
+            ids=[*r.ids, 5, 6 + r.sample, 7],
+            loss_mask=[*r.loss_mask, False, False, False],
+            rollout_logprobs=[*r.rollout_logprobs, 0.0, 0.0, 0.0],
+        )
+        for r in rollouts
+    ]
+    actual, _ = gradients(policy, ended, settings(name))
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_on_policy_every_row_has_the_gradient_of_reinforce(name, policy, rollouts):
+    row = ALGORITHMS[name]
+    plain = replace(ALGORITHMS["reinforce"], advantage=row.advantage, aggregation=row.aggregation)
+    config = settings(name, passes_per_step=1, importance_cap=0.0)
+    expected, _ = gradients(policy, rollouts, config, row=plain)
+    actual, _ = gradients(policy, rollouts, config)
+    assert_same(actual, expected, bound=1e-9)
+
+
+def test_a_rewarded_completion_becomes_likelier(policy, rollouts):
+    seen, _ = gradients(policy, rollouts, settings("grpo", passes_per_step=1))
+    best = [i for i, r in enumerate(rollouts) if r.group == 0 and r.reward.value == 1.0]
+    stream = pack(rollouts, best)
+    before = score(policy.model, stream, 1.0)[0].sum()
+    weights = dict(policy.model.named_parameters())
+    with torch.no_grad():
+        for name, gradient in seen[0].items():
+            weights[name] -= 0.01 * gradient
+        after = score(policy.model, stream, 1.0)[0].sum()
+        for name, gradient in seen[0].items():
+            weights[name] += 0.01 * gradient
+    assert after > before
+
+
+def test_a_single_optimizer_step_scores_once(policy, rollouts):
+    _, once = gradients(policy, rollouts, settings("grpo", passes_per_step=1))
+    _, twice = gradients(policy, rollouts, settings("grpo", passes_per_step=2))
+    assert once["policy/ratio_max"] == 1.0
+    assert twice["policy/ratio_max"] > 1.0
+    assert twice["update/computed_tokens"] == 2 * once["update/computed_tokens"]
