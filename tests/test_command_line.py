@@ -1,0 +1,196 @@
+"""From flags and files to a config, and one line for whatever is refused."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from minrl.command_line import from_dict, parse_trainer, to_dict
+from minrl.config import TrainerConfig
+from minrl.tasks import TASK_DEFINITIONS
+from minrl.types import UserError
+
+ROOT = Path(__file__).parent.parent
+
+
+def values_of(config):
+    """Every setting by name."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from values_of(value)
+        else:
+            yield field.name, value
+
+
+def hints_of(cls):
+    hints = {}
+    for name, hint in get_type_hints(cls).items():
+        hints.update(hints_of(hint) if dataclasses.is_dataclass(hint) else {name: hint})
+    return hints
+
+
+HINTS = hints_of(TrainerConfig)
+DEFAULTS = dict(values_of(TrainerConfig()))
+OTHER = {
+    # Values that differ from the default and pass the checks, where adding one to the default would not.
+    "adam_beta1": 0.5, "adam_beta2": 0.5, "clip_low": 0.3, "clip_dual": 3.0, "base_heads": 6, "engine": "torch",
+    "device": "cpu", "dtype": "float32", "max_unscorable_frac": 0.25, "chat_template_options": '{"a": 1}',
+    "preflight_only": True, "engine_memory_frac": 0.3,
+}  # fmt: skip
+
+
+def another(name):
+    default = DEFAULTS[name]
+    if name in OTHER:
+        return OTHER[name]
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int | float):
+        return default + 1
+    if isinstance(default, tuple):
+        return ("one", "two words")
+    choices = getattr(HINTS[name], "__args__", ())
+    return next(choice for choice in choices if choice != default) if choices else "another"
+
+
+def flags_for(name, value):
+    flag = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [flag if value else "--no-" + flag[2:]]
+    return [flag, *value] if isinstance(value, tuple) else [flag, str(value)]
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_every_field_is_a_flag_and_a_setting(name):
+    value = another(name)
+    assert value != DEFAULTS[name]
+    parsed, _ = parse_trainer(flags_for(name, value))
+    assert dict(values_of(parsed)) == {**DEFAULTS, name: value}
+    assert from_dict({name: value})[0] == parsed
+
+
+@pytest.mark.parametrize("task", TASK_DEFINITIONS)
+def test_every_option_of_a_task_is_a_flag_under_the_tasks_name(task):
+    for field in dataclasses.fields(TASK_DEFINITIONS[task].options):
+        _, options = parse_trainer([f"--{task}.{field.name.replace('_', '-')}", str(field.default)])
+        assert getattr(options[task], field.name) == field.default
+    _, options = parse_trainer(["--hanoi.skill", "0.25"])
+    assert options["hanoi"].skill == 0.25
+    assert options["countdown"] == TASK_DEFINITIONS["countdown"].options()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--stps", "5"], "unknown flag --stps: did you mean steps"),
+        (["--countdown.max-nmber", "9"], "unknown flag --countdown.max-nmber: did you mean countdown.max-number"),
+        (["word"], "unknown flag word"),
+        (["--steps", "0"], "steps must be at least 1, got 0"),
+        (["--steps", "many"], "Error parsing --steps: invalid literal for int.* 'many'"),
+        (["--steps"], "Missing value for argument '--steps'"),
+        (["--device", "tpu"], "invalid choice 'tpu' for argument '--device'. Expected one of .*'cpu', 'cuda'"),
+        (["--group-size", "0"], "group_size must be at least 1, got 0"),
+        (["--preflight-only", "--no-preflight"], "preflight_only contradicts no-preflight"),
+        (["--countdown.max-number", "2"], "countdown.max_number must be at least 5, got 2"),
+        (["--hanoi.min-disks", "6"], "hanoi needs 2 <= min_disks <= max_disks"),
+        (["--config"], "--config needs a file"),
+        (["--config", "/nowhere.yaml"], "cannot read the config file /nowhere.yaml: No such file"),
+    ],
+)
+def test_what_is_refused_is_refused_in_one_line(flags, message):
+    with pytest.raises(UserError, match=message) as refused:
+        parse_trainer(flags)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stps: 5", "unknown setting 'stps': did you mean steps"),
+        ("steps: many", "steps must be of type int, got 'many'"),
+        ("steps: true", "steps must be of type int, got True"),
+        ("steps: 5.5", "steps must be of type int, got 5.5"),
+        ("learning_rate: yes", "learning_rate must be of type float, got True"),
+        ("device: tpu", "device must be one of auto, cpu, cuda, got 'tpu'"),
+        ("stop_strings: END", "stop_strings must be a list of str, got 'END'"),
+        ("stop_strings: [END, 5]", "stop_strings must be a list of str"),
+        ("group_size: 0", "group_size must be at least 1, got 0"),
+        ("tasks: 5", "tasks must hold options by task"),
+        ("tasks: {countdown: 5}", "tasks must hold options by task"),
+        ("tasks: {chess: {}}", "options for an unknown task 'chess': tasks are countdown, hanoi"),
+        ("tasks: {countdown: {size: 5}}", "unknown option 'size' of CountdownOptions"),
+        ("- steps", "must hold settings by name"),
+        ("steps: [", "is not YAML"),
+        ("", "must hold settings by name"),
+    ],
+)
+def test_a_config_file_is_checked_like_flags(tmp_path, text, message):
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message) as refused:
+        parse_trainer(["--config", str(file)])
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("spelled", [["--config", "{}"], ["--config={}"]])
+def test_flags_are_on_top_of_a_config_file(tmp_path, spelled):
+    file = tmp_path / "config.yaml"
+    file.write_text("steps: 7\nlearning-rate: 3e-4\nstop_strings: [END]\ntasks: {hanoi: {max-disks: 3}}\n")
+    arguments = [part.format(file) for part in spelled]
+    config, options = parse_trainer(["--steps", "9", *arguments, "--group-size", "4"])
+    assert (config.steps, config.optimizer.learning_rate, config.rollout.group_size) == (9, 3e-4, 4)
+    assert config.rollout.stop_strings == ("END",)
+    assert options["hanoi"].max_disks == 3
+
+
+def test_a_config_goes_to_plain_values_and_back():
+    flags = [flag for name in DEFAULTS for flag in flags_for(name, another(name)) if name != "preflight_only"]
+    config, options = parse_trainer(
+        ["--preflight", *[f for f in flags if f != "--no-preflight"], "--hanoi.skill", "0.5"]
+    )
+    values = json.loads(json.dumps(to_dict(config, options)))
+    assert from_dict(values) == (config, options)
+    assert set(values) == {*DEFAULTS, "tasks"}
+
+
+def test_a_runs_config_json_is_a_config_file(tmp_path):
+    config, options = parse_trainer(["--steps", "7", "--hanoi.skill", "0.5"])
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"minrl_run": "name", "config": to_dict(config, options), "commit": None}))
+    assert parse_trainer(["--config", str(file)]) == (config, options)
+
+
+def train(*flags, cwd):
+    return subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *flags],
+        cwd=cwd,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--group-size", "1"],
+            "error: grpo compares the completions of a group: group_size must be at least 2",
+        ),
+        (["--model-id", "nobody/nothing"], "error: cannot load model 'nobody/nothing'"),
+    ],
+)
+def test_the_script_ends_with_one_line_and_status_2(tmp_path, flags, message):
+    finished = train(*flags, cwd=tmp_path)
+    assert finished.returncode == 2, finished.stderr
+    assert finished.stderr.startswith(message)
+    assert len(finished.stderr.splitlines()) == 1
+    assert finished.stdout == ""
+    assert not list(tmp_path.glob("runs/*"))  # what was refused leaves nothing behind
