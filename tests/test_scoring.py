@@ -124,7 +124,9 @@ def test_packed_gradients_are_those_of_a_plain_forward_pass(shape, rollouts):
         ((logprobs * weights).sum() + 0.3 * (entropy * weights).sum()).backward()
         gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
     for name, expected in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], expected, atol=1e-8, rtol=1e-6, msg=name)
+        # transformers' norms compute in float32 whatever the weights are, so float64 agrees to float32's precision.
+        largest = float(expected.abs().max())
+        torch.testing.assert_close(gradients[1][name] / largest, expected / largest, atol=1e-5, rtol=0)
 
 
 def test_a_model_keeps_its_own_attention_outside(rollouts):
