@@ -1,9 +1,13 @@
 """transformers' models and tokenizers: loaded from a hub or a folder, made from nothing, written back."""
 
+import socket
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
+from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import (
@@ -23,6 +27,8 @@ from minrl.types import UserError
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 logging.disable_progress_bar()
 
+HUB_TIMEOUT_S = 5.0
+
 HEAD_DIM = 32
 """Of the models made here: small, and one that vLLM can run on a CPU."""
 
@@ -37,13 +43,34 @@ CHAT_TEMPLATE = (
 
 
 def load_model(path: str) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """The causal model, with float32 weights, and its tokenizer, at a hub name or a local path."""
+    """The causal model, with float32 weights, and its tokenizer, at a hub name or a local path.
+
+    Where the hub cannot be reached only what is cached is looked at, at once instead of after minutes of retries.
+    """
+    cached_only = not Path(path).exists() and not hub_reachable()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=cached_only)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=cached_only
+        )
     except (OSError, ValueError) as error:
-        raise UserError(_not_found(path, error)) from error
+        raise UserError(_not_found(path, error, cached_only)) from error
     return model, tokenizer
+
+
+def hub_reachable() -> bool:
+    """Whether the hub answers within a few seconds. Behind a proxy that is for the proxy to say: assumed."""
+    if HF_HUB_OFFLINE:
+        return False
+    if getproxies():
+        return True
+    address = urlsplit(ENDPOINT)
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname, port), timeout=HUB_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -91,12 +118,15 @@ def small_qwen3(tokenizer: PreTrainedTokenizerBase, hidden_size: int, layers: in
     return model
 
 
-def _not_found(path: str, error: Exception) -> str:
+def _not_found(path: str, error: Exception, cached_only: bool) -> str:
     """One line for a model that cannot be loaded, with what to do."""
     reason = str(error).splitlines()[0]
     if Path(path).exists():
         return f"{path} is not a model folder that transformers can load ({reason})"
-    return (
-        f"cannot load model {path!r}: no such folder here, and the hub did not give it ({reason}); "
-        "give a local folder as --model-id, check the name, or leave --model-id out for the embedded base model"
-    )
+    if cached_only:
+        why = "offline mode is on (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else f"the hub {ENDPOINT} cannot be reached"
+        return (
+            f"cannot load model {path!r}: no such folder here, it is not cached, and {why}; give a local folder as "
+            "--model-id, or leave --model-id out for the embedded base model"
+        )
+    return f"cannot load model {path!r}: the hub did not give it ({reason}); check the name, or give a local folder"
