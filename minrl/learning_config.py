@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from typing import Literal
-from typing import Literal
 
 from minrl.types import require
 
@@ -30,6 +29,15 @@ class AlgorithmConfig:
     ratio."""
     importance_mode: Literal["truncate", "mask"] = "truncate"
     """What exceeds the cap is set to the cap, or to 0."""
+    kl_coef: float = 0.0
+    """Weight of the KL divergence from the policy to the model the run started from, which is kept frozen. 0: off."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How that divergence is estimated from the sampled tokens (minrl.losses)."""
+    kl_gradient: Literal["exact", "naive"] = "exact"
+    """exact: the gradient of the divergence. naive: that of the estimator, as many trainers have it: with k3 it is
+    another divergence's."""
+    entropy_coef: float = 0.0
+    """Weight of the bonus for entropy, exact over the vocabulary. 0: off."""
 
     def __post_init__(self) -> None:
         for name in ("passes_per_step", "minibatches_per_pass"):
@@ -44,15 +52,26 @@ class AlgorithmConfig:
             self.importance_cap == 0 or self.importance_cap >= 1,
             f"importance_cap must be 0 (off) or at least 1, got {self.importance_cap}",
         )
+        for name in ("kl_coef", "entropy_coef"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 (off) or more, got {getattr(self, name)}")
+        require(
+            (self.kl_estimator, self.kl_gradient) != ("k1", "naive"),
+            "the naive gradient of k1 is 0 on average: choose kl_gradient exact, or another kl_estimator",
+        )
+
+    @property
+    def regularized(self) -> bool:
+        """Whether a rollout has something to teach even where its advantage is 0."""
+        return self.kl_coef > 0 or self.entropy_coef > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW and how much fits into memory at once."""
 
-    learning_rate: float = 2e-4
+    learning_rate: float = 3e-4
     """AdamW's learning rate after the warmup, its peak."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls from its peak to a tenth of it at the last step; constant: not at all."""
     warmup_steps: int = 5
     """Steps over which the learning rate rises linearly from 0."""

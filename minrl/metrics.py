@@ -39,6 +39,7 @@ TAGS = (
     "policy/clip_high_frac",
     "policy/ratio_max",
     "policy/learning_rate",
+    "policy/ref_kl",
     "policy/optimizer_steps",
     "policy/trained_token_frac",
     "engine/logprob_gap_mean",
@@ -184,11 +185,14 @@ def cut_metrics(folder: Path, step: int) -> None:
 
 
 def cut_events(folder: Path, step: int) -> None:
-    """One event file with what stood in all of them up to the step."""
+    """One event file with what stood in all of them up to the step.
+
+    An event that stands in two of them was copied by a resume that was killed before it removed the first.
+    """
     old = sorted(folder.glob("events.out.tfevents.*"))
-    events = [Event.FromString(data) for path in old for data in RawEventFileLoader(str(path)).Load()]
+    events = dict.fromkeys(data for path in old for data in RawEventFileLoader(str(path)).Load())
     writer = EventFileWriter(str(folder), filename_suffix=".resumed")
-    for event in events:
+    for event in map(Event.FromString, events):
         if event.step <= step and not event.HasField("file_version"):
             writer.add_event(event)
     writer.close()

@@ -99,14 +99,16 @@ def load_tasks(run: Run) -> dict[str, Task]:
 
 def prepare_policy(run: Run, task: Task, processes: Processes, screen: Screen) -> tuple[Policy, TrainState]:
     """The policy to train: a checkpoint's, the model that the user named, or the embedded base model."""
-    config = run.config
+    config, state, start = run.config, TrainState(), ""
     if run.checkpoint is not None:
         state = checkpoint.load_state(run.checkpoint)
-        policy = load_policy(str(run.checkpoint), config.model, processes)
-        policy.version = state.policy_version
-        return policy, state
-    path = config.model.model_id or embedded_model(run, task, processes, screen)
-    return load_policy(path, config.model, processes), TrainState()
+    if run.checkpoint is None or config.algorithm.kl_coef:
+        start = config.model.model_id or embedded_model(run, task, processes, screen)
+    policy = load_policy(str(run.checkpoint or start), config.model, processes)
+    policy.version = state.policy_version
+    if config.algorithm.kl_coef:
+        policy.reference = load_policy(start, config.model, processes).model.requires_grad_(False)
+    return policy, state
 
 
 def embedded_model(run: Run, task: Task, processes: Processes, screen: Screen) -> str:

@@ -25,13 +25,16 @@ _SENTINEL = "\u2042"
 
 @dataclass
 class Policy:
-    """The trained model and its tokenizer. `version` counts the updates since the model was made."""
+    """The trained model and its tokenizer. `version` counts the updates since the model was made; `reference` is
+    frozen, where a KL term needs one.
+    """
 
     model: nn.Module
     tokenizer: Any
     processes: Processes
     chat_template_options: dict[str, Any]
     version: int = 0
+    reference: nn.Module | None = None
 
     @property
     def device(self) -> torch.device:

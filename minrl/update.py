@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from minrl.algorithms import Algorithm
 from minrl.batch import Batch, Stream, micro_batches, pack, split_groups
 from minrl.config import OptimizerConfig, TrainerConfig
-from minrl.losses import LEVELS, clipped_fractions, importance_weights
+from minrl.losses import LEVELS, clipped_fractions, importance_weights, kl_penalty
 from minrl.policy import Policy
 from minrl.scoring import score
-
 
 FINAL_FRAC = 0.1
 """Share of the peak learning rate that a falling schedule ends with."""
@@ -55,6 +54,7 @@ class _Totals:
     tokens: int = 0
     loss: float = 0.0
     entropy: float = 0.0
+    ref_kl: float = 0.0
     clip_low: float = 0.0
     clip_high: float = 0.0
     ratio_max: float = 0.0
@@ -80,15 +80,18 @@ def update_policy(
     """Train on the batch: `passes_per_step` x `minibatches_per_pass` optimizer steps.
 
     With a single optimizer step the old log-probabilities are the current ones, detached: no second forward. With
-    more they are scored once, before the first. Where no rollout has an advantage nothing is computed, the gradient is
-    exactly 0 and no optimizer step is taken.
+    more they are scored once, before the first; so are the reference's, where there is a KL term. Where no rollout has
+    an advantage, and neither KL nor entropy is in the loss, nothing is computed, the gradient is exactly 0 and no
+    optimizer step is taken.
     """
     started = time.perf_counter()
     settings = config.algorithm
     single = settings.passes_per_step * settings.minibatches_per_pass == 1
     update = _Update(policy, batch, algorithm, config, correct_engine)
     if not single:
-        update.score_old()
+        update.old_logprobs = update.score_frozen(policy.model)
+    if settings.kl_coef:
+        update.ref_logprobs = update.score_frozen(policy.reference)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config.optimizer, step, config.steps)
     for _ in range(settings.passes_per_step):
@@ -122,18 +125,21 @@ class _Update:
         self.lengths = batch.completion_lengths
         self.advantages = batch.advantages[batch.rollout_of]  # (S,)
         self.old_logprobs: Tensor | None = None  # (S,)
+        self.ref_logprobs: Tensor | None = None  # (S,)
         self.logprobs = torch.full_like(batch.rollout_logprobs, torch.nan)  # (S,)
         self.totals = _Totals()
         self.pending = False
 
     @torch.no_grad()
-    def score_old(self) -> None:
-        """The policy's log-probabilities before the first optimizer step."""
-        self.old_logprobs = torch.zeros_like(self.batch.rollout_logprobs, dtype=torch.float64)
+    def score_frozen(self, model: nn.Module | None) -> Float[Tensor, " S"]:
+        """The log-probabilities of the sampled tokens under a model as it is now; 0 where nothing is to be learned."""
+        assert model is not None, "a KL term needs the reference that it is taken to"
+        scored = torch.zeros_like(self.batch.rollout_logprobs, dtype=torch.float64)
         for stream in self._streams(range(len(self.batch.rollouts))):
             with self.policy.processes.autocast():
-                logprobs, _ = score(self.policy.model, stream, self.config.rollout.temperature)
-            self.old_logprobs[stream.token_index.cpu()] = logprobs.cpu().double()
+                logprobs, _ = score(model, stream, self.config.rollout.temperature)
+            scored[stream.token_index.cpu()] = logprobs.cpu().double()
+        return scored
 
     def accumulate(self, indices: Sequence[int]) -> None:
         """Add up the gradients of one optimizer step's rollouts."""
@@ -141,7 +147,7 @@ class _Update:
         for stream in self._streams(indices):
             with self.policy.processes.autocast():
                 logprobs, entropy = score(self.policy.model, stream, self.config.rollout.temperature)
-            loss = self._loss(stream, logprobs, entropy.detach(), weights)
+            loss = self._loss(stream, logprobs, entropy, weights)
             loss.backward()
             self.pending = True
 
@@ -177,14 +183,17 @@ class _Update:
             "engine/kl": t.kl / count,
             "update/computed_tokens": t.computed_tokens,
         }
+        if self.ref_logprobs is not None:
+            metrics["policy/ref_kl"] = t.ref_kl / count
         if self.cap:
             metrics["engine/importance_cap_frac"] = t.capped / count
             metrics["engine/ess"] = t.weight**2 / (count * t.weight_squared) if t.tokens else 1.0
         return metrics
 
     def _streams(self, indices: Sequence[int]) -> list[Stream]:
-        """Streams of the rollouts that have something to teach. A rollout of advantage 0 is not computed."""
-        active = [index for index in indices if self.batch.advantages[index] != 0]
+        """Streams of the rollouts that have something to teach: of advantage 0 only where KL or entropy count."""
+        teaches = (self.batch.advantages != 0) | (self.batch.scorable & self.config.algorithm.regularized)
+        active = [index for index in indices if teaches[index]]
         budget = self.config.optimizer.micro_batch_tokens if self.policy.packed else 1
         parts = micro_batches(self.batch.rollouts, active, budget)
         return [pack(self.batch.rollouts, part).to(self.policy.device) for part in parts]
@@ -207,7 +216,9 @@ class _Update:
     def _loss(
         self, stream: Stream, logprobs: Float[Tensor, " S"], entropy: Float[Tensor, " S"], weights: Tensor
     ) -> Tensor:
-        """The weighted sum of the surrogate over the stream's sampled tokens."""
+        """The weighted sum over the stream's sampled tokens of the surrogate, corrected for the engine, and of the
+        KL and entropy terms, which are not.
+        """
         index, device, dtype = stream.token_index.cpu(), logprobs.device, logprobs.dtype
         rollout_of = self.batch.rollout_of[index].to(device)
         current = logprobs.detach()
@@ -218,11 +229,19 @@ class _Update:
         per_token = self.algorithm.surrogate(logprobs, ratio, advantages, self.algorithm.limits)
         if self.cap:
             per_token = per_token * self._engine_correction(gap, rollout_of)
+        settings = self.config.algorithm
+        if self.ref_logprobs is not None:
+            reference = self.ref_logprobs[index].to(device, dtype)
+            kl = kl_penalty(logprobs, old, reference, settings.kl_estimator, settings.kl_gradient)
+            per_token = per_token + settings.kl_coef * kl
+            self.totals.ref_kl += float(kl.detach().sum())
+        if settings.entropy_coef:
+            per_token = per_token - settings.entropy_coef * entropy
         unseen = self.logprobs[index].isnan()
         self.logprobs[index[unseen]] = current.cpu().to(self.logprobs.dtype)[unseen]
         token_weights = weights[self.batch.rollout_of[index]].to(device, dtype)
         loss = (per_token * token_weights).sum()
-        self._record(stream, loss.detach(), ratio.detach(), gap, advantages, entropy)
+        self._record(stream, loss.detach(), ratio.detach(), gap, advantages, entropy.detach())
         return loss
 
     def _engine_correction(self, gap: Tensor, rollout_of: Tensor) -> Tensor:

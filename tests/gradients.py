@@ -35,10 +35,10 @@ class Tap(torch.optim.SGD):
         super().step()
 
 
-def tiny_policy(processes: Processes) -> Policy:
+def tiny_policy(processes: Processes, seed: int = 0) -> Policy:
     """In double precision, so that what differs by more than 1e-6 differs by mistake."""
     tokenizer = word_tokenizer(WORDS)
-    policy = as_policy(small_qwen3(tokenizer, 32, 1, 2, seed=0), tokenizer, CPU, processes)
+    policy = as_policy(small_qwen3(tokenizer, 32, 1, 2, seed), tokenizer, CPU, processes)
     policy.model.double()
     return policy
 

@@ -92,6 +92,7 @@ def test_limits_of_the_config_replace_those_of_the_row():
         (4, {"algorithm": "gspo", "importance_level": "token"}, "importance_level must not be token"),
         (4, {"algorithm": "reinforce", "clip_low": 0.1}, "reinforce has no clip_low"),
         (4, {"algorithm": "cispo", "clip_low": 0.1}, "cispo has no clip_low"),
+        (4, {"kl_coef": 0.1, "kl_estimator": "k1", "kl_gradient": "naive"}, "naive gradient of k1 is 0"),
         (4, {"algorithm": "grpo", "clip_dual": 3.0}, "grpo has no clip_dual"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from minrl.losses import (
+    KL_ESTIMATORS,
     LEVELS,
     Limits,
     clipped_fractions,
@@ -14,6 +15,7 @@ from minrl.losses import (
     constant_length,
     dual_clipped_surrogate,
     importance_weights,
+    kl_penalty,
     policy_gradient,
     sequence_mean,
     soft_gate,
@@ -160,3 +162,72 @@ def test_importance_weights_by_hand():
     assert exceeds.tolist() == [False, False, True, True]
     weights, _ = importance_weights(log_ratio, 2.0, "mask")
     torch.testing.assert_close(weights.tolist(), [0.5, 1.9, 0.0, 0.0])
+
+
+def test_kl_estimators_by_hand():
+    # π = 0.5, 0.2 and π_ref = 0.25, 0.4: log ratios log 2 and -log 2; π_ref / π = 1/2 and 2.
+    logprobs = torch.tensor([0.5, 0.2], dtype=torch.float64).log()
+    reference = torch.tensor([0.25, 0.4], dtype=torch.float64).log()
+    log2 = math.log(2)
+    expected = {"k1": [log2, -log2], "k2": [log2**2 / 2, log2**2 / 2], "k3": [1 / 2 - 1 + log2, 2 - 1 - log2]}
+    for name, estimator in KL_ESTIMATORS.items():
+        torch.testing.assert_close(estimator(logprobs, reference).tolist(), expected[name], atol=1e-12, rtol=0)
+        assert estimator(logprobs, logprobs).tolist() == [0, 0]
+
+
+# A vocabulary of four: the expectation over the sampled token is a sum, so the expected gradient is exact.
+LOGITS = torch.tensor([0.3, -0.8, 1.1, 0.2], dtype=torch.float64)
+REFERENCE = torch.tensor([0.9, 0.1, -0.4, 0.3], dtype=torch.float64).log_softmax(0)
+OLD_POLICY = torch.tensor([0.1, -0.2, 0.6, 0.5], dtype=torch.float64).log_softmax(0)
+
+
+def gradient_of(function):
+    logits = LOGITS.clone().requires_grad_()
+    function(logits.log_softmax(0)).backward()
+    return logits.grad
+
+
+def forward_kl(logprobs):
+    """KL(π, π_ref)."""
+    return (logprobs.exp() * (logprobs - REFERENCE)).sum()
+
+
+def reverse_kl(logprobs):
+    """KL(π_ref, π)."""
+    return (REFERENCE.exp() * (REFERENCE - logprobs)).sum()
+
+
+def nothing(logprobs):
+    return 0 * logprobs.sum()
+
+
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+@pytest.mark.parametrize("sampled_from", ["the policy", "an older policy"])
+def test_the_exact_kl_gradient_is_that_of_the_divergence(estimator, sampled_from):
+    old = LOGITS.log_softmax(0) if sampled_from == "the policy" else OLD_POLICY
+    expected_loss = lambda new: (old.exp() * kl_penalty(new, old, REFERENCE, estimator, "exact")).sum()  # noqa: E731
+    torch.testing.assert_close(gradient_of(expected_loss), gradient_of(forward_kl), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_k1_and_k3_are_unbiased(estimator):
+    for old in (LOGITS.log_softmax(0), OLD_POLICY):
+        new = LOGITS.log_softmax(0)
+        estimate = (old.exp() * kl_penalty(new, old, REFERENCE, estimator, "exact")).sum()
+        torch.testing.assert_close(estimate, forward_kl(new), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("estimator", "is_that_of"), [("k1", nothing), ("k2", forward_kl), ("k3", reverse_kl)])
+def test_what_the_naive_kl_gradients_are(estimator, is_that_of):
+    policy = LOGITS.log_softmax(0)
+    expected_loss = lambda new: (policy.exp() * kl_penalty(new, policy, REFERENCE, estimator, "naive")).sum()  # noqa: E731
+    torch.testing.assert_close(gradient_of(expected_loss), gradient_of(is_that_of), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
+def test_the_naive_kl_gradient_is_the_finite_difference_of_the_estimator(estimator):
+    base, step = LOGITS.log_softmax(0), 1e-6
+    logprobs = base.clone().requires_grad_()
+    kl_penalty(logprobs, base, REFERENCE, estimator, "naive").sum().backward()
+    high, low = (kl_penalty(base + s, base, REFERENCE, estimator, "naive") for s in (step, -step))
+    torch.testing.assert_close(logprobs.grad, (high - low) / (2 * step), atol=1e-8, rtol=0)

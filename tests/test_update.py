@@ -133,6 +133,53 @@ def test_on_policy_every_row_has_the_gradient_of_reinforce(name, policy, rollout
     assert_same(actual, expected, bound=1e-9)
 
 
+REGULARIZED = {"kl_coef": 0.3, "entropy_coef": 0.2}
+
+
+@pytest.fixture
+def with_reference(policy):
+    policy.reference = tiny_policy(policy.processes, seed=1).model.requires_grad_(False)
+    yield policy
+    policy.reference = None
+
+
+@pytest.mark.parametrize("gradient", ["exact", "naive"])
+def test_the_gradient_with_kl_and_entropy_does_not_depend_on_micro_batches_or_order(gradient, with_reference, rollouts):
+    config = settings("grpo", kl_gradient=gradient, **REGULARIZED)
+    whole, metrics = gradients(with_reference, rollouts, config)
+    parts, _ = gradients(with_reference, rollouts[::-1], settings("grpo", 30, kl_gradient=gradient, **REGULARIZED))
+    assert_same(parts, whole)
+    assert metrics["policy/ref_kl"] > 0
+    # Group 1 has no spread and takes part all the same; the one rollout that could not be scored does not.
+    sampled = sum(r.num_sampled for r in rollouts)
+    unscorable = sum(r.num_sampled for r in rollouts if r.reward is None)
+    assert metrics["policy/trained_token_frac"] == pytest.approx(1 - unscorable / sampled)
+
+
+def test_kl_and_entropy_are_added_to_the_loss_by_token_weight(with_reference, rollouts):
+    """The gradient of what is added, against autograd over the whole logits of each rollout by itself."""
+    policy, model, coefficients = with_reference, with_reference.model, (0.3, 0.2)
+    config = {"passes_per_step": 1, "kl_gradient": "naive", "kl_estimator": "k2", "importance_cap": 0.0}
+    base, _ = gradients(policy, rollouts, settings("grpo", **config))
+    full, _ = gradients(
+        policy, rollouts, settings("grpo", kl_coef=coefficients[0], entropy_coef=coefficients[1], **config)
+    )
+    model.zero_grad()
+    scored = [r for r in rollouts if r.reward is not None]
+    for rollout in scored:
+        ids, mask = torch.tensor([rollout.ids]), torch.tensor(rollout.loss_mask[1:])
+        logprobs = model(ids).logits[0, :-1].log_softmax(-1)
+        reference = policy.reference(ids).logits[0, :-1].log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        label = ids[0, 1:, None]
+        kl = (logprobs.gather(1, label) - reference.gather(1, label))[:, 0] ** 2 / 2
+        added = ((coefficients[0] * kl - coefficients[1] * entropy) * mask).sum()
+        (added / (len(scored) * rollout.num_sampled)).backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(full[0][name] - base[0][name], weight.grad, atol=1e-6, rtol=0)
+    model.zero_grad()
+
+
 def test_a_rewarded_completion_becomes_likelier(policy, rollouts):
     seen, _ = gradients(policy, rollouts, settings("grpo", passes_per_step=1))
     best = [i for i, r in enumerate(rollouts) if r.group == 0 and r.reward.value == 1.0]
