@@ -23,9 +23,12 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers) -> tupl
     The output appears when it is whole.
     """
     try:
-        lines = [line for line in source.read_text().splitlines() if line.strip()]
+        text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the completions in {source}: {error}") from error
+    lines = [
+        line for line in text.split("\n") if line.strip()
+    ]  # a string may hold U+2028, which splitlines() splits at
     rows = solved = failed = 0
     temporary = output.with_name(output.name + ".tmp")
     output.parent.mkdir(parents=True, exist_ok=True)
