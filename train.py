@@ -56,7 +56,7 @@ def train(parts: Parts, record: Record) -> None:
             with record.timed("time/eval_s"):
                 tracked = rollout(policy, engine, parts.workers, task, *tracked_plan(task, config))
             record.save_rollouts(rollouts[mine], comparison.advantages[mine], updated, tracked.rollouts)
-        if record.due(config.evaluation.eval_every):
+        if record.evaluation_due():
             with record.timed("time/eval_s"):
                 record.evaluation(parts.evaluate())
         record.end_step()

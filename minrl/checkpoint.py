@@ -40,11 +40,16 @@ class TrainState:
         return cls(**values)
 
 
+def step_name(step: int) -> str:
+    """The name of a step's checkpoint."""
+    return f"step_{step:06d}"
+
+
 def save_checkpoint(
     folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, state: TrainState, keep: int
 ) -> Path:
     """Write `folder/step_000123` and remove all but the newest `keep` (0: keep all)."""
-    final = folder / f"step_{state.step:06d}"
+    final = folder / step_name(state.step)
     temporary = folder / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -79,6 +84,13 @@ def newest_complete(folder: Path) -> Path | None:
             return path
         logger.warning(f"checkpoint {path} is damaged ({problem}); going back to the one before it")
     return None
+
+
+def discard_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints beyond a step that a run goes on from: they belong to another continuation."""
+    for path in _by_step(folder):
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
 
 
 def damage(checkpoint: Path) -> str | None:

@@ -24,6 +24,9 @@ from minrl.types import UserError
 
 T = TypeVar("T")
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
 
 def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
     """The config of train.py and the options of every task."""
@@ -65,6 +68,9 @@ def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
         sys.exit(main(sys.argv[1:]))
     except UserError as error:
         sys.exit(_refuse(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
 
 
 def _refuse(error: UserError) -> int:

@@ -14,15 +14,14 @@ from loguru import logger
 from torch import Tensor
 
 from minrl.algorithms import Comparison
+from minrl.checkpoint import discard_after, step_name
+from minrl.command_line import INTERRUPTED
 from minrl.evaluation import Evaluation
 from minrl.metrics import MetricsLog, rollout_line, rollout_metrics
 from minrl.parts import Parts
 from minrl.run import Interrupt, rollout_lines, write_config, write_json, write_summary
 from minrl.types import Rollout, UserError
 from minrl.update import Updated
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 
 class Record:
@@ -71,6 +70,7 @@ class Record:
         step = self.state.step
         if self.main:
             write_config(self.run)
+            discard_after(self.run.checkpoints, step)
             self._log = MetricsLog(self.run.folder, cut_after=step if step else -1)
             self.parts.screen.log_to(self.run.folder / "log.txt")
         logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
@@ -81,6 +81,10 @@ class Record:
     def due(self, every: int) -> bool:
         """Whether something that happens every so many steps happens now; 0 is never."""
         return every > 0 and self.state.step % every == 0
+
+    def evaluation_due(self) -> bool:
+        """Whether the held-out score is measured now: every so many steps, and after the last."""
+        return self.due(self.config.evaluation.eval_every) or self.state.step == self.config.steps
 
     @contextmanager
     def timed(self, tag: str) -> Iterator[None]:
@@ -169,14 +173,16 @@ class Record:
 
     def finish(self, evaluate: Callable[[], dict[str, Evaluation]], save: Callable[..., Path]) -> int:
         """After Ctrl-C say how to go on; else the last evaluation, the summary and the table. The exit status."""
+        if self.state.step and (self._saved is None or self._saved.name != step_name(self.state.step)):
+            self.checkpoint(save)
         if self.interrupted:
             self._bar.close()
-            logger.info(f"saved {self._saved}; go on with: {self._how_to_go_on()}")
+            saved = f"saved {self._saved}" if self._saved else "nothing to save before the first step"
+            logger.info(f"{saved}; go on with: {self._how_to_go_on()}")
             return INTERRUPTED
         after = self._evaluations.get(self.state.step) or evaluate()
         self._bar.close()
         self.state.seconds = self._earlier_s + time.perf_counter() - self._started
-        self.checkpoint(save)
         if self.main:
             before = self._before()
             write_summary(self.run, self.state, self.parts.policy, self._saved, before, after)

@@ -7,6 +7,7 @@ The ids of a role's sequence only ever grow: a turn is appended to what was samp
 """
 
 import hashlib
+import math
 import random
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from minrl.engines import Engine, Sampling
 from minrl.policy import Policy
 from minrl.processes import Processes
 from minrl.tasks import Task
-from minrl.types import Episode, Example, Job, Request, Reward, Rollout, Turn, UserError
+from minrl.types import Completion, Episode, Example, Job, Request, Reward, Rollout, Turn, UserError
 from minrl.workers import Failure, Workers
 
 TRACKED_EXAMPLES = 4
@@ -73,10 +74,10 @@ def rollout(
             for episode, result in zip(working, results, strict=True):
                 episode.advance(result)
             continue
-        requests = [episode.request() for episode in waiting]
-        completions = engine.generate(requests, sampling)
-        for episode, request, completion in zip(waiting, requests, completions, strict=True):
-            episode.receive(request, completion)
+        asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]
+        completions = engine.generate([request for _, request in asked], sampling)
+        for (episode, _), completion in zip(asked, completions, strict=True):
+            episode.receive(completion)
     return Rollouts(_numbered(episodes), [e.failure for e in episodes if e.failure is not None])
 
 
@@ -177,31 +178,34 @@ class _Playing:
         try:
             self.pending = self.generator.send(value)
         except StopIteration as end:
-            self.pending, self.rewards = None, end.value
+            self._end(end.value)
         except Exception:  # the task's own code: its rollouts become unscorable and are counted
             self._fail(traceback.format_exc())
 
-    def request(self) -> Request:
-        """What the engine is asked for in this round."""
+    def request(self) -> Request | None:
+        """What the engine is asked for in this round; None where the model has no room for another turn."""
         assert isinstance(self.pending, Turn)
         turn, seat = self.pending, self.seats.setdefault(self.pending.role, _Seat())
         if seat.turns:
             start, end = seat.turns[-1]
-            seat.append(self.policy.encode_next_turn(turn.message, seat.ids[start:end]), None)
+            shown = self.policy.encode_next_turn(turn.message, seat.ids[start:end])
         else:
-            seat.append(self.policy.encode_prompt(turn.message), None)
-            seat.prompt_length = len(seat.ids)
-            seat.seed = self._seed(turn.role, 0)
-        room = self.policy.context_length - len(seat.ids)
+            shown = self.policy.encode_prompt(turn.message)
+            seat.prompt_length, seat.seed = len(shown), self._seed(turn.role, 0)
+        room = self.policy.context_length - len(seat.ids) - len(shown)
+        if room < 1 and seat.turns:
+            self._fail(f"turn {len(seat.turns) + 1} of {turn.role} has no room in the model's context")
+            return None
         if room < 1:
             raise UserError(
-                f"the prompt of example {self.example.id!r} has {len(seat.ids)} tokens and the model takes "
+                f"the prompt of example {self.example.id!r} has {len(shown)} tokens and the model takes "
                 f"{self.policy.context_length}: choose shorter examples or a model with a longer context"
             )
+        seat.append(shown, None)
         seed = self._seed(turn.role, len(seat.turns))
         return Request(list(seat.ids), seed, min(self.plan.max_tokens, room))
 
-    def receive(self, request: Request, completion: Any) -> None:  # noqa: ANN401 - Completion
+    def receive(self, completion: Completion) -> None:
         """Append a sampled completion and let the episode go on with its text."""
         assert isinstance(self.pending, Turn)
         seat = self.seats[self.pending.role]
@@ -233,6 +237,16 @@ class _Playing:
             for role, seat in self.seats.items()
             if seat.turns
         ]
+
+    def _end(self, rewards: Any) -> None:  # noqa: ANN401 - the task's own code may return anything
+        """Take the rewards of a finished episode, where they are rewards."""
+        self.pending = None
+        if not isinstance(rewards, Mapping):
+            return self._fail(f"an episode must return the reward of each role, got {rewards!r}")
+        for role, reward in rewards.items():
+            if not isinstance(reward, Reward) or not math.isfinite(reward.value):
+                return self._fail(f"the reward of {role} must be a Reward with a finite value, got {reward!r}")
+        self.rewards = rewards
 
     def _fail(self, reason: str) -> None:
         self.failure, self.pending = reason, None

@@ -1,0 +1,162 @@
+"""Checkpoints are whole or not there, and continue where they were made."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from minrl import checkpoint
+from minrl.checkpoint import (
+    MANIFEST,
+    TrainState,
+    damage,
+    discard_after,
+    find_checkpoint,
+    load_state,
+    newest_complete,
+    restore_optimizer,
+    save_checkpoint,
+    weights_sha256,
+)
+from minrl.config import OptimizerConfig
+from minrl.policy import load_policy
+from minrl.types import UserError
+from minrl.update import make_optimizer
+from tests.conftest import CPU
+
+STATE = TrainState(step=3, examples_drawn=24, policy_version=5, sampled_tokens=99, seconds=1.5, baselines={"a": 0.5})
+
+
+@pytest.fixture
+def trained(policy):
+    """A policy and an optimizer that have taken a step."""
+    optimizer = make_optimizer(policy, OptimizerConfig())
+    step(policy, optimizer)
+    return policy, optimizer
+
+
+def step(policy, optimizer):
+    policy.model(torch.tensor([[5, 6, 7]])).logits.square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def save(folder, trained, number=3, keep=0):
+    return save_checkpoint(folder, *trained, TrainState(step=number), keep)
+
+
+def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes):
+    policy, optimizer = trained
+    path = save_checkpoint(tmp_path, policy, optimizer, STATE, keep=0)
+    assert path == tmp_path / "step_000003"
+    other = load_policy(str(path), CPU, processes)
+    fresh = make_optimizer(other, OptimizerConfig())
+    restore_optimizer(path, other, fresh)
+    assert weights_sha256(other) == weights_sha256(policy)
+    for _ in range(3):
+        step(policy, optimizer)
+        step(other, fresh)
+    assert weights_sha256(other) == weights_sha256(policy)
+
+
+def test_without_the_optimizers_moments_it_would_not(tmp_path, trained, processes):
+    policy, optimizer = trained
+    other = load_policy(str(save(tmp_path, trained)), CPU, processes)
+    step(policy, optimizer)
+    step(other, make_optimizer(other, OptimizerConfig()))
+    assert weights_sha256(other) != weights_sha256(policy)
+
+
+def test_the_state_goes_to_the_disk_and_back(tmp_path, trained):
+    assert load_state(save_checkpoint(tmp_path, *trained, STATE, keep=0)) == STATE
+    assert TrainState.from_dict(json.loads(json.dumps(asdict(STATE)))) == STATE
+
+
+def test_a_tokenizer_and_its_template_come_back(tmp_path, trained, processes):
+    policy = trained[0]
+    other = load_policy(str(save(tmp_path, trained)), CPU, processes)
+    prompt = [{"role": "user", "content": "numbers 1 2"}]
+    assert other.encode_prompt(prompt) == policy.encode_prompt(prompt)
+    assert other.stop_ids == policy.stop_ids
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "trainer.json", "tokenizer.json"])
+@pytest.mark.parametrize("harm", ["torn", "flipped", "gone", "empty"])
+def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(tmp_path, trained, name, harm):
+    before, last = save(tmp_path, trained, 3), save(tmp_path, trained, 4)
+    assert newest_complete(tmp_path) == last
+    content = (last / name).read_bytes()
+    middle = len(content) // 2
+    if harm == "gone":
+        (last / name).unlink()
+    else:
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        (last / name).write_bytes({"torn": content[:middle], "flipped": flipped, "empty": b""}[harm])
+    assert name in damage(last)
+    assert newest_complete(tmp_path) == find_checkpoint(tmp_path) == before
+    with pytest.raises(UserError, match=r"is damaged .* name the one before it"):
+        find_checkpoint(last)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"model.safetensors"'])
+def test_without_its_manifest_a_folder_is_no_checkpoint(tmp_path, trained, content):
+    before, last = save(tmp_path, trained, 3), save(tmp_path, trained, 4)
+    (last / MANIFEST).unlink()
+    if content is not None:
+        (last / MANIFEST).write_text(content)
+    assert newest_complete(tmp_path) == before
+
+
+@pytest.mark.parametrize("moment", ["save_policy", "save_optimizer", "_seal", "_fsync"])
+def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, monkeypatch, moment):
+    before = save(tmp_path, trained, 3)
+    kept = monkeypatch.context
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with kept() as patch:
+        patch.setattr(checkpoint, moment, killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, trained, 4, keep=1)
+    assert newest_complete(tmp_path) == before
+    assert newest_complete(tmp_path / "nowhere") is None
+    assert save(tmp_path, trained, 4, keep=1) == newest_complete(tmp_path)  # what was left over is in nobody's way
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
+
+
+def test_the_newest_are_kept(tmp_path, trained):
+    for number in (1, 2, 9, 10, 11):
+        save(tmp_path, trained, number, keep=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000009", "step_000010", "step_000011"]
+    save(tmp_path, trained, 12, keep=0)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_saving_a_step_again_replaces_it(tmp_path, trained):
+    save(tmp_path, trained, 3)
+    step(*trained)
+    again = save(tmp_path, trained, 3)
+    assert damage(again) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000003"]
+
+
+def test_what_lies_beyond_the_step_that_is_resumed_is_discarded(tmp_path, trained):
+    for number in (1, 2, 3, 10):
+        save(tmp_path, trained, number)
+    discard_after(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no complete checkpoint"):
+        find_checkpoint(tmp_path)
+
+
+def test_the_hash_is_of_the_weights_and_of_nothing_else(make_policy):
+    policy, same, other = make_policy(0), make_policy(0), make_policy(1)
+    assert weights_sha256(policy) == weights_sha256(same) != weights_sha256(other)
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = torch.nextafter(policy.model.model.norm.weight[0], torch.tensor(9.0))
+    assert weights_sha256(policy) != weights_sha256(same)

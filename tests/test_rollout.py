@@ -1,0 +1,340 @@
+"""Episodes by hand: token ids, masks, turn bounds, rewards of each role; seeds and the order of the data."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from minrl.checkpoint import TrainState
+from minrl.config import RolloutConfig, TrainerConfig
+from minrl.engines.torch_engine import TorchEngine
+from minrl.processes import Processes
+from minrl.rollout import (
+    Plan,
+    Rollouts,
+    completion_seed,
+    draw_examples,
+    gather_rollouts,
+    rollout,
+    tracked_plan,
+    training_plan,
+)
+from minrl.tasks import Task
+from minrl.tasks.task import split
+from minrl.types import SOLO, Completion, Example, Job, Reward, Turn, UserError
+
+EXAMPLES = split([Example(str(n), "numbers 1 2", {"answer": n}) for n in range(20)], 0.5)
+
+
+class Scripted(TorchEngine):
+    """An engine that returns what it is told, and remembers what it was asked."""
+
+    def __init__(self, policy, *texts):
+        super().__init__(policy)
+        self.ids = [policy.tokenizer(text)["input_ids"] for text in texts]
+        self.calls = []
+
+    def generate(self, requests, sampling):
+        self.calls.append(list(requests))
+        answers = [self.ids.pop(0) for _ in requests]
+        end = max(sampling.stop_ids)
+        reasons = ["stop" if ids[-1] == end else "length" for ids in answers]
+        return [
+            Completion(ids, [-0.5 * (n + 1) for n in range(len(ids))], reason)
+            for ids, reason in zip(answers, reasons, strict=True)
+        ]
+
+
+def plan(**changes):
+    values = {"group_size": 1, "max_tokens": 8, "temperature": 1.0, "seed": 0, "purpose": "test", "step": 1}
+    return Plan(**{**values, **changes})
+
+
+def play(policy, workers, episode, engine, examples=None, reward=None, **changes):
+    task = Task(EXAMPLES, reward or (lambda text, example: Reward(0.0)), episode=episode, cheap=True)
+    return rollout(policy, engine, workers, task, examples or EXAMPLES.train[:1], plan(**changes))
+
+
+def ids_of(policy, text):
+    return policy.tokenizer(text)["input_ids"]
+
+
+def test_a_single_turn_is_the_prompt_and_the_completion(policy, workers):
+    engine = Scripted(policy, "7 + 5 <end>")
+    task = Task(EXAMPLES, lambda text, example: Reward(float(len(text.split())), {"words": 3.0}), cheap=True)
+    sampled = rollout(policy, engine, workers, task, EXAMPLES.train[:1], plan())
+    (one,) = sampled.rollouts
+    assert sampled.failures == []
+    assert one.ids == ids_of(policy, "numbers 1 2 7 + 5 <end>")
+    assert one.loss_mask == [False] * 3 + [True] * 4  # the end token is trained too
+    assert one.rollout_logprobs == [0.0] * 3 + [-0.5, -1.0, -1.5, -2.0]
+    assert one.turns == [(3, 7)] and one.prompt_length == 3
+    assert one.text == "7 + 5" and one.reward == Reward(3.0, {"words": 3.0})
+    assert (one.role, one.finish_reason, one.example_id) == (SOLO, "stop", EXAMPLES.train[0].id)
+
+
+def test_chat_messages_go_through_the_template(policy, workers):
+    example = Example("x", [{"role": "system", "content": "2"}, {"role": "user", "content": "numbers 3"}], {})
+    task = Task(EXAMPLES, lambda text, example: Reward(1.0), cheap=True)
+    (one,) = rollout(policy, Scripted(policy, "4 <end>"), workers, task, [example], plan()).rollouts
+    assert one.ids == ids_of(policy, "<user> numbers 3 <assistant> 4 <end>")
+
+
+def guess(example, rng):
+    """Three guesses; each is answered by a chat message."""
+    first = yield Turn("guesser", [{"role": "user", "content": "numbers 1"}])
+    second = yield Turn("guesser", [{"role": "user", "content": f"no {first}"}])
+    third = yield Turn("guesser", [{"role": "user", "content": "no"}])
+    return {"guesser": Reward(1.0 if (first, second, third) == ("2", "3 4", "5") else 0.0)}
+
+
+def test_three_turns_are_one_growing_sequence(policy, workers):
+    # The second completion is cut off (no <end>): the template closes it with the <end> it lacks. The others end with
+    # theirs, which is not repeated.
+    engine = Scripted(policy, "2 <end>", "3 4", "5 <end>")
+    (one,) = play(policy, workers, guess, engine).rollouts
+    pieces = [
+        ("<user> numbers 1 <assistant>", False),
+        ("2 <end>", True),
+        ("<user> no 2 <assistant>", False),
+        ("3 4", True),
+        ("<end> <user> no <assistant>", False),
+        ("5 <end>", True),
+    ]
+    expected = [(token, sampled) for text, sampled in pieces for token in ids_of(policy, text)]
+    assert one.ids == [token for token, _ in expected]
+    assert one.loss_mask == [sampled for _, sampled in expected]
+    # 4 given, 2 sampled, 4 given, 2 sampled, 4 given, 2 sampled.
+    assert one.turns == [(4, 6), (10, 12), (16, 18)]
+    assert one.prompt_length == 4
+    assert one.rollout_logprobs == [0.0] * 4 + [-0.5, -1.0] + [0.0] * 4 + [-0.5, -1.0] + [0.0] * 4 + [-0.5, -1.0]
+    assert one.reward == Reward(1.0)
+    assert one.finish_reason == "length"  # a turn was cut off
+
+
+def test_a_turn_is_appended_to_what_was_sampled_and_never_rendered_again(policy, workers):
+    # "9 <unk> 9" decodes to text that would be tokenised differently if it were rendered again.
+    engine = Scripted(policy, "2 <end>", "3 4 <end>", "5 <end>")
+    engine.ids[0] = [ids_of(policy, "2")[0], policy.tokenizer.unk_token_id, *ids_of(policy, "<end>")]
+    (one,) = play(policy, workers, guess, engine).rollouts
+    for call in engine.calls:  # each request continues exactly the ids before it
+        (request,) = call
+        assert one.ids[: len(request.ids)] == request.ids
+    assert policy.tokenizer.unk_token_id in one.ids
+
+
+def duel(example, rng):
+    """Two players in turn; a referee's job decides; plain strings are fed as they are."""
+    opening = yield Turn("white", "numbers 1")
+    reply = yield Turn("black", f"target {opening}")
+    last = yield Turn("white", f"yes {reply}")
+    winner = yield Job(max, (int(reply), int(last)))
+    return {"white": Reward(float(winner == int(last))), "black": Reward(float(winner == int(reply)))}
+
+
+def test_two_players_have_a_sequence_and_a_reward_each(policy, workers):
+    sampled = play(policy, workers, duel, Scripted(policy, "3 <end>", "8 <end>", "5 <end>"))
+    white, black = sampled.rollouts
+    assert (white.role, black.role) == ("white", "black")
+    assert white.ids == ids_of(policy, "numbers 1 3 <end> yes 8 5 <end>")
+    assert white.loss_mask == [bool(int(c)) for c in "00110011"]
+    assert white.turns == [(2, 4), (6, 8)]
+    assert black.ids == ids_of(policy, "target 3 8 <end>")
+    assert black.loss_mask == [bool(int(c)) for c in "0011"]
+    assert (white.reward, black.reward) == (Reward(0.0), Reward(1.0))  # 8 beats 5
+    assert white.group != black.group  # a group is an example and a role
+
+
+def test_a_group_is_an_example_and_a_role(policy, workers):
+    texts = ["3 <end>"] * 4 + ["8 <end>"] * 4 + ["5 <end>"] * 4
+    sampled = play(policy, workers, duel, Scripted(policy, *texts), EXAMPLES.train[:2], group_size=2)
+    keys = [(r.example_id, r.role) for r in sampled.rollouts]
+    assert Counter(keys) == {(e.id, role): 2 for e in EXAMPLES.train[:2] for role in ("white", "black")}
+    assert len({(r.group, *key) for r, key in zip(sampled.rollouts, keys, strict=True)}) == 4
+    assert sorted({r.group for r in sampled.rollouts}) == [0, 1, 2, 3]
+
+
+def test_all_episodes_wait_for_one_engine_call_per_round(policy, workers):
+    engine = Scripted(policy, *["2 <end>"] * 4, *["3 4 <end>"] * 4, *["5 <end>"] * 4)
+    play(policy, workers, guess, engine, EXAMPLES.train[:2], group_size=2)
+    assert [len(call) for call in engine.calls] == [4, 4, 4]
+
+
+def test_a_truncated_completion_is_marked(policy, workers):
+    (one,) = play(policy, workers, None, Scripted(policy, "2 3 4")).rollouts
+    assert one.truncated and one.finish_reason == "length"
+    (one,) = play(policy, workers, None, Scripted(policy, "2 3 <end>")).rollouts
+    assert not one.truncated
+
+
+def test_a_completion_has_no_more_tokens_than_the_model_has_room_for(policy, workers):
+    policy.model.config.max_position_embeddings = 5
+    engine = Scripted(policy, "2 <end>")
+    play(policy, workers, None, engine)  # a prompt of 3 tokens
+    assert engine.calls[0][0].max_tokens == 2
+    policy.model.config.max_position_embeddings = 3
+    with pytest.raises(UserError, match="has 3 tokens and the model takes 3"):
+        play(policy, workers, None, Scripted(policy, "2 <end>"))
+
+
+def test_an_episode_that_outgrows_the_model_is_unscorable_and_the_run_goes_on(policy, workers):
+    # The prompt has 4 tokens, the first completion 2, the next message 4: ten, which leave no room for a token.
+    policy.model.config.max_position_embeddings = 10
+    sampled = play(policy, workers, guess, Scripted(policy, "2 <end>"))
+    (one,) = sampled.rollouts
+    assert one.reward is None
+    assert one.ids == ids_of(policy, "<user> numbers 1 <assistant> 2 <end>") and one.turns == [(4, 6)]
+    assert "no room" in sampled.failures[0]
+
+
+def broken(text, example):
+    if text == "2":
+        raise RuntimeError(f"cannot judge {text}")
+    return Reward(1.0)
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+def test_a_raising_reward_makes_its_rollout_unscorable_and_keeps_the_traceback(policy, workers, cheap):
+    task = Task(EXAMPLES, broken, cheap=cheap)
+    engine = Scripted(policy, "3 <end>", "2 <end>", "4 <end>")
+    sampled = rollout(policy, engine, workers, task, EXAMPLES.train[:1], plan(group_size=3))
+    assert [r.reward for r in sampled.rollouts] == [Reward(1.0), None, Reward(1.0)]
+    (failure,) = sampled.failures
+    assert "RuntimeError: cannot judge 2" in failure and "Traceback" in failure
+
+
+def test_a_raising_episode_is_unscorable_for_all_its_roles(policy, workers):
+    sampled = play(policy, workers, duel, Scripted(policy, "3 <end>", "yes <end>", "5 <end>"))
+    assert [r.reward for r in sampled.rollouts] == [None, None]  # int("yes") raises
+    assert len(sampled.failures) == 1 and "ValueError" in sampled.failures[0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_unscorable(policy, workers, value):
+    sampled = play(policy, workers, None, Scripted(policy, "3 <end>"), reward=lambda text, example: Reward(value))
+    assert sampled.rollouts[0].reward is None
+    assert "finite" in sampled.failures[0]
+
+
+@pytest.mark.parametrize("returned", [{SOLO: 1.0}, {SOLO: None}, None, Reward(1.0)], ids=str)
+def test_what_is_no_reward_is_unscorable(policy, workers, returned):
+    def episode(example, rng):
+        yield Turn(SOLO, "numbers")
+        return returned
+
+    sampled = play(policy, workers, episode, Scripted(policy, "3 <end>"))
+    assert sampled.rollouts[0].reward is None
+    assert "reward of" in sampled.failures[0]
+
+
+def test_a_role_that_is_paid_nothing_is_unscorable_and_the_others_are_not(policy, workers):
+    def episode(example, rng):
+        yield Turn("white", "numbers")
+        yield Turn("black", "target")
+        return {"white": Reward(1.0)}
+
+    sampled = play(policy, workers, episode, Scripted(policy, "3 <end>", "4 <end>"))
+    assert [r.reward for r in sampled.rollouts] == [Reward(1.0), None]
+
+
+def test_seeds_differ_over_slot_sample_role_and_turn_and_repeat_for_equal_paths(policy, workers):
+    def requests():
+        engine = Scripted(policy, *["3 <end>"] * 8, *["8 <end>"] * 8, *["5 <end>"] * 8)
+        play(policy, workers, duel, engine, EXAMPLES.train[:2], group_size=4)
+        return [request.seed for call in engine.calls for request in call]
+
+    seeds = requests()
+    assert len(seeds) == len(set(seeds)) == 24  # 2 slots x 4 samples x (2 turns of white + 1 of black)
+    assert requests() == seeds
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_seed_depends_on_everything_it_is_made_of():
+    path = (0, "train", 1, 2, 3, "policy", 4)
+    changed = [(9, *path[1:]), *[(*path[:n], "other", *path[n + 1 :]) for n in range(1, len(path))]]
+    assert len({completion_seed(*p) for p in [path, *changed]}) == 1 + len(changed)
+    assert completion_seed(*path) == completion_seed(*path)
+    assert len({completion_seed(0, "train", 1, slot) for slot in range(10_000)}) == 10_000
+
+
+def test_an_episodes_rng_is_its_own_and_seeded(policy, workers):
+    drawn = []
+
+    def episode(example, rng):
+        drawn.append(rng.random())
+        yield Turn(SOLO, "numbers")
+        return {SOLO: Reward(0.0)}
+
+    for _ in range(2):
+        random.seed()
+        play(policy, workers, episode, Scripted(policy, *["3 <end>"] * 4), EXAMPLES.train[:2], group_size=2)
+    assert drawn[:4] == drawn[4:]
+    assert len(set(drawn)) == 4
+
+
+class Among(Processes):
+    """One of several processes, without the others."""
+
+    rank, count = 0, 1
+
+    def __init__(self, rank=0, count=1, gathered=None):
+        self.rank, self.count, self.gathered = rank, count, gathered
+
+    def gather(self, items):
+        return self.gathered.get(str(items), items)
+
+
+@pytest.mark.parametrize(("total", "prompts"), [(12, 4), (12, 5), (7, 3), (5, 12)])
+def test_each_epoch_shows_every_example_once(total, prompts):
+    examples = [Example(str(n), "", {}) for n in range(total)]
+    config = TrainerConfig(seed=1, rollout=RolloutConfig(prompts_per_step=prompts))
+    state, drawn = TrainState(), []
+    while len(drawn) < 3 * total:
+        drawn += [example.id for example in draw_examples(examples, config, state, Among())]
+    epochs = [drawn[start : start + total] for start in range(0, 3 * total, total)]
+    assert all(sorted(epoch) == sorted(e.id for e in examples) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3  # each in an order of its own
+    assert state.examples_drawn == len(drawn)
+
+
+def test_the_order_is_a_function_of_seed_and_epoch_alone():
+    examples = [Example(str(n), "", {}) for n in range(30)]
+
+    def draw(seed, drawn):
+        config = TrainerConfig(seed=seed, rollout=RolloutConfig(prompts_per_step=6))
+        return [e.id for e in draw_examples(examples, config, TrainState(examples_drawn=drawn), Among())]
+
+    state, config = TrainState(), TrainerConfig(seed=3, rollout=RolloutConfig(prompts_per_step=6))
+    steps = [[e.id for e in draw_examples(examples, config, state, Among())] for _ in range(12)]
+    random.seed(0)
+    assert [draw(3, 6 * step) for step in range(12)] == steps  # a resumed run neither repeats nor skips
+    assert draw(4, 0) != draw(3, 0)
+
+
+def test_processes_share_a_step_without_overlap():
+    examples = [Example(str(n), "", {}) for n in range(30)]
+    config = TrainerConfig(rollout=RolloutConfig(prompts_per_step=6))
+    whole = [e.id for e in draw_examples(examples, config, TrainState(), Among())]
+    shares = [[e.id for e in draw_examples(examples, config, TrainState(), Among(r, 3))] for r in range(3)]
+    assert [id_ for share in shares for id_ in share] == whole
+    state = TrainState(step=5)
+    plans = [training_plan(config, state, Among(rank, 3)) for rank in range(3)]
+    assert [p.first_slot for p in plans] == [0, 2, 4]  # so that seeds never collide between them
+
+
+def test_the_tracked_examples_are_held_out_and_greedy_and_the_same_at_every_step():
+    task = Task(EXAMPLES, lambda text, example: Reward(0.0))
+    examples, first = tracked_plan(task, TrainerConfig())
+    assert {e.id for e in examples} <= {e.id for e in EXAMPLES.held_out}
+    assert first.temperature == 0.0
+    assert tracked_plan(task, TrainerConfig()) == (examples, first)
+
+
+def test_groups_of_several_processes_keep_apart(make_rollout):
+    def share(rank):
+        rollouts = [make_rollout([1], [2], group=group) for group in (0, 0, 1, 1)]
+        return gather_rollouts(Rollouts(rollouts, []), Among(rank, 2, {"[4]": [4, 4]}))
+
+    (first, mine), (second, theirs) = share(0), share(1)
+    assert not {r.group for r in first} & {r.group for r in second}
+    assert (mine, theirs) == (slice(0, 4), slice(4, 8))
