@@ -41,7 +41,7 @@ OTHER = {
     # Values that differ from the default and pass the checks, where adding one to the default would not.
     "adam_beta1": 0.5, "adam_beta2": 0.5, "clip_low": 0.3, "clip_dual": 3.0, "base_heads": 6, "engine": "torch",
     "device": "cpu", "dtype": "float32", "max_unscorable_frac": 0.25, "chat_template_options": '{"a": 1}',
-    "preflight_only": True, "engine_memory_frac": 0.3,
+    "preflight_only": True, "engine_memory_frac": 0.3, "kl_estimator": "k2",
 }  # fmt: skip
 
 
