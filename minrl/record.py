@@ -100,6 +100,8 @@ class Record:
         """What was sampled. Stops the run where too much of it could not be rewarded."""
         if failures:
             logger.warning(f"{len(failures)} episodes could not be rewarded, the first because:\n{failures[0]}")
+        if not rollouts:
+            raise UserError(f"no episode of step {self.state.step} came to its first turn: mend the task's episode")
         self._new_tokens = sum(rollout.num_sampled for rollout in rollouts)
         self.state.sampled_tokens += self._new_tokens
         self._metrics.update(rollout_metrics(rollouts))
