@@ -105,7 +105,8 @@ def micro_batches(rollouts: Sequence[Rollout], indices: Sequence[int], max_token
     Rollouts that share a prompt stay together while they fit. A single rollout over the limit goes alone.
     """
     batches: list[list[int]] = []
-    used, prompts = 0, set()
+    used = 0
+    prompts: set[tuple[int, ...]] = set()
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for index in indices:
         by_prompt.setdefault(_prompt(rollouts[index]), []).append(index)

@@ -45,7 +45,7 @@ def parse_with_tasks(
     fields: list[Any] = [("main", Annotated[cls, tyro.conf.OmitArgPrefixes], main)]
     for name, value in options.items():
         fields.append((_identifier(name), type(value), dataclasses.field(default=value)))
-    parsed = parse(dataclasses.make_dataclass("Arguments", fields, frozen=True), arguments)
+    parsed: Any = parse(dataclasses.make_dataclass("Arguments", fields, frozen=True), arguments)
     return parsed.main, {name: getattr(parsed, _identifier(name)) for name in options}
 
 
@@ -112,7 +112,7 @@ def from_dict(values: Mapping[str, Any]) -> tuple[TrainerConfig, TaskOptions]:
     unknown = sorted(set(given) - set(TASK_DEFINITIONS))
     if unknown:
         raise UserError(f"options for an unknown task {unknown[0]!r}: tasks are {', '.join(TASK_DEFINITIONS)}")
-    options = {name: _typed(d.options, given.get(name, {})) for name, d in TASK_DEFINITIONS.items()}
+    options: dict[str, Any] = {name: _typed(d.options, given.get(name, {})) for name, d in TASK_DEFINITIONS.items()}
     return _typed(TrainerConfig, groups), options
 
 
@@ -183,9 +183,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def _flags(cls: type) -> list[str]:
     """Every flag of a dataclass, without the dashes."""
     flags = []
+    tasks = {_identifier(name) for name in TASK_DEFINITIONS}
     for name, hint in get_type_hints(cls).items():
-        if dataclasses.is_dataclass(hint):
-            prefix = "" if hint.__module__ == TrainerConfig.__module__ else f"{name.replace('_', '-')}."
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            prefix = f"{name.replace('_', '-')}." if name in tasks else ""
             flags += [prefix + flag for flag in _flags(hint)]
         else:
             flags.append(name.replace("_", "-"))

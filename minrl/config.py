@@ -55,7 +55,7 @@ class BaseModelConfig:
     """Decoder layers."""
     base_heads: int = 4
     """Attention heads of 32 dimensions each; half as many for keys and values."""
-    base_steps: int = 480
+    base_steps: int = 700
     """Optimizer steps of the warm start (supervised fine-tuning on imperfect demonstrations)."""
     base_batch_size: int = 80
     """Demonstrations per step of the warm start."""
@@ -83,7 +83,7 @@ class RolloutConfig:
 
     task: str = "countdown"
     """The task to learn: a key of TASK_DEFINITIONS."""
-    prompts_per_step: int = 32
+    prompts_per_step: int = 48
     """Examples drawn in each step, over all processes."""
     group_size: int = 8
     """Completions sampled for each example and compared with each other."""
@@ -207,7 +207,7 @@ class TrainerConfig:
     minrl.types.UserError: group_size must be at least 1, got 0
     """
 
-    steps: int = 100
+    steps: int = 150
     """Turns of the loop: rollout, update, sync."""
     seed: int = 0
     """Seed of the data order and of every sampled completion."""

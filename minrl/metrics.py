@@ -122,7 +122,7 @@ def check_tags(metrics: Mapping[str, float]) -> None:
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """What a step's rollouts look like, by tag. Rewards are over those that could be scored."""
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
-    rewards = [rollout.reward for rollout in scored]
+    rewards = [rollout.reward for rollout in scored if rollout.reward is not None]
     values = np.array([reward.value for reward in rewards] or [0.0])
     lengths = np.array([rollout.num_sampled for rollout in rollouts])
     surprise = sum(-sum(rollout.rollout_logprobs) for rollout in rollouts)
@@ -141,7 +141,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         metrics[f"reward/part/{part}"] = float(np.mean([r.parts[part] for r in rewards if part in r.parts]))
     roles = sorted({rollout.role for rollout in scored})
     for role in roles if len(roles) > 1 else ():
-        metrics[f"reward/role/{role}"] = float(np.mean([r.reward.value for r in scored if r.role == role]))
+        metrics[f"reward/role/{role}"] = float(np.mean([r.reward.value for r in scored if r.role == role and r.reward]))
     return metrics
 
 

@@ -9,7 +9,6 @@ from urllib.request import getproxies
 import torch
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -22,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from minrl.scoring import ATTENTION, packed_attention
-from minrl.types import UserError
+from minrl.types import CausalModel, UserError
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 logging.disable_progress_bar()
@@ -42,7 +41,7 @@ CHAT_TEMPLATE = (
 """System messages explain a task to models that can read; the model made here cannot, and is not shown them."""
 
 
-def load_model(path: str) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
     """The causal model, with float32 weights, and its tokenizer, at a hub name or a local path.
 
     Where the hub cannot be reached only what is cached is looked at, at once instead of after minutes of retries.
@@ -73,7 +72,7 @@ def hub_reachable() -> bool:
     return True
 
 
-def save_model(model: nn.Module, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def save_model(model: CausalModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Hugging Face's format: any transformers program can load the folder."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -95,7 +94,9 @@ def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def small_qwen3(tokenizer: PreTrainedTokenizerBase, hidden_size: int, layers: int, heads: int, seed: int) -> nn.Module:
+def small_qwen3(
+    tokenizer: PreTrainedTokenizerBase, hidden_size: int, layers: int, heads: int, seed: int
+) -> CausalModel:
     """A Qwen3-shaped model with random weights and tied embeddings."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(

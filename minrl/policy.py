@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from minrl.config import ModelConfig
 from minrl.cpu import speed_up_linears
 from minrl.models import load_model, save_model
 from minrl.processes import Processes
 from minrl.scoring import supports_packing, verify_scoring
-from minrl.types import Message, Prompt, UserError
+from minrl.types import CausalModel, Message, Prompt, UserError
 
 _SENTINEL = "\u2042"
 
@@ -29,12 +29,12 @@ class Policy:
     frozen, where a KL term needs one.
     """
 
-    model: nn.Module
+    model: CausalModel
     tokenizer: Any
     processes: Processes
     chat_template_options: dict[str, Any]
     version: int = 0
-    reference: nn.Module | None = None
+    reference: CausalModel | None = None
 
     @property
     def device(self) -> torch.device:
@@ -121,14 +121,14 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     return policy
 
 
-def as_policy(model: nn.Module, tokenizer: Any, config: ModelConfig, processes: Processes) -> Policy:  # noqa: ANN401
+def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes: Processes) -> Policy:  # noqa: ANN401
     """A policy around a model and tokenizer that are already in memory."""
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
     speed_up_linears(model)
     return Policy(model, tokenizer, processes, config.template_options)
 
 
-def master_weights(model: nn.Module) -> dict[str, Tensor]:
+def master_weights(model: CausalModel) -> dict[str, Tensor]:
     """The weights by name, tied ones once, sorted."""
     return dict(sorted(model.named_parameters(remove_duplicate=True)))
 

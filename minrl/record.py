@@ -187,6 +187,7 @@ class Record:
         self.state.seconds = self._earlier_s + time.perf_counter() - self._started
         if self.main:
             before = self._before()
+            assert self._saved is not None, "the last checkpoint was just saved"
             write_summary(self.run, self.state, self.parts.policy, self._saved, before, after)
             self._show_results(before, after)
         return 0

@@ -68,10 +68,10 @@ def rollout(
     for episode in episodes:
         episode.advance(None)
     while waiting := [episode for episode in episodes if episode.pending is not None]:
-        working = [episode for episode in waiting if isinstance(episode.pending, Job)]
+        working = [(episode, episode.pending) for episode in waiting if isinstance(episode.pending, Job)]
         if working:
-            results = workers.run([episode.pending for episode in working])
-            for episode, result in zip(working, results, strict=True):
+            results = workers.run([job for _, job in working])
+            for (episode, _), result in zip(working, results, strict=True):
                 episode.advance(result)
             continue
         asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from minrl.batch import Stream, pack
-from minrl.types import Rollout, UserError
+from minrl.types import CausalModel, Rollout, UserError
 
 CHUNK_LOGITS = 2**24
 """Logits that exist at once: 64 MiB in float32."""
@@ -28,7 +28,7 @@ LARGEST_GAP = 0.01
 """Nats by which a model's own log-probability may differ from `score`'s by rounding alone."""
 
 
-def score(model: nn.Module, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+def score(model: CausalModel, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
     """Log-probability of each scored label at the temperature, and the entropy it was drawn with (nats)."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     inputs = {
@@ -45,13 +45,13 @@ def score(model: nn.Module, stream: Stream, temperature: float) -> tuple[Float[T
     return chunked_logprobs(hidden[stream.scored], head.weight, stream.labels, temperature)
 
 
-def supports_packing(model: nn.Module) -> bool:
+def supports_packing(model: CausalModel) -> bool:
     """Whether the model calls the attention interface, so that prompts can be shared and padding left out."""
     return bool(getattr(model, "_supports_attention_backend", False))
 
 
 @torch.no_grad()
-def verify_scoring(model: nn.Module) -> None:
+def verify_scoring(model: CausalModel) -> None:
     """Refuse a model whose own log-probabilities are not those of `score`: one that caps or scales its logits, has a
     biased output head or attends in a way of its own. Told by two short rollouts with a common prompt.
     """
@@ -179,7 +179,7 @@ class _Rearranged(torch.autograd.Function):
 
 
 def packed_attention(
-    module: nn.Module,
+    module: CausalModel,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -198,7 +198,7 @@ def packed_attention(
 
 
 @contextmanager
-def _packed_attention(decoder: nn.Module) -> Iterator[None]:
+def _packed_attention(decoder: CausalModel) -> Iterator[None]:
     """The decoder's layers call `packed_attention` inside, and what they called before afterwards."""
     previous = decoder.config._attn_implementation
     decoder.config._attn_implementation = ATTENTION

@@ -14,6 +14,9 @@ Message = Mapping[str, str]
 Prompt = str | list[Message]
 """A string is fed to the model as it is; a list of messages goes through the chat template."""
 
+CausalModel = Any
+"""A causal model of transformers. torch types the attributes of a Module as Tensor or Module, which its are not."""
+
 SOLO = "policy"
 """The role of a task in which only one player writes."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from minrl.algorithms import Algorithm
 from minrl.batch import Batch, Stream, micro_batches, pack, split_groups
@@ -21,6 +21,7 @@ from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.losses import LEVELS, clipped_fractions, importance_weights, kl_penalty
 from minrl.policy import Policy
 from minrl.scoring import score
+from minrl.types import CausalModel
 
 FINAL_FRAC = 0.1
 """Share of the peak learning rate that a falling schedule ends with."""
@@ -131,7 +132,7 @@ class _Update:
         self.pending = False
 
     @torch.no_grad()
-    def score_frozen(self, model: nn.Module | None) -> Float[Tensor, " S"]:
+    def score_frozen(self, model: CausalModel | None) -> Float[Tensor, " S"]:
         """The log-probabilities of the sampled tokens under a model as it is now; 0 where nothing is to be learned."""
         assert model is not None, "a KL term needs the reference that it is taken to"
         scored = torch.zeros_like(self.batch.rollout_logprobs, dtype=torch.float64)

@@ -10,13 +10,14 @@ shorter one is masked.
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minrl.cpu import product
+from minrl.types import CausalModel
 
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
 
@@ -35,7 +36,7 @@ class Decoder(Protocol):
         """Append a token (N,) to every row -> (N, D)."""
 
 
-def make_decoder(model: nn.Module) -> Decoder:
+def make_decoder(model: CausalModel) -> Decoder:
     """The fastest decoder for the model's shape."""
     config = model.config
     plain_rope = (config.rope_parameters or {}).get("rope_type", "default") in ("default", "llama3", "linear")
@@ -52,7 +53,7 @@ class LlamaDecoder:
     side when the decoder is made, which is once per batch of completions.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: CausalModel) -> None:
         decoder, config = model.get_decoder(), model.config
         self.decoder = decoder
         self.kv_heads = config.num_key_value_heads
@@ -146,7 +147,7 @@ class LlamaDecoder:
 class _Layer:
     """The weights of one layer, those that multiply the same input side by side."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: CausalModel) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.input_norm = layer.input_layernorm.weight
@@ -174,9 +175,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class TransformersDecoder:
     """Any causal model, by transformers' own forward pass and cache."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: CausalModel) -> None:
         self.decoder = model.get_decoder()
-        self.cache = None
+        self.cache: Any = None
         self.mask = torch.empty(0)
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:

@@ -1,9 +1,10 @@
 """Tower of Hanoi from any legal start to any goal peg.
 
-    pegs A A C goal B    ->    <answer> 1 C : C A C ; 2 B : C B C ; ... </answer>
+    pegs A A C goal B    ->    <answer> 1 C : C A C goal B ; 2 B : C B C goal B ; ... </answer>
 
-The first word of the prompt's list is the peg of disk 1, the smallest. A move is `disk peg`, followed by the board
-that it makes. The board lets a policy decide each move from what it wrote last.
+The first word of the prompt's list is the peg of disk 1, the smallest. A move is `disk peg`, followed by the board that
+it makes, with or without the goal. A policy that writes both decides each move from what it wrote last, so that every
+board on its way teaches it something about the problems that begin there.
 """
 
 import itertools
@@ -18,7 +19,8 @@ PEGS = "ABC"
 INSTRUCTIONS = (
     "Tower of Hanoi: disk 1 is the smallest, a disk may only lie on a larger one, and only the top disk of a peg "
     "may move. The pegs are listed from disk 1 upwards. Bring all disks to the goal peg. Answer with the moves "
-    "inside one <answer> </answer>, separated by semicolons; write each move as: disk peg : the pegs after it."
+    "inside one <answer> </answer>, separated by semicolons; write each move as: disk peg : the pegs after it goal "
+    "the goal peg."
 )
 PROGRESS_REWARD = 0.2
 
@@ -36,9 +38,9 @@ class HanoiOptions:
     """Most disks on a board."""
     held_out_share: float = 0.25
     """Share of the boards that is never trained on."""
-    skill: float = 0.7
+    skill: float = 0.75
     """Probability that a move of a demonstration is the best one; otherwise it is any legal one."""
-    max_moves: int = 12
+    max_moves: int = 16
     """A demonstration gives up after so many moves."""
 
     def __post_init__(self) -> None:
@@ -61,7 +63,7 @@ def reward(completion: str, example: Example) -> Reward:
     """
     start, goal = tuple(example["pegs"]), example["goal"]
     answer = extract_answer(completion)
-    end = play_moves(start, answer) if answer is not None else None
+    end = play_moves(start, goal, answer) if answer is not None else None
     if end is None:
         return Reward(0.0, {"legal": 0.0, "progress": 0.0})
     needed = distance(start, goal)
@@ -70,12 +72,12 @@ def reward(completion: str, example: Example) -> Reward:
     return Reward(value, {"legal": 1.0, "progress": progress})
 
 
-def play_moves(board: Board, answer: str) -> Board | None:
-    """The board after all moves of the answer; None where one is illegal or its board is wrong.
+def play_moves(board: Board, goal: str, answer: str) -> Board | None:
+    """The board after all moves of the answer; None where one is illegal or what is written after it is wrong.
 
-    >>> play_moves(("A", "A"), "1 C : C A ; 2 B : C B")
+    >>> play_moves(("A", "A"), "B", "1 C : C A goal B ; 2 B : C B")
     ('C', 'B')
-    >>> play_moves(("A", "A"), "2 B : A B") is None
+    >>> play_moves(("A", "A"), "B", "2 B : A B") is None
     True
     """
     for entry in answer.split(";"):
@@ -85,7 +87,7 @@ def play_moves(board: Board, answer: str) -> Board | None:
                 board = moved(board, int(disk), peg)
             case _:
                 return None
-        if tuple(shown.split()) != board:
+        if shown.split() not in ([*board], [*board, "goal", goal]):
             return None
     return board
 
@@ -148,12 +150,12 @@ def make(options: HanoiOptions, data_path: str) -> Task:
 
     def demonstrations(example: Example, rng: random.Random) -> str:
         board, goal = tuple(example["pegs"]), example["goal"]
-        written = []
+        written: list[str] = []
         while len(written) < options.max_moves and set(board) != {goal}:
             best = rng.random() < options.skill
             disk, peg = best_move(board, goal) if best else rng.choice(legal_moves(board))
             board = moved(board, disk, peg)
-            written.append(f"{disk} {peg} : {' '.join(board)}")
+            written.append(f"{disk} {peg} : {' '.join(board)} goal {goal}")
         return f"<answer> {' ; '.join(written)} </answer>"
 
     words = ["pegs", "goal", *PEGS, ":", ";", "<answer>", "</answer>"]
