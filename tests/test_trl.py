@@ -1,0 +1,190 @@
+"""Loss and gradient against TRL 1.16's, on the same log-probabilities, masks and rewards.
+
+Where TRL's constants differ from the papers' they are set here: CISPO's bound is absolute, the importance weight is on
+the policy term only, its KL correction is on or off by name.
+"""
+
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from gradients import CPU, fixed_rollouts, settings, tiny_policy
+
+from minrl.algorithms import choose_algorithm
+from minrl.batch import make_batch, pack
+from minrl.processes import Processes
+from minrl.types import SOLO, Reward
+from minrl.update import _Update
+
+pytestmark = pytest.mark.trl
+pytest.importorskip("trl", reason="TRL is not installed: pip install -e .[bench]")
+
+from trl import GRPOTrainer  # noqa: E402 - after the skip
+from trl.trainer.utils import nanstd  # noqa: E402
+
+BOUND = 1e-5
+GROUP_SIZE = 4
+KL_COEF = 0.3
+
+NARROW = {"epsilon_low": 0.05, "epsilon_high": 0.1}
+
+# name: our row, our settings, TRL's loss_type and settings
+CASES = {
+    "grpo": ("grpo", {}, "grpo", {}),
+    "two bounds": ("grpo", {"clip_low": 0.1, "clip_high": 0.3}, "grpo", {"epsilon_low": 0.1, "epsilon_high": 0.3}),
+    "dr_grpo": ("dr_grpo", {}, "dr_grpo", {}),
+    "dapo": ("dapo", {}, "dapo", {"epsilon_high": 0.28}),
+    "cispo": ("cispo", {"clip_high": 0.5}, "cispo", {"epsilon_high": 1.5}),
+    "sapo": ("sapo", {}, "sapo", {}),
+    "gspo": ("gspo", {"clip_low": 0.05, "clip_high": 0.1}, "grpo", {"level": "sequence", **NARROW}),
+    "dual clip": ("dual_clip", {"clip_dual": 1.5}, "grpo", {"delta": 1.5}),
+}  # fmt: skip
+
+# name: our settings, TRL's settings
+KL = {
+    "off": ({}, {"beta": 0.0}),
+    "naive": ({"kl_coef": KL_COEF, "kl_gradient": "naive"}, {"beta": KL_COEF, "corrected": False}),
+    "exact": ({"kl_coef": KL_COEF, "kl_gradient": "exact"}, {"beta": KL_COEF, "corrected": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return tiny_policy(Processes(CPU))
+
+
+@pytest.fixture(scope="module")
+def known(policy):
+    """Rollouts whose rewards are all known, and every log-probability that a loss can ask for."""
+    rollouts = [r for r in fixed_rollouts() if r.group != 2]
+    for rollout in rollouts:
+        rollout.reward = Reward(round(rollout.reward.value, 1))
+    generator = torch.Generator().manual_seed(1)
+    tokens = sum(r.num_sampled for r in rollouts)
+    noise = lambda scale: scale * torch.randn(tokens, generator=generator, dtype=torch.float64)  # noqa: E731
+    logprobs = -2 + noise(0.5)
+    return SimpleNamespace(
+        rollouts=rollouts,
+        lengths=[r.num_sampled for r in rollouts],
+        logprobs=logprobs,
+        old_logprobs=logprobs + noise(0.3),
+        ref_logprobs=logprobs + noise(0.4),
+        rollout_logprobs=logprobs + noise(0.4),
+        entropy=noise(0.1).abs() + 1,
+    )
+
+
+def padded(values, lengths):
+    """(S,) -> (N, T), zeros behind."""
+    return torch.nn.utils.rnn.pad_sequence(list(values.split(lengths)), batch_first=True)
+
+
+def ours(policy, known, row, changes):
+    config = settings(row, **changes)
+    algorithm = choose_algorithm(config)
+    batch = make_batch(known.rollouts, algorithm.compare(known.rollouts, {SOLO: 0.0}).advantages)
+    batch.rollout_logprobs.data = known.rollout_logprobs
+    update = _Update(policy, batch, algorithm, config, correct_engine=True)
+    update.old_logprobs = known.old_logprobs
+    update.ref_logprobs = known.ref_logprobs if config.algorithm.kl_coef else None
+    stream = pack(known.rollouts, range(len(known.rollouts)))
+    logprobs, entropy = known.logprobs.clone().requires_grad_(), known.entropy.clone().requires_grad_()
+    weights = update._token_weights(range(len(known.rollouts)))
+    loss = update._loss(stream, logprobs[stream.token_index], entropy[stream.token_index], weights)
+    loss.backward()
+    return loss, logprobs.grad, entropy.grad
+
+
+def theirs(known, loss_type, options, scaled=True):
+    values = {"epsilon_low": 0.2, "epsilon_high": 0.2, "level": "token", "delta": None, "cap": 0.0, **options}
+    logprobs, entropy = known.logprobs.clone().requires_grad_(), known.entropy.clone().requires_grad_()
+    rewards = torch.tensor([r.reward.value for r in known.rollouts], dtype=torch.float64).view(-1, GROUP_SIZE)
+    advantages = rewards - rewards.nanmean(1, keepdim=True)
+    if scaled:
+        advantages = advantages / (nanstd(rewards, dim=1)[:, None] + 1e-4)
+    mask = padded(torch.ones_like(logprobs), known.lengths)
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            padded(logprobs, known.lengths),
+            padded(entropy, known.lengths),
+            None,
+        ),
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level=values["level"],
+        beta=values.get("beta", 0.0),
+        args=SimpleNamespace(
+            use_bias_correction_kl=values.get("corrected", False),
+            delta=values["delta"],
+            sapo_temperature_pos=1.0,
+            sapo_temperature_neg=1.05,
+            steps_per_generation=1,
+        ),
+        loss_type=loss_type,
+        epsilon_low=values["epsilon_low"],
+        epsilon_high=values["epsilon_high"],
+        use_vllm=values["cap"] > 0,
+        vllm_importance_sampling_correction=True,
+        model=SimpleNamespace(training=True),
+        current_gradient_accumulation_steps=1,
+        max_completion_length=settings("grpo").rollout.max_tokens,
+        accelerator=SimpleNamespace(
+            num_processes=1, sync_gradients=True, gather=lambda x: x, reduce=lambda x, reduction: x
+        ),
+        _entropy_bonus_enabled=values.get("entropy_coef", 0.0) > 0,
+        use_adaptive_entropy=False,
+        entropy_coef=values.get("entropy_coef", 0.0),
+        _metrics=defaultdict(lambda: defaultdict(list)),
+    )
+    ids = torch.zeros_like(mask, dtype=torch.long)
+    inputs = {
+        "prompt_ids": ids[:, :1],
+        "prompt_mask": ids[:, :1] + 1,
+        "completion_ids": ids,
+        "completion_mask": mask,
+        "advantages": advantages.flatten(),
+        "old_per_token_logps": padded(known.old_logprobs, known.lengths),
+        "ref_per_token_logps": padded(known.ref_logprobs, known.lengths),
+        "num_items_in_batch": mask.sum(),
+    }
+    if values["cap"]:
+        gap = known.old_logprobs - known.rollout_logprobs
+        inputs["importance_sampling_ratio"] = padded(gap.exp().clamp(max=values["cap"]), known.lengths)
+    loss = GRPOTrainer._compute_loss(trainer, None, inputs)
+    loss.backward()
+    return loss, logprobs.grad, entropy.grad
+
+
+@pytest.mark.parametrize("kl", KL)
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_gradient_are_those_of_trl(case, kl, policy, known):
+    row, changes, loss_type, options = CASES[case]
+    if (case, kl) == ("gspo", "exact"):
+        pytest.skip("TRL corrects a sequence-level loss's KL by the ratio of the sequence; here it is the token's")
+    loss, gradient, _ = ours(policy, known, row, {"importance_cap": 0.0, **changes, **KL[kl][0]})
+    expected, expected_gradient, _ = theirs(known, loss_type, {**options, **KL[kl][1]}, scaled=row != "dr_grpo")
+    assert expected_gradient.abs().max() > 1e-3
+    torch.testing.assert_close(loss, expected, atol=BOUND, rtol=0)
+    torch.testing.assert_close(gradient, expected_gradient, atol=BOUND, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["grpo", "dapo", "cispo"])
+def test_the_engine_correction_is_that_of_trl_and_leaves_the_kl_term_alone(case, policy, known):
+    row, changes, loss_type, options = CASES[case]
+    loss, gradient, _ = ours(policy, known, row, {"importance_cap": 1.2, **changes, **KL["naive"][0]})
+    expected, expected_gradient, _ = theirs(known, loss_type, {**options, **KL["naive"][1], "cap": 1.2})
+    torch.testing.assert_close(loss, expected, atol=BOUND, rtol=0)
+    torch.testing.assert_close(gradient, expected_gradient, atol=BOUND, rtol=0)
+    without, _, _ = theirs(known, loss_type, {**options, **KL["naive"][1]})
+    assert abs(float(without - expected)) > 1e-3
+
+
+def test_the_entropy_bonus_is_that_of_trl_where_tokens_are_averaged(policy, known):
+    row, changes, loss_type, options = CASES["dapo"]
+    loss, gradient, of_entropy = ours(policy, known, row, {"importance_cap": 0.0, "entropy_coef": 0.2, **changes})
+    expected, expected_gradient, expected_of_entropy = theirs(known, loss_type, {**options, "entropy_coef": 0.2})
+    torch.testing.assert_close(loss, expected, atol=BOUND, rtol=0)
+    torch.testing.assert_close(gradient, expected_gradient, atol=BOUND, rtol=0)
+    torch.testing.assert_close(of_entropy, expected_of_entropy, atol=BOUND, rtol=0)
