@@ -72,7 +72,7 @@ class OptimizerConfig:
     learning_rate: float = 3e-4
     """AdamW's learning rate after the warmup, its peak."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """How the learning rate falls from its peak to a tenth of it at the last step; constant: not at all."""
+    """How the learning rate falls from its peak to a tenth at the last of `steps`; constant: not at all."""
     warmup_steps: int = 5
     """Steps over which the learning rate rises linearly from 0."""
     weight_decay: float = 0.0

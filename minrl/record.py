@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -202,7 +203,8 @@ class Record:
         screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
         screen.samples(after[name].rollouts, self.parts.policy)
         logger.info(f"{self.state.step} steps in {self.state.seconds:.0f} s; checkpoint {self._saved}")
-        logger.info(f"curves: tensorboard --logdir {self.config.logging.runs_dir}")
+        command = "tensorboard" if shutil.which("tensorboard") else f"{Path(sys.executable).parent}/tensorboard"
+        logger.info(f"curves: {command} --logdir {self.config.logging.runs_dir}")
 
     def _note(self) -> str:
         """What stands beside the bar."""
