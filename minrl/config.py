@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from minrl.learning_config import AlgorithmConfig, OptimizerConfig
+from minrl.learning_config import AlgorithmConfig, OptimizerConfig, SamplingConfig
 from minrl.types import require
 
 
@@ -87,7 +87,7 @@ class RolloutConfig:
     """Examples drawn in each step, over all processes."""
     group_size: int = 8
     """Completions sampled for each example and compared with each other."""
-    max_tokens: int = 128
+    max_tokens: int = 192
     """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated."""
     temperature: float = 1.0
     """Sampling temperature; log-probabilities are scored at the same one."""
@@ -227,6 +227,8 @@ class TrainerConfig:
     """What is sampled in each step."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """How rewards become a gradient."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """What the next step samples, given what the last ones showed."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and micro-batches."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -278,7 +280,7 @@ class EvaluateConfig:
     """Sampled completions per example. 0: as many as it takes for 500 in all."""
     temperature: float = 1.0
     """Temperature of the samples; a greedy completion of each example runs beside them."""
-    max_tokens: int = 128
+    max_tokens: int = 192
     """Longest completion of one turn, in tokens."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion, beside the model's own end tokens."""
