@@ -141,6 +141,7 @@ ZERO_AT_HANOI = {
     "all three at once": "<answer> 3 C : C C C </answer>",
     "no boards": "<answer> 1 C ; 2 B ; 1 B ; 3 C ; 1 A ; 2 C ; 1 C </answer>",
     "wrong board after a legal move": "<answer> 1 C : A A C </answer>",
+    "another goal after a legal move": "<answer> 1 C : C A A goal B </answer>",
     "the goal as board of a legal move": "<answer> 1 C : C C C </answer>",
     "solution with one wrong board": f"<answer> {SOLUTION.replace('B B C', 'B B A')} </answer>",
     "solution with a trailing separator": f"<answer> {SOLUTION} ; </answer>",
