@@ -1,0 +1,92 @@
+"""The small base model: cached by what it is made from, warm, and ignorant of held-out problems."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minrl.base_model import base_model_path, make_base_model, require_demonstrations
+from minrl.config import BaseModelConfig
+from minrl.policy import load_policy
+from minrl.tasks import TASK_DEFINITIONS, load_task
+from minrl.tasks.hanoi import HanoiOptions
+from minrl.types import UserError
+from tests.conftest import CPU
+
+SMALL = BaseModelConfig(base_steps=30, base_hidden_size=64, base_heads=2, base_batch_size=8)
+
+
+def make(folder, processes, task, config=SMALL):
+    losses = []
+    words = list(task.vocabulary)
+    report = lambda step, note: losses.append(float(note.split()[-1]))  # noqa: E731
+    make_base_model(folder, config, CPU, task, words, processes, report)
+    return losses
+
+
+def test_demonstrations_are_learned_and_held_out_problems_are_not_shown(tmp_path, processes):
+    task = load_task("hanoi", HanoiOptions(min_disks=2, max_disks=2))
+    shown = set()
+
+    def watched(example, rng):
+        shown.add(example.id)
+        return task.demonstrations(example, rng)
+
+    losses = make(tmp_path / "base", processes, replace(task, demonstrations=watched))
+    assert sum(losses[-3:]) < sum(losses[:3]) / 2
+    assert shown and not shown & {example.id for example in task.dataset.held_out}
+
+
+def test_the_same_recipe_makes_the_same_weights_and_another_seed_others(tmp_path, processes):
+    task = load_task("hanoi", HanoiOptions(min_disks=2, max_disks=2))
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        make(tmp_path / name, processes, task, replace(SMALL, base_steps=3, base_seed=seed))
+    first, same, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert first == same != other
+
+
+def test_what_is_loaded_is_what_was_made(tmp_path, processes):
+    task = load_task("hanoi", HanoiOptions(min_disks=2, max_disks=2))
+    make(tmp_path / "base", processes, task, replace(SMALL, base_steps=1))
+    policy = load_policy(str(tmp_path / "base"), CPU, processes)
+    assert policy.model.config.head_dim == 32  # one that vLLM can run on a CPU
+    assert all(weight.dtype == torch.float32 for weight in policy.model.parameters())
+    prompt = policy.encode_prompt(task.dataset.train[0].prompt)
+    assert policy.tokenizer.unk_token_id not in prompt
+
+
+def test_a_model_that_was_being_made_is_no_model(tmp_path, processes, monkeypatch):
+    task = load_task("hanoi", HanoiOptions(min_disks=2, max_disks=2))
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("minrl.base_model.save_policy", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(tmp_path / "base", processes, task, replace(SMALL, base_steps=1))
+    assert not (tmp_path / "base").exists()
+    make(tmp_path / "base", processes, task, replace(SMALL, base_steps=1))
+    assert (tmp_path / "base/model.safetensors").exists()
+
+
+def test_whatever_the_model_is_made_from_changes_its_place():
+    words, options = ["a", "b"], HanoiOptions()
+    places = [
+        base_model_path(SMALL, "hanoi", options, words, "checkpoints"),
+        base_model_path(replace(SMALL, base_steps=31), "hanoi", options, words, "checkpoints"),
+        base_model_path(SMALL, "countdown", options, words, "checkpoints"),
+        base_model_path(SMALL, "hanoi", HanoiOptions(skill=0.5), words, "checkpoints"),
+        base_model_path(SMALL, "hanoi", options, ["b", "a"], "checkpoints"),
+    ]
+    assert len(set(places)) == len(places)
+    assert places[0] == base_model_path(SMALL, "hanoi", HanoiOptions(), ["a", "b"], "checkpoints")
+
+
+def test_a_task_without_demonstrations_or_words_is_refused(sevens):
+    with pytest.raises(UserError, match="offers no demonstrations and vocabulary; name a model with --model-id"):
+        require_demonstrations("sevens", sevens)
+    for name in TASK_DEFINITIONS:
+        task = load_task(name)
+        if task.demonstrations is not None:
+            require_demonstrations(name, task)

@@ -1,0 +1,215 @@
+"""A run that was stopped and continued ends with the weights of one that never was."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import train
+from minrl.checkpoint import newest_complete
+from minrl.types import UserError
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --base-steps 200
+    --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --prompts-per-step 8 --group-size 8 --max-tokens 32
+    --steps 6 --save-every 1 --eval-every 3 --eval-examples 8 --eval-samples 1 --rollouts-every 2 --threads 1
+    --device cpu"""
+FLAGS = SETTINGS.split()
+STEPS = list(range(7))  # step 0 is the evaluation before the first
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    previous = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The folder of a whole run, with the base model that the others start from, and its summary."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train.main([*FLAGS, *folders(folder)]) == 0
+    return folder, summary(folder)
+
+
+@pytest.fixture
+def folder(tmp_path, uninterrupted):
+    """An empty place for a run that has the same base model at hand."""
+    for base in (uninterrupted[0] / "checkpoints").glob("base-*"):
+        shutil.copytree(base, tmp_path / "checkpoints" / base.name)
+    return tmp_path
+
+
+def folders(folder):
+    return ["--runs-dir", str(folder / "runs"), "--checkpoints-dir", str(folder / "checkpoints")]
+
+
+def run_folder(folder):
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def summary(folder):
+    return json.loads((run_folder(folder) / "summary.json").read_text())
+
+
+def steps_written(folder):
+    path = folder / "runs/hanoi-grpo-seed0/metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def assert_as_never_stopped(folder, whole):
+    found = summary(folder)
+    assert found["weights_sha256"] == whole["weights_sha256"]
+    for name in ("eval_before", "eval_after", "steps", "tokens"):
+        assert found.get(name) == whole.get(name)
+    assert steps_written(folder) == STEPS
+    accumulator = EventAccumulator(str(run_folder(folder)), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    assert [event.step for event in accumulator.Scalars("reward/mean")] == STEPS[1:]
+    assert [event.step for event in accumulator.Scalars("time/step_s")] == STEPS
+    names = sorted(path.name for path in (run_folder(folder) / "rollouts").iterdir())
+    assert names == [f"step_00000{n}.jsonl.gz" for n in (2, 4, 6)]
+
+
+@pytest.mark.parametrize("moment", ["rollout", "update_policy", "save_checkpoint"])
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_run_that_was_stopped_anywhere_continues_to_the_same_weights(
+    folder, uninterrupted, monkeypatch, step, moment
+):
+    usual, calls = getattr(train, moment), []
+
+    def stopping(*args, **kwargs):
+        calls.append(moment)
+        if len(calls) == step:
+            raise Killed
+        return usual(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, moment, stopping)
+        with pytest.raises(Killed):
+            train.main([*FLAGS, *folders(folder)])
+    assert train.main(["--resume", "latest", "--runs-dir", str(folder / "runs")]) == 0
+    assert_as_never_stopped(folder, uninterrupted[1])
+
+
+def test_the_steps_of_the_run_change_the_weights(uninterrupted):
+    # Otherwise any two runs would end with the same weights, and the other tests would prove nothing.
+    lines = (run_folder(uninterrupted[0]) / "metrics.jsonl").read_text().splitlines()
+    assert sum(json.loads(line)["policy/optimizer_steps"] for line in lines[1:]) >= 4
+
+
+def test_another_seed_ends_elsewhere(folder, uninterrupted):
+    assert train.main([*FLAGS, *folders(folder), "--seed", "1"]) == 0
+    assert summary(folder)["weights_sha256"] != uninterrupted[1]["weights_sha256"]
+
+
+def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted):
+    assert train.main([*FLAGS, *folders(folder), "--steps", "4"]) == 0
+    last = newest_complete(folder / "checkpoints/hanoi-grpo-seed0")
+    (last / "model.safetensors").write_bytes((last / "model.safetensors").read_bytes()[:1000])
+    assert train.main(["--resume", str(run_folder(folder)), "--steps", "6", "--runs-dir", str(folder / "runs")]) == 0
+    assert summary(folder)["weights_sha256"] == uninterrupted[1]["weights_sha256"]
+
+
+def test_a_run_continues_from_the_checkpoint_that_is_named(folder, uninterrupted):
+    assert train.main([*FLAGS, *folders(folder), "--keep-checkpoints", "0"]) == 0
+    named = folder / "checkpoints/hanoi-grpo-seed0/step_000002"
+    assert train.main(["--resume", str(named), "--runs-dir", str(folder / "runs")]) == 0
+    assert_as_never_stopped(folder, uninterrupted[1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--resume", "latest", "--seed", "1"], "only --steps may change, got --seed"),
+        (["--resume", "latest"], "finds no run"),
+        (["--resume", "nothing"], "no run and no checkpoint there"),
+    ],
+)
+def test_what_cannot_be_resumed_is_refused(tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        train.main([*flags, "--runs-dir", str(tmp_path / "runs")])
+
+
+def start(folder, *flags):
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "train.py"), *flags],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "stderr.txt").open("a"),
+    )
+
+
+def signal_when(process, ready, number):
+    """Send the signal as soon as the condition holds; the exit status."""
+    deadline = time.monotonic() + 60
+    while not ready() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(number)
+    return process.wait(timeout=60)
+
+
+KILL_WHEN = {
+    "while the base model is made": lambda f: list((f / "checkpoints").glob("base-*")),
+    "before the first step": lambda f: (f / "runs/hanoi-grpo-seed0/config.json").exists(),
+    "after the first evaluation": lambda f: len(steps_written(f)) >= 1,
+    "after step 1": lambda f: len(steps_written(f)) >= 2,
+    "after step 4": lambda f: len(steps_written(f)) >= 5,
+    "while a checkpoint is written": lambda f: list((f / "checkpoints/hanoi-grpo-seed0").glob(".step_00000[2-5]*")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", KILL_WHEN)
+def test_a_killed_run_continues_to_the_same_weights(tmp_path, uninterrupted, moment):
+    process = start(tmp_path, *FLAGS, *folders(tmp_path))
+    assert signal_when(process, lambda: KILL_WHEN[moment](tmp_path), signal.SIGKILL) == -signal.SIGKILL
+    begun = list((tmp_path / "runs").glob("*/config.json"))
+    flags = ["--resume", "latest"] if begun else FLAGS
+    assert start(tmp_path, *flags, *folders(tmp_path)).wait(timeout=120) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted[1])
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_continues_to_the_same_weights(tmp_path, uninterrupted):
+    flags = FLAGS
+    for lines in (2, 4, 5):
+        process = start(tmp_path, *flags, *folders(tmp_path))
+        signal_when(process, lambda lines=lines: len(steps_written(tmp_path)) >= lines, signal.SIGKILL)
+        flags = ["--resume", "latest"]
+    assert start(tmp_path, *flags, *folders(tmp_path)).wait(timeout=120) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted[1])
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, uninterrupted):
+    process = start(tmp_path, *FLAGS, *folders(tmp_path), "--save-every", "0")
+    assert signal_when(process, lambda: len(steps_written(tmp_path)) >= 3, signal.SIGINT) == 130
+    said = (tmp_path / "stderr.txt").read_text()
+    assert f"go on with: python train.py --resume {run_folder(tmp_path)}" in " ".join(said.split())
+    assert "Traceback" not in said
+    assert newest_complete(tmp_path / "checkpoints/hanoi-grpo-seed0") is not None
+    assert not (run_folder(tmp_path) / "summary.json").exists()
+    assert start(tmp_path, "--resume", str(run_folder(tmp_path)), *folders(tmp_path)).wait(timeout=120) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted[1])
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_the_first_step_ends_without_a_traceback(tmp_path):
+    process = start(tmp_path, *FLAGS, *folders(tmp_path))
+    status = signal_when(process, lambda: list((tmp_path / "checkpoints").glob("base-*")), signal.SIGINT)
+    assert status == 130
+    assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
