@@ -136,7 +136,7 @@ def interval(solved: np.ndarray, example_ids: Sequence[str]) -> tuple[float, flo
 def wilson(successes: float, n: int) -> tuple[float, float]:
     """Wilson's score interval at 95 % (Wilson 1927, doi:10.1080/01621459.1927.10502953).
 
-    >>> [round(bound, 4) for bound in wilson(5, 10)]
+    >>> [round(bound, 4) for bound in wilson(5.0, 10)]
     [0.2366, 0.7634]
     """
     p, z2 = successes / n, Z95**2
