@@ -91,6 +91,9 @@ def differing(held: Sequence[Held], weights: Mapping[str, Tensor], dtype: torch.
     flags = []
     for tensor in held:
         actual, expected = tensor.read(weights[tensor.name].detach(), version)
+        if actual.shape != expected.shape:
+            flags.append(torch.ones((), dtype=torch.bool, device=expected.device))
+            continue
         flags.append(torch.stack([(a != b.to(dtype)).any() for a, b in _blocks(actual, expected)]).any())
     differs = torch.stack(flags).tolist() if flags else []
     return [tensor.name for tensor, different in zip(held, differs, strict=True) if different]

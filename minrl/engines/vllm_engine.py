@@ -9,8 +9,7 @@ import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from minrl.engines.verify import (
     unread,
 )
 from minrl.engines.watchdog import Watchdog
-from minrl.policy import Policy
+from minrl.policy import Policy, master_weights
 from minrl.types import Completion, Request, UserError
 
 ENVIRONMENT = {
@@ -62,7 +61,7 @@ class VllmEngine:
         self._cuda = policy.device.type == "cuda"
         self._watchdog = Watchdog(config.engine_timeout_s, going_on)
         self._owns_process_group = not torch.distributed.is_initialized()
-        with self._watchdog, _torch_left_alone():
+        with self._watchdog, vllm_versions.torch_left_alone():
             self._llm = self._start(sequences)
         self.model: nn.Module = vllm_versions.engine_model(self._llm)
         self._copies: DeviceCopies | None = None
@@ -93,7 +92,7 @@ class VllmEngine:
         """Hold the policy's weights from now on, and show it. Raises `SyncError` where it does not."""
         self.policy = policy
         with self._watchdog:
-            self._load(policy.model.state_dict(keep_vars=True))
+            self._load(master_weights(policy.model))
             self.version = policy.version
             self._discarded = False
             self._llm.reset_prefix_cache()
@@ -193,7 +192,7 @@ class VllmEngine:
     def _memory(self, sequences: int) -> dict[str, Any]:
         """vLLM's settings for memory and kernels on this device."""
         if self._cuda:
-            _refuse_expandable_segments(self.config)
+            vllm_versions.refuse_expandable_segments(self.config.engine_sleep)
             sleeps = self.config.engine_sleep != "off"
             return {"gpu_memory_utilization": self.config.engine_memory_frac, "enable_sleep_mode": sleeps}
         config = self.policy.model.config
@@ -289,23 +288,3 @@ def _completion(output: Any) -> Completion:  # noqa: ANN401 - vllm.CompletionOut
     logprobs = output.logprobs.logprobs
     assert len(logprobs) == len(output.token_ids), "one log-probability for each sampled token"
     return Completion(list(output.token_ids), list(logprobs), output.finish_reason)
-
-
-def _refuse_expandable_segments(config: EngineConfig) -> None:
-    setting = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
-    if config.engine_sleep != "off" and "expandable_segments:True" in setting:
-        raise UserError(
-            "vLLM cannot sleep with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: unset it, or --engine-sleep off"
-        )
-
-
-@contextmanager
-def _torch_left_alone() -> Iterator[None]:
-    """vLLM's CPU worker replaces `torch.set_num_threads` by a warning, and seeds everything."""
-    set_threads, threads, state = torch.set_num_threads, torch.get_num_threads(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_num_threads = set_threads
-        torch.set_num_threads(threads)
-        torch.set_rng_state(state)

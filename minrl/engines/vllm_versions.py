@@ -1,16 +1,21 @@
-"""What differs between vLLM's builds, and between 0.26 and 0.32; and what refuses the machines it cannot run on.
+"""What differs between vLLM's builds and versions (0.26 to 0.32), what they do to their surroundings, and which
+machines they cannot run on.
 
 Nothing here is imported before vLLM is wanted, and nothing about versions stands anywhere else.
 """
 
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from minrl.types import UserError
 
 OLDEST, NEWEST = (0, 26), (0, 32)
 """vLLM 0.26 goes with torch 2.11, 0.32 with torch 2.13."""
@@ -101,6 +106,27 @@ def shut_down(llm: Any, owns_process_group: bool) -> None:  # noqa: ANN401 - vll
         cleanup_dist_env_and_memory()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def refuse_expandable_segments(sleep: str) -> None:
+    """vLLM's sleeping memory and torch's expandable segments exclude each other."""
+    setting = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
+    if sleep != "off" and "expandable_segments:True" in setting:
+        raise UserError(
+            "vLLM cannot sleep with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: unset it, or --engine-sleep off"
+        )
+
+
+@contextmanager
+def torch_left_alone() -> Iterator[None]:
+    """Undo what starting vLLM does to torch: its CPU worker replaces `set_num_threads` by a warning, and it seeds."""
+    set_threads, threads, state = torch.set_num_threads, torch.get_num_threads(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+        torch.set_rng_state(state)
 
 
 def _has_avx512() -> bool:

