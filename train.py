@@ -23,8 +23,9 @@ from minrl.command_line import parse_trainer, run_main
 from minrl.parts import Parts, assemble
 from minrl.preflight import preflight
 from minrl.record import Record
-from minrl.rollout import draw_examples, gather_rollouts, rollout, tracked_plan, training_plan
+from minrl.rollout import gather_rollouts, rollout, tracked_plan, training_plan
 from minrl.run import open_run
+from minrl.sampling import Draw, at_temperature, choose_examples, observe
 from minrl.update import update_policy
 
 
@@ -34,12 +35,16 @@ def train(parts: Parts, record: Record) -> None:
     algorithm = choose_algorithm(config)
     while state.step < config.steps and not record.interrupted:
         state.step += 1
+        config = at_temperature(parts.config, state)
         with record.timed("time/rollout_s"):
-            examples = draw_examples(task.dataset.train, config, state, policy.processes)
-            plan = training_plan(config, state, policy.processes)
-            sampled = rollout(policy, engine, parts.workers, task, examples, plan)
-            rollouts, mine = gather_rollouts(sampled, policy.processes)
-        record.rollouts(rollouts, sampled.failures)
+            draw = Draw(config, policy.processes)
+            while draw.prompts:  # once, and again for what --refill-rounds replaces
+                examples = choose_examples(task.dataset.train, draw.config, state, policy.processes)
+                plan = training_plan(draw.config, state, policy.processes, draw.drawn)
+                draw.add(rollout(policy, engine, parts.workers, task, examples, plan))
+            rollouts, mine = gather_rollouts(draw.sampled, policy.processes)
+        record.rollouts(rollouts, draw.sampled.failures)
+        observe(state, parts.config, rollouts)
 
         comparison = algorithm.compare(rollouts, state.baselines)
         state.baselines = comparison.baselines

@@ -165,6 +165,13 @@ def moving_average_baseline(
     return advantages, updated
 
 
+def overlong_penalty(lengths: Int[Tensor, " N"], max_tokens: int, buffer: int) -> Float[Tensor, " N"]:
+    """0 up to max_tokens - buffer, from there falling linearly to -1 at max_tokens: DAPO's soft overlong punishment,
+    arXiv:2503.14476, equation 13. No length is above max_tokens here. 0 where buffer is 0.
+    """
+    return -(lengths.double() - (max_tokens - buffer)).clamp(min=0) / max(1, buffer) * (buffer > 0)
+
+
 def spread(
     rewards: Float[Tensor, " N"], scorable: Bool[Tensor, " N"], groups: Int[Tensor, " N"]
 ) -> Bool[Tensor, " groups"]:

@@ -16,6 +16,7 @@ from minrl.advantages import (
     no_baseline,
     normalize_rewards_over_batch,
     normalize_rewards_per_group,
+    overlong_penalty,
     relative_to_mean,
     spread,
 )
@@ -44,7 +45,8 @@ class Algorithm:
     """What is compared, what is minimised, how tokens are averaged, what the ratio is of and how far it may go.
 
     `group_relative` says that a rollout is compared with its group only, so that a group of one teaches nothing.
-    `ratio_level` is a key of `minrl.losses.LEVELS`.
+    `ratio_level` is a key of `minrl.losses.LEVELS`. `overlong` are the longest completion allowed and the buffer before
+    it in which a penalty grows; no buffer, no penalty.
     """
 
     advantage: Advantage
@@ -53,13 +55,15 @@ class Algorithm:
     limits: Limits = NO_LIMITS
     ratio_level: str = "token"
     group_relative: bool = True
+    overlong: tuple[int, int] = (0, 0)
 
     def compare(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Comparison":
         """The advantage of each rollout among all rollouts of the step."""
         rewards = [0.0 if r.reward is None else r.reward.value for r in rollouts]
         scorable = torch.tensor([r.reward is not None for r in rollouts])
         groups = torch.unique(torch.tensor([r.group for r in rollouts]), return_inverse=True)[1]
-        values = torch.tensor(rewards, dtype=torch.float64)
+        longest = torch.tensor([max((end - start for start, end in r.turns), default=0) for r in rollouts])
+        values = torch.tensor(rewards, dtype=torch.float64) + overlong_penalty(longest, *self.overlong)
         advantages, baselines = self.advantage(values, scorable, groups, [r.role for r in rollouts], baselines)
         signal = spread(values, scorable, groups)
         return Comparison(advantages, dict(baselines), 1 - float(signal.double().mean()))
@@ -123,7 +127,19 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
         raise UserError(
             f"{name} weighs whole sequences, importance_level must not be token: choose geometric, sequence or auto"
         )
-    return replace(algorithm, limits=_limits(name, algorithm.limits, settings))
+    if not algorithm.group_relative and (settings.drop_equal_groups or config.sampling.refill_rounds):
+        raise UserError(
+            f"{name} learns from groups whose rewards are all equal: leave out drop_equal_groups and refill_rounds"
+        )
+    if settings.overlong_buffer >= config.rollout.max_tokens:
+        raise UserError(
+            f"overlong_buffer ({settings.overlong_buffer}) must be below max_tokens ({config.rollout.max_tokens})"
+        )
+    return replace(
+        algorithm,
+        limits=_limits(name, algorithm.limits, settings),
+        overlong=(config.rollout.max_tokens, settings.overlong_buffer) if settings.overlong_buffer else (0, 0),
+    )
 
 
 def _limits(name: str, limits: Limits, settings: AlgorithmConfig) -> Limits:

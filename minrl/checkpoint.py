@@ -33,6 +33,8 @@ class TrainState:
     sampled_tokens: int = 0
     seconds: float = 0.0
     baselines: dict[str, float] = field(default_factory=dict)
+    temperature: float = 0.0
+    solve_rates: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: dict) -> "TrainState":

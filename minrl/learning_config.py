@@ -38,6 +38,13 @@ class AlgorithmConfig:
     another divergence's."""
     entropy_coef: float = 0.0
     """Weight of the bonus for entropy, exact over the vocabulary. 0: off."""
+    drop_equal_groups: bool = False
+    """Leave groups whose rewards are all equal out of the normaliser, so that they do not dilute the others."""
+    overlong: Literal["keep", "penalize", "mask"] = "keep"
+    """Completions near or at max_tokens: as they are; with a penalty on the reward; or truncated ones weigh 0, their
+    reward staying in the baseline."""
+    overlong_buffer: int = 0
+    """With overlong penalize: the penalty grows from 0 to 1 over the last so many tokens before max_tokens."""
 
     def __post_init__(self) -> None:
         for name in ("passes_per_step", "minibatches_per_pass"):
@@ -54,6 +61,10 @@ class AlgorithmConfig:
         )
         for name in ("kl_coef", "entropy_coef"):
             require(getattr(self, name) >= 0, f"{name} must be 0 (off) or more, got {getattr(self, name)}")
+        require(
+            (self.overlong == "penalize") == (self.overlong_buffer > 0),
+            f"overlong penalize and overlong_buffer go together, got {self.overlong} and {self.overlong_buffer}",
+        )
         require(
             (self.kl_estimator, self.kl_gradient) != ("k1", "naive"),
             "the naive gradient of k1 is 0 on average: choose kl_gradient exact, or another kl_estimator",
@@ -96,4 +107,28 @@ class OptimizerConfig:
         require(
             self.micro_batch_tokens >= 1,
             f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """What the next step samples, given what the last ones showed. Everything is off by default."""
+
+    refill_rounds: int = 0
+    """Rounds in which groups whose rewards are all equal are replaced by groups of other examples. 0: none."""
+    curriculum: bool = False
+    """Draw examples by observed solve rate: those solved half of the time, or never tried, first."""
+    target_reward_std: float = 0.0
+    """The temperature follows the mean standard deviation of rewards inside groups to this value. 0: it is fixed."""
+    min_temperature: float = 0.5
+    """Lowest temperature where it is adapted."""
+    max_temperature: float = 1.5
+    """Highest temperature where it is adapted."""
+
+    def __post_init__(self) -> None:
+        for name in ("refill_rounds", "target_reward_std"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 (off) or more, got {getattr(self, name)}")
+        require(
+            0 < self.min_temperature <= self.max_temperature,
+            f"0 < min_temperature <= max_temperature must hold, got {self.min_temperature} and {self.max_temperature}",
         )

@@ -31,6 +31,7 @@ TAGS = (
     "rollout/completion_tokens_max",
     "rollout/truncated_frac",
     "rollout/entropy",
+    "rollout/temperature",
     "rollout/prompt_tokens_mean",
     "policy/loss",
     "policy/entropy",

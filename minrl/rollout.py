@@ -99,8 +99,8 @@ def draw_examples(
     return [examples[orders[draw // len(examples)][draw % len(examples)]] for draw in range(first, first + share)]
 
 
-def training_plan(config: TrainerConfig, state: TrainState, processes: Processes) -> Plan:
-    """How the step's examples are sampled."""
+def training_plan(config: TrainerConfig, state: TrainState, processes: Processes, drawn: int = 0) -> Plan:
+    """How the step's examples are sampled, after `drawn` of them were."""
     settings = config.rollout
     return Plan(
         settings.group_size,
@@ -109,7 +109,7 @@ def training_plan(config: TrainerConfig, state: TrainState, processes: Processes
         config.seed,
         "train",
         state.step,
-        first_slot=processes.rank * settings.prompts_per_step // processes.count,
+        first_slot=drawn + processes.rank * settings.prompts_per_step // processes.count,
         stop_strings=settings.stop_strings,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minrl.algorithms import Algorithm
@@ -101,6 +101,7 @@ def update_policy(
             update.apply(optimizer)
     metrics = update.metrics()
     metrics["policy/learning_rate"] = learning_rate(config.optimizer, step, config.steps)
+    metrics["rollout/temperature"] = config.rollout.temperature
     metrics["time/update_s"] = time.perf_counter() - started
     return Updated(metrics, update.logprobs)
 
@@ -124,6 +125,7 @@ class _Update:
         self.policy, self.batch, self.algorithm, self.config = policy, batch, algorithm, config
         self.cap = config.algorithm.importance_cap if correct_engine else 0.0
         self.lengths = batch.completion_lengths
+        self.counted = self._counted()  # (N,)
         self.advantages = batch.advantages[batch.rollout_of]  # (S,)
         self.old_logprobs: Tensor | None = None  # (S,)
         self.ref_logprobs: Tensor | None = None  # (S,)
@@ -188,25 +190,35 @@ class _Update:
             metrics["policy/ref_kl"] = t.ref_kl / count
         if self.cap:
             metrics["engine/importance_cap_frac"] = t.capped / count
-            metrics["engine/ess"] = t.weight**2 / (count * t.weight_squared) if t.tokens else 1.0
+            metrics["engine/ess"] = t.weight**2 / max(count * t.weight_squared, 1e-30) if t.tokens else 1.0
         return metrics
 
     def _streams(self, indices: Sequence[int]) -> list[Stream]:
         """Streams of the rollouts that have something to teach: of advantage 0 only where KL or entropy count."""
-        teaches = (self.batch.advantages != 0) | (self.batch.scorable & self.config.algorithm.regularized)
+        teaches = self.counted & ((self.batch.advantages != 0) | self.config.algorithm.regularized)
         active = [index for index in indices if teaches[index]]
         budget = self.config.optimizer.micro_batch_tokens if self.policy.packed else 1
         parts = micro_batches(self.batch.rollouts, active, budget)
         return [pack(self.batch.rollouts, part).to(self.policy.device) for part in parts]
 
+    def _counted(self) -> Bool[Tensor, " N"]:
+        """Which rollouts the normaliser counts: those that could be scored, but for masked truncated ones and, where
+        they are dropped, those of groups in which nobody has an advantage.
+        """
+        settings, rollouts = self.config.algorithm, self.batch.rollouts
+        taught = {r.group for r, a in zip(rollouts, self.batch.advantages.tolist(), strict=True) if a}
+        masked = torch.tensor([settings.overlong == "mask" and r.truncated for r in rollouts])
+        dropped = torch.tensor([settings.drop_equal_groups and r.group not in taught for r in rollouts])
+        return self.batch.scorable & ~masked & ~dropped
+
     def _token_weights(self, indices: Sequence[int]) -> Float[Tensor, " N"]:
         """The weight of each rollout's tokens in this optimizer step, normalised over all processes.
 
-        Rollouts of advantage 0 are counted; those that could not be scored are not.
+        Rollouts of advantage 0 are counted.
         """
         counted = torch.zeros(len(self.lengths), dtype=torch.bool)
         counted[list(indices)] = True
-        counted &= self.batch.scorable
+        counted &= self.counted
         counts = torch.tensor([counted.sum(), self.lengths[counted].sum()], device=self.policy.device)
         num_rollouts, num_tokens = self.policy.processes.sum(counts).tolist()
         weights = self.algorithm.aggregation(

@@ -22,8 +22,8 @@ FLOORS = {
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.sandbox minrl.tasks",
     2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "
     "minrl.checkpoint minrl.command_line",
-    3: "minrl.base_model minrl.rollout minrl.update minrl.evaluation minrl.preflight minrl.completions minrl.sft "
-    "minrl.viewer minrl.screen minrl.run minrl.parts minrl.record",
+    3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
+    "minrl.sft minrl.viewer minrl.screen minrl.run minrl.parts minrl.record",
     4: "train evaluate",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

@@ -127,7 +127,10 @@ def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted):
 def test_a_run_continues_from_the_checkpoint_that_is_named(folder, uninterrupted):
     assert train.main([*FLAGS, *folders(folder), "--keep-checkpoints", "0"]) == 0
     named = folder / "checkpoints/hanoi-grpo-seed0/step_000002"
-    assert train.main(["--resume", str(named), "--runs-dir", str(folder / "runs")]) == 0
+    assert train.main(["--resume", str(named), "--runs-dir", str(folder / "runs"), "--steps", "3"]) == 0
+    # What was beyond it is gone: the next resume would otherwise go on from step 6 and leave a gap in the metrics.
+    assert sorted(path.name for path in named.parent.iterdir()) == ["step_000001", "step_000002", "step_000003"]
+    assert train.main(["--resume", "latest", "--runs-dir", str(folder / "runs"), "--steps", "6"]) == 0
     assert_as_never_stopped(folder, uninterrupted[1])
 
 

@@ -1,5 +1,6 @@
 """What must not change the gradient, for every row of ALGORITHMS; and what must."""
 
+import math
 import os
 import subprocess
 import sys
@@ -131,6 +132,33 @@ def test_on_policy_every_row_has_the_gradient_of_reinforce(name, policy, rollout
     expected, _ = gradients(policy, rollouts, config, row=plain)
     actual, _ = gradients(policy, rollouts, config)
     assert_same(actual, expected, bound=1e-9)
+
+
+def test_the_ratio_is_at_the_level_of_the_row(policy, rollouts):
+    row = ALGORITHMS["gspo"]
+    wide = replace(row, limits=ALGORITHMS["grpo"].limits)
+    (on_policy, moved), _ = gradients(policy, rollouts, settings("gspo"), row=wide)
+    (same, other), _ = gradients(policy, rollouts, settings("gspo"), row=replace(wide, ratio_level="token"))
+    assert_same([same], [on_policy])  # while the policy has not moved all ratios are 1
+    assert max(float((moved[name] - other[name]).abs().max()) for name in moved) > 1e-4
+
+
+@pytest.mark.parametrize(("level", "mode"), [("sequence", "truncate"), ("geometric", "truncate"), ("sequence", "mask")])
+def test_the_engine_correction_of_a_sequence_scales_its_gradient(level, mode, policy, make_rollout):
+    # One rollout, sampled by an engine that found its four tokens less likely by 0.1, 0.2, 0.3 and 0.4: the weight of
+    # the sequence is e^1, of the geometric mean e^0.25.
+    alone = make_rollout([5, 6], [7, 8, 9, 10])
+    scored = score(policy.model, pack([alone], [0]), 1.0)[0].tolist()
+    alone.rollout_logprobs[2:] = [value - gap for value, gap in zip(scored, (0.1, 0.2, 0.3, 0.4), strict=True)]
+    config = {"passes_per_step": 1, "importance_level": level, "importance_mode": mode}
+    expected, _ = gradients(policy, [alone], settings("reinforce_no_baseline", passes_per_step=1, importance_cap=0.0))
+    for cap in (5.0, 2.0, 1.1):
+        weight = {"sequence": math.e, "geometric": math.exp(0.25)}[level]
+        weight = weight if weight <= cap else (cap if mode == "truncate" else 0.0)
+        actual, metrics = gradients(policy, [alone], settings("reinforce_no_baseline", importance_cap=cap, **config))
+        for name, gradient in actual[0].items():
+            torch.testing.assert_close(gradient, weight * expected[0][name], atol=1e-6, rtol=0)
+        assert metrics["engine/importance_cap_frac"] == float(weight in (0.0, cap))
 
 
 REGULARIZED = {"kl_coef": 0.3, "entropy_coef": 0.2}
