@@ -12,6 +12,7 @@ policy's, and a sync's time next to a plain copy of the same bytes.
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from pathlib import Path
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # train.py lies beside the package
 
 import train
 from minrl.config import EngineConfig, ModelConfig
@@ -135,9 +138,8 @@ def report_sync(model: Path, batch_invariant: bool) -> None:
     weights = master_weights(policy.model)
     floor, load = copy_floor_s(policy), seconds_of(lambda: engine._load(weights))
     print(f"copy floor {floor * 1e3:.2f} ms, weights over {load * 1e3:.2f} ms: {load / floor:.2f} times the floor")
-    print(
-        f"check {seconds_of(engine.check) * 1e3:.1f} ms, whole sync {seconds_of(lambda: engine.sync(policy)) * 1e3:.1f} ms"
-    )
+    check, sync = seconds_of(engine.check), seconds_of(lambda: engine.sync(policy))
+    print(f"check {check * 1e3:.1f} ms, whole sync {sync * 1e3:.1f} ms")
     requests = [Request([5 + index % 80] * 32, index + 1, 64) for index in range(64)]
     sampling = Sampling(1.0, frozenset())
     together = engine.generate(requests, sampling)

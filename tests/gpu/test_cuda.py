@@ -104,7 +104,7 @@ def test_broken_syncs_are_caught_in_bfloat16(engine, monkeypatch):
     first = down.detach().clone()
     down.data.copy_(other.data)
     other.data.copy_(first)
-    with pytest.raises(SyncError, match="2 of .* tensors differ"):
+    with pytest.raises(SyncError, match=r"2 of .* tensors differ"):
         engine.check()
 
 
