@@ -130,7 +130,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     metrics = {
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
-        "reward/solved_frac": float(np.mean([reward.solved for reward in rewards] or [0.0])),
+        "reward/solved_frac": float(np.mean([float(reward.solved) for reward in rewards] or [0.0])),
         "reward/unscorable_frac": 1 - len(scored) / len(rollouts),
         "rollout/completion_tokens_mean": float(lengths.mean()),
         "rollout/completion_tokens_max": float(lengths.max()),

@@ -76,6 +76,7 @@ def assemble(run: Run) -> Iterator[Parts]:
     finally:
         engine.close()
         workers.close()
+        processes.close()
 
 
 def how_to_go_on(run: Run) -> str:

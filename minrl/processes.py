@@ -67,6 +67,10 @@ class Processes:
         """The items of all processes, in order of rank."""
         return items if self.count == 1 else gather_object(items)
 
+    def close(self) -> None:
+        """Leave the process group; without this torch aborts when the interpreter ends."""
+        self._accelerator.end_training()
+
     def wait(self) -> None:
         """Go on when all processes are here."""
         self._accelerator.wait_for_everyone()

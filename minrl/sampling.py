@@ -99,7 +99,7 @@ def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout
     """
     settings = config.sampling
     if settings.target_reward_std:
-        std = np.mean([np.std(rewards) for rewards in _rewards_by_group(rollouts).values()] or [0.0])
+        std = float(np.mean([float(np.std(r)) for r in _rewards_by_group(rollouts).values()] or [0.0]))
         wanted = config.rollout.temperature * settings.target_reward_std / std if std > 0 else np.inf
         state.temperature = float(np.clip(wanted, settings.min_temperature, settings.max_temperature))
     if settings.curriculum:

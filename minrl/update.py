@@ -7,7 +7,6 @@ the whole optimizer step before the rollouts are cut into micro-batches, and gra
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -85,7 +84,6 @@ def update_policy(
     an advantage, and neither KL nor entropy is in the loss, nothing is computed, the gradient is exactly 0 and no
     optimizer step is taken.
     """
-    started = time.perf_counter()
     settings = config.algorithm
     single = settings.passes_per_step * settings.minibatches_per_pass == 1
     update = _Update(policy, batch, algorithm, config, correct_engine)
@@ -102,7 +100,6 @@ def update_policy(
     metrics = update.metrics()
     metrics["policy/learning_rate"] = learning_rate(config.optimizer, step, config.steps)
     metrics["rollout/temperature"] = config.rollout.temperature
-    metrics["time/update_s"] = time.perf_counter() - started
     return Updated(metrics, update.logprobs)
 
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from minrl.types import CausalModel
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -33,7 +35,7 @@ class _Recorder(TorchDispatchMode):
 class DeviceCopies:
     """Loads `weights` into the engine's model when it is made, and again, as they are then, at each `run`."""
 
-    def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: CausalModel, weights: Mapping[str, Tensor]) -> None:
         self.model = model
         self.weights = dict(weights)
         with _Recorder() as recorder:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minrl.policy import Policy
+from minrl.types import CausalModel
 
 GAP_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """Largest |difference| of log-probabilities (nats) between engine and policy on the probe, at temperature 1."""
@@ -40,7 +41,7 @@ class Held:
     """One tensor of the policy in the engine: rows `start` to `end` of a parameter of one of its modules."""
 
     name: str
-    module: nn.Module
+    module: CausalModel
     parameter: str
     start: int
     end: int
@@ -63,7 +64,7 @@ class Held:
         return self.parameter == "weight" and (weight.numel() == 0 or head)
 
 
-def find_held(engine_model: nn.Module, weights: Mapping[str, Tensor]) -> list[Held]:
+def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor]) -> list[Held]:
     """Where each of the policy's tensors is in the engine, by name. Fused layers hold several, one after another.
 
     The names are looked up here, apart from the engine's own loading, so that a loader that mixes layers up is seen.

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from minrl.types import UserError
+from minrl.types import CausalModel, UserError
 
 OLDEST, NEWEST = (0, 26), (0, 32)
 """vLLM 0.26 goes with torch 2.11, 0.32 with torch 2.13."""
@@ -57,7 +57,7 @@ def supported_head_sizes() -> list[int]:
     return CPUAttentionBackend.get_supported_head_sizes()
 
 
-def engine_model(llm: Any) -> nn.Module:  # noqa: ANN401 - vllm.LLM
+def engine_model(llm: Any) -> CausalModel:  # noqa: ANN401 - vllm.LLM
     """The model inside the engine, which is in this process."""
     return llm.apply_model(lambda model: model)[0]
 
@@ -78,7 +78,7 @@ def load_packed(llm: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN40
         pack_again(head)
 
 
-def pack_again(head: nn.Module) -> None:
+def pack_again(head: CausalModel) -> None:
     """Make the packed copy of an output head from its weights."""
     head.quant_method.process_weights_after_loading(head)
 

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 EXIT_HUNG = 70
 """Exit status of a run whose engine hung (EX_SOFTWARE of sysexits.h)."""
@@ -34,7 +35,7 @@ class Watchdog:
         self._timer.daemon = True
         self._timer.start()
         # a thread of the C library, for calls that never give the interpreter back
-        faulthandler.dump_traceback_later(self.limit_s + GRACE_S, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(self.limit_s + GRACE_S, exit=True, file=_stderr())
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._depth -= 1
@@ -45,7 +46,7 @@ class Watchdog:
 
     def _end(self) -> None:
         """Say what happened and how to go on; stop the workers; exit without waiting for anything."""
-        stderr = sys.__stderr__
+        stderr = _stderr()
         stderr.write(f"error: the engine did not answer within {self.limit_s:g} s (--engine-timeout-s)\n")
         stderr.flush()
         faulthandler.dump_traceback(file=stderr)
@@ -56,3 +57,7 @@ class Watchdog:
                 worker.kill()
         finally:
             os._exit(EXIT_HUNG)
+
+
+def _stderr() -> Any:  # noqa: ANN401 - a file with a number, which sys.stderr under a test's capture is not
+    return sys.__stderr__ or sys.stderr
