@@ -57,14 +57,15 @@ def reward(completion: str, example: Example) -> Reward:
     >>> reward("<answer> 7 + 5 - 3 </answer>", example).value
     1.0
     """
+    numbers, target = example["numbers"], example["target"]
     answer = extract_answer(completion)
     parsed = evaluate_expression(answer) if answer is not None else None
     if parsed is None:
         return Reward(0.0, {"format": 0.0, "correct": 0.0})
     value, used = parsed
-    if sorted(used) != sorted(example["numbers"]):
+    if sorted(used) != sorted(numbers):
         return Reward(0.0, {"format": 0.0, "correct": 0.0})
-    correct = float(value == example["target"])
+    correct = float(value == target)
     return Reward(max(correct, FORMAT_REWARD), {"format": 1.0, "correct": correct})
 
 
