@@ -53,7 +53,7 @@ class Stream:
 class Batch:
     """All rollouts of a step and what is known of each sampled token before the update.
 
-    Shapes: N rollouts, S sampled tokens. `token_weights` are filled in per optimizer step.
+    Shapes: N rollouts, S sampled tokens.
     """
 
     rollouts: Sequence[Rollout]

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import difflib
 import io
-import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -173,11 +172,6 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, such as `learning_rate: 3e-4`")
     return values.get("config", values) if "minrl_run" in values else values
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a run."""
-    return json.loads(path.read_text())
 
 
 def _flags(cls: type) -> list[str]:
