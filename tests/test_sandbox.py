@@ -1,0 +1,458 @@
+"""Untrusted code: killed, limited, walled in, and gone without a trace - at every level that this machine gives."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minrl import sandbox
+from minrl.sandbox import LEVELS, Call, Limits, SandboxError
+from minrl.types import UserError
+
+LIMITS = Limits(wall_s=8.0, cpu_s=4.0, memory_mib=512, file_mib=16, processes=24)
+WALLED = ("bubblewrap", "namespaces")
+ROOT = os.geteuid() == 0
+unwalled = "the level `limits` says that it does not keep the network and readable files away"
+
+
+@pytest.fixture(params=list(LEVELS), scope="module")
+def level(request):
+    reason = sandbox._unavailable(request.param)
+    if reason:
+        pytest.skip(f"this machine does not give {request.param}: {reason}")
+    if request.param == "limits" and sys.platform != "linux":
+        pytest.skip("tested on Linux")
+    return request.param
+
+
+def python(level):
+    return sandbox.python(level)
+
+
+def run(level, source, limits=LIMITS, **given):
+    """The outcome of a program, after which none of its processes may be left."""
+    files = {"main.py": source, **given.pop("files", {})}
+    marker = f"minrl-{random.random()}"
+    call = Call([*python(level), "main.py", marker], files, limits, **given)
+    try:
+        return sandbox.start(call, level).result()
+    finally:
+        assert not processes_with(marker), "processes outlive their call"
+
+
+def processes_with(marker):
+    """Command lines of living processes that hold the marker."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                line = (folder / "cmdline").read_bytes()
+                if marker.encode() in line:
+                    found.append(line)
+    return found
+
+
+def test_a_program_runs_and_what_it_prints_comes_back(level):
+    outcome = run(
+        level, "import sys; print(sys.stdin.read() + open('a/b.txt').read())", files={"a/b.txt": b"there"}, stdin=b"hi "
+    )
+    assert (outcome.status, outcome.exit_code, outcome.text) == ("ok", 0, "hi there\n"), outcome.stderr
+
+
+def test_exit_codes_signals_and_standard_error_come_back(level):
+    outcome = run(level, "import sys; sys.stderr.write('no'); sys.exit(3)")
+    assert (outcome.status, outcome.exit_code, outcome.stderr) == ("error", 3, b"no")
+    outcome = run(level, "import os; os.kill(os.getpid(), 11)")
+    assert (outcome.status, outcome.exit_code) == ("error", -signal.SIGSEGV)
+
+
+def test_an_infinite_loop_ends_with_its_processor_time_or_its_deadline(level):
+    started = time.monotonic()
+    assert run(level, "while True: pass", Limits(cpu_s=1.0, wall_s=8.0)).status == "timeout"
+    assert run(level, "import time; time.sleep(60)", Limits(wall_s=0.5)).status == "timeout"
+    assert time.monotonic() - started < 5
+
+
+def test_a_fork_bomb_is_bounded_and_removed(level):
+    bomb = "import os\nwhile True:\n try: os.fork()\n except OSError: pass"
+    assert run(level, bomb, Limits(wall_s=0.7, processes=24)).status == "timeout"
+
+
+def test_the_number_of_processes_is_bounded(level):
+    count = """
+import os, time
+started = 0
+try:
+    while started < 200:
+        if os.fork() == 0: time.sleep(60); os._exit(0)
+        started += 1
+except OSError: pass
+print(started)
+"""
+    assert 10 <= int(run(level, count).text) <= 24
+
+
+def test_ten_gigabytes_cannot_be_allocated(level):
+    outcome = run(level, "try: x = bytearray(10 * 2**30)\nexcept MemoryError: print('refused')")
+    assert outcome.text == "refused\n"
+
+
+def test_many_processes_together_stay_within_the_memory(level):
+    hoard = """
+import os, time
+for _ in range(8):
+    if os.fork() == 0:
+        x = bytearray(b'x') * (150 * 2**20)
+        time.sleep(60)
+time.sleep(60)
+"""
+    assert run(level, hoard).status == "memory"
+
+
+def test_a_gigabyte_of_output_is_cut_off_at_the_limit(level):
+    started = time.monotonic()
+    outcome = run(level, "for _ in range(1024): print('x' * 2**20)", Limits(output_bytes=5000))
+    assert outcome.status == "output"
+    assert outcome.stdout == b"x" * 5000
+    assert time.monotonic() - started < 2
+    outcome = run(level, "import sys; sys.stderr.write('x' * 2**20)", Limits(output_bytes=5000))
+    assert (outcome.status, len(outcome.stderr)) == ("output", 5000)
+
+
+def test_files_cannot_grow_past_their_limit(level):
+    write = """
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    with open('big', 'wb') as file:
+        for _ in range(100): file.write(b'x' * 2**20)
+except OSError as error: print('refused', error.errno)
+"""
+    assert run(level, "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n" + write).text.startswith(
+        "refused"
+    )
+
+
+def test_many_files_together_cannot_fill_the_machine(level):
+    if level not in WALLED:
+        pytest.skip("files lie on the disk, where only each one's size is limited")
+    write = """
+try:
+    for number in range(100):
+        with open(f'{number}', 'wb') as file: file.write(b'x' * 2**20)
+except OSError as error: print('refused')
+"""
+    assert run(level, write).text == "refused\n"
+
+
+@pytest.mark.parametrize("farewell", ["os._exit(0)", "os.close(1); os.close(2); os._exit(0)", "time.sleep(60)"])
+def test_a_sleeping_grandchild_in_a_session_of_its_own_is_killed(level, farewell):
+    source = f"""
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+    os._exit(0)
+{farewell}
+"""
+    outcome = run(level, source, Limits(wall_s=0.7))
+    assert outcome.status == ("timeout" if "sleep" in farewell else "ok")
+
+
+def test_ignoring_every_signal_does_not_help(level):
+    source = """
+import signal, time
+for number in range(1, 65):
+    try: signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError): pass
+print('ready', flush=True)
+time.sleep(60)
+"""
+    outcome = run(level, source, Limits(wall_s=0.7))
+    assert (outcome.status, outcome.text) == ("timeout", "ready\n")
+
+
+def test_closing_standard_output_ends_nothing_and_hangs_nothing(level):
+    source = "import os, time\nos.close(1); os.close(2); time.sleep(0.3); os._exit(7)"
+    assert run(level, source).exit_code == 7
+
+
+def test_nothing_outside_its_directory_can_be_written(level, tmp_path):
+    ours = tmp_path / "ours"
+    ours.write_text("ours")
+    tmp_path.chmod(0o755)
+    source = f"""
+import os
+for path in ({str(ours)!r}, {str(tmp_path / "new")!r}, '/usr/new', '/etc/new', '/new', '/dev/new',
+             '/proc/sys/kernel/hostname', {sandbox.ROOT!r} + '/new', os.path.expanduser('~root/new'), '../new'):
+    try: open(path, 'w').write('theirs'); print('wrote', path)
+    except OSError: pass
+open('mine', 'w').write('x')
+print('done')
+"""
+    assert run(level, source).text == "done\n"
+    assert ours.read_text() == "ours"
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_the_parents_environment_cannot_be_read(level, monkeypatch):
+    monkeypatch.setenv("MINRL_SECRET", "hunter2")
+    source = """
+import os, glob
+print(dict(os.environ))
+for path in glob.glob('/proc/[0-9]*/environ'):
+    try: print(open(path).read())
+    except OSError: pass
+"""
+    outcome = run(level, source, environment={"GIVEN": "yes"})
+    assert "hunter2" not in outcome.text
+    assert "'GIVEN': 'yes'" in outcome.text
+
+
+def test_the_parents_files_cannot_be_read(level, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("sesame" * 3)
+    secret.chmod(0o644 if level in WALLED else 0o600)
+    source = f"""
+import glob
+for path in [{str(secret)!r}, {__file__!r}, *glob.glob('/proc/[0-9]*/root{secret}'), *glob.glob('/proc/[0-9]*/fd/*')]:
+    try: print(path, open(path).read())
+    except (OSError, UnicodeDecodeError): pass
+"""
+    if level == "limits" and not ROOT:
+        pytest.skip(unwalled)
+    outcome = run(level, source)
+    assert outcome.status == "ok"
+    assert "sesame" * 3 not in outcome.text
+    assert level == "limits" or "the_parents_files" not in outcome.text
+
+
+def test_the_parent_cannot_be_killed(level):
+    if level == "limits" and not ROOT:
+        pytest.skip("without root a process may signal the others of its user")
+    bystander = subprocess.Popen(["sleep", "60"])
+    source = f"""
+import os, signal
+for pid in [{os.getpid()}, {bystander.pid}, os.getppid(), 1, -1]:
+    try: os.kill(pid, signal.SIGKILL); print('killed', pid)
+    except OSError: pass
+print('end')
+"""
+    try:
+        outcome = run(level, source)
+        assert f"killed {os.getpid()}" not in outcome.text and f"killed {bystander.pid}" not in outcome.text
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_no_network_is_there(level):
+    if level not in WALLED:
+        pytest.skip(unwalled)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        source = f"""
+import socket
+for address in (('127.0.0.1', {server.getsockname()[1]}), ('1.1.1.1', 53)):
+    try: socket.create_connection(address, timeout=1); print('connected')
+    except OSError: print('refused')
+"""
+        assert run(level, source).text == "refused\n" * 2
+
+
+def test_the_command_is_nobody_in_particular(level):
+    if not ROOT:
+        pytest.skip("needs root to become somebody else")
+    source = """
+import os
+print(0 in os.getresuid() + os.getresgid(), os.getgroups() in ([], [os.getgid()]))
+print([line.split()[1].strip('0') for line in open('/proc/self/status') if line[:6] in ('CapPrm', 'CapEff', 'NoNewP')])
+try: os.setuid(0); print('root again')
+except OSError: pass
+"""
+    assert run(level, source).text == "False True\n['', '', '1']\n"
+
+
+def test_two_calls_at_once_have_two_uids_and_cannot_touch_each_other(level):
+    if not ROOT:
+        pytest.skip("needs root for uids of their own")
+    source = "import os, time; print(os.getuid()); time.sleep(0.5)"
+    calls = [Call([*python(level), "main.py"], {"main.py": source}, LIMITS)] * 3
+    assert len({outcome.text for outcome in sandbox.run_all(calls, at_once=3, level_name=level)}) == 3
+
+
+def test_a_directory_to_write_to_stays_and_one_to_read_stays_as_it_is(level, tmp_path):
+    warm, seen = tmp_path / "warm", tmp_path / "seen"
+    for folder in (warm, seen):
+        folder.mkdir()
+        (folder / "a").write_text("before")
+        (folder / "a").chmod(0o644)
+    if level == "limits":
+        open_to_others(tmp_path)
+    source = f"""
+print(open({str(seen / "a")!r}).read())
+open({str(warm / "a")!r}, 'a').write(' and after')
+try: open({str(seen / "a")!r}, 'w')
+except OSError: print('refused')
+"""
+    for _ in range(2):  # the second call may have another uid
+        outcome = run(level, source, readable=[seen], writable=[warm])
+        assert outcome.text == "before\nrefused\n", outcome.stderr
+    assert (warm / "a").read_text() == "before and after and after"
+
+
+def test_a_channel_carries_bytes_both_ways(level):
+    ours, theirs = socket.socketpair()
+    source = "import os; os.write(3, os.read(3, 100)[::-1]); os.close(3); import time; time.sleep(60)"
+    call = Call([*python(level), "main.py"], {"main.py": source}, LIMITS, channel=theirs.fileno())
+    running = sandbox.start(call, level)
+    theirs.close()
+    ours.sendall(b"abc")
+    assert ours.recv(100) == b"cba"
+    assert ours.recv(100) == b"", "a closed channel must be seen while its owner lives"
+    running.cancel()
+    ours.close()
+
+
+def test_results_come_in_the_order_of_the_calls(level):
+    calls = [
+        Call(
+            [*python(level), "main.py"],
+            {"main.py": f"import time; time.sleep({0.3 if n == 0 else 0}); print({n})"},
+            LIMITS,
+        )
+        for n in range(6)
+    ]
+    outcomes = sandbox.run_all(calls, at_once=3, level_name=level)
+    assert [outcome.text for outcome in outcomes] == [f"{n}\n" for n in range(6)]
+
+
+def test_a_killed_caller_leaves_nothing_behind(level):
+    marker = f"minrl-{random.random()}"
+    source = f"""
+import sys
+from minrl import sandbox
+command = [*{sandbox.python(level)}, '-c', 'import time; time.sleep(60)', 'minrl-' + sys.argv[1]]
+sandbox.start(sandbox.Call(command), {level!r}).result()
+"""
+    environment = {**os.environ, "PYTHONPATH": sandbox.ROOT}
+    arguments = [sys.executable, "-c", source, marker.removeprefix("minrl-")]
+    caller = subprocess.Popen(arguments, env=environment, start_new_session=True)
+    wait_for(lambda: processes_with(marker))
+    os.killpg(caller.pid, signal.SIGKILL)
+    caller.wait()
+    wait_for(lambda: not processes_with(marker))
+    wait_for(lambda: not leftovers())
+
+
+def test_what_a_killed_watcher_leaves_is_removed_by_the_next_call(level):
+    marker = f"minrl-{random.random()}"
+    call = Call([*python(level), "-c", "open('left', 'w'); import time; time.sleep(60)", marker])
+    running = sandbox.start(call, level)
+    wait_for(lambda: any(python(level)[0].encode() == line.split(b"\0")[0] for line in processes_with(marker)))
+    running._process.kill()
+    with pytest.raises(SandboxError):
+        running.result()
+    assert run(level, "print(1)").text == "1\n"
+    wait_for(lambda: not processes_with(marker))
+    wait_for(lambda: not leftovers())
+
+
+def test_a_command_that_is_not_there_is_an_error_of_the_caller(level):
+    with contextlib.suppress(SandboxError):
+        outcome = sandbox.start(Call(["/no/such/program"]), level).result()
+        assert outcome.status == "error"
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "../x", "a/../../x", "", ".", "a//b", "a\0b"])
+def test_files_outside_the_directory_are_refused(name):
+    with pytest.raises(ValueError, match="relative path"):
+        Call(["true"], {name: ""})
+
+
+def test_limits_must_be_above_zero():
+    with pytest.raises(UserError, match="memory_mib must be above 0, got 0"):
+        Limits(memory_mib=0)
+
+
+def test_the_level_is_said_in_one_line():
+    assert sandbox.level() in sandbox.describe() and "\n" not in sandbox.describe()
+
+
+SNIPPETS = [
+    "print(1)",
+    "raise ValueError",
+    "def broken(",
+    "import os; os._exit(0)",
+    "import os; os.kill(os.getpid(), 9)",
+    "import time; time.sleep(60)",
+    "while True: pass",
+    "import os\nfor _ in range(5): os.fork()\nimport time; time.sleep(60)",
+    "import os\nif os.fork() == 0: os.setsid(); import time; time.sleep(60)",
+    "import os\nwhile True:\n try: os.fork()\n except OSError: pass",
+    "open('x', 'w').write('x' * 1000); import os; os.mkdir('d'); os.chmod('d', 0)",
+    "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')",
+    "open('/tmp/minrl-left', 'w').write('x')",
+    "while True: print('x' * 1000)",
+    "x = bytearray(10 * 2**30)",
+    "import os; os.close(0); os.close(1); os.close(2)",
+]
+
+
+def leftovers():
+    """Directories of sandboxes, processes of their uids."""
+    folder = Path(sandbox._message(Call(["true"]), "")["folder"])
+    left = [path.name for path in folder.iterdir() if not path.name.endswith(".lock")]
+    uids = range(60578, 60578 + 606) if ROOT else ()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid in uids:
+                left.append(entry.name)
+    return left
+
+
+def open_to_others(path):
+    """Let everybody pass through pytest's own directories."""
+    for folder in (path, *path.parents):
+        if folder.owner() != "root" or "pytest" in folder.name or folder == path:
+            folder.chmod(0o755)
+        if "pytest-of" in folder.name:
+            return
+
+
+def wait_for(condition, seconds=10.0):
+    """Until the condition holds, which it must."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, condition
+        time.sleep(0.01)
+
+
+def mixed(level, count):
+    before = set(Path("/tmp").iterdir())
+    limits = Limits(wall_s=0.5, cpu_s=1.0, memory_mib=256, file_mib=8, processes=16, output_bytes=2000)
+    calls = [Call([*python(level), "main.py"], {"main.py": SNIPPETS[n % len(SNIPPETS)]}, limits) for n in range(count)]
+    outcomes = sandbox.run_all(calls, level_name=level)
+    assert [outcome.text == "1\n" for outcome in outcomes] == [n % len(SNIPPETS) == 0 for n in range(count)]
+    assert not leftovers()
+    return set(Path("/tmp").iterdir()) - before
+
+
+def test_mixed_snippets_leave_no_process_and_no_file_behind(level):
+    new = mixed(level, len(SNIPPETS))
+    assert not [path for path in new if "left" in path.name]
+
+
+@pytest.mark.slow
+def test_a_thousand_mixed_snippets_leave_no_process_and_no_file_behind():
+    new = mixed(sandbox.level(), 1000)
+    assert not [path for path in new if "left" in path.name]
