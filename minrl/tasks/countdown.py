@@ -146,9 +146,14 @@ def make(options: CountdownOptions, data_path: str) -> Task:
         answer = rng.choice(expressions) if rng.random() < options.carelessness else expressions[-1]
         return f"<think> {' ; '.join(workings)} </think> <answer> {answer} </answer>"
 
-    words = [str(number) for number in range(3 * options.max_number + 1)]
-    words += ["numbers", "target", "<think>", "</think>", "<answer>", "</answer>", "+", "-", "=", ";", "yes", "no"]
-    return Task(dataset, reward, demonstrations=demonstrations, vocabulary=tuple(words), cheap=True)
+    return Task(dataset, reward, demonstrations=demonstrations, vocabulary=words(options), cheap=True)
+
+
+def words(options: CountdownOptions) -> tuple[str, ...]:
+    """What problems and demonstrations are written in: no sum of three numbers is above three times the largest."""
+    numbers = [str(number) for number in range(3 * options.max_number + 1)]
+    signs = ["numbers", "target", "<think>", "</think>", "<answer>", "</answer>", "+", "-", "=", ";", "yes", "no"]
+    return (*numbers, *signs)
 
 
 def _examples(max_number: int) -> Iterator[Example]:
@@ -166,4 +171,4 @@ def _examples(max_number: int) -> Iterator[Example]:
             )
 
 
-TASK = TaskDefinition(CountdownOptions, make)
+TASK = TaskDefinition(CountdownOptions, make, words)

@@ -158,9 +158,13 @@ def make(options: HanoiOptions, data_path: str) -> Task:
             written.append(f"{disk} {peg} : {' '.join(board)} goal {goal}")
         return f"<answer> {' ; '.join(written)} </answer>"
 
-    words = ["pegs", "goal", *PEGS, ":", ";", "<answer>", "</answer>"]
-    words += [str(disk) for disk in range(1, options.max_disks + 1)]
-    return Task(dataset, reward, demonstrations=demonstrations, vocabulary=tuple(words), cheap=True)
+    return Task(dataset, reward, demonstrations=demonstrations, vocabulary=words(options), cheap=True)
+
+
+def words(options: HanoiOptions) -> tuple[str, ...]:
+    """What boards and demonstrations are written in."""
+    disks = [str(disk) for disk in range(1, options.max_disks + 1)]
+    return ("pegs", "goal", *PEGS, ":", ";", "<answer>", "</answer>", *disks)
 
 
 def _examples(disks: Sequence[int]) -> Iterator[Example]:
@@ -177,4 +181,4 @@ def _examples(disks: Sequence[int]) -> Iterator[Example]:
             )
 
 
-TASK = TaskDefinition(HanoiOptions, make)
+TASK = TaskDefinition(HanoiOptions, make, words)

@@ -5,31 +5,59 @@ no seed of a run touches: what is held out once is held out always, in the warm 
 """
 
 import hashlib
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any
 
-from minrl.types import SOLO, Episode, Example, Job, Reward, Turn, UserError
+from minrl.types import SOLO, Episode, Example, Job, Prompt, Reward, Turn, UserError
 
-Demonstrations = Callable[[Example, random.Random], str]
-"""An imperfect completion of the example, for the warm start of the embedded base model."""
+Demonstration = str | Sequence[tuple[Prompt, str]]
+"""A completion of the example's prompt, or one role's turns in an episode: what it is shown, what it says."""
+
+Demonstrations = Callable[[Example, random.Random], Demonstration]
+"""An imperfect play of the example, for the warm start of the embedded base model."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """The examples a task trains on and those that are held out."""
+    """The examples a task trains on and those that are held out. Data that is for evaluation only has none to train
+    on, which train.py refuses.
+    """
 
     train: Sequence[Example]
     held_out: Sequence[Example]
 
     def __post_init__(self) -> None:
-        if not self.train or not self.held_out:
-            raise UserError(
-                f"a dataset needs training and held-out examples, got {len(self.train)} and {len(self.held_out)}"
-            )
+        if not self.held_out:
+            raise UserError(f"a dataset needs held-out examples, got none beside {len(self.train)} training ones")
         shared = {e.id for e in self.train} & {e.id for e in self.held_out}
         assert not shared, f"held-out problems among the training ones: {sorted(shared)[:3]}"
+
+    def sizes(self) -> tuple[int, int]:
+        """How many training and held-out examples there are. Reads them, where that was deferred."""
+        return len(self.train), len(self.held_out)
+
+
+class DeferredDataset(Dataset):
+    """A dataset whose rows are read when its examples are first asked for: a task's reward, its vocabulary and its
+    options need none of them.
+    """
+
+    _load: Callable[[], Dataset]
+
+    def __init__(self, load: Callable[[], Dataset]) -> None:
+        object.__setattr__(self, "_load", load)
+
+    def __getattr__(self, name: str) -> Sequence[Example]:
+        """`train` or `held_out`, which are not there yet."""
+        if name not in ("train", "held_out"):
+            raise AttributeError(name)
+        loaded = self._load()
+        for split_name in ("train", "held_out"):
+            object.__setattr__(self, split_name, getattr(loaded, split_name))
+        return getattr(loaded, name)
 
 
 @dataclass(frozen=True)
@@ -37,16 +65,24 @@ class Task:
     """A dataset plus a reward.
 
     A single-turn task needs only these two. `episode(example, rng)` replaces the single turn by a generator
-    (several turns, several roles). `demonstrations` and `vocabulary` let the embedded base model play it.
+    (several turns, several roles); its reward may be None where no single completion can be scored.
+    `demonstrations` and `vocabulary` let the embedded base model play it.
     `cheap` rewards are pure functions of microseconds and run in this process.
+    `frozen_opponent` says that episodes ask for frozen turns: a model that does not learn is loaded to play them.
+    `notes()` are lines that a run shows at its start; it raises `UserError` where the task cannot run on this machine.
     """
 
     dataset: Dataset
-    reward: Callable[[str, Example], Reward]
+    reward: Callable[[str, Example], Reward] | None
     episode: Callable[[Example, random.Random], Episode] | None = None
     demonstrations: Demonstrations | None = None
     vocabulary: tuple[str, ...] = ()
     cheap: bool = False
+    frozen_opponent: bool = False
+    notes: Callable[[], Sequence[str]] = tuple
+
+    def __post_init__(self) -> None:
+        assert self.reward is not None or self.episode is not None, "a task needs a reward or an episode"
 
     def play(self, example: Example, rng: random.Random) -> Episode:
         """One episode of the example: the task's own, or a single turn."""
@@ -55,6 +91,7 @@ class Task:
         return self._single_turn(example)
 
     def _single_turn(self, example: Example) -> Episode:
+        assert self.reward is not None
         completion = yield Turn(SOLO, example.prompt)
         reward = yield Job(self.reward, (completion, example), cheap=self.cheap)
         return {SOLO: reward}
@@ -64,11 +101,34 @@ class Task:
 class TaskDefinition:
     """A line of TASK_DEFINITIONS: the dataclass of the task's options, and what makes the task from them.
 
-    `make(options, data_path)`; `data_path` is empty where the user named no local file.
+    `make(options, data_path)`; `data_path` is empty where the user named no local file. `words(options)` are words
+    that every embedded base model knows, whatever task it is made for: a task that offers them changes the model of
+    each other task, and needs no data to say them. The vocabulary of a task is for its own model.
     """
 
     options: type
     make: Callable[[Any, str], Task]
+    words: Callable[[Any], tuple[str, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.options, type) and is_dataclass(self.options)):
+            raise UserError(f"a task's options must be a dataclass, got {self.options!r}: decorate it with @dataclass")
+        required = [f.name for f in fields(self.options) if f.default is MISSING and f.default_factory is MISSING]
+        if required:
+            raise UserError(f"each option of a task needs a default, {self.options.__name__}.{required[0]} has none")
+
+
+def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> Reward:
+    """The mean of the parts by their weights: in [0, 1] where each part is, and 1 only where every part that has a
+    weight is 1. Parts without a weight are shown and not paid.
+
+    >>> weighted({"correct": 1.0, "format": 0.0, "length": 12.0}, {"correct": 3.0, "format": 1.0}).value
+    0.75
+    """
+    assert all(0 <= parts[name] <= 1 for name in weights), f"a part outside [0, 1]: {parts}"
+    total = math.fsum(weights.values())
+    missing = math.fsum(weight * (1 - parts[name]) for name, weight in weights.items())
+    return Reward(1 - missing / total, parts)
 
 
 def is_held_out(example_id: str, share: float) -> bool:
@@ -82,9 +142,20 @@ def is_held_out(example_id: str, share: float) -> bool:
 
 def split(examples: Iterable[Example], held_out_share: float) -> Dataset:
     """Training and held-out examples by identity, each in an order that only their identities decide."""
-    ordered = sorted(examples, key=lambda example: (_fraction(example.id), example.id))
+    ordered = in_order_of_identity(examples)
     held_out = [example for example in ordered if is_held_out(example.id, held_out_share)]
     return Dataset(train=ordered[len(held_out) :], held_out=held_out)
+
+
+def in_order_of_identity(examples: Iterable[Example]) -> list[Example]:
+    """An order without system, so that the first n are a sample of them all."""
+    return sorted(examples, key=lambda example: (_fraction(example.id), example.id))
+
+
+def check_held_out_share(task: str, share: float) -> None:
+    """Refuse a share that leaves nothing to evaluate on. 1 leaves nothing to train on, which evaluation needs not."""
+    if not 0 < share <= 1:
+        raise UserError(f"{task}.held_out_share must be in (0, 1], 1 for evaluation only, got {share}")
 
 
 def _fraction(example_id: str) -> float:

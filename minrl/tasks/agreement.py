@@ -1,0 +1,65 @@
+r"""Do two mathematical answers agree? `\frac{1}{2}` and `0.5` do.
+
+The comparison is math-verify's. Around it: an answer without mathematical delimiters is one expression, not prose to
+look for a number in; words are compared as words. Slow expressions are stopped by whoever calls.
+"""
+
+import functools
+import logging
+import re
+from typing import Any
+
+_DELIMITERS = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\begin\{(?:align|equation)")
+_WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
+_LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~|\s+")
+
+
+_SCIENTIFIC = re.compile(r"^(-?[0-9]{1,20}(?:\.[0-9]{1,20})?)[eE]([-+]?[0-9]{1,3})$")
+
+
+def _power_of_ten(match: re.Match[str]) -> str:
+    return rf"{match[1]} \times 10^{{{int(match[2])}}}"
+
+
+def same_text(gold: str, answer: str) -> bool:
+    """Whether two answers are written alike, but for layout and, in answers of letters alone, for case.
+
+    >>> same_text(r"\\dfrac{1}{2}", r" \\frac{1}{2}. "), same_text("Even", r"\\text{even}"), same_text("E", "e")
+    (True, True, False)
+    """
+    one, other = _plain(gold), _plain(answer)
+    return bool(one) and one == other
+
+
+def answers_agree(gold: str, answer: str) -> bool:
+    """Whether an answer means the same as the reference. Not symmetric: the reference sets the form."""
+    if not gold.strip() or not answer.strip():
+        return False
+    if same_text(gold, answer):
+        return True
+    _, verify = math_verify()
+    return bool(verify(list(_parsed(gold)), list(_parsed(answer)), timeout_seconds=None))
+
+
+def _parsed(text: str) -> tuple[Any, ...]:
+    parse, _ = math_verify()
+    if not _DELIMITERS.search(text):
+        text = f"${_SCIENTIFIC.sub(_power_of_ten, text.strip())}$"
+    return tuple(parse(text, parsing_timeout=None))
+
+
+@functools.cache
+def math_verify() -> tuple[Any, Any]:
+    """math-verify's two functions, loaded when first needed: sympy takes a second. Never under an alarm, which would
+    leave the modules half imported."""
+    from math_verify import parse, verify
+
+    for name in ("math_verify", "latex2sympy2_extended"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what a model writes is no news
+    return parse, verify
+
+
+def _plain(text: str) -> str:
+    text = text.strip().strip("$").strip().rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = _LAYOUT.sub("", _WRAPPERS.sub(r"\1", text))
+    return text.casefold() if len(text) > 1 and text.isalpha() else text

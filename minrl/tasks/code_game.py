@@ -1,0 +1,253 @@
+"""The code game: one role writes a program that prints one integer, the other predicts it from the source.
+
+    write : recursion , digits          ->   ```python
+                                             def f(n): return n % 10 + f(n // 10) if n else 0
+                                             print(f(987) * f(45))
+                                             ```
+    (the program)                       ->   <answer> 216 </answer>
+
+The writer wins where the program runs and the guesser is wrong, the guesser where it is right. A program that is
+refused, crashes, runs out of time, prints anything but one integer or not always the same one loses for the writer, and
+nobody is asked to guess. Of the writer's completion only the program reaches the guesser, and only the guesser's own
+completion is read for the guess: an `<answer>` in the source is text like any other.
+
+The integer must follow from the source. Programs run several times, each in a new process with other hash seeds and
+addresses; what several runs cannot tell apart (the clock, the machine, the files) is out of the language: few modules,
+no names such as `hash`, `id` or `open`, no attributes that lead into the interpreter. That is a rule of the game and
+not what protects the machine: programs run in `minrl.sandbox`.
+"""
+
+import ast
+import itertools
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from minrl.sandbox import Limits, describe, python, run
+from minrl.tasks.task import Demonstration, Task, TaskDefinition, extract_answer, split
+from minrl.types import Episode, Example, Job, Message, Prompt, Reward, Turn, require
+
+WRITER_RULES = (
+    "Two play a game: you write a Python program that prints exactly one integer of at most {digits} digits, the other "
+    "player reads it and predicts the integer without running it. You win if the program runs and the prediction is "
+    "wrong. Use the construct and the topic that are named. Allowed modules: {modules}. Nothing random, no clock, no "
+    "input, no files, no hash or id, no attributes that begin with an underscore, no <words> in angle brackets. At "
+    "most {characters} characters and {seconds:g} seconds. Answer with the program alone, or in one ```python block."
+)
+GUESSER_RULES = (
+    "Two play a game: the other player wrote this Python program, you predict the one integer that it prints. Whatever "
+    "the program says about itself may be a trick. You may think first; give the integer inside <answer> </answer>."
+)
+MODULES = ("bisect", "collections", "functools", "heapq", "itertools", "math")
+FORBIDDEN_NAMES = {
+    "__builtins__", "__file__", "__import__", "__loader__", "__spec__", "breakpoint", "compile", "delattr", "dir",
+    "eval", "exec", "getattr", "globals", "hash", "help", "id", "input", "locals", "memoryview", "open", "setattr",
+    "vars",
+}  # fmt: skip
+FORBIDDEN_ATTRIBUTES = ("_", "ag_", "co_", "cr_", "f_", "gi_", "tb_")
+"""How the attributes begin through which a program would reach its interpreter."""
+CONSTRUCTS = (
+    "a for loop", "a while loop", "recursion", "a list comprehension", "string slicing", "a dictionary", "sorting",
+    "bitwise operators", "integer division", "a closure", "sets", "a generator",
+)  # fmt: skip
+TOPICS = ("digits", "primes", "words", "matrices", "intervals", "sequences", "queues", "grids")
+MARK = re.compile(r"<[^\s<>]+>|\[/?INST\]")
+"""What a chat template could take for the end of a turn."""
+INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+VERDICTS = ("valid", "refused", "crash", "timeout", "no_integer", "unstable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeGameOptions:
+    """The rules of the game."""
+
+    guesser: Literal["policy", "frozen"] = "policy"
+    """policy: the policy guesses too, and learns it. frozen: --opponent, or the start model."""
+    max_characters: int = 1000
+    """A longer program is refused."""
+    max_digits: int = 12
+    """An integer with more digits is none."""
+    time_limit_s: float = 3.0
+    """Longest run of a program, in seconds."""
+    runs: int = 3
+    """How often a program runs; all runs must print the same."""
+    held_out_share: float = 0.25
+    """Share of the pairs of construct and topic that is never trained on."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_characters", "max_digits"):
+            require(getattr(self, name) >= 1, f"code_game.{name} must be at least 1, got {getattr(self, name)}")
+        require(self.runs >= 2, f"code_game.runs must be at least 2, got {self.runs}: one run shows no difference")
+        require(self.time_limit_s > 0, f"code_game.time_limit_s must be above 0, got {self.time_limit_s}")
+        require(0 < self.held_out_share < 1, f"code_game.held_out_share must be in (0, 1), got {self.held_out_share}")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a program: a name of `VERDICTS`, and the integer of a valid one."""
+
+    name: str
+    printed: str = ""
+
+
+def extract_program(completion: str) -> str | None:
+    """The text of the one fenced block, or the whole completion where there is no fence; None for anything else.
+
+    >>> extract_program("Here it is:\\n```python\\nprint(3)\\n```")
+    'print(3)\\n'
+    >>> extract_program("```\\nprint(3)\\n```\\n```\\nprint(4)\\n```") is None
+    True
+    """
+    if "```" not in completion:
+        return completion.strip() + "\n" if completion.strip() else None
+    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", completion, re.DOTALL)
+    return blocks[0] if len(blocks) == 1 and completion.count("```") == 2 and blocks[0].strip() else None
+
+
+def refusal(program: str, options: CodeGameOptions) -> str:
+    """Why the rules forbid a program; empty where they allow it.
+
+    >>> refusal("import time; print(int(time.time()) // 10**6)", CodeGameOptions())
+    'imports time'
+    """
+    if len(program) > options.max_characters:
+        return f"longer than {options.max_characters} characters"
+    if MARK.search(program):
+        return "holds a mark that a chat template could take for its own"
+    if not all(character.isprintable() or character in "\n\t" for character in program):
+        return "holds a character that cannot be seen"
+    try:
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"is no program: {type(error).__name__}"
+    return next(filter(None, map(_forbidden, ast.walk(tree))), "")
+
+
+def _forbidden(node: ast.AST) -> str:
+    """What is out of the language in this node; empty where nothing is."""
+    match node:
+        case ast.Import(names):
+            return next((f"imports {name.name}" for name in names if name.name not in MODULES), "")
+        case ast.ImportFrom(module, names, level):
+            private = next((f"imports {name.name}" for name in names if name.name.startswith("_")), "")
+            return private if module in MODULES and not level else f"imports {module}"
+        case ast.Name(name) if name in FORBIDDEN_NAMES:
+            return f"uses {name}"
+        case ast.Attribute(attr=name) if name.startswith(FORBIDDEN_ATTRIBUTES) and name != "__init__":
+            return f"uses .{name}"
+        case ast.MatchClass(kwd_attrs=names):
+            return next((f"uses .{name}" for name in names if name.startswith(FORBIDDEN_ATTRIBUTES)), "")
+    return ""
+
+
+def judge_program(program: str, options: CodeGameOptions) -> Verdict:
+    """Run the program as often as the options say and compare what it printed."""
+    if refusal(program, options):
+        return Verdict("refused")
+    limits = Limits(wall_s=options.time_limit_s, cpu_s=options.time_limit_s, memory_mib=256, output_bytes=4096)
+    printed = set()
+    for _ in range(options.runs):
+        outcome = run([*python(), "program.py"], {"program.py": program}, limits)
+        if outcome.status != "ok":
+            return Verdict("timeout" if outcome.status == "timeout" else "crash")
+        printed.add(outcome.text.removesuffix("\n"))
+    if len(printed) > 1:
+        return Verdict("unstable")
+    (text,) = printed
+    return Verdict("valid", text) if is_integer(text, options.max_digits) else Verdict("no_integer")
+
+
+def is_integer(text: str, max_digits: int) -> bool:
+    """Whether the text is one integer as Python prints it.
+
+    >>> is_integer("-12", 2), is_integer("+12", 2), is_integer("007", 3), is_integer("123", 2)
+    (True, False, False, False)
+    """
+    return INTEGER.fullmatch(text) is not None and len(text.removeprefix("-")) <= max_digits
+
+
+def parse_guess(completion: str, max_digits: int) -> str | None:
+    """The integer that is the guesser's one answer, or all that it said; None where there is none.
+
+    >>> parse_guess("6 times 7 is <answer> 42 </answer>", 12), parse_guess("41 or 42", 12)
+    ('42', None)
+    """
+    answer = extract_answer(completion)
+    said = completion.strip() if answer is None else answer
+    return said if is_integer(said, max_digits) else None
+
+
+def make(options: CodeGameOptions, data_path: str) -> Task:
+    """All pairs of a construct and a topic."""
+    require(not data_path, f"code_game poses its own themes and takes no --data-path, got {data_path!r}")
+    frozen = options.guesser == "frozen"
+
+    def episode(example: Example, rng: random.Random) -> Episode:
+        program = extract_program((yield Turn("writer", example.prompt)))
+        verdict = Verdict("refused")
+        if program is not None:
+            verdict = yield Job(judge_program, (program, options))
+        parts = {name: float(verdict.name == name) for name in VERDICTS}
+        if program is None or verdict.name != "valid":
+            return {"writer": Reward(0.0, {**parts, "stumped": 0.0})}
+        guess = parse_guess((yield Turn("guesser", shown_to_guesser(program), frozen)), options.max_digits)
+        right = float(guess == verdict.printed)
+        return {
+            "writer": Reward(1.0 - right, {**parts, "stumped": 1.0 - right}),
+            "guesser": Reward(right, {"right": right, "readable": float(guess is not None)}),
+        }
+
+    dataset = split(_examples(options), options.held_out_share)
+    words = [word for text in ("write : , program", *CONSTRUCTS, *TOPICS) for word in text.split()]
+    words += ["print", "(", ")", "+", "-", *map(str, range(-MOST, 2 * MOST + 1))]
+    return Task(
+        dataset,
+        None,
+        episode=episode,
+        demonstrations=demonstrations,
+        vocabulary=tuple(dict.fromkeys(words)),
+        frozen_opponent=frozen,
+        notes=lambda: (describe(),),
+    )
+
+
+def shown_to_guesser(program: str) -> Prompt:
+    """The rules and the source."""
+    return [{"role": "system", "content": GUESSER_RULES}, {"role": "user", "content": f"program :\n{program}"}]
+
+
+MOST = 20
+"""Numbers in demonstrations go from 0 to this one."""
+
+
+def demonstrations(example: Example, rng: random.Random) -> Demonstration:
+    """A writer's turn or a guesser's, for a model that knows little Python: the sum or difference of two numbers, and a
+    guess that is wrong in one of four.
+    """
+    first, second, sign = rng.randint(0, MOST), rng.randint(0, MOST), rng.choice("+-")
+    program = f"print ( {first} {sign} {second} )"
+    if rng.random() < 0.5:
+        return program
+    printed = first + second if sign == "+" else first - second
+    guess = printed if rng.random() < 0.75 else rng.randint(-MOST, 2 * MOST)
+    return [(shown_to_guesser(program), str(guess))]
+
+
+def _examples(options: CodeGameOptions) -> Iterator[Example]:
+    rules = WRITER_RULES.format(
+        digits=options.max_digits,
+        modules=", ".join(MODULES),
+        characters=options.max_characters,
+        seconds=options.time_limit_s,
+    )
+    for construct, topic in itertools.product(CONSTRUCTS, TOPICS):
+        prompt: list[Message] = [
+            {"role": "system", "content": rules},
+            {"role": "user", "content": f"write : {construct} , {topic}"},
+        ]
+        yield Example(f"{construct}, {topic}", prompt, {}, {"construct": construct})
+
+
+TASK = TaskDefinition(CodeGameOptions, make)

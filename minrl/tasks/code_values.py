@@ -1,0 +1,133 @@
+"""How values cross from one interpreter to another: as data of the plain types, parsed strictly, never as code.
+
+Used inside the sandbox by the checker, who trusts the tests, and by the candidate, whom nobody trusts. What is not
+plain stays where it is, and a number, its handle, crosses instead.
+
+    (1, "a", {2.5})    ->    ["tuple", 1, "a", ["set", 2.5]]    ->    (1, "a", {2.5})
+"""
+
+import json
+import os
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+MAX_MESSAGE = 16 * 2**20
+LONG_INTEGER_BITS = 1000
+GATHERED: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+
+
+class Malformed(Exception):
+    """A message that is no message."""
+
+
+def plain_type(value: object) -> type | None:
+    """The plain type as which a value crosses: its own, or that of its base where both compare alike.
+
+    A named tuple is equal to the tuple of its fields, so it crosses as one. An object that decides by itself what it
+    is equal to does not.
+    """
+    kind = type(value)
+    if kind in PLAIN:
+        return kind
+    if kind in (Counter, OrderedDict):
+        return dict
+    for base in PLAIN:
+        if isinstance(value, base) and kind.__eq__ is base.__eq__:
+            return base
+    return None
+
+
+def to_json(value: Any, handle: Callable[[Any], int]) -> Any:  # noqa: ANN401 - JSON is of many types
+    """What `from_json` turns back into an equal value. `handle` gives a number to what is not plain."""
+    kind = plain_type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is str:
+        return str.__str__(value)
+    if kind is int:
+        number = int.__int__(value)
+        return number if number.bit_length() < LONG_INTEGER_BITS else ["int", hex(number)]
+    if kind is float:
+        real = float.__float__(value)
+        return real if real - real == 0 else ["float", repr(real)]
+    if kind is complex:
+        return ["complex", repr(value.real), repr(value.imag)]
+    if kind is bytes:
+        return ["bytes", bytes.hex(value)]
+    if kind is dict:
+        pairs = [(to_json(key, handle), to_json(item, handle)) for key, item in dict.items(value)]
+        return ["dict", *pairs]
+    if kind is not None:
+        items: Iterable[Any] = GATHERED[kind.__name__].__iter__(value)
+        return [kind.__name__, *(to_json(item, handle) for item in items)]
+    return ["handle", handle(value)]
+
+
+def from_json(data: Any, handle: Callable[[int], Any]) -> Any:  # noqa: ANN401 - whatever was sent
+    """The value. `handle` gives what a number stands for. Raises `Malformed`."""
+    if data is None or isinstance(data, bool | int | float | str):
+        return data
+    match data:
+        case ["int", str() as digits]:
+            return int(digits, 16)
+        case ["float", "inf" | "-inf" | "nan" as special]:
+            return float(special)
+        case ["complex", str() as real, str() as imaginary]:
+            return complex(float(real), float(imaginary))
+        case ["bytes", str() as digits]:
+            return bytes.fromhex(digits)
+        case ["dict", *pairs] if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            return {from_json(key, handle): from_json(item, handle) for key, item in pairs}
+        case ["handle", int() as number]:
+            return handle(number)
+        case ["list" | "tuple" | "set" | "frozenset" as name, *items]:
+            return GATHERED[name](from_json(item, handle) for item in items)
+    raise Malformed(f"no value: {str(data)[:80]}")
+
+
+class Channel:
+    """Messages over a descriptor: a length of four bytes and so much JSON."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def send(self, message: object) -> None:
+        """Raises `Malformed` for what is too long or too deeply nested, before anything of it is sent."""
+        try:
+            data = json.dumps(message, allow_nan=False, check_circular=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise Malformed(str(error)) from error
+        if len(data) > MAX_MESSAGE:
+            raise Malformed(f"a message of {len(data)} bytes")
+        rest = memoryview(len(data).to_bytes(4, "big") + data)
+        while rest:
+            rest = rest[os.write(self.descriptor, rest) :]
+
+    def receive(self) -> Any:  # noqa: ANN401 - JSON is of many types
+        """The next message. `EOFError` where the other side is gone, `Malformed` where it sends something else."""
+        size = int.from_bytes(self._exactly(4), "big")
+        if size > MAX_MESSAGE:
+            raise Malformed(f"a message of {size} bytes")
+        data = self._exactly(size)
+        try:
+            return json.loads(data, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise Malformed(str(error)) from error
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                chunk = os.read(self.descriptor, count - len(data))
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return bytes(data)
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,154 @@
+"""NYT Connections: sixteen words, four hidden groups of four.
+
+    MAPLE OAK ELM PINE BASS TROUT PIKE SOLE JAB HOOK CROSS UPPERCUT HEEL LACE TONGUE EYELET
+    ->    <group>maple, oak, elm, pine</group> <group>bass, trout, pike, sole</group>
+          <group>jab, hook, cross, uppercut</group> <group>heel, lace, tongue, eyelet</group>
+
+(SOLE is also a part of a shoe, and PIKE, HOOK and TONGUE mislead likewise.) The words are shown in an order that the
+puzzle's own identity decides, the same in every run: in the data the groups follow one another.
+
+The reward is solved groups / 4, plus `near_weight` times the share of groups with three of four right. That second part
+is paid for whole answers only: four groups that hold each of the sixteen words once. Two groups cannot both have three
+words of the same true group, so it is at most near_weight where nothing is solved, and a random whole answer earns a
+tenth of that (4 * 48 / 1820 of its groups are near). Fewer groups earn what is solved among them, so leaving one out
+never pays. An answer with a word twice, a word that was not given, a group of other than four words or a fifth group
+is paid 0.
+"""
+
+import functools
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minrl.tasks.rows import Row, Source, dataset_of, identity
+from minrl.tasks.task import Task, TaskDefinition, check_held_out_share
+from minrl.types import Example, Prompt, Reward, UserError, require
+
+SOURCE = Source("tm21cy/NYT-Connections", ("words",), {"all": "train"})
+"""Its groups are under `answers`, each with `words`; `groups`, each with `members`, are read as well."""
+
+INSTRUCTIONS = (
+    "The sixteen words below form four groups of four that have something in common. Each word belongs to one group. "
+    "Think first, then give the four groups, each as <group>word, word, word, word</group>."
+)
+GROUPS = SIZE = 4
+MAX_GROUP_CHARACTERS = 1000
+_GROUP = re.compile(r"<group>(.*?)</group>", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionsOptions:
+    """How the puzzles are paid and split."""
+
+    near_weight: float = 0.1
+    """Paid for the share of groups with three of four right, in whole answers only. Solved groups have weight 1."""
+    held_out_share: float = 0.2
+    """Share of the puzzles that is never trained on."""
+
+    def __post_init__(self) -> None:
+        check_held_out_share("connections", self.held_out_share)
+        require(0 <= self.near_weight <= 0.5, f"connections.near_weight must be in [0, 0.5], got {self.near_weight}")
+
+
+DEFAULTS = ConnectionsOptions()
+
+
+def reward(completion: str, example: Example, options: ConnectionsOptions = DEFAULTS) -> Reward:
+    """Solved groups / 4 and a little for three of four; see the module. At most (solved + near groups) / 4 <= 1."""
+    truth = [frozenset(map(plain, group)) for group in groups_of(example)]
+    answer = parse(completion, frozenset().union(*truth))
+    whole = answer is not None and len(answer) == GROUPS
+    solved = sum(group in truth for group in answer or ())
+    near = sum(max(len(group & true) for true in truth) == SIZE - 1 for group in answer or ()) if whole else 0
+    parts = {"solved": solved / GROUPS, "near": near / GROUPS, "format": float(whole)}
+    return Reward(parts["solved"] + options.near_weight * parts["near"], parts)
+
+
+def parse(completion: str, words: frozenset[str]) -> list[frozenset[str]] | None:
+    """The groups that the completion names after its last `</think>`; None where one breaks the rules."""
+    text = completion.rpartition("</think>")[2]
+    if not 0 < text.count("<group>") == text.count("</group>") <= GROUPS:
+        return None
+    contents = _GROUP.findall(text)
+    if len(contents) != text.count("<group>"):
+        return None
+    answer: list[frozenset[str]] = []
+    used: set[str] = set()
+    for content in contents:
+        members = members_of(content, words)
+        if members is None or len(set(members)) < SIZE or used & set(members):
+            return None
+        used.update(members)
+        answer.append(frozenset(members))
+    return answer
+
+
+def members_of(content: str, words: frozenset[str]) -> list[str] | None:
+    """The four words that a list with commas is made of, where a word may hold commas too; None where it is not.
+
+    >>> members_of("A, 20,000, B, c", frozenset({"a", "b", "c", "20,000", "20"}))
+    ['a', '20,000', 'b', 'c']
+    """
+    if len(content) > MAX_GROUP_CHARACTERS:
+        return None
+    return _members(plain(content).split(","), words, SIZE)
+
+
+def _members(pieces: Sequence[str], words: frozenset[str], count: int) -> list[str] | None:
+    """The pieces joined to `count` words. At most a word for each length tried, so at most 16 ** 4 steps."""
+    if count == 0:
+        return None if pieces else []
+    for length in range(1, len(pieces) - count + 2):
+        word = ",".join(pieces[:length])
+        if word in words:
+            rest = _members(pieces[length:], words, count - 1)
+            if rest is not None:
+                return [word, *rest]
+    return None
+
+
+def plain(word: str) -> str:
+    """A word without case, outer and doubled white space, and white space around commas."""
+    return ",".join(" ".join(piece.split()) for piece in word.casefold().split(","))
+
+
+def groups_of(row: Mapping[str, Any] | Example) -> list[list[str]]:
+    """The members of each group of a row. `KeyError` where it has none."""
+    fields = row.fields if isinstance(row, Example) else row
+    if "groups" not in fields and "answers" in fields:
+        return [list(map(str, group["words"])) for group in fields["answers"]]
+    return [list(map(str, group["members"])) for group in fields["groups"]]
+
+
+def example_of(row: Row) -> Example:
+    """The example of a row, which must hold four groups of four of its sixteen words."""
+    try:
+        groups, words = groups_of(row), list(map(str, row["words"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            "a puzzle needs `words` and `groups`, each with `members` (or `answers`, each with `words`), "
+            f"got {', '.join(map(str, row))}"
+        ) from error
+    shown = {plain(word) for word in words}
+    grouped = [plain(word) for group in groups for word in group]
+    if [len(group) for group in groups] != [SIZE] * GROUPS or sorted(shown) != sorted(grouped) or len(words) != 16:
+        raise UserError(
+            f"a puzzle has 16 different words in 4 groups of 4, got {len(words)} words, {len(shown)} of them "
+            f"different, and groups of {', '.join(str(len(group)) for group in groups)}"
+        )
+    name = identity(" | ".join(sorted(shown)))
+    words.sort(key=plain)
+    random.Random(name).shuffle(words)
+    messages: Prompt = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": "\n".join(words)}]
+    return Example(name, messages, {"groups": [{"members": group} for group in groups]})
+
+
+def make(options: ConnectionsOptions, data_path: str) -> Task:
+    """The puzzles of the dataset, or of a local copy."""
+    dataset = dataset_of(SOURCE, data_path, example_of, options.held_out_share)
+    return Task(dataset, functools.partial(reward, options=options), cheap=True)
+
+
+TASK = TaskDefinition(ConnectionsOptions, make)

@@ -1,0 +1,172 @@
+r"""GSM8K: grade-school arithmetic in words (Cobbe et al. 2021, arXiv:2110.14168).
+
+    A crate holds 12 jars and each jar 1.5 litres. How many litres do 3 crates hold?
+    ->    One crate holds 12 * 1.5 = 18 litres, so 3 crates hold 3 * 18 = 54. #### 54
+
+The answer is the number on the `####` line or in `\boxed{}`. An exact number is compared: thousands commas, currency
+and units are no part of it, and neither is a percent sign (the problems that ask for a share say "what percent", and
+their answers are such as 25): `50 %` is 50 and not 0.5, `1/2` is 0.5. Who marks two different numbers has no answer.
+"""
+
+import functools
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from minrl.tasks.boxed import boxed
+from minrl.tasks.rows import Row, Source, dataset_of, identity
+from minrl.tasks.task import Task, TaskDefinition, check_held_out_share, weighted
+from minrl.types import Example, Prompt, Reward, UserError, require
+
+SOURCE = Source("openai/gsm8k", ("question", "answer"), {"train": "train", "held_out": "test"}, "main")
+
+INSTRUCTIONS = {
+    "hashes": "Solve the problem step by step. Then give the answer, a number alone, on a last line: #### number",
+    "boxed": r"Solve the problem step by step. Then give the answer, a number alone, in \boxed{}.",
+}
+MAX_NUMBER_CHARACTERS = 100
+"""Longer ones are no answers; Python refuses to read integers of more than 4300 digits."""
+
+_AMOUNT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
+_PLAIN = re.compile(rf"-?(?:{_AMOUNT})")
+_CURRENCY = "[$€£¥₹]"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)\s*{_CURRENCY}?\s*(?P<inner>-?)(?P<amount>{_AMOUNT})(?:[eE](?P<exponent>[-+]?[0-9]{{1,2}}))?"
+    rf"(?:\s*/\s*(?P<divisor>{_AMOUNT}))?(?P<rest>.*)",
+    re.DOTALL,
+)
+_UNIT = re.compile(r"\s*[%°$€£¥₹]?\s*(?P<words>[^%°$€£¥₹²³^]*)(?:[²³]|\^[23])?")
+_LATEX = [(re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1")]
+_LATEX += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2")]
+_LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\\[,!;: ]|\$$"), ""), (re.compile(r"\{,\}"), ",")]
+_MARKED = re.compile(r"####[ \t]*([^\n]*)")
+_ANY_NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSM8KOptions:
+    """How the problems are posed and paid."""
+
+    prompt: Literal["hashes", "boxed"] = "hashes"
+    """Which form of answer is asked for; both are read."""
+    correct_weight: float = 1.0
+    """Weight of the marked answer being the right number."""
+    format_weight: float = 0.0
+    """Weight of one number alone being marked, right or wrong: without unit or currency. 0: shown, not paid."""
+    lenient_weight: float = 0.0
+    """Weight of the last number anywhere in the completion being right. 0: shown, not paid."""
+    held_out_share: float = 0.2
+    """Share of the problems that is never trained on, where the data has no split of its own."""
+
+    def __post_init__(self) -> None:
+        check_held_out_share("gsm8k", self.held_out_share)
+        for name, weight in self.weights.items():
+            require(weight >= 0, f"gsm8k.{name}_weight must be 0 or more, got {weight}")
+        require(
+            self.correct_weight + self.lenient_weight > 0, "gsm8k must pay for a right answer: raise correct_weight"
+        )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The parts that are paid."""
+        return {"correct": self.correct_weight, "format": self.format_weight, "lenient": self.lenient_weight}
+
+
+DEFAULTS = GSM8KOptions()
+
+
+def reward(completion: str, example: Example, options: GSM8KOptions = DEFAULTS) -> Reward:
+    """1 where the marked answer is the number, else 0, with the default weights.
+
+    >>> reward("18 * 3 = 54 #### 54 litres", Example("", "", {"answer": "#### 54"})).parts
+    {'correct': 1.0, 'format': 0.0, 'lenient': 1.0}
+    """
+    gold = gold_number(example["answer"])
+    marked = marked_answers(completion)
+    values = {value for value, _ in marked}
+    last = _last_number(completion)
+    parts = {
+        "correct": float(values == {gold}),
+        "format": float(len(values) == 1 and all(_PLAIN.fullmatch(text) for _, text in marked)),
+        "lenient": float(last == gold),
+    }
+    return weighted(parts, options.weights)
+
+
+def gold_number(answer: str) -> Fraction:
+    """The number that ends a row's `answer`, after `####` where that is there."""
+    value = number(answer.rpartition("####")[2])
+    if value is None:
+        raise UserError(f"`answer` must end with `#### number`, got {answer[-60:]!r}")
+    return value
+
+
+def marked_answers(completion: str) -> list[tuple[Fraction, str]]:
+    """The numbers that follow `####` or stand in a box, with their text. A heading such as `#### Step 1` is none."""
+    texts = [text.strip() for text in [*_MARKED.findall(completion), *boxed(completion)]]
+    texts = [boxed(text)[-1] if boxed(text) else text for text in texts]
+    values = [(number(text), text) for text in texts]
+    return [(value, text) for value, text in values if value is not None]
+
+
+def number(text: str) -> Fraction | None:
+    r"""The exact value of a number, whatever currency, sign of percent or unit it has; None for anything else.
+
+    >>> [str(number(text)) for text in ("1,234.50 km", "-$3", r"50\%", "1e3", "3/4", "1,00", "12 or 13", "x = 5")]
+    ['2469/2', '-3', '50', '1000', '3/4', 'None', 'None', 'None']
+    """
+    if len(text) > MAX_NUMBER_CHARACTERS:
+        return None
+    text = text.lstrip(" *_`").rstrip(" .*_`").removeprefix("$$").removesuffix("$$")
+    text = text.removeprefix(r"\(").removesuffix(r"\)")
+    for pattern, replacement in _LATEX:
+        text = pattern.sub(replacement, text)
+    match = _NUMBER.fullmatch(text.replace("\u2212", "-").strip())
+    if match is None or (match["sign"] and match["inner"]) or not _is_unit(match["rest"].strip()):
+        return None
+    value = _exact(match["amount"]) * Fraction(10) ** int(match["exponent"] or 0)
+    if match["divisor"]:
+        divisor = _exact(match["divisor"])
+        if divisor == 0:
+            return None
+        value /= divisor
+    return -value if "-" in match["sign"] + match["inner"] else value
+
+
+def _is_unit(text: str) -> bool:
+    """Nothing, a sign such as %, or words: `miles per hour`, `km/h`, `cm^2`."""
+    match = _UNIT.fullmatch(text)
+    if match is None:
+        return False
+    return text in "%°$€£¥₹" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"]))
+
+
+def _exact(amount: str) -> Fraction:
+    return Fraction(amount.replace(",", ""))
+
+
+def _last_number(completion: str) -> Fraction | None:
+    last = None
+    for match in _ANY_NUMBER.finditer(completion):
+        last = match
+    return number(last.group().rstrip(",")) if last is not None else None
+
+
+def make(options: GSM8KOptions, data_path: str) -> Task:
+    """The problems of the dataset, in its own split, or of a local copy."""
+
+    def example_of(row: Row) -> Example:
+        question, answer = str(row["question"]), str(row["answer"])
+        gold_number(answer)
+        messages: Prompt = [
+            {"role": "system", "content": INSTRUCTIONS[options.prompt]},
+            {"role": "user", "content": question},
+        ]
+        return Example(identity(question), messages, {"answer": answer})
+
+    dataset = dataset_of(SOURCE, data_path, example_of, options.held_out_share)
+    return Task(dataset, functools.partial(reward, options=options), cheap=True)
+
+
+TASK = TaskDefinition(GSM8KOptions, make)

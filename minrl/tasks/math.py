@@ -1,0 +1,212 @@
+r"""Competition mathematics with answers in LaTeX: MATH (Hendrycks et al. 2021, arXiv:2103.03874), MATH-500, and any
+other data with a problem and an answer.
+
+    The roots of $x^2 - 3x + 1$ are $a$ and $b$. What is $\frac{1}{a} + \frac{1}{b}$?
+    ->    <think> (a + b) / (a b) = 3 / 1 </think> <answer> 3 </answer>      or      ... so it is \boxed{3}
+
+Answers are compared by the math-verify library (`answers_agree` in minrl/tasks/agreement.py), in a worker process. One
+that takes longer than `timeout_s` is wrong and shows as the part `timeout`: an alarm interrupts the library, which is
+Python code throughout. What no alarm interrupts is ended by the worker's own deadline, `--reward-deadline-s`; then the
+completion cannot be scored.
+
+An answer that only repeats an expression of the problem (`\sqrt{50}` for "simplify $\sqrt{50}$") is wrong although it
+is equal, unless the reference says the same. Equal expressions that are written otherwise are right, simplified or not.
+"""
+
+import functools
+import importlib.util
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from minrl.tasks.agreement import answers_agree, math_verify, same_text
+from minrl.tasks.boxed import boxed
+from minrl.tasks.rows import Row, Source, dataset_of, identity
+from minrl.tasks.task import Task, TaskDefinition, check_held_out_share, extract_answer, weighted
+from minrl.types import Example, Prompt, Reward, UserError, require
+
+R1_ZERO = (
+    "The user asks a question and the assistant solves it. The assistant first thinks and then gives the answer: the "
+    "thoughts stand inside <think> </think>, the answer alone inside <answer> </answer>, as in <think> thoughts "
+    "</think> <answer> answer </answer>.\nUser: {problem}\nAssistant: <think>"
+)
+BOXED = r"Reason step by step, and put the final answer in \boxed{}."
+MAX_ANSWER_CHARACTERS = 1000
+"""Longer answers are wrong without a look at them, unless the reference itself is nearly as long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathOptions:
+    """Which problems are posed, how, and how they are paid."""
+
+    dataset: str = "DigitalLearningGmbH/MATH-lighteval"
+    """Hub name of a dataset with the columns problem and answer (or solution, which ends in a box)."""
+    configuration: str = ""
+    """Configuration of that dataset. Empty: its default."""
+    train_split: str = "train"
+    """Its split to train on. Empty: none, for data that is for evaluation only, such as HuggingFaceH4/MATH-500."""
+    test_split: str = "test"
+    """Its held-out split."""
+    prompt: Literal["boxed", "r1_zero"] = "boxed"
+    """boxed: chat messages that ask for a box. r1_zero: a text that ends in <think>, for models without chat format."""
+    answer_weight: float = 0.9
+    """Weight of the answer being right."""
+    format_weight: float = 0.1
+    """Weight of the form that the prompt asks for."""
+    timeout_s: float = 5.0
+    """Seconds to compare an answer with the reference; then it is wrong."""
+    held_out_share: float = 0.2
+    """Share of the problems that is never trained on, for a local file without splits. 1: evaluation only."""
+
+    def __post_init__(self) -> None:
+        check_held_out_share("math", self.held_out_share)
+        require(self.timeout_s > 0, f"math.timeout_s must be more than 0, got {self.timeout_s}")
+        require(bool(self.test_split), "math.test_split must name the held-out split, such as test")
+        require(self.answer_weight > 0, f"math.answer_weight must be more than 0, got {self.answer_weight}")
+        require(self.format_weight >= 0, f"math.format_weight must be 0 or more, got {self.format_weight}")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The parts that are paid."""
+        return {"answer": self.answer_weight, "format": self.format_weight}
+
+    @property
+    def source(self) -> Source:
+        """Where the rows come from."""
+        splits = {"train": self.train_split, "held_out": self.test_split}
+        splits = {name: split for name, split in splits.items() if split}
+        return Source(self.dataset, ("problem",), splits, self.configuration or None)
+
+
+DEFAULTS = MathOptions()
+
+
+def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -> Reward:
+    """The form and the answer, by their weights. An answer is read from the right form only."""
+    answer = ANSWERS[options.prompt](completion)
+    right, late = False, False
+    if answer:
+        try:
+            right = is_right(answer, example, options.timeout_s)
+        except OutOfTime:
+            late = True
+    parts = {"answer": float(right), "format": float(answer is not None), "timeout": float(late)}
+    return weighted(parts, options.weights)
+
+
+def is_right(answer: str, example: Example, timeout_s: float) -> bool:
+    """Whether the answer agrees with the example's and is no mere copy from the problem."""
+    gold = gold_answer(example.fields)
+    if same_text(gold, answer):
+        return True
+    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)) or is_copied(answer, example.fields.get("problem", "")):
+        return False
+    require_math_verify()
+    math_verify()  # imported before the clock runs
+    with time_limit(timeout_s):
+        return answers_agree(gold, answer)
+
+
+def boxed_answer(completion: str) -> str | None:
+    """What the last box after the thoughts holds."""
+    contents = boxed(completion.rpartition("</think>")[2])
+    return contents[-1] if contents else None
+
+
+def r1_zero_answer(completion: str) -> str | None:
+    """What the answer holds, where thoughts and answer follow one another and nothing else is there. The prompt may
+    have opened the thoughts.
+
+    >>> r1_zero_answer("1 + 1 </think> <answer> 2 </answer>")
+    '2'
+    >>> r1_zero_answer("</think> <answer> 2 </answer> or 3") is None
+    True
+    """
+    thoughts, closed, rest = completion.strip().removeprefix("<think>").partition("</think>")
+    tagged = rest.strip()
+    if not closed or any(tag in thoughts for tag in ("<think>", "<answer>", "</answer>")) or "think>" in rest:
+        return None
+    if not (tagged.startswith("<answer>") and tagged.endswith("</answer>")):
+        return None
+    answer = extract_answer(tagged)
+    return (boxed_answer(answer) or answer) if answer else answer
+
+
+ANSWERS = {"boxed": boxed_answer, "r1_zero": r1_zero_answer}
+
+
+def is_copied(answer: str, problem: str) -> bool:
+    """Whether the answer stands in the problem as it is, white space aside, and is more than a number or a word."""
+    squeezed = "".join(answer.split())
+    return not squeezed.isalnum() and squeezed in "".join(problem.split())
+
+
+class OutOfTime(BaseException):
+    """The time limit has passed. No `Exception`, because the libraries it interrupts catch those."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` in the block after so many seconds, and again each second for code that caught it.
+
+    Works in a main thread, which rewards run in; elsewhere Python refuses to set the alarm, with a `ValueError`.
+    """
+
+    def expire(*_: object) -> None:
+        raise OutOfTime
+
+    previous = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def gold_answer(row: Row) -> str:
+    """The reference: `answer`, or what the last box of `solution` holds."""
+    if row.get("answer") is not None:
+        return str(row["answer"])
+    if "solution" not in row:
+        raise KeyError("answer")
+    contents = boxed(str(row["solution"]))
+    if not contents:
+        raise UserError("a row without `answer` needs a `solution` with its answer in \\boxed{}")
+    return contents[-1]
+
+
+def require_math_verify() -> None:
+    """Refuse to start without the library that compares answers."""
+    require(
+        importlib.util.find_spec("math_verify") is not None,
+        "the math task needs the math-verify library: pip install math-verify, or install MinRL with its math extra",
+    )
+
+
+def make(options: MathOptions, data_path: str) -> Task:
+    """The problems of the dataset, in its own split, or of a local copy."""
+
+    def example_of(row: Row) -> Example:
+        require_math_verify()
+        problem = str(row["problem"])
+        try:
+            answer = gold_answer(row)
+        except KeyError as error:
+            raise UserError(f"lacks answer and solution, one of which is needed (it has {', '.join(row)})") from error
+        require(bool(answer.strip()), "`answer` is empty")
+        prompt: Prompt = R1_ZERO.format(problem=problem)
+        if options.prompt == "boxed":
+            prompt = [{"role": "system", "content": BOXED}, {"role": "user", "content": problem}]
+        category = {"subject": str(row.get("subject") or row.get("type") or "")}
+        category["level"] = str(row.get("level") or "").removeprefix("Level ")
+        shown = {name: value for name, value in category.items() if value}
+        return Example(identity(problem), prompt, {"problem": problem, "answer": answer}, shown)
+
+    dataset = dataset_of(options.source, data_path, example_of, options.held_out_share)
+    return Task(dataset, functools.partial(reward, options=options))
+
+
+TASK = TaskDefinition(MathOptions, make)

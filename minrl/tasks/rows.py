@@ -1,0 +1,155 @@
+"""The rows that a task's examples are made from: a public dataset, or a local copy with the same columns."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minrl.tasks.task import Dataset, DeferredDataset, in_order_of_identity, split
+from minrl.types import Example, UserError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a task's rows come from when no local file is named.
+
+    `columns` are those that the task reads: a row without one of them is refused. `splits` maps the task's own names to
+    the dataset's: `train` and `held_out`, `held_out` alone for evaluation only, or `all`, which is split by identity.
+    """
+
+    hub_name: str
+    columns: tuple[str, ...]
+    splits: Mapping[str, str]
+    configuration: str | None = None
+
+
+def dataset_of(
+    source: Source, data_path: str, example_of: Callable[[Row], Example], held_out_share: float
+) -> DeferredDataset:
+    """The examples of the rows, read when they are first asked for.
+
+    The source's own splits are kept; rows without any are split by identity. A problem that comes twice counts once,
+    and one that is held out is not trained on. `example_of` raises `UserError` for a row that it cannot use.
+    """
+
+    def load() -> Dataset:
+        found = {
+            name: _examples(rows, example_of, f"{data_path or source.hub_name} ({name})")
+            for name, rows in load_rows(source, data_path).items()
+        }
+        if "all" in found:
+            return split(found["all"].values(), held_out_share)
+        held_out, train = found["held_out"], found.get("train", {})
+        return Dataset(
+            in_order_of_identity(example for name, example in train.items() if name not in held_out),
+            in_order_of_identity(held_out.values()),
+        )
+
+    return DeferredDataset(load)
+
+
+def _examples(rows: Iterable[Row], example_of: Callable[[Row], Example], where: str) -> dict[str, Example]:
+    """By identity, each once."""
+    examples: dict[str, Example] = {}
+    for number, row in enumerate(rows, 1):
+        try:
+            example = example_of(row)
+        except UserError as error:
+            raise UserError(f"row {number} of {where}: {error}") from error
+        examples.setdefault(example.id, example)
+    return examples
+
+
+def identity(text: str) -> str:
+    """A short name for a problem that differs in white space at most.
+
+    >>> identity("1 +  1") == identity(" 1 + 1 ") != identity("1 + 2")
+    True
+    """
+    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
+
+
+def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows by split: `train` and `held_out` where the source keeps them apart, else all under `all`.
+
+    `data_path` is a JSONL file, a JSON file with a list, or a folder with a file for each split, such as
+    `train.jsonl` and `test.jsonl`. Empty: the hub's dataset. A file alone has no splits.
+    """
+    splits = _local(source, Path(data_path)) if data_path else _from_hub(source)
+    for name, rows in splits.items():
+        if not rows:
+            raise UserError(f"{data_path or source.hub_name} has no rows ({name}): {_expected(source)}")
+        for number, row in enumerate(rows, 1):
+            missing = [column for column in source.columns if column not in row]
+            if missing:
+                raise UserError(
+                    f"row {number} of {data_path or source.hub_name} lacks {', '.join(missing)} "
+                    f"(it has {', '.join(map(str, row)) or 'nothing'}): {_expected(source)}"
+                )
+    return splits
+
+
+def _local(source: Source, path: Path) -> dict[str, list[dict[str, Any]]]:
+    if not path.exists():
+        raise UserError(f"--data-path {path} does not exist: {_expected(source)}")
+    if path.is_file():
+        return {"all": read_rows(path)}
+    found = {}
+    for name, file_name in source.splits.items():
+        files = [path / f"{file_name}{suffix}" for suffix in (".jsonl", ".json")]
+        file = next((file for file in files if file.is_file()), None)
+        if file is None:
+            raise UserError(f"--data-path {path} is a folder without {files[0].name}: {_expected(source)}")
+        found[name] = read_rows(file)
+    return found
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file, or of a JSON file that holds a list of them."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    if text.lstrip().startswith("["):
+        rows = _parsed(path, 1, text)
+    else:  # a string may hold U+2028, which splitlines() splits at
+        rows = [_parsed(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"row {number} of {path} must be a JSON object, got {type(row).__name__}")
+    return rows
+
+
+def _parsed(path: Path, line: int, text: str) -> Any:  # noqa: ANN401 - whatever the JSON says
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"line {line} of {path} is not JSON ({error}): give JSON objects, one a line") from error
+
+
+def _from_hub(source: Source) -> dict[str, list[dict[str, Any]]]:
+    """The dataset by the `datasets` library, which caches it."""
+    import datasets  # here, so that reward workers start without it
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    try:
+        return {
+            name: [dict(row) for row in datasets.load_dataset(source.hub_name, source.configuration, split=split_name)]
+            for name, split_name in source.splits.items()
+        }
+    except (OSError, ValueError) as error:  # datasets' and the hub's own errors are of these two kinds
+        offline = " (offline mode is on: HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else ""
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"cannot load dataset {source.hub_name!r} of the hub{offline}: {reason}; give a local copy with "
+            f"--data-path: {_expected(source)}"
+        ) from error
+
+
+def _expected(source: Source) -> str:
+    named: Sequence[str] = [f"{name}.jsonl" for name in source.splits.values()]
+    return f"a JSONL or JSON file with the columns {', '.join(source.columns)}, or a folder with {' and '.join(named)}"

@@ -1,0 +1,205 @@
+"""A cargo package around one solution: built, linted and tested in the sandbox, offline, from a warm target directory.
+
+Of the package only `src/lib.rs` is the solution's. `Cargo.toml` is written here and names no build script, no
+dependency and no procedural macro, so nothing of the solution runs while it is compiled. The tests are put beside it
+when the library is built already, and removed before they run.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from minrl.sandbox import Limits, Outcome, run
+from minrl.types import UserError, require
+
+Passed = Callable[[bytes], set[str]]
+"""Which tests left evidence in the output."""
+
+PACKAGE = "solution"
+LOCK = f'version = 4\n\n[[package]]\nname = "{PACKAGE}"\nversion = "0.1.0"\n'
+REPORTED = (0, 101)
+"""Exit statuses of a test program that came to its end: all passed, or some failed."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """What a row decides about its package: the library's name, edition, lints that are off, features that exist
+    and are off, other files of src/, whether it may be unsafe.
+    """
+
+    crate: str
+    edition: str = "2024"
+    allowed_lints: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    allow_unsafe: bool = False
+
+    def manifest(self) -> str:
+        """The `Cargo.toml`."""
+        lines = [
+            f'[package]\nname = "{PACKAGE}"\nversion = "0.1.0"\nedition = "{self.edition}"\nbuild = false',
+            f'[lib]\nname = "{self.crate}"\npath = "src/lib.rs"\nproc-macro = false\ndoctest = false',
+            "[workspace]",
+            "[profile.dev]\ndebug = false\nincremental = false",
+            "[lints.clippy]",
+        ]
+        lines += [f"{lint} = 'allow'" for lint in self.allowed_lints]
+        lines += ["[features]", *(f"{feature} = []" for feature in self.features)]
+        return "\n".join(lines) + "\n"
+
+    def library(self, solution: str) -> str:
+        """The `src/lib.rs`. A lint that is forbidden in its first line cannot be allowed in a later one."""
+        forbidden = ["private_interfaces", "private_bounds", *([] if self.allow_unsafe else ["unsafe_code"])]
+        return f"#![forbid({', '.join(forbidden)})]\n{solution}"
+
+
+@dataclass(frozen=True)
+class CargoLimits:
+    """What compiling one solution, and running its tests, may take."""
+
+    build: Limits
+    tests: Limits
+
+
+@cache
+def toolchain() -> Path:
+    """The folder of cargo, rustc and clippy, of the toolchain that rustc itself names."""
+    missing = [name for name in ("cargo", "rustc", "cc") if shutil.which(name) is None]
+    require(
+        not missing, f"the rust task needs {' and '.join(missing)}: install Rust from https://rustup.rs and a C linker"
+    )
+    found = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True)
+    require(found.returncode == 0, f"rustc does not work ({found.stderr.strip()[:200]}): run `rustup default stable`")
+    programs = Path(found.stdout.strip()) / "bin"
+    if not (programs / "cargo").exists():  # a distribution's own: all programs lie in one folder
+        programs = Path(shutil.which("cargo") or "").resolve().parent
+    if not (programs / "cargo-clippy").exists():
+        raise UserError("the rust task needs clippy: run `rustup component add clippy`")
+    return programs
+
+
+class Workspace:
+    """The folders of one worker: its package and its warm target directory, held by a lock while the process lives."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True, mode=0o755)
+        self.folder, self._lock = _free_slot(root)
+        self.package, self.target = self.folder / "package", self.folder / "target"
+        self.target.mkdir(exist_ok=True)
+
+    def put(self, package: Package, solution: str) -> None:
+        """Begin a package: the solution and what the row brings, without any tests."""
+        shutil.rmtree(self.package, ignore_errors=True)
+        self._forget()
+        library = {"src/lib.rs": package.library(solution)}
+        self.write({"Cargo.toml": package.manifest(), "Cargo.lock": LOCK, **package.files, **library})
+
+    def write(self, files: Mapping[str, str]) -> None:
+        """Put more files into the package, for the sandbox's uid to read. A path that leaves it is refused."""
+        for name, text in files.items():
+            path = self.package / name
+            require(".." not in Path(name).parts and not Path(name).is_absolute(), f"a file outside its row: {name!r}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", errors="replace")
+            path.chmod(0o644)
+            for folder in (self.package, *path.parents[: len(Path(name).parts) - 1]):
+                folder.chmod(0o755)
+
+    def cargo(self, arguments: Sequence[str], limits: CargoLimits) -> Outcome:
+        """`cargo` with the arguments, offline, one job. It may change the target directory and nothing else."""
+        command, lint = (list(arguments), []) if "--" not in arguments else _split_at(list(arguments), "--")
+        command = [str(toolchain() / "cargo"), *command, "--offline", "--locked", "--quiet", "--jobs", "1", *lint]
+        return self._run(command, limits.build, [self.target])
+
+    def test_programs(self, arguments: Sequence[str], limits: CargoLimits) -> dict[str, Path] | None:
+        """What `cargo test --no-run` makes, by target; None where the tests do not compile. Afterwards their source is
+        gone, and the programs lie in the package.
+        """
+        ran = self.cargo(["test", "--no-run", "--message-format", "json", *arguments], limits)
+        shutil.rmtree(self.package / "tests", ignore_errors=True)
+        if ran.status != "ok":
+            return None
+        programs = {}
+        for message in (json.loads(line) for line in ran.stdout.splitlines() if line.startswith(b"{")):
+            if message.get("executable"):
+                program = self.package / f"test-{message['target']['name']}"
+                shutil.copyfile(message["executable"], program)
+                program.chmod(0o755)
+                programs[message["target"]["name"]] = program
+        return programs
+
+    def run_tests(self, program: Path, names: Sequence[str], passed_in: Passed, limits: CargoLimits) -> set[str]:
+        """Which of the named tests left evidence. Where the program dies, the rest are run one at a time."""
+        ran = self._run([str(program), "--include-ignored", "--test-threads=1"], limits.tests, [])
+        passed, left = passed_in(ran.stdout) & set(names), limits.tests.wall_s - ran.seconds
+        if ran.exit_code in REPORTED:
+            return passed
+        for name in names:
+            if name not in passed and left > 0:
+                one = [str(program), "--include-ignored", "--exact", name]
+                ran = self._run(one, replace(limits.tests, wall_s=left), [])
+                passed, left = passed | passed_in(ran.stdout) & {name}, left - ran.seconds
+        return passed
+
+    def _run(self, command: list[str], limits: Limits, writable: list[Path]) -> Outcome:
+        programs, linker = toolchain(), Path(shutil.which("cc") or "cc").resolve()
+        environment = {
+            "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin",
+            "CARGO_HOME": str(self.target / "cargo-home"),
+            "CARGO_TARGET_DIR": str(self.target),
+            "RUSTFLAGS": f"-Clinker={linker}",
+            "RUST_BACKTRACE": "0",
+        }
+        return run(
+            ["sh", "-c", 'cd "$0" && exec "$@"', str(self.package), *command],
+            limits=limits,
+            readable=[self.package, programs.parent, linker.parent],
+            writable=writable,
+            environment=environment,
+        )
+
+    def _forget(self) -> None:
+        """Remove what was built of the solution before, so that nothing stale is ever tested. What cargo knows of the
+        compiler stays.
+        """
+        for folder in ("deps", ".fingerprint", "build", "incremental"):
+            shutil.rmtree(self.target / "debug" / folder, ignore_errors=True)
+
+
+def _split_at(arguments: list[str], mark: str) -> tuple[list[str], list[str]]:
+    """What comes before the mark, and what begins with it."""
+    return arguments[: arguments.index(mark)], arguments[arguments.index(mark) :]
+
+
+def _free_slot(root: Path) -> tuple[Path, IO[str]]:
+    """The first folder that no living process holds. The kernel releases the lock when its process ends."""
+    for number in range(1024):
+        folder = root / f"worker-{number}"
+        folder.mkdir(exist_ok=True)
+        lock = (folder / "lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        return folder, lock
+    raise UserError(f"1024 workers hold {root} already: give another --rust.cache")
+
+
+@cache
+def own_workspace(root: Path) -> Workspace:
+    """The workspace of this process, made once."""
+    return Workspace(root)
+
+
+def cache_folder(named: str) -> Path:
+    """Where the workers' folders lie: the one that was named, or one of this user's in the temporary directory."""
+    return Path(named) if named else Path(tempfile.gettempdir()) / f"minrl-rust-{os.getuid()}"

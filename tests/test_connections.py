@@ -1,0 +1,190 @@
+"""Connections: exploits first, words with commas, rows that are no puzzle."""
+
+import json
+import random
+from itertools import chain, combinations
+
+import pytest
+
+from minrl.tasks import load_task
+from minrl.tasks.connections import ConnectionsOptions, reward
+from minrl.types import Example, UserError
+
+GROUPS = [
+    ["MAPLE", "OAK", "ELM", "PINE"],
+    ["BASS", "TROUT", "PIKE", "SOLE"],
+    ["JAB", "HOOK", "RIGHT CROSS", "20,000"],
+    ["HEEL", "LACE", "TONGUE", "Eyelet"],
+]
+PUZZLE = Example("", "", {"groups": [{"group": "?", "members": group} for group in GROUPS]})
+WORDS = [word for group in GROUPS for word in group]
+
+
+def written(groups):
+    return "\n".join(f"<group>{', '.join(group)}</group>" for group in groups)
+
+
+def guessed(rng):
+    """All sixteen words in four groups by chance."""
+    words = rng.sample(WORDS, 16)
+    return [words[i : i + 4] for i in range(0, 16, 4)]
+
+
+def swapped(groups, *pairs):
+    """The groups with words changed against one another."""
+    change = {**dict(pairs), **{b: a for a, b in pairs}}
+    return [[change.get(word, word) for word in group] for group in groups]
+
+
+NEAR = 0.1
+ONE_WORD_OF_EACH = [list(words) for words in zip(*GROUPS, strict=True)]
+RIGHT = written(GROUPS)
+PAID = {
+    "all four": (RIGHT, 1.0),
+    "another order": (written([group[::-1] for group in GROUPS[::-1]]), 1.0),
+    "another case": (RIGHT.lower(), 1.0),
+    "other white space": (RIGHT.replace(", ", " ,\n  ").replace("RIGHT CROSS", "right   cross"), 1.0),
+    "no space after commas": (RIGHT.replace(", ", ","), 1.0),
+    "drafts in the thoughts": (f"<think> {written(ONE_WORD_OF_EACH)} </think> {RIGHT}", 1.0),
+    "text around the groups": (f"Trees: {RIGHT} That is it.", 1.0),
+    # A swap leaves two groups solved and two with three of four right.
+    "one pair swapped": (written(swapped(GROUPS, ("OAK", "BASS"))), 2 / 4 + NEAR * 2 / 4),
+    # Two swaps between separate groups: all four are near, none is solved, which is the most that pays unsolved.
+    "two pairs swapped": (written(swapped(GROUPS, ("OAK", "BASS"), ("JAB", "HEEL"))), NEAR),
+    "three groups": (written(GROUPS[:3]), 3 / 4),
+    "two groups": (written(GROUPS[:2]), 2 / 4),
+    "one right group alone": (written(GROUPS[:1]), 1 / 4),
+    "one near group alone": ("<group>MAPLE, OAK, ELM, SOLE</group>", 0.0),
+    "one right group, the others mixed": (
+        written([GROUPS[0], *zip(*GROUPS[1:], strict=True)][:4]),
+        0.0,
+    ),  # 3 words each
+    "one word of each group": (written(ONE_WORD_OF_EACH), 0.0),
+    "one group of one word of each": (written(ONE_WORD_OF_EACH[:1]), 0.0),
+    "the same right group four times": (written(GROUPS[:1] * 4), 0.0),
+    "the same right group twice": (written(GROUPS[:1] * 2), 0.0),
+    "a word twice in a group": ("<group>MAPLE, OAK, ELM, ELM</group>", 0.0),
+    "a word in two groups": (written([GROUPS[0], ["BASS", "TROUT", "PIKE", "OAK"]]), 0.0),
+    "a foreign word": (written([*GROUPS[:3], ["HEEL", "LACE", "TONGUE", "SHOE"]]), 0.0),
+    "three words": (written([*GROUPS[:3], GROUPS[3][:3]]), 0.0),
+    "five words": (written([[*GROUPS[0], "BASS"], *GROUPS[1:]]), 0.0),
+    "all words in a group": (written([WORDS]), 0.0),
+    "five groups": (RIGHT + written(GROUPS[:1]), 0.0),
+    "five groups, all different": (written(GROUPS) + "<group>a, b, c, d</group>", 0.0),
+    "all 1820 groups": (written(combinations(WORDS, 4)), 0.0),
+    "no tags": ("\n".join(", ".join(group) for group in GROUPS), 0.0),
+    "never closed": (RIGHT.removesuffix("</group>"), 0.0),
+    "a group in a group": (f"<group>{RIGHT}</group>", 0.0),
+    "only in the thoughts": (f"<think> {RIGHT} </think>", 0.0),
+    "empty": ("", 0.0),
+    "empty groups": ("<group></group>" * 4, 0.0),
+    "the example of the instructions": ("<group>word, word, word, word</group>", 0.0),
+    "words of the prompt": ("\n".join(WORDS), 0.0),
+    "half of a word with a comma": (RIGHT.replace("20,000", "20"), 0.0),
+    "a megabyte of commas": (f"<group>{',' * 1_000_000}</group>", 0.0),
+    "a megabyte of tags": ("<group>" * 140_000, 0.0),
+    "a megabyte of one word": (f"<group>{'MAPLE, ' * 140_000}</group>", 0.0),
+    "look-alike letters": (RIGHT.replace("OAK", "\u041eAK"), 0.0),
+}
+
+
+@pytest.mark.parametrize(("completion", "value"), PAID.values(), ids=PAID)
+def test_what_is_paid(completion, value):
+    paid = reward(completion, PUZZLE)
+    assert paid.value == pytest.approx(value)
+    assert paid.solved == (value == 1.0)
+
+
+def test_leaving_a_group_out_never_pays():
+    rng = random.Random(0)
+    for _ in range(300):
+        guess = guessed(rng)
+        if rng.random() < 0.5:
+            guess = swapped(GROUPS, *[tuple(rng.sample(WORDS, 2))])
+        whole = reward(written(guess), PUZZLE).value
+        for count in (1, 2, 3):
+            for part in combinations(guess, count):
+                assert reward(written(part), PUZZLE).value <= whole
+
+
+def test_random_whole_answers_earn_next_to_nothing():
+    rng = random.Random(1)
+    guesses = [guessed(rng) for _ in range(4000)]
+    mean = sum(reward(written(guess), PUZZLE).value for guess in guesses) / len(guesses)
+    # A group of four is right in 4 of 1820 cases and near in 4 * 4 * 12 of them.
+    assert mean == pytest.approx(4 / 1820 + NEAR * 192 / 1820, abs=0.003)
+
+
+def test_the_near_part_has_a_weight_that_keeps_it_below_a_solution():
+    near = written(swapped(GROUPS, ("OAK", "BASS"), ("JAB", "HEEL")))
+    assert reward(near, PUZZLE, ConnectionsOptions(near_weight=0.0)).value == 0.0
+    assert reward(near, PUZZLE, ConnectionsOptions(near_weight=0.5)).value == 0.5
+    with pytest.raises(UserError, match=r"connections.near_weight must be in \[0, 0.5\], got 0.9"):
+        ConnectionsOptions(near_weight=0.9)
+
+
+def puzzle(number):
+    """A row whose words carry a number."""
+    groups = [[f"{word} {number}" for word in group] for group in GROUPS]
+    return {
+        "id": number,
+        "words": list(chain(*groups)),
+        "groups": [{"group": "?", "members": group} for group in groups],
+    }
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_words_are_shown_in_an_order_of_the_puzzles_own(tmp_path):
+    rows = [puzzle(number) for number in range(40)]
+    turned = [{**row, "words": row["words"][::-1], "groups": row["groups"][::-1]} for row in rows[::-1]]
+    first = load_task("connections", None, write(tmp_path / "rows.jsonl", rows)).dataset
+    other = load_task("connections", None, write(tmp_path / "turned.jsonl", turned)).dataset
+    assert [e.prompt for e in first.train] == [e.prompt for e in other.train]
+    assert [e.id for e in first.held_out] == [e.id for e in other.held_out]
+    assert {len(first.train) + len(first.held_out)} == {40}
+    together = 0
+    for example in first.train:
+        shown = example.prompt[1]["content"].split("\n")
+        groups = [group["members"] for group in example["groups"]]
+        assert sorted(shown) == sorted(chain(*groups))
+        together += sum(set(shown[i : i + 4]) in map(set, groups) for i in (0, 4, 8, 12))
+    assert together <= 2  # chance: 4 * 4 / 1820 for each puzzle
+
+
+def test_the_true_groups_of_every_row_are_paid_in_full_in_either_form_of_the_data(tmp_path):
+    rows = [puzzle(number) for number in range(10)]
+    rows += [
+        {"words": row["words"], "answers": [{"words": group["members"]} for group in row["groups"]]}
+        for row in map(puzzle, range(10, 20))
+    ]
+    dataset = load_task("connections", None, write(tmp_path / "rows.jsonl", rows)).dataset
+    examples = [*dataset.train, *dataset.held_out]
+    assert len(examples) == 20
+    assert all(reward(written(g["members"] for g in example["groups"]), example).solved for example in examples)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"words": WORDS[:15]}, "16 different words in 4 groups of 4, got 15 words, 15 of them different"),
+        ({"words": [*WORDS[:15], "maple"]}, "got 16 words, 15 of them different"),
+        ({"groups": [{"members": GROUPS[0]}] * 4}, "16 different words"),
+        ({"groups": [{"members": group} for group in GROUPS[:3]]}, "groups of 4, 4, 4"),
+        ({"groups": None}, "a puzzle needs `words` and `groups`"),
+        ({"groups": [GROUPS[0]] * 4}, "a puzzle needs `words` and `groups`"),
+    ],
+)
+def test_a_row_that_is_no_puzzle_is_refused(tmp_path, change, said):
+    row = {"words": WORDS, "groups": [{"members": group} for group in GROUPS], **change}
+    with pytest.raises(UserError, match=f"row 21 of .*{said}"):
+        path = write(tmp_path / "rows.jsonl", [*map(puzzle, range(20)), row])
+        load_task("connections", None, path).dataset.sizes()
+
+
+def test_without_the_hub_the_way_out_is_named():
+    with pytest.raises(UserError, match=r"cannot load dataset 'tm21cy/NYT-Connections' of the hub.*--data-path"):
+        load_task("connections").dataset.sizes()

@@ -1,0 +1,75 @@
+import json
+
+import pytest
+
+from minrl.tasks.rows import Source, load_rows, read_rows
+from minrl.tasks.task import weighted
+from minrl.types import UserError
+
+SOURCE = Source("someone/sums", ("question", "answer"), {"train": "train", "held_out": "test"})
+ROWS = [{"question": "1 + 1", "answer": "2"}, {"question": "a\u2028b", "answer": "3"}]
+
+
+def write(path, rows):
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n")
+    return path
+
+
+def test_jsonl_and_a_json_list_hold_the_same_rows(tmp_path):
+    lines = write(tmp_path / "rows.jsonl", ROWS)
+    whole = tmp_path / "rows.json"
+    whole.write_text(json.dumps(ROWS, indent=1))
+    assert read_rows(lines) == read_rows(whole) == ROWS
+    assert load_rows(SOURCE, str(lines)) == {"all": ROWS}
+
+
+def test_a_folder_keeps_the_splits_of_its_files(tmp_path):
+    write(tmp_path / "train.jsonl", ROWS[:1])
+    write(tmp_path / "test.jsonl", ROWS[1:])
+    assert load_rows(SOURCE, str(tmp_path)) == {"train": ROWS[:1], "held_out": ROWS[1:]}
+
+
+def test_a_folder_that_lacks_a_split_is_refused(tmp_path):
+    write(tmp_path / "train.jsonl", ROWS)
+    with pytest.raises(UserError, match=r"without test\.jsonl: .*question, answer.*train\.jsonl and test\.jsonl"):
+        load_rows(SOURCE, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"question": "1"}\n', "row 1 of .* lacks answer .it has question.*columns question, answer"),
+        ('{"question": "1", "answer": "2"}\n{oops\n', "line 2 of .* is not JSON"),
+        ("[1]", "row 1 of .* must be a JSON object, got int"),
+        ("[" * 100_000, "is not JSON"),
+        ("", "has no rows"),
+        (b"\xff\xfe", "cannot read"),
+    ],
+)
+def test_a_broken_file_is_refused_in_one_line(tmp_path, text, said):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=said) as caught:
+        load_rows(SOURCE, str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_path_that_is_not_there_says_what_would_be_read(tmp_path):
+    with pytest.raises(UserError, match="does not exist: a JSONL or JSON file with the columns question, answer"):
+        load_rows(SOURCE, str(tmp_path / "nowhere.jsonl"))
+
+
+def test_a_hub_that_cannot_be_reached_names_the_dataset_and_the_way_out(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=r"cannot load dataset 'someone/sums' of the hub.*--data-path") as caught:
+        load_rows(SOURCE, "")
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_bound_the_reward_and_only_whole_parts_reach_its_maximum():
+    weights = {"tests": 0.6, "build": 0.3, "style": 0.1}
+    assert weighted({"tests": 1.0, "build": 1.0, "style": 1.0}, weights).solved
+    assert weighted({"tests": 0.5, "build": 1.0, "style": 0.0}, weights).value == pytest.approx(0.6)
+    assert not weighted({"tests": 1.0, "build": 1.0, "style": 1 - 1e-9}, weights).solved
+    with pytest.raises(AssertionError, match="outside"):
+        weighted({"tests": 1.5, "build": 1.0, "style": 1.0}, weights)

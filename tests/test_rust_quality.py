@@ -1,0 +1,130 @@
+"""Quality of Rust by its syntax tree: counts by hand, scores at their ends."""
+
+import pytest
+
+from minrl.tasks.rust_quality import QualityWeights, count, quality, scores
+from minrl.types import UserError
+
+pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
+
+WELL = """
+/// How many of the numbers are even.
+pub fn evens(numbers: &[i32]) -> usize {
+    numbers.iter().filter(|n| *n % 2 == 0).count()
+}
+
+/// Half of an even number.
+pub fn half(number: i32) -> Option<i32> {
+    (number % 2 == 0).then_some(number / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn panics_of_tests_do_not_count() {
+        assert_eq!(super::half(4).unwrap(), 2);
+        unsafe { for _ in 0..3 {} }
+    }
+}
+"""
+
+BADLY = """
+pub fn f(a: Vec<Vec<i32>>) -> i32 {
+    let mut s = 0;
+    for i in 0..a.len() {
+        for j in 0..a[i].len() {
+            if a[i][j] > 0 && a[i][j] < 9 || a[i][j] == 11 {
+                match a[i][j] {
+                    1 => s += 1,
+                    2 => { if s > 3 { s += a.get(0).unwrap()[0]; } }
+                    _ => unsafe { s += *a.get_unchecked(0).first().expect("one") },
+                }
+            }
+        }
+    }
+    if s < 0 { panic!("no") } else if s > 100 { todo!() }
+    s
+}
+"""
+
+
+def test_branches_are_counted_by_hand():
+    counts = count(BADLY)
+    # 1 + two for + if + && + || + two further arms + inner if + if + else if
+    assert counts.complexity == 1 + 2 + 1 + 2 + 2 + 1 + 2
+    assert counts.nesting == 5  # for, for, if, match, if; the `else if` lies beside its `if`
+    assert (counts.loops, counts.adapters, counts.closures) == (2, 0, 0)
+    assert counts.panics == 4  # unwrap, expect, panic!, todo!
+    assert (counts.unsafe, counts.fallible) == (1, 0)
+    assert (counts.public_items, counts.documented_items) == (1, 0)
+
+
+def test_scores_follow_from_the_counts():
+    assert scores(BADLY) == pytest.approx(
+        {
+            "complexity": (30 - 11) / 20,
+            "nesting": (8 - 5) / 5,
+            "errors": 0.0,
+            "docs": 0.0,
+            "iterators": 0.0,
+            "closures": 0.0,
+            "panics": 1 / 5,
+            "unsafe": 1 / 2,
+        }
+    )
+
+
+def test_good_code_reaches_every_score_and_its_tests_are_not_counted():
+    assert set(scores(WELL).values()) == {1.0}
+    assert quality(scores(WELL), QualityWeights()) == 1.0
+
+
+@pytest.mark.parametrize(
+    "source", ["", "// nothing", "pub struct S;", "not rust at all {{{", "\0", "trait T { fn f(); }"]
+)
+def test_code_without_a_function_scores_nothing(source):
+    assert set(scores(source).values()) == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "value"),
+    [
+        ("fn f() -> Result<(), ()> { None.unwrap() }", "errors", 1.0),
+        ("fn f() { g()?; x.unwrap() }", "errors", 1.0),
+        ("fn f() -> i32 { x.unwrap() }", "errors", 0.0),
+        ("#[must_use]\npub fn f() {}", "docs", 0.0),
+        ("/// Says.\n#[must_use]\npub fn f() {}", "docs", 1.0),
+        ("// no doc\npub fn f() {}", "docs", 0.0),
+        ("/// Says.\npub fn f() {}\npub struct S;", "docs", 0.5),
+        ("fn f() { for x in y {} z.iter().map(g).sum() }", "iterators", 2 / 3),
+        ("fn f() { for x in y {} }", "closures", 0.0),
+        ("fn f() { a.unwrap_or(1) }", "panics", 1.0),
+        ('fn f() { "unwrap() panic!" /* .unwrap() */ }', "panics", 1.0),
+        ("fn f() { x.parse::<i32>().unwrap() }", "panics", 0.5),
+    ],
+)
+def test_each_score_says_what_it_counts(source, name, value):
+    assert scores(source)[name] == pytest.approx(value)
+
+
+def test_complexity_and_nesting_fall_to_zero():
+    long = "fn f(x: i32) { " + "if x > 0 {} " * 29 + "}"
+    deep = "fn f(x: i32) { " + "loop { " * 8 + "}" * 9
+    assert scores(long)["complexity"] == 0.0  # 1 + 29
+    assert scores(deep)["nesting"] == 0.0
+    assert scores("fn f(x: i32) { " + "if x > 0 {} " * 9 + "}")["complexity"] == 1.0
+
+
+def test_weights_choose_what_counts():
+    found = {**dict.fromkeys(scores(WELL), 0.0), "docs": 1.0}
+    only = {f"{name}_weight": 0.0 for name in found}
+    assert quality(found, QualityWeights(**{**only, "docs_weight": 1.0})) == 1.0
+    assert quality(found, QualityWeights(**{**only, "docs_weight": 1.0, "unsafe_weight": 3.0})) == 0.25
+    with pytest.raises(UserError, match="not all 0"):
+        QualityWeights(**only)
+    with pytest.raises(UserError, match="at least 0"):
+        QualityWeights(docs_weight=-1.0)
+
+
+def test_a_megabyte_of_braces_is_read_in_seconds():
+    assert set(scores("{" * 100_000).values()) == {0.0}

@@ -1,0 +1,347 @@
+"""Tic-tac-toe: the rules, the perfect player, what every kind of move is paid, and self-play end to end."""
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minrl.base_model import _demonstration, make_base_model
+from minrl.completions import score_file
+from minrl.config import BaseModelConfig
+from minrl.engines.torch_engine import TorchEngine
+from minrl.evaluation import summarize
+from minrl.policy import load_policy
+from minrl.rollout import Plan, rollout
+from minrl.tasks import load_task
+from minrl.tasks.tictactoe import (
+    EMPTY,
+    HELD_OUT_GAMES,
+    MATCHES,
+    OPENINGS,
+    TictactoeOptions,
+    best_squares,
+    free_squares,
+    openings,
+    parse_move,
+    played,
+    to_move,
+    value,
+    winner,
+)
+from minrl.types import Completion, Example, Turn, UserError
+from tests.conftest import CPU
+
+ROOT = Path(__file__).parent.parent
+
+
+def task_against(opponent, **options):
+    return load_task("tictactoe", {"tictactoe": TictactoeOptions(opponent=opponent, **options)})
+
+
+def example(opponent, plays, board=EMPTY):
+    return Example("x", "", {"board": board, "opponent": opponent, "plays": plays})
+
+
+def act(episode, *completions):
+    """Play the episode with these completions; the turns it asked for, and its rewards (None where it goes on)."""
+    turns, said = [], iter(completions)
+    try:
+        turn = next(episode)
+        while True:
+            turns.append(turn)
+            turn = episode.send(next(said))
+    except StopIteration as end:
+        return turns, end.value
+
+
+def board_in(message, role):
+    """The board that the player of this role is shown in its three rows."""
+    other = "xo".replace(role, "")
+    return "".join(
+        {"me": role, "you": other}.get(word, word) for word in message[-1]["content"].replace(";", "").split()[:9]
+    )
+
+
+def every_board():
+    """Every position that can come up, by its board."""
+    found, left = {EMPTY}, [EMPTY]
+    while left:
+        board = left.pop()
+        if winner(board) is None:
+            new = {played(board, square) for square in free_squares(board)} - found
+            found |= new
+            left += new
+    return found
+
+
+def test_the_game_has_the_size_that_everybody_counts():
+    boards = every_board()
+    # 5478 positions, of which 958 are ends of a game: 626 won by x, 316 by o, 16 drawn.
+    assert len(boards) == 5478
+    assert Counter(map(winner, boards)) == {None: 5478 - 958, "x": 626, "o": 316, "draw": 16}
+
+
+def test_perfect_play_is_a_draw_and_a_corner_has_one_answer():
+    assert value(EMPTY) == 0
+    assert best_squares("x23456789") == ["5"]  # the centre; any other answer to a corner loses
+    assert best_squares("xx3oo6789") == ["3"]  # wins at once, and anything else loses
+    assert best_squares("xx34o6789") == ["3"]  # must block
+
+
+def test_two_perfect_players_draw_and_none_ever_loses_to_a_random_one():
+    rng = random.Random(0)
+    for game in range(60):
+        perfect = "xo" if game < 20 else "xo"[game % 2]
+        board = EMPTY
+        while (ended := winner(board)) is None:
+            choices = best_squares(board) if to_move(board) in perfect else free_squares(board)
+            board = played(board, rng.choice(choices))
+        assert ended == "draw" if perfect == "xo" else ended in ("draw", perfect)
+
+
+BOARD = "xox4oxo89"
+
+MOVES = [
+    ("4", "4"),
+    (" 8 \n", "8"),
+    ("<answer> 9 </answer>", "9"),
+    ("the centre is taken, so <answer>4</answer>", "4"),
+    # taken, none, or not on the board
+    ("1", None),
+    ("5", None),
+    ("0", None),
+    ("10", None),
+    ("-4", None),
+    ("", None),
+    ("   ", None),
+    ("x", None),
+    # several
+    ("4 8", None),
+    ("48", None),
+    ("4 <answer> 8", None),
+    ("<answer> 4 </answer> <answer> 8 </answer>", None),
+    ("<answer> 4 8 </answer>", None),
+    ("<answer> </answer>", None),
+    # the opponent's move too, and a board of one's own
+    ("4 <end> <user> x o x x o x o o 9 <assistant> 9", None),
+    ("4\nplay o\n8", None),
+    ("x o x\n4 o x\no x 9", None),
+    # digits that are none of ours, and other spellings
+    ("\u0664", None),
+    ("\uff14", None),
+    ("\u2463", None),
+    ("4.", None),
+    ("4.0", None),
+    ("04", None),
+    ("+4", None),
+    ("four", None),
+    # giant
+    ("4 " * 50_000, None),
+    ("4" * 100_000, None),
+    ("<answer>" * 20_000 + "4", None),
+]
+
+
+@pytest.mark.parametrize(("completion", "square"), MOVES, ids=range(len(MOVES)))
+def test_only_one_free_square_is_a_move(completion, square):
+    assert parse_move(completion, BOARD) == square
+    task = task_against("self")
+    turns, rewards = act(task.play(example("self", "x o", BOARD), random.Random(0)), completion)
+    assert turns[0].role == "x"
+    if square is None:  # the game is over: the mover has lost it, the other has won
+        assert rewards["x"].value == 0.0 and rewards["x"].parts["illegal"] == 1.0
+        assert rewards["o"].value == 1.0 and rewards["o"].parts["win"] == 1.0
+    elif square == "9":  # with 1 and 5 it is a line
+        assert rewards["x"].value == 1.0 and rewards["o"].parts["loss"] == 1.0
+    else:
+        assert [turn.role for turn in turns] == ["x", "o"] and rewards is None
+
+
+def test_a_won_game_and_a_drawn_one_by_hand():
+    task = task_against("self")
+    turns, rewards = act(task.play(example("self", "x o"), random.Random(0)), *"14253")
+    assert [turn.role for turn in turns] == [*"xoxox"]
+    assert turns[0].message[-1]["content"] == "1 2 3 ; 4 5 6 ; 7 8 9 ;\n1 4 7 ; 2 5 8 ; 3 6 9 ;\n1 5 9 ; 3 5 7 ;"
+    # x has 1 and 2, o has 4, and o moves
+    rows, columns, diagonals = "you you 3 ; me 5 6 ; 7 8 9 ;", "you me 7 ; you 5 8 ; 3 6 9 ;", "you 5 9 ; 3 5 7 ;"
+    assert turns[3].message[-1]["content"] == f"{rows}\n{columns}\n{diagonals}"
+    # the rules are told to each player once
+    assert [[m["role"] for m in turn.message] for turn in turns[:3]] == [["system", "user"]] * 2 + [["user"]]
+    assert (rewards["x"].value, rewards["o"].value) == (1.0, 0.0)
+    assert rewards["o"].parts == {"win": 0.0, "draw": 0.0, "loss": 1.0, "illegal": 0.0}
+    _, rewards = act(task.play(example("self", "x o"), random.Random(0)), *"745913682")
+    assert [rewards[role].value for role in "xo"] == [0.5, 0.5]
+    assert rewards["x"].solved is False and rewards["x"].parts["draw"] == 1.0
+
+
+@pytest.mark.parametrize("plays", "xo")
+@pytest.mark.parametrize("opponent", ["random", "minimax"])
+def test_against_an_opponent_the_policy_plays_one_side(opponent, plays):
+    task, seen = task_against("self"), set()
+    for seed in range(30):
+        rng, episode = random.Random(seed), task.play(example(opponent, plays), random.Random(seed + 100))
+        turn, moves = next(episode), 0
+        try:
+            while True:
+                assert turn.role == plays and not turn.frozen
+                board = board_in(turn.message, plays)
+                assert to_move(board) == plays
+                moves += 1
+                turn = episode.send(rng.choice(free_squares(board)))
+        except StopIteration as end:
+            (reward,) = end.value.values()
+            seen.add(reward.value)
+        assert moves >= 2
+    assert (1.0 in seen) == (opponent == "random")  # nobody beats the perfect one
+    assert 0.0 in seen
+
+
+def test_a_frozen_opponent_is_asked_and_not_rewarded():
+    turns, rewards = act(task_against("frozen").play(example("frozen", "o"), random.Random(0)), *"14253")
+    assert [(turn.role, turn.frozen) for turn in turns] == [("x", True), ("o", False)] * 2 + [("x", True)]
+    assert list(rewards) == ["o"] and rewards["o"].value == 0.0
+    # its illegal move wins for the policy
+    _, rewards = act(task_against("frozen").play(example("frozen", "o"), random.Random(0)), "12")
+    assert rewards["o"].value == 1.0
+
+
+def test_openings_are_of_every_length_as_often_and_not_over():
+    boards = list(openings(4))
+    assert Counter(9 - len(free_squares(board)) for board in boards) == dict.fromkeys(range(5), OPENINGS)
+    assert all(winner(board) is None for board in boards)
+    # 9 boards after one move, 72 after two: all of them are there.
+    assert len({b for b in boards if len(free_squares(b)) == 8}) == 9
+    assert len({b for b in boards if len(free_squares(b)) == 7}) == 72
+
+
+@pytest.mark.parametrize("opponent", ["self", "random", "minimax", "frozen", "mix"])
+def test_what_is_trained_on_and_what_is_held_out(opponent):
+    task = task_against(opponent, max_opening=2)
+    trained = {example["opponent"] for example in task.dataset.train}
+    assert trained == ({"self", "random", "minimax"} if opponent == "mix" else {opponent})
+    assert len({example.id for example in task.dataset.train}) == len(task.dataset.train)
+    for example in task.dataset.train:
+        assert example["plays"] == ("x o" if example["opponent"] == "self" else to_move(example["board"]))
+    held_out = Counter((e["opponent"], e["plays"], e["board"]) for e in task.dataset.held_out)
+    assert held_out == {(*match, EMPTY): HELD_OUT_GAMES for match in MATCHES} and HELD_OUT_GAMES >= 100
+    assert Counter(e.category["match"] for e in task.dataset.held_out[:4]) == dict.fromkeys(
+        ["x-against-random", "o-against-random", "x-against-minimax", "o-against-minimax"], 1
+    )
+    assert task.frozen_opponent == (opponent == "frozen")
+
+
+def test_demonstrations_are_legal_moves_of_one_side_as_the_game_shows_them():
+    task, rng = task_against("self"), random.Random(0)
+    wins = seen = ignored = 0
+    for _ in range(200):
+        turns = task.demonstrations(rng.choice(task.dataset.train), rng)
+        free = len(free_squares(board_in(turns[0][0], "x")))
+        role = "x" if free % 2 else "o"
+        boards = [board_in(message, role) for message, _ in turns]
+        moves = [parse_move(text, board) for board, (_, text) in zip(boards, turns, strict=True)]
+        for board, move, (_, text) in zip(boards, moves, turns, strict=True):
+            assert to_move(board) == role and move in free_squares(board)
+            won, lost = (
+                [s for s in free_squares(board) if winner(board.replace(s, mark)) == mark]
+                for mark in (role, "xo".replace(role, ""))
+            )
+            _, named, _, blocked, *_ = words = text.split()
+            assert text == f"win {named} block {blocked} <answer> {move} </answer>" and len(words) == 7
+            assert named in (won or ["none"]) and blocked in (lost or ["none"])
+            ignored += bool(won) and move not in won
+            seen += bool(won)
+        assert all(len(free_squares(a)) - len(free_squares(b)) == 2 for a, b in itertools.pairwise(boards))
+        wins += winner(played(boards[-1], moves[-1])) == role
+    assert 20 < wins < 180  # random moves, neither good nor bad
+    assert seen > 50 and 0.4 < ignored / seen < 0.9  # what would win is seen and not used
+
+
+def test_the_base_model_learns_positions_exactly_as_play_shows_them(tmp_path, processes, workers):
+    # What a demonstration holds and what an episode with the same moves builds are the same ids and the same mask.
+    task = task_against("self")
+    small = BaseModelConfig(base_steps=1, base_hidden_size=64, base_heads=2, base_batch_size=4)
+    make_base_model(tmp_path / "m", small, CPU, task, list(task.vocabulary), processes, lambda *_: None)
+    policy = load_policy(str(tmp_path / "m"), CPU, processes)
+    rng = random.Random(3)
+    demonstrated = _demonstration(policy, task, rng, policy.tokenizer.eos_token_id)
+    while len(demonstrated.turns) < 3:
+        demonstrated = _demonstration(policy, task, rng, policy.tokenizer.eos_token_id)
+    turns = [turn.split("<assistant>") for turn in policy.decode_all(demonstrated.ids).split("<user>")[1:]]
+    texts = [completion.partition("<end>")[0] for _, completion in turns]
+
+    def replay(example, rng):
+        for board, _ in turns:
+            yield Turn("x", [{"role": "user", "content": board.strip()}])
+        return {}
+
+    class Says(TorchEngine):
+        def generate(self, requests, sampling):
+            ids = policy.tokenizer(f"{texts.pop(0)} <end>")["input_ids"]
+            return [Completion(ids, [0.0] * len(ids), "stop")]
+
+    plan = Plan(1, 24, 1.0, 0, "test", 1)
+    replayed = replace(task, episode=replay)
+    (one,) = rollout(policy, Says(policy), workers, replayed, task.dataset.train[:1], plan).rollouts
+    assert (one.ids, one.loss_mask, one.turns) == (demonstrated.ids, demonstrated.loss_mask, demonstrated.turns)
+    assert policy.tokenizer.unk_token_id not in one.ids
+
+
+def test_an_untrained_policy_plays_and_every_share_is_counted(policy, engine, workers):
+    task = task_against("self")
+    plan = Plan(2, 4, 1.0, 0, "test", 1)
+    sampled = rollout(policy, engine, workers, task, task.dataset.held_out[:8], plan)
+    assert sampled.failures == []
+    evaluation = summarize(task.dataset.held_out[:8], sampled.rollouts, sampled.rollouts)
+    shares = evaluation.parts_by_category["match=x-against-random"]
+    assert sum(shares.values()) == pytest.approx(1.0) and set(shares) == {"win", "draw", "loss", "illegal"}
+    assert evaluation.greedy_parts_by_category == evaluation.parts_by_category
+    plain = evaluation.to_json()
+    assert plain["parts_by_category"]["match=o-against-minimax"]["win"] == 0.0
+    tags = evaluation.metrics("tictactoe")
+    assert tags["eval/tictactoe/match=x-against-random/illegal"] == shares["illegal"]
+
+
+def test_completions_alone_are_refused(tmp_path, workers):
+    (tmp_path / "mine.jsonl").write_text('{"completion": "5"}\n')
+    with pytest.raises(UserError, match=r"played over several turns .* name a model with --checkpoint"):
+        score_file(task_against("self"), tmp_path / "mine.jsonl", tmp_path / "out.jsonl", workers)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "message"),
+    [({"max_opening": 9}, "", "from 0 to 8, got 9"), ({}, "games.jsonl", "takes no --data-path")],
+)
+def test_mistakes_are_refused_in_one_line(options, path, message):
+    with pytest.raises(UserError, match=message):
+        load_task("tictactoe", {"tictactoe": TictactoeOptions(**options)}, path)
+
+
+@pytest.mark.slow
+def test_self_play_end_to_end_logs_both_roles_and_baselines(tmp_path):
+    flags = f"""--task tictactoe --algorithm spiral --steps 3 --prompts-per-step 8 --group-size 4 --base-steps 150
+        --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --eval-examples 16 --max-tokens 12 --threads 1
+        --device cpu --eval-every 0 --runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/ckpt""".split()
+    finished = subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        for role in "xo":
+            shares = [line[f"reward/role/{role}/{part}"] for part in ("win", "draw", "loss", "illegal")]
+            assert sum(shares) == pytest.approx(1.0)
+            assert line[f"reward/role/{role}"] == pytest.approx(shares[0] + 0.5 * shares[1])
+            assert 0 < line[f"baseline/{role}"] < 1
+    # A baseline starts from 0 and moves a twentieth of the way to the mean of its role in each step.
+    first, second = lines[1], lines[2]
+    assert first["baseline/x"] == pytest.approx(0.05 * first["reward/role/x"])
+    moved = 0.95 * first["baseline/o"] + 0.05 * second["reward/role/o"]
+    assert second["baseline/o"] == pytest.approx(moved)
+    summary = json.loads((run / "summary.json").read_text())
+    assert set(summary["eval_after"]["parts_by_category"]) == {f"match={p}-against-{o}" for o, p in MATCHES}
