@@ -1,0 +1,117 @@
+"""Fine-tune a language model on rows of prompt and response, from the command line.
+
+    python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5
+    python -m minrl.sft --data rows.jsonl --task countdown --max-examples 128
+    python -m minrl.sft --resume latest
+
+The loss is that of the response's tokens alone (`minrl.sft.step`). The order of the rows is a function of the seed and
+the epoch, so that a run that was killed continues to the same weights.
+"""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from minrl.checkpoint import save_checkpoint
+from minrl.command_line import parse_config, run_main
+from minrl.config import task_key
+from minrl.metrics import read_metrics
+from minrl.parts import Parts, assemble
+from minrl.record import Record
+from minrl.rollout import rollout, tracked_plan
+from minrl.run import Program, Run, open_run, write_json
+from minrl.sft.config import SftConfig
+from minrl.sft.demonstrations import Rows, fingerprint, load_rows
+from minrl.sft.step import measure, rows_per_step, sft_step
+from minrl.types import UserError
+from minrl.update import Updated
+
+SFT = Program("python -m minrl.sft", extends=("steps", "epochs"), draws="batch_size")
+
+
+def fine_tune(parts: Parts, record: Record, rows: Rows) -> None:
+    """Train on the rows, batch by batch, and measure what is held out now and then."""
+    config, state, engine = parts.config, parts.state, parts.engine
+    if state.step < config.steps:
+        engine.sleep()
+    while state.step < config.steps and not record.interrupted:
+        state.step += 1
+        with record.timed("time/update_s"):
+            record.measured(sft_step(parts.policy, parts.optimizer, rows.train, config, state))
+        shown = bool(parts.tasks) and record.due(config.logging.rollouts_every)
+        if shown or record.evaluation_due():
+            with record.timed("time/sync_s"):
+                engine.wake()
+                engine.sync(parts.policy)
+            if shown:
+                save_tracked(parts, record)
+            if record.evaluation_due():
+                measure(parts, record, rows.held_out)
+            engine.sleep()
+        record.end_step()
+        if record.due(config.logging.save_every) or record.interrupted:
+            record.checkpoint(save_checkpoint)
+
+
+def save_tracked(parts: Parts, record: Record) -> None:
+    """Write what the policy says to the held-out examples that are followed through the run."""
+    with record.timed("time/eval_s"):
+        plan = tracked_plan(parts.task, parts.config)
+        tracked = rollout(parts.policy, parts.engine, parts.workers, parts.task, *plan)
+    nothing = torch.zeros(0)
+    record.save_rollouts([], nothing, Updated({}, nothing), tracked.rollouts)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Say how well the rows are known, train on them, and say it again."""
+    started = time.perf_counter()
+    config, options = parse_config(SftConfig, arguments)
+    if not config.data and not config.resume:
+        raise UserError("name the rows to train on with --data (JSONL with a prompt and a response)")
+    with assemble(open_run(config, options, arguments, SFT)) as parts:
+        settings: SftConfig = parts.run.settings
+        rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
+        batch_size = rows_per_step(settings.batch_size, len(rows.train), parts.policy.processes)
+        parts.config = replace(
+            parts.config,
+            steps=settings.steps or math.ceil(settings.epochs * len(rows.train) / batch_size),
+            rollout=replace(parts.config.rollout, prompts_per_step=batch_size),
+        )
+        refuse_other_rows(parts.run, settings)
+        with Record(parts, started) as record:
+            record.begin()
+            if record.main:
+                write_json(parts.run.folder / "data.json", fingerprint(settings))
+            if parts.state.step == 0 and config.evaluation.eval_first:
+                measure(parts, record, rows.held_out)
+                record.end_step()
+            fine_tune(parts, record, rows)
+            record.summary = summary_of(parts.run, rows)
+            return record.finish(parts.evaluate, save_checkpoint)
+
+
+def refuse_other_rows(run: Run, config: SftConfig) -> None:
+    """A run that goes on must go on with the same rows."""
+    known = run.folder / "data.json"
+    if run.checkpoint is not None and known.exists() and json.loads(known.read_text()) != fingerprint(config):
+        raise UserError(f"the rows in {config.data} are not those that run {run.folder} began with: start a new run")
+
+
+def summary_of(run: Run, rows: Rows) -> dict[str, object]:
+    """What summary.json says beside what every run's does."""
+    tag = "sft/held_out_loss"
+    losses = {line["step"]: line[tag] for line in read_metrics(run.folder) if tag in line}
+    return {
+        "algorithm": "sft",
+        "train_rows": len(rows.train),
+        "held_out_rows": len(rows.held_out),
+        "held_out_loss": losses,
+    }
+
+
+if __name__ == "__main__":
+    run_main(main)

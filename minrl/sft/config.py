@@ -1,0 +1,252 @@
+"""Every knob of supervised fine-tuning, expert iteration and the filter, with its unit and its check."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minrl.config import (
+    BaseModelConfig,
+    EngineConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    TrainerConfig,
+    task_key,
+)
+from minrl.learning_config import LoraConfig
+from minrl.types import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """The task and how its rewards are computed."""
+
+    task: str = "countdown"
+    """A task's name, or path/to/file.py:name. Empty, where one may do without: none."""
+    data_path: str = ""
+    """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    reward_deadline_s: float = 30.0
+    """Longest time that one reward may take in a worker, in seconds; beyond it the completion is unscorable."""
+    reward_workers: int = 0
+    """Processes that compute rewards. 0: one per core."""
+
+    def __post_init__(self) -> None:
+        require(self.reward_deadline_s > 0, f"reward_deadline_s must be above 0 seconds, got {self.reward_deadline_s}")
+        require(self.reward_workers >= 0, f"reward_workers must be 0 or more, got {self.reward_workers}")
+
+
+def _no_task() -> RewardConfig:
+    return RewardConfig(task="")
+
+
+def _each_round() -> EvaluationConfig:
+    return EvaluationConfig(eval_every=1)
+
+
+def _saved_each_round() -> LoggingConfig:
+    return LoggingConfig(save_every=1, rollouts_every=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig:
+    """The whole configuration of a supervised fine-tuning."""
+
+    data: str = ""
+    """JSONL file of rows with a prompt (text or chat messages) and a response (text)."""
+    prompt_column: str = "prompt"
+    """Where a row has its prompt. Rows with `messages` that end with the assistant's need neither column."""
+    response_column: str = "response"
+    """Where a row has its response."""
+    max_examples: int = 0
+    """Distinct rows to train on, chosen by the seed; more include those that fewer have. 0: all."""
+    max_row_tokens: int = 0
+    """Rows of more tokens, prompt and response together, are left out and counted. 0: what the model takes."""
+    held_out_share: float = 0.05
+    """Share of the file's prompts that are not trained on and whose loss is measured. 0: none."""
+    eval_data: str = ""
+    """JSONL file of rows whose loss is measured, in place of a share of the file."""
+    steps: int = 0
+    """Optimizer steps. 0: as many as the epochs take."""
+    epochs: float = 3.0
+    """How often each row is trained on, where `steps` is 0."""
+    batch_size: int = 32
+    """Rows of each optimizer step, over all processes."""
+    max_tokens: int = 192
+    """Longest completion in the evaluation of the task, in tokens."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a completion in the evaluation, beside the model's own end tokens."""
+    seed: int = 0
+    """Seed of the choice of rows, of their order and of every sampled completion."""
+    resume: str = ""
+    """Continue a run: `latest`, a run's folder or a checkpoint. Only --steps and --epochs may change."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Which model is trained."""
+    base: BaseModelConfig = field(default_factory=BaseModelConfig)
+    """The base model that is made where none is given."""
+    reward: RewardConfig = field(default_factory=_no_task)
+    """The task whose held-out examples are sampled in the evaluation."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and micro-batches."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of all weights."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """The held-out score."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Files and screen."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Who samples in the evaluation."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_examples", "max_row_tokens", "steps"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        require(0 < self.epochs < math.inf, f"epochs must be above 0, got {self.epochs}")
+        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        require(0 <= self.held_out_share < 1, f"held_out_share must be in [0, 1), got {self.held_out_share}")
+        _ = self.trainer  # its own checks
+
+    @property
+    def run_name(self) -> str:
+        """The rows' file and the seed, such as `correct-sft-seed0`."""
+        return f"{Path(self.data).stem}-sft-seed{self.seed}"
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """What the run is assembled from; without a task nothing is sampled, and no other engine is started."""
+        return TrainerConfig(
+            steps=max(1, self.steps),
+            seed=self.seed,
+            data_path=self.reward.data_path,
+            model=self.model,
+            base=self.base,
+            rollout=RolloutConfig(
+                task=self.reward.task,
+                prompts_per_step=self.batch_size,
+                max_tokens=self.max_tokens,
+                stop_strings=self.stop_strings,
+                reward_deadline_s=self.reward.reward_deadline_s,
+                reward_workers=self.reward.reward_workers,
+            ),
+            optimizer=self.optimizer,
+            lora=self.lora,
+            evaluation=self.evaluation,
+            logging=self.logging,
+            engine=self.engine if self.reward.task else EngineConfig(engine="torch"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertIterationConfig:
+    """The whole configuration of an expert iteration."""
+
+    rounds: int = 5
+    """How often is sampled, filtered and fine-tuned."""
+    examples_per_round: int = 480
+    """Training examples of each round, over all processes; a multiple of `sample_batch_size`."""
+    sample_batch_size: int = 48
+    """Examples that are sampled at a time, over all processes: memory and speed only."""
+    samples_per_example: int = 8
+    """Completions sampled for each example."""
+    max_per_example: int = 4
+    """Most correct completions of an example that are trained on in a round. 0: all."""
+    deduplicate: bool = True
+    """Train on equal completions of an example once in a round."""
+    restart_each_round: bool = False
+    """Fine-tune the model that the run started from in every round, not the policy of the round before."""
+    epochs_per_round: float = 1.0
+    """How often each kept completion is trained on in its round."""
+    batch_size: int = 32
+    """Completions of each optimizer step, over all processes."""
+    max_tokens: int = 192
+    """Longest completion of one turn, in tokens."""
+    temperature: float = 1.0
+    """Sampling temperature. The loss is that of temperature 1."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a completion, beside the model's own end tokens."""
+    max_unscorable_frac: float = 0.5
+    """The run stops when more than this share of a round's completions could not be rewarded."""
+    seed: int = 0
+    """Seed of the order of examples and completions and of every sampled completion."""
+    resume: str = ""
+    """Continue a run: `latest`, a run's folder or a checkpoint. Only --rounds may change."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Which model is trained."""
+    base: BaseModelConfig = field(default_factory=BaseModelConfig)
+    """The base model that is made where none is given."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """The task and its rewards."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW, new in every round; `steps` are those of the round."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of all weights."""
+    evaluation: EvaluationConfig = field(default_factory=_each_round)
+    """The held-out score; every so many rounds."""
+    logging: LoggingConfig = field(default_factory=_saved_each_round)
+    """Files and screen; every so many rounds."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Who samples."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "examples_per_round", "sample_batch_size", "samples_per_example", "batch_size"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(
+            self.examples_per_round % self.sample_batch_size == 0,
+            f"examples_per_round ({self.examples_per_round}) must be a multiple of sample_batch_size "
+            f"({self.sample_batch_size})",
+        )
+        require(self.max_per_example >= 0, f"max_per_example must be 0 (all) or more, got {self.max_per_example}")
+        require(0 < self.epochs_per_round < math.inf, f"epochs_per_round must be above 0, got {self.epochs_per_round}")
+        _ = self.trainer  # its own checks
+
+    @property
+    def run_name(self) -> str:
+        """Task and seed, such as `countdown-expert-iteration-seed0`."""
+        return f"{task_key(self.reward.task).replace('/', '-')}-expert-iteration-seed{self.seed}"
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """What the run is assembled from: a round is a step."""
+        return TrainerConfig(
+            steps=self.rounds,
+            seed=self.seed,
+            data_path=self.reward.data_path,
+            model=self.model,
+            base=self.base,
+            rollout=RolloutConfig(
+                task=self.reward.task,
+                prompts_per_step=self.sample_batch_size,
+                group_size=self.samples_per_example,
+                max_tokens=self.max_tokens,
+                temperature=self.temperature,
+                stop_strings=self.stop_strings,
+                reward_deadline_s=self.reward.reward_deadline_s,
+                reward_workers=self.reward.reward_workers,
+                max_unscorable_frac=self.max_unscorable_frac,
+            ),
+            optimizer=self.optimizer,
+            lora=self.lora,
+            evaluation=self.evaluation,
+            logging=self.logging,
+            engine=self.engine,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterConfig:
+    """What is kept of which file."""
+
+    data: str
+    """JSONL file of rows with `response` (or `completion`) and the fields that the task's reward reads."""
+    output: str
+    """Where the correct rows go, as they are and in order."""
+    min_reward: float | None = None
+    """Keep rows with at least this reward. None: those whose reward is at its maximum."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """The task and its rewards."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.min_reward is None or math.isfinite(self.min_reward), f"min_reward must be finite: {self.min_reward}"
+        )
+        require(Path(self.data) != Path(self.output), f"output must be another file than data, got {self.output}")

@@ -1,0 +1,189 @@
+"""Rows of prompt and response, as rollouts whose response tokens are scored.
+
+A row's prompt is encoded as the policy sees it when it samples, and the response's tokens follow it, then the token
+that ends a completion. No row is cut: one that does not fit is left out and counted.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from minrl.completions import read_lines
+from minrl.policy import Policy
+from minrl.sft.config import SftConfig
+from minrl.tasks import Task
+from minrl.tasks.task import is_held_out
+from minrl.types import SOLO, Prompt, Rollout, UserError
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What the policy is shown and what it shall say."""
+
+    prompt: Prompt
+    response: str
+
+    @property
+    def prompt_key(self) -> str:
+        """The identity of the prompt."""
+        return key_of(self.prompt)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is trained on, and what only the loss of is measured."""
+
+    train: list[Rollout]
+    held_out: list[Rollout]
+
+
+def key_of(prompt: Prompt) -> str:
+    """A text that is the same for equal prompts only."""
+    return prompt if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt], sort_keys=True)
+
+
+def read_demonstrations(path: Path, prompt_column: str, response_column: str) -> list[Demonstration]:
+    """The rows of a file, each once. What is no row is refused with its number."""
+    rows: dict[tuple[str, str], Demonstration] = {}
+    for number, line in enumerate(read_lines(path, "rows"), 1):
+        try:
+            found = _demonstration(json.loads(line), prompt_column, response_column)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UserError(f"row {number} of {path} is not JSON: {error}") from error
+        except UserError as error:
+            raise UserError(f"row {number} of {path}: {error}") from error
+        rows.setdefault((found.prompt_key, found.response), found)
+    return list(rows.values())
+
+
+def _demonstration(row: Any, prompt_column: str, response_column: str) -> Demonstration:  # noqa: ANN401 - from JSON
+    """A row's prompt and response, or those of its chat messages."""
+    if not isinstance(row, dict):
+        raise UserError(f"a row must be a JSON object with `{prompt_column}` and `{response_column}`")
+    if prompt_column not in row and isinstance(row.get("messages"), list) and row["messages"]:
+        *prompt, last = row["messages"]
+        if not isinstance(last, dict) or last.get("role") != "assistant":
+            raise UserError("`messages` must end with the assistant's")
+        row = {prompt_column: prompt, response_column: last.get("content")}
+    shown, response = row.get(prompt_column), row.get(response_column)
+    if not isinstance(response, str):
+        raise UserError(f"`{response_column}` must be a string, got {type(response).__name__}")
+    if not (isinstance(shown, str) and shown) and not _are_messages(shown):
+        raise UserError(
+            f"`{prompt_column}` must be a text or a list of messages with `role` and `content`, "
+            f"got {json.dumps(shown)[:80]}"
+        )
+    return Demonstration(shown, response)
+
+
+def _are_messages(prompt: object) -> bool:
+    def is_message(message: object) -> bool:
+        return isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+
+    return isinstance(prompt, list) and bool(prompt) and all(is_message(message) for message in prompt)
+
+
+def choose_rows(rows: Sequence[Rollout], count: int, seed: int, path: str) -> list[Rollout]:
+    """`count` rows by the seed (0: all), in the file's order; a larger choice contains the smaller ones."""
+    if count > len(rows):
+        raise UserError(
+            f"--max-examples {count} asks for more distinct rows than the {len(rows)} of {path} that can be trained "
+            "on: lower it, or leave it out for all"
+        )
+    chosen = random.Random(f"{seed}/rows").sample(range(len(rows)), len(rows))[: count or len(rows)]
+    return [rows[index] for index in sorted(chosen)]
+
+
+def load_rows(config: SftConfig, policy: Policy, task: Task | None) -> Rows:
+    """The rows to train on and those whose loss is measured.
+
+    No prompt is in both, and no prompt that the task holds out is trained on.
+    """
+    read = lambda path: read_demonstrations(Path(path), config.prompt_column, config.response_column)  # noqa: E731
+    found = read(config.data)
+    if config.eval_data:
+        held_out = read(config.eval_data)
+    else:
+        held_out = [row for row in found if is_held_out(row.prompt_key, config.held_out_share)]
+    forbidden = {row.prompt_key for row in held_out}
+    if task is not None:
+        forbidden |= {key_of(example.prompt) for example in task.dataset.held_out}
+    free = [row for row in found if row.prompt_key not in forbidden]
+    limit = min(config.max_row_tokens or policy.context_length, policy.context_length)
+    encoded, measured = as_rollouts(policy, free), as_rollouts(policy, held_out)
+    fitting = [rollout for rollout in encoded if len(rollout.ids) <= limit]
+    if not fitting:
+        raise UserError(
+            f"no row of {config.data} can be trained on: of {len(found)} distinct ones {len(found) - len(free)} have "
+            f"a held-out prompt and {len(encoded)} more than {limit} tokens"
+        )
+    rows = Rows(
+        choose_rows(fitting, config.max_examples, config.seed, config.data),
+        [rollout for rollout in measured if len(rollout.ids) <= limit],
+    )
+    logger.info(
+        f"{config.data}: {len(found)} distinct rows, training on {len(rows.train)}, measuring {len(rows.held_out)}; "
+        f"left out for a held-out prompt {len(found) - len(free)}, for more than {limit} tokens "
+        f"{len(encoded) - len(fitting) + len(measured) - len(rows.held_out)}"
+    )
+    return rows
+
+
+def as_rollouts(policy: Policy, rows: Iterable[Demonstration]) -> list[Rollout]:
+    """The rows in tokens."""
+    ends: dict[bool, int] = {}
+    rollouts = []
+    for row in rows:
+        chat = not isinstance(row.prompt, str)
+        if chat not in ends:
+            ends[chat] = end_token(policy, chat)
+        rollouts.append(as_rollout(policy, row.prompt_key, [(row.prompt, row.response)], ends[chat]))
+    return rollouts
+
+
+def as_rollout(policy: Policy, example_id: str, turns: Sequence[tuple[Prompt, str]], end: int) -> Rollout:
+    """What is shown and said in each turn, as if the policy had sampled what is said and the end token after it."""
+    ids: list[int] = []
+    said: list[tuple[int, int]] = []
+    for shown, text in turns:
+        ids += policy.encode_next_turn(shown, ids[said[-1][0] :]) if said else policy.encode_prompt(shown)
+        completion = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], end]
+        said.append((len(ids), len(ids) + len(completion)))
+        ids += completion
+    return Rollout(
+        ids=ids,
+        loss_mask=[any(first <= index < last for first, last in said) for index in range(len(ids))],
+        rollout_logprobs=[0.0] * len(ids),
+        turns=said,
+        prompt_length=said[0][0],
+        example_id=example_id,
+        group=0,
+        sample=0,
+        role=SOLO,
+        seed=0,
+        weight_version=0,
+    )
+
+
+def end_token(policy: Policy, chat: bool) -> int:
+    """What ends a completion: in a chat the token that closes the assistant's turn, where the engine stops at it."""
+    if chat:
+        closing = policy.encode_next_turn([{"role": "user", "content": "."}], [])
+        if closing and closing[0] in policy.stop_ids:
+            return closing[0]
+    if policy.tokenizer.eos_token_id is None:
+        raise UserError("the tokenizer names no end token, so that no response could end: give it an eos_token")
+    return policy.tokenizer.eos_token_id
+
+
+def fingerprint(config: SftConfig) -> dict[str, str]:
+    """SHA-256 of each file that the rows come from."""
+    return {
+        path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (config.data, config.eval_data) if path
+    }

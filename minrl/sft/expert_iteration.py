@@ -1,0 +1,223 @@
+"""Sample, keep the correct, fine-tune; again. From the command line.
+
+    python -m minrl.sft.expert_iteration --task countdown --rounds 5
+    python -m minrl.sft.expert_iteration --resume latest
+
+Expert iteration (arXiv:1705.08439) with the policy's own correct completions as the expert's, as in STaR
+(arXiv:2203.14465) and ReST-EM (arXiv:2312.06585). Departures: there is no tree search and, unlike STaR, no hint after
+a failure; a round goes on from the policy of the round before where those two begin anew with the start model
+(--restart-each-round does); a round sees a share of the training examples, not all of them.
+
+A round is a step of the run. What it samples is a function of the seed, the round and the weights, and AdamW starts
+anew in it: a run that was killed repeats the round it was in, to the same weights.
+"""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from minrl.checkpoint import TrainState, save_checkpoint
+from minrl.command_line import parse_config, run_main
+from minrl.config import task_key
+from minrl.evaluation import is_solved
+from minrl.metrics import read_metrics
+from minrl.optimizer import make_optimizer
+from minrl.parts import Parts, assemble, prepare_policy
+from minrl.record import Record
+from minrl.rollout import Rollouts, completion_seed, draw_examples, gather_rollouts, rollout, training_plan
+from minrl.run import Program, open_run
+from minrl.sft.config import ExpertIterationConfig
+from minrl.sft.step import measure, rows_per_step, sft_step
+from minrl.types import Example, Rollout, UserError
+
+EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",), draws="sample_batch_size")
+
+
+def improve(parts: Parts, record: Record, settings: ExpertIterationConfig) -> None:
+    """Sample a round's completions, keep the correct ones, fine-tune on them, measure. Repeat."""
+    config, state, engine = parts.config, parts.state, parts.engine
+    while state.step < config.steps and not record.interrupted:
+        state.step += 1
+        with record.timed("time/rollout_s"):
+            sampled = sample_round(parts, settings)
+            rollouts, _ = gather_rollouts(sampled, parts.policy.processes)
+        record.rollouts(rollouts, sampled.failures)
+        kept = keep_correct(rollouts, settings)
+        if record.main and parts.task.episode is None and record.due(config.logging.rollouts_every):
+            write_samples(samples_path(record.run.folder, state.step), parts.task.dataset.train, rollouts, kept)
+        record.measured(
+            {
+                "expert/kept": float(len(kept)),
+                "expert/kept_frac": len(kept) / len(rollouts),
+                "expert/solved_examples": float(len({rollout.example_id for rollout in kept})),
+            }
+        )
+        with record.timed("time/update_s"):
+            engine.sleep()
+            record.measured(fine_tune_round(parts, settings, kept))
+        with record.timed("time/sync_s"):
+            engine.wake()
+            engine.sync(parts.policy)
+        if record.evaluation_due():
+            measure(parts, record, [])
+        record.end_step()
+        if record.due(config.logging.save_every) or record.interrupted:
+            record.checkpoint(save_checkpoint)
+
+
+def sample_round(parts: Parts, settings: ExpertIterationConfig) -> Rollouts:
+    """This process's share of the round's completions, batch by batch; no example is drawn twice in a round."""
+    config, state, policy, task = parts.config, parts.state, parts.policy, parts.task
+    order, drawing = replace(config, seed=completion_seed(config.seed, "examples", state.step)), TrainState()
+    rollouts: list[Rollout] = []
+    failures: list[str] = []
+    for drawn in range(0, settings.examples_per_round, config.rollout.prompts_per_step):
+        examples = draw_examples(task.dataset.train, order, drawing, policy.processes)
+        plan = training_plan(config, state, policy.processes, drawn)
+        sampled = rollout(policy, parts.engine, parts.workers, task, examples, plan)
+        first_group = 1 + max((one.group for one in rollouts), default=-1)
+        rollouts += [replace(one, group=one.group + first_group) for one in sampled.rollouts]
+        failures += sampled.failures
+    return Rollouts(rollouts, failures)
+
+
+def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -> list[Rollout]:
+    """The completions whose reward is at its maximum and which ended by themselves, in the order of sampling.
+
+    Of an example and role at most `max_per_example` are kept, the first ones; equal ones once where it is asked for.
+    """
+    kept: dict[tuple[str, str], list[Rollout]] = {}
+    for one in rollouts:
+        if not is_solved(one) or one.truncated:
+            continue
+        found = kept.setdefault((one.example_id, one.role), [])
+        full = 0 < settings.max_per_example <= len(found)
+        if not full and not (settings.deduplicate and any(one.ids == other.ids for other in found)):
+            found.append(one)
+    chosen = {id(one) for found in kept.values() for one in found}
+    return [one for one in rollouts if id(one) in chosen]
+
+
+def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequence[Rollout]) -> dict[str, float]:
+    """Train on what was kept, with a new optimizer. The last optimizer step's numbers, with the loss of the first."""
+    if not kept:
+        logger.warning(f"round {parts.state.step} has no correct completion: nothing is trained on")
+        return {"sft/optimizer_steps": 0.0}
+    if settings.restart_each_round:
+        restart(parts)
+    optimizer = parts.optimizer = make_optimizer(parts.policy, parts.config.optimizer)
+    batch_size = rows_per_step(settings.batch_size, len(kept), parts.policy.processes)
+    steps = math.ceil(settings.epochs_per_round * len(kept) / batch_size)
+    config = replace(
+        parts.config,
+        steps=steps,
+        seed=completion_seed(settings.seed, "fine-tune", parts.state.step),
+        rollout=replace(parts.config.rollout, prompts_per_step=batch_size),
+    )
+    inner, losses, entropies = TrainState(), [], []
+    for inner.step in range(1, steps + 1):
+        metrics = sft_step(parts.policy, optimizer, kept, config, inner)
+        losses.append(metrics["sft/loss"])
+        entropies.append(metrics["sft/entropy"])
+    return {
+        **metrics,
+        "sft/loss": math.fsum(losses) / steps,
+        "sft/entropy": math.fsum(entropies) / steps,
+        "sft/optimizer_steps": float(steps),
+    }
+
+
+def restart(parts: Parts) -> None:
+    """Give the policy the weights of the model that the run started from."""
+    begun = replace(parts.run, checkpoint=None)
+    start, _ = prepare_policy(begun, parts.tasks, parts.policy.processes, parts.screen)
+    parts.policy.model.load_state_dict(start.model.state_dict())
+
+
+def samples_path(folder: Path, number: int) -> Path:
+    """Where a round's completions are written."""
+    return folder / "samples" / f"round_{number:03d}.jsonl"
+
+
+def write_samples(
+    path: Path, examples: Sequence[Example], rollouts: Sequence[Rollout], kept: Sequence[Rollout]
+) -> None:
+    """The round's completions as rows that `minrl.sft` and `minrl.sft.filter` read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for row in _sample_rows({example.id: example for example in examples}, rollouts, {id(one) for one in kept}):
+            file.write(json.dumps(row) + "\n")
+    temporary.rename(path)
+
+
+def _sample_rows(
+    examples: Mapping[str, Example], rollouts: Sequence[Rollout], kept: set[int]
+) -> Iterator[dict[str, Any]]:
+    for one in rollouts:
+        example = examples[one.example_id]
+        yield {
+            **example.fields,
+            "id": example.id,
+            "prompt": example.prompt,
+            "response": one.text,
+            "reward": None if one.reward is None else one.reward.value,
+            "kept": id(one) in kept,
+        }
+
+
+def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
+    """What each round sampled correctly, kept and reached, from the run's metrics; round 0 is the start model."""
+    rows: list[dict[str, object]] = []
+    for line in read_metrics(folder):
+        name = f"eval/{task}/"
+        row: dict[str, object] = {"round": line["step"]}
+        if "expert/kept" in line:
+            row |= {
+                "correct": f"{line['reward/solved_frac']:.1%}",
+                "kept": f"{line['expert/kept']:.0f} ({line['expert/kept_frac']:.0%})",
+                "solved": int(line["expert/solved_examples"]),
+            }
+        if name + "pass@1" in line:
+            low, high = line[name + "pass@1_low"], line[name + "pass@1_high"]
+            row["pass@1"] = f"{line[name + 'pass@1']:.1%} ({100 * low:.1f}-{100 * high:.1f})"
+            row["entropy"] = f"{line[name + 'entropy']:.3f}"
+        rows.append(row | {"s": f"{line['time/step_s']:.0f}"})
+    return rows
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Say how good the policy is, let it learn from itself, and show what each round brought."""
+    started = time.perf_counter()
+    config, options = parse_config(ExpertIterationConfig, arguments)
+    with assemble(open_run(config, options, arguments, EXPERT_ITERATION)) as parts:
+        settings: ExpertIterationConfig = parts.run.settings
+        refuse_too_many(settings.examples_per_round, len(parts.task.dataset.train), settings.reward.task)
+        with Record(parts, started) as record:
+            record.begin()
+            if parts.state.step == 0 and config.evaluation.eval_first:
+                measure(parts, record, [])
+                record.end_step()
+            improve(parts, record, settings)
+            rounds = rounds_of(parts.run.folder, task_key(settings.reward.task))
+            record.summary = {"algorithm": "expert_iteration", "rounds": rounds}
+            status = record.finish(parts.evaluate, save_checkpoint)
+        if status == 0:
+            parts.screen.rounds(rounds)
+        return status
+
+
+def refuse_too_many(asked: int, available: int, task: str) -> None:
+    """A round samples no example twice."""
+    if asked > available:
+        raise UserError(f"--examples-per-round {asked} exceeds the {available} training examples of {task}: lower it")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,89 @@
+"""Keep the rows of a file whose response is correct by a task's reward, from the command line.
+
+    python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl
+
+Rows are JSON objects with `response` (or `completion`) and the fields that the reward reads. Kept rows are written as
+they are and in order; the output appears when it is whole. A row that cannot be scored is dropped and counted.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minrl.command_line import parse_with_tasks, run_main
+from minrl.completions import CHUNK, read_lines, score_lines
+from minrl.sft.config import FilterConfig
+from minrl.tasks import Task, load_task
+from minrl.types import UserError
+from minrl.workers import Workers
+
+
+@dataclass
+class Counts:
+    """How many rows there were, were kept, and could not be scored, and why the first of the latter could not."""
+
+    rows: int = 0
+    kept: int = 0
+    unscorable: int = 0
+    first_reason: str = ""
+
+
+def filter_file(task: Task, source: Path, output: Path, min_reward: float | None, workers: Workers) -> Counts:
+    """Write the rows whose reward is at its maximum, or at least `min_reward`."""
+    counts = Counts()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(output.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for line, scored in _scored(task, read_lines(source, "rows"), workers):
+            counts.rows += 1
+            if scored["reward"] is None:
+                counts.unscorable += 1
+                counts.first_reason = counts.first_reason or f"row {counts.rows}: {scored['error']}"
+            elif scored["solved"] if min_reward is None else scored["reward"] >= min_reward:
+                counts.kept += 1
+                file.write(line + "\n")
+    temporary.rename(output)
+    return counts
+
+
+def _scored(task: Task, lines: Sequence[str], workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line as it is, and the row on it with its reward."""
+    for start in range(0, len(lines), CHUNK):
+        chunk = lines[start : start + CHUNK]
+        yield from zip(chunk, score_lines(task, [_with_completion(line) for line in chunk], workers), strict=True)
+
+
+def _with_completion(line: str) -> str:
+    """The line with its response under `completion`, which is what is scored; what is no JSON is told so there."""
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        return line
+    return json.dumps({**row, "completion": row["response"]}) if isinstance(row, dict) and "response" in row else line
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Filter a file and say how much of it was kept."""
+    config, options = parse_with_tasks(FilterConfig, arguments)
+    task = load_task(config.reward.task, options, config.reward.data_path)
+    if task.reward is None:
+        raise UserError(f"{config.reward.task} is played over several turns: no single response of it can be scored")
+    workers = Workers(config.reward.reward_workers, config.reward.reward_deadline_s)
+    try:
+        counts = filter_file(task, Path(config.data), Path(config.output), config.min_reward, workers)
+    finally:
+        workers.close()
+    wrong = counts.rows - counts.kept - counts.unscorable
+    why = f", the first ({counts.first_reason})" if counts.unscorable else ""
+    sys.stderr.write(
+        f"{config.output}: kept {counts.kept} of {counts.rows} rows; {wrong} are not correct, "
+        f"{counts.unscorable} could not be scored{why}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,115 @@
+"""One step of supervised fine-tuning, and the loss and entropy of rows that are not trained on.
+
+The loss is the mean of -log p over the response tokens, end token included, of all rows of the optimizer step over
+all processes: L = -(1/S) sum_s log p(y_s | prompt, y_<s), S response tokens. S is counted before the rows are cut
+into micro-batches, so that the gradient is the same for every micro-batch size, packing, order and number of
+processes. Prompt tokens have no loss.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from minrl.batch import micro_batches, pack
+from minrl.checkpoint import TrainState
+from minrl.config import TrainerConfig
+from minrl.optimizer import learning_rate
+from minrl.parts import Parts
+from minrl.policy import Policy
+from minrl.processes import Processes
+from minrl.record import Record
+from minrl.rollout import draw_examples
+from minrl.scoring import score
+from minrl.types import Rollout
+from minrl.update import optimizer_step
+
+
+def sft_step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    rows: Sequence[Rollout],
+    config: TrainerConfig,
+    state: TrainState,
+) -> dict[str, float]:
+    """Train on the next `prompts_per_step` rows in the order of the seed and the epoch; what to log."""
+    mine = draw_examples(rows, config, state, policy.processes)
+    rate = learning_rate(config.optimizer, state.step, config.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    totals = accumulate(policy, mine, config.optimizer.micro_batch_tokens)
+    norm = optimizer_step(policy, optimizer, config.optimizer.max_grad_norm)
+    loss, entropy, tokens = totals.tolist()
+    return {
+        "sft/loss": loss / tokens,
+        "sft/entropy": entropy / tokens,
+        "sft/tokens": tokens,
+        "sft/epoch": state.examples_drawn / len(rows),
+        "policy/grad_norm": norm,
+        "policy/learning_rate": rate,
+    }
+
+
+def rows_per_step(batch_size: int, available: int, processes: Processes) -> int:
+    """The batch size, or as many rows as there are where these are fewer: a multiple of the number of processes."""
+    return min(batch_size, max(1, available // processes.count) * processes.count)
+
+
+def accumulate(policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int) -> Tensor:
+    """Add up the gradients of this process's rows. Sums of loss and entropy, and tokens, over all processes: (3,)."""
+    own = sum(row.num_sampled for row in rows)
+    tokens = int(policy.processes.sum(torch.tensor(own, device=policy.device)).item())
+    totals = torch.zeros(3, dtype=torch.float64)
+    for logprobs, entropy in _scored(policy, rows, micro_batch_tokens, temperature=1.0):
+        (-logprobs.sum() / tokens).backward()
+        totals += _sums(logprobs.detach(), entropy.detach())
+    return _over_processes(policy, totals)
+
+
+@torch.no_grad()
+def mean_loss_and_entropy(
+    policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int, temperature: float = 1.0
+) -> tuple[float, float]:
+    """Means over the response tokens of all rows, in nats; each process scores its share."""
+    mine = rows[policy.processes.rank :: policy.processes.count]
+    totals = torch.zeros(3, dtype=torch.float64)
+    for logprobs, entropy in _scored(policy, mine, micro_batch_tokens, temperature):
+        totals += _sums(logprobs, entropy)
+    loss, entropy_sum, tokens = _over_processes(policy, totals).tolist()
+    return loss / tokens, entropy_sum / tokens
+
+
+def measure(parts: Parts, record: Record, held_out: Sequence[Rollout]) -> None:
+    """The loss of held-out rows; pass@1 of the task's held-out examples, and how sure of them the policy is."""
+    policy, config = parts.policy, parts.config
+    budget, temperature = config.optimizer.micro_batch_tokens, config.evaluation.eval_temperature
+    with record.timed("time/eval_s"):
+        if held_out:
+            loss, entropy = mean_loss_and_entropy(policy, held_out, budget)
+            record.measured({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})
+        evaluations = parts.evaluate()
+        record.evaluation(evaluations)
+        for name, evaluation in evaluations.items():
+            sampled = evaluation.rollouts[: evaluation.n]
+            _, entropy = mean_loss_and_entropy(policy, sampled, budget, temperature)
+            record.measured({f"eval/{name}/entropy": entropy})
+
+
+def _scored(
+    policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int, temperature: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Log-probabilities and entropies of the response tokens, micro-batch by micro-batch."""
+    budget = micro_batch_tokens if policy.packed else 1
+    for part in micro_batches(rows, range(len(rows)), budget):
+        with policy.processes.autocast():
+            scored = score(policy.model, pack(rows, part).to(policy.device), temperature)
+        yield scored
+
+
+def _sums(logprobs: Tensor, entropy: Tensor) -> Tensor:
+    sums = [-float(logprobs.double().sum()), float(entropy.double().sum()), len(logprobs)]
+    return torch.tensor(sums, dtype=torch.float64)
+
+
+def _over_processes(policy: Policy, totals: Tensor) -> Tensor:
+    return policy.processes.sum(totals.to(policy.device))

@@ -1,0 +1,242 @@
+"""Expert iteration: what is kept, that it learns, and that a run that was stopped ends with the same weights."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minrl.sft import expert_iteration
+from minrl.sft import filter as filtering
+from minrl.sft.config import ExpertIterationConfig
+from minrl.sft.demonstrations import read_demonstrations
+from minrl.sft.expert_iteration import keep_correct
+from minrl.types import Reward, UserError
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --base-steps 200
+    --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --max-tokens 32 --threads 1 --device cpu
+    --rounds 3 --examples-per-round 16 --sample-batch-size 8 --samples-per-example 16 --batch-size 8
+    --max-per-example 0 --no-deduplicate --epochs-per-round 4 --learning-rate 2e-3 --warmup-steps 2
+    --eval-examples 8 --eval-samples 16"""
+FLAGS = SETTINGS.split()
+NAME = "hanoi-expert-iteration-seed0"
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    previous = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert expert_iteration.main([*FLAGS, *folders(folder)]) == 0
+    return folder, summary(folder)
+
+
+@pytest.fixture
+def with_base(uninterrupted):
+    """Make a folder that has the base model at hand."""
+
+    def make(folder):
+        for base in (uninterrupted[0] / "checkpoints").glob("base-*"):
+            shutil.copytree(base, folder / "checkpoints" / base.name)
+        return folder
+
+    return make
+
+
+def folders(folder):
+    return ["--runs-dir", str(folder / "runs"), "--checkpoints-dir", str(folder / "checkpoints")]
+
+
+def summary(folder, name=NAME):
+    return json.loads((folder / "runs" / name / "summary.json").read_text())
+
+
+def lines_of(folder, name=NAME):
+    path = folder / "runs" / name / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def samples_of(folder, number):
+    path = folder / "runs" / NAME / "samples" / f"round_{number:03d}.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def test_the_correct_and_ended_are_kept_once_and_few_of_each_example(make_rollout):
+    def sampled(example, ids, value=1.0, **changes):
+        reward = None if value is None else Reward(value)
+        return make_rollout([1, 2], ids, example_id=example, reward=reward, **changes)
+
+    rollouts = [
+        sampled("a", [5]),
+        sampled("a", [6], value=0.9),  # not at the maximum
+        sampled("a", [7], value=None),  # could not be scored
+        sampled("a", [8], finish_reason="length"),  # cut off: it would teach never to end
+        sampled("b", [5]),
+        sampled("a", [5]),  # said before
+        sampled("a", [9]),
+        sampled("a", [10]),
+        sampled("a", [11], role="other"),
+    ]
+
+    def kept(**settings):
+        places = {id(one): place for place, one in enumerate(rollouts)}
+        return [places[id(one)] for one in keep_correct(rollouts, ExpertIterationConfig(**settings))]
+
+    assert kept(max_per_example=0, deduplicate=False) == [0, 4, 5, 6, 7, 8]
+    assert kept(max_per_example=0) == [0, 4, 6, 7, 8]
+    assert kept(max_per_example=2) == [0, 4, 6, 8]
+    assert kept(max_per_example=2, deduplicate=False) == [0, 4, 5, 8]
+
+
+def test_rounds_make_the_policy_better_at_what_it_trains_on_and_are_shown(uninterrupted):
+    folder, found = uninterrupted
+    lines = lines_of(folder)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    # Too few problems to generalise from: that the held-out score rises is shown on Countdown.
+    assert lines[3]["reward/solved_frac"] > 1.3 * lines[1]["reward/solved_frac"]
+    for line in lines:
+        assert 0 < line["eval/hanoi/entropy"] < 3
+        assert line["eval/hanoi/pass@1_low"] <= line["eval/hanoi/pass@1"] <= line["eval/hanoi/pass@1_high"]
+    table = found["rounds"]
+    assert [row["round"] for row in table] == [0, 1, 2, 3]
+    for row, line in zip(table[1:], lines[1:], strict=True):
+        assert row["kept"] == f"{line['expert/kept']:.0f} ({line['expert/kept_frac']:.0%})"
+        assert row["solved"] == line["expert/solved_examples"]
+        assert row["correct"] == f"{line['reward/solved_frac']:.1%}"
+        assert row["pass@1"].startswith(f"{line['eval/hanoi/pass@1']:.1%} (")
+        assert row["entropy"] == f"{line['eval/hanoi/entropy']:.3f}"
+    assert found["algorithm"] == "expert_iteration"
+
+
+def test_a_rounds_samples_are_rows_for_the_filter_and_for_fine_tuning(uninterrupted, tmp_path):
+    folder, _ = uninterrupted
+    line, rows = lines_of(folder)[1], samples_of(folder, 1)
+    assert len(rows) == 16 * 16 and len({row["id"] for row in rows}) == 16
+    assert sum(row["kept"] for row in rows) == line["expert/kept"]
+    solved = [row for row in rows if row["reward"] == 1.0]
+    assert len(solved) / len(rows) == pytest.approx(line["reward/solved_frac"])
+    source = folder / "runs" / NAME / "samples" / "round_001.jsonl"
+    flags = ["--task", "hanoi", "--data", str(source), "--output", str(tmp_path / "correct.jsonl")]
+    assert filtering.main(flags) == 0
+    correct = [json.loads(line) for line in (tmp_path / "correct.jsonl").read_text().split("\n")[:-1]]
+    assert correct == solved
+    demonstrations = read_demonstrations(tmp_path / "correct.jsonl", "prompt", "response")
+    assert {d.response for d in demonstrations} == {row["response"] for row in solved}
+
+
+def assert_as_never_stopped(folder, whole):
+    found = summary(folder)
+    for name in ("weights_sha256", "eval_before", "eval_after", "steps"):
+        assert found[name] == whole[1][name], name
+    assert [line["step"] for line in lines_of(folder)] == [0, 1, 2, 3]
+    for number in (1, 2, 3):
+        assert samples_of(folder, number) == samples_of(whole[0], number)
+
+
+MOMENTS = [("sample_round", 1), ("keep_correct", 2), ("sft_step", 2), ("measure", 3), ("save_checkpoint", 2)]
+
+
+@pytest.mark.parametrize(("moment", "call"), MOMENTS)
+def test_a_run_that_ends_anywhere_continues_to_the_same_weights(
+    tmp_path, uninterrupted, with_base, monkeypatch, moment, call
+):
+    usual, calls = getattr(expert_iteration, moment), []
+    with_base(tmp_path)
+
+    def stopping(*args, **kwargs):
+        calls.append(moment)
+        if len(calls) == call:
+            raise Killed
+        return usual(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(expert_iteration, moment, stopping)
+        with pytest.raises(Killed):
+            expert_iteration.main([*FLAGS, *folders(tmp_path)])
+    assert expert_iteration.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted)
+
+
+@pytest.mark.parametrize("more", [[], ["--lora-rank", "4"]], ids=["all weights", "adapters"])
+def test_a_round_can_begin_with_the_start_model(tmp_path, with_base, monkeypatch, more):
+    # With the same kept completions in every round, rounds that begin anew end with the weights of the first alone.
+    first = []
+    usual = expert_iteration.keep_correct
+    monkeypatch.setattr(
+        expert_iteration, "keep_correct", lambda *args: first or first.extend(usual(*args)) or list(first)
+    )
+    monkeypatch.setattr(expert_iteration, "completion_seed", lambda seed, *_: seed)
+    hashes = {}
+    for name, flags in {
+        "one": ["--rounds", "1"],
+        "anew": ["--rounds", "2", "--restart-each-round"],
+        "on": ["--rounds", "2"],
+    }.items():
+        first.clear()
+        assert expert_iteration.main([*FLAGS, *folders(with_base(tmp_path / name)), *flags, *more]) == 0
+        hashes[name] = summary(tmp_path / name)["weights_sha256"]
+    assert hashes["one"] == hashes["anew"] != hashes["on"]
+
+
+def test_a_round_without_a_correct_completion_trains_on_nothing(tmp_path, with_base, monkeypatch):
+    monkeypatch.setattr(expert_iteration, "keep_correct", lambda *_: [])
+    flags = [*FLAGS, *folders(with_base(tmp_path)), "--rounds", "1", "--eval-every", "0"]
+    assert expert_iteration.main(flags) == 0
+    (line,) = lines_of(tmp_path)[1:]
+    assert line["sft/optimizer_steps"] == 0 and line["expert/kept_frac"] == 0
+    found = summary(tmp_path)
+    assert found["eval_after"] == found["eval_before"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--examples-per-round", "100"], "must be a multiple of sample_batch_size"),
+        (["--rounds", "0"], "rounds must be at least 1"),
+        (["--examples-per-round", "4800"], "--examples-per-round 4800 exceeds the .* training examples of hanoi"),
+        (["--resume", "latest", "--seed", "3"], "only --rounds may change, got --seed"),
+        (["--task", "chess"], "no task 'chess'"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags, message):
+    there = ["--runs-dir", str(tmp_path), "--checkpoints-dir", str(uninterrupted[0] / "checkpoints")]
+    base = [] if "--resume" in flags else FLAGS
+    with pytest.raises(UserError, match=message) as refused:
+        expert_iteration.main([*base, *there, *flags])
+    assert "\n" not in str(refused.value)
+
+
+def start(folder, *flags):
+    command = [sys.executable, "-m", "minrl.sft.expert_iteration", *flags, *folders(folder)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_continues_to_the_same_weights(tmp_path, uninterrupted):
+    flags = FLAGS
+    for lines in (1, 2, 4):
+        process = start(tmp_path, *flags)
+        deadline = time.monotonic() + 60
+        while len(lines_of(tmp_path)) < lines and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        flags = ["--resume", "latest"]
+    assert start(tmp_path, *flags).wait(timeout=120) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted)

@@ -1,0 +1,436 @@
+"""Supervised fine-tuning: which rows, which tokens, whatever the packing; resumed to the same weights; the filter."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from gradients import CPU, tiny_policy
+
+from minrl.checkpoint import TrainState
+from minrl.config import OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.optimizer import make_optimizer
+from minrl.processes import Processes
+from minrl.sft import __main__ as sft
+from minrl.sft import filter as filtering
+from minrl.sft.config import SftConfig
+from minrl.sft.demonstrations import (
+    Demonstration,
+    as_rollouts,
+    choose_rows,
+    end_token,
+    load_rows,
+    read_demonstrations,
+)
+from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
+from minrl.tasks import load_task
+from minrl.types import UserError
+from minrl.update import optimizer_step
+
+ROOT = Path(__file__).parent.parent
+BOUND = 1e-6
+"""In double precision; transformers' RMSNorm computes in float32 inside."""
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return tiny_policy(Processes(CPU))
+
+
+def numbers(count, first=0):
+    """Rows of one to five words that the tiny policy knows, over six prompts that they share."""
+    return [
+        Demonstration(f"{n % 3} {n % 2} 7", " ".join(str((n * k) % 40) for k in range(1, 2 + n % 5)))
+        for n in range(first, first + count)
+    ]
+
+
+def gradient_of(policy, rows, micro_batch_tokens=16384):
+    policy.model.zero_grad()
+    totals = accumulate(policy, rows, micro_batch_tokens)
+    found = {name: weight.grad.clone() for name, weight in policy.model.named_parameters()}
+    policy.model.zero_grad()
+    return found, totals
+
+
+def assert_same(actual, expected, bound=BOUND):
+    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 1e-3, "a gradient of nothing"
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, atol=bound, rtol=0, msg=name)
+
+
+def test_the_loss_is_the_mean_over_response_tokens_and_end_token(tiny):
+    rows = as_rollouts(tiny, numbers(7))
+    actual, totals = gradient_of(tiny, rows)
+    tiny.model.zero_grad()
+    scored, losses, entropies = 0, [], []
+    for demonstration in numbers(7):  # each by itself, through the model's own logits
+        shown = tiny.tokenizer(demonstration.prompt)["input_ids"]
+        said = [*tiny.tokenizer(demonstration.response)["input_ids"], tiny.tokenizer.eos_token_id]
+        logprobs = tiny.model(torch.tensor([shown + said])).logits[0].log_softmax(-1)[len(shown) - 1 : -1]
+        losses.append(-logprobs.gather(1, torch.tensor(said)[:, None]).sum())
+        entropies.append(-(logprobs.exp() * logprobs).sum())
+        scored += len(said)
+    (sum(losses) / scored).backward()
+    assert_same(actual, {name: weight.grad for name, weight in tiny.model.named_parameters()})
+    expected = [sum(losses).item(), sum(entropies).item(), scored]
+    assert totals.tolist() == pytest.approx(expected, abs=1e-5)
+    assert mean_loss_and_entropy(tiny, rows, 16384) == pytest.approx([v / scored for v in expected[:2]], abs=1e-6)
+    tiny.model.zero_grad()
+
+
+def test_the_gradient_does_not_depend_on_micro_batches_order_or_packing(tiny, monkeypatch):
+    rows = as_rollouts(tiny, numbers(12))
+    whole, _ = gradient_of(tiny, rows)
+    for tokens in (1, 20):
+        assert_same(gradient_of(tiny, rows, tokens)[0], whole)
+    assert_same(gradient_of(tiny, rows[::-1])[0], whole)
+    monkeypatch.setattr(tiny.model, "_supports_attention_backend", False)
+    assert not tiny.packed
+    assert_same(gradient_of(tiny, rows)[0], whole)
+
+
+@pytest.mark.slow
+def test_the_gradient_does_not_depend_on_the_number_of_processes(tiny, tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [*launch, str(Path(__file__)), str(tmp_path / "two.pt")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    two, metrics = torch.load(tmp_path / "two.pt")
+    one, totals = gradient_of(tiny, as_rollouts(tiny, numbers(12)))
+    # Plain gradient descent with learning rate 1 moved each weight by the gradient.
+    assert_same(two, one)
+    assert metrics == pytest.approx(totals.tolist(), abs=1e-5)
+
+
+def two_processes(path):
+    """This process's half of twelve rows; the first process writes how the weights moved, and the totals."""
+    processes = Processes(CPU)
+    policy = tiny_policy(processes)
+    before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
+    totals = accumulate(policy, as_rollouts(policy, numbers(12))[processes.rank :: 2], 16384)
+    optimizer_step(policy, torch.optim.SGD(policy.model.parameters(), lr=1.0), max_grad_norm=0.0)
+    assert processes.count == 2
+    if processes.main:
+        moved = {name: before[name] - weight.detach() for name, weight in policy.model.named_parameters()}
+        torch.save((moved, totals.tolist()), path)
+    processes.wait()
+    torch.distributed.destroy_process_group()
+
+
+def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, monkeypatch):
+    rows = as_rollouts(tiny, numbers(12))
+    seen = []
+    monkeypatch.setattr("minrl.sft.step.accumulate", lambda policy, mine, _: seen.append(mine) or torch.ones(3))
+    monkeypatch.setattr("minrl.sft.step.optimizer_step", lambda *_: 0.0)
+
+    def order(seed, first_step=1):
+        seen.clear()
+        state = TrainState(step=first_step - 1, examples_drawn=4 * (first_step - 1))
+        config = TrainerConfig(steps=6, seed=seed, rollout=RolloutConfig(prompts_per_step=4))
+        while state.step < config.steps:
+            state.step += 1
+            metrics = sft_step(tiny, make_optimizer(tiny, OptimizerConfig()), rows, config, state)
+        assert metrics["sft/epoch"] == 2.0
+        return [rows.index(row) for batch in seen for row in batch]
+
+    first, second = order(0)[:12], order(0)[12:]
+    assert sorted(first) == sorted(second) == list(range(12)) != first != second
+    assert order(0, first_step=3) == (first + second)[8:]
+    assert order(1)[:12] != first
+
+
+def test_a_row_is_seen_as_when_sampling_and_ends_as_a_completion_does(policy):
+    chat = [{"role": "system", "content": "add"}, {"role": "user", "content": "numbers 3 5"}]
+    plain, messages = as_rollouts(policy, [Demonstration("numbers 3 5", "3 + 5"), Demonstration(chat, "3 + 5")])
+    words = policy.tokenizer.convert_ids_to_tokens
+    assert words(plain.ids) == ["numbers", "3", "5", "3", "+", "5", "<end>"]
+    assert words(messages.ids) == ["<user>", "numbers", "3", "5", "<assistant>", "3", "+", "5", "<end>"]
+    assert messages.ids[: messages.prompt_length] == policy.encode_prompt(chat)
+    for rollout in (plain, messages):
+        assert words([i for i, said in zip(rollout.ids, rollout.loss_mask, strict=True) if said]) == words(
+            rollout.ids[-4:]
+        )
+
+
+def test_the_end_of_a_chat_is_what_closes_the_turn(policy):
+    # A model whose turns close with <pad>, which the engine stops at, though its tokenizer's end token is <end>.
+    policy.tokenizer.chat_template = policy.tokenizer.chat_template.replace("<end>", "<pad>")
+    assert end_token(policy, chat=True) == policy.tokenizer.eos_token_id  # not one that the engine would stop at
+    policy.model.generation_config.eos_token_id = [policy.tokenizer.eos_token_id, policy.tokenizer.pad_token_id]
+    assert end_token(policy, chat=True) == policy.tokenizer.pad_token_id
+    assert end_token(policy, chat=False) == policy.tokenizer.eos_token_id
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
+    chat = [{"role": "user", "content": "1"}]
+    rows = [
+        {"q": "1", "a": "2"},
+        {"q": "1", "a": "2", "other": 1},
+        {"q": "1", "a": "3"},
+        {"q": chat, "a": "2"},
+        {"messages": [*chat, {"role": "assistant", "content": "2"}]},
+    ]
+    found = read_demonstrations(write(tmp_path / "rows.jsonl", rows), "q", "a")
+    assert found == [Demonstration("1", "2"), Demonstration("1", "3"), Demonstration(chat, "2")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "row 2 of .* is not JSON"),
+        ("[]", "row 2 of .*: a row must be a JSON object with `prompt` and `response`"),
+        ('{"prompt": "1"}', "`response` must be a string, got NoneType"),
+        ('{"prompt": "", "response": "1"}', "`prompt` must be a text or a list of messages"),
+        ('{"prompt": [{"role": "user"}], "response": "1"}', "`prompt` must be a text or a list of messages"),
+        ('{"messages": [{"role": "user", "content": "1"}]}', "`messages` must end with the assistant's"),
+    ],
+)
+def test_what_is_no_row_is_refused_with_its_number(tmp_path, line, message):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "response": "2"}\n' + line + "\n")
+    with pytest.raises(UserError, match=message) as refused:
+        read_demonstrations(tmp_path / "rows.jsonl", "prompt", "response")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_number_of_distinct_rows_is_chosen_by_the_seed_and_contains_smaller_choices(tiny):
+    rows = as_rollouts(tiny, numbers(40))
+    few, more = choose_rows(rows, 5, 0, "f"), choose_rows(rows, 20, 0, "f")
+    assert len(few) == 5 and len(more) == 20 and all(row in more for row in few)
+    assert choose_rows(rows, 5, 0, "f") == few != choose_rows(rows, 5, 1, "f")
+    assert choose_rows(rows, 0, 0, "f") == rows
+    with pytest.raises(UserError, match="--max-examples 41 asks for more distinct rows than the 40 of f"):
+        choose_rows(rows, 41, 0, "f")
+
+
+def test_held_out_prompts_and_rows_that_do_not_fit_are_not_trained_on(policy, tmp_path):
+    task = load_task("countdown")
+    kept_back, free = task.dataset.held_out[0], task.dataset.train[:30]
+    rows = [{"prompt": e.prompt, "response": r} for e in [kept_back, *free] for r in ("1", "2")]
+    rows.append({"prompt": "numbers 1", "response": " ".join(["7"] * 100)})
+    data = str(write(tmp_path / "rows.jsonl", rows))
+    loaded = load_rows(SftConfig(data=data, held_out_share=0.3, max_row_tokens=50), policy, task)
+    train, held_out = ({rollout.example_id for rollout in part} for part in (loaded.train, loaded.held_out))
+    # Every row is in one of the two, but for the task's own held-out problem and the row of 100 sevens.
+    assert len(train) + len(held_out - train) in (30, 31) and train and held_out and not train & held_out
+    assert json.dumps(kept_back.prompt, sort_keys=True) not in train
+    assert max(len(rollout.ids) for rollout in loaded.train + loaded.held_out) <= 50
+    assert len(loaded.train) == 2 * len(train)  # both responses to a prompt are on the same side
+    with pytest.raises(UserError, match=r"no row of .* can be trained on: of 63 distinct ones 63 have a held-out"):
+        load_rows(SftConfig(data=data, eval_data=data), policy, task)
+
+
+SMALL = """--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --threads 1 --device cpu
+    --task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --max-tokens 32
+    --eval-examples 8 --eval-samples 1"""
+BASE = SMALL.split()
+STEPS = "--steps 6 --batch-size 4 --save-every 2 --eval-every 3 --rollouts-every 2"
+FLAGS = [*BASE, *STEPS.split()]
+NAME = "rows-sft-seed0"
+
+
+@pytest.fixture(scope="module")
+def rows_file(tmp_path_factory):
+    """Solutions of training problems, and of a held-out one."""
+    task = load_task("hanoi", None)
+    rng = random.Random(0)
+    examples = [*task.dataset.train[:20], task.dataset.held_out[0]]
+    rows = [{"prompt": e.prompt, "response": task.demonstrations(e, rng)} for e in examples for _ in range(3)]
+    return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
+
+
+def folders(folder):
+    return ["--runs-dir", str(folder / "runs"), "--checkpoints-dir", str(folder / "checkpoints")]
+
+
+def summary(folder):
+    return json.loads((folder / "runs" / NAME / "summary.json").read_text())
+
+
+def lines_of(folder):
+    path = folder / "runs" / NAME / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+@pytest.fixture(autouse=True)
+def _handlers():
+    previous = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, rows_file):
+    folder = tmp_path_factory.mktemp("whole")
+    assert sft.main([*FLAGS, *folders(folder), "--data", str(rows_file)]) == 0
+    return folder, summary(folder)
+
+
+def assert_as_never_stopped(folder, whole):
+    found = summary(folder)
+    for name in ("weights_sha256", "eval_after", "held_out_loss", "train_rows", "steps"):
+        assert found[name] == whole[name], name
+    assert [line["step"] for line in lines_of(folder)] == list(range(7))
+
+
+def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
+    folder, found = uninterrupted
+    lines = lines_of(folder)
+    assert [line["step"] for line in lines if "sft/held_out_loss" in line] == [0, 3, 6]
+    assert all(f"eval/hanoi/{name}" in lines[3] for name in ("pass@1", "pass@1_low", "pass@1_high", "entropy"))
+    assert 0 < lines[6]["eval/hanoi/entropy"] < 4 and 0 < lines[6]["sft/entropy"] < 4
+    assert found["held_out_loss"]["6"] < found["held_out_loss"]["0"]
+    assert lines[6]["sft/epoch"] == pytest.approx(24 / found["train_rows"])
+    assert found["algorithm"] == "sft" and "pass@1" in found["eval_after"]
+    run = folder / "runs" / NAME
+    assert {path.name for path in (run / "rollouts").iterdir()} == {f"step_00000{n}.jsonl.gz" for n in (2, 4, 6)}
+    assert json.loads((run / "config.json").read_text())["program"] == "python -m minrl.sft"
+
+
+class Killed(BaseException):
+    """Stands for a process that ends here."""
+
+
+@pytest.mark.parametrize(("moment", "call"), [("sft_step", 2), ("measure", 2), ("save_checkpoint", 2), ("sft_step", 6)])
+def test_a_run_that_ends_anywhere_continues_to_the_same_weights(
+    tmp_path, rows_file, uninterrupted, monkeypatch, moment, call
+):
+    usual, calls = getattr(sft, moment), []
+
+    def stopping(*args, **kwargs):
+        calls.append(moment)
+        if len(calls) == call:
+            raise Killed
+        return usual(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sft, moment, stopping)
+        with pytest.raises(Killed):
+            sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file)])
+    assert sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted[1])
+
+
+def test_adapters_are_trained_and_continued(tmp_path, rows_file, uninterrupted):
+    flags = [*FLAGS, "--data", str(rows_file), "--lora-rank", "4", "--learning-rate", "1e-2"]
+    assert sft.main([*flags, *folders(tmp_path / "whole")]) == 0
+    whole = summary(tmp_path / "whole")
+    assert whole["held_out_loss"]["6"] < whole["held_out_loss"]["0"] == uninterrupted[1]["held_out_loss"]["0"]
+    # The rate falls with the number of steps: a constant one lets a shorter run be continued to the same weights.
+    constant = ["--schedule", "constant"]
+    assert sft.main([*flags, *constant, *folders(tmp_path / "once")]) == 0
+    assert sft.main([*flags, *constant, *folders(tmp_path / "twice"), "--steps", "3"]) == 0
+    assert sft.main(["--resume", "latest", "--steps", "6", "--runs-dir", str(tmp_path / "twice" / "runs")]) == 0
+    once, twice = summary(tmp_path / "once"), summary(tmp_path / "twice")
+    assert once["weights_sha256"] == twice["weights_sha256"] != whole["weights_sha256"]
+
+
+def test_a_run_does_not_go_on_with_other_rows_or_another_program(tmp_path, rows_file):
+    import train
+
+    own = write(tmp_path / "rows.jsonl", [json.loads(line) for line in rows_file.read_text().splitlines()])
+    assert sft.main([*FLAGS, *folders(tmp_path), "--data", str(own), "--steps", "1"]) == 0
+    with pytest.raises(UserError, match=r"is not one of python train.py: go on with python -m minrl.sft --resume"):
+        train.main(["--resume", NAME, "--runs-dir", str(tmp_path / "runs")])
+    with pytest.raises(UserError, match="finds no run"):
+        train.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")])
+    with pytest.raises(UserError, match="only --steps and --epochs may change, got --seed"):
+        sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs"), "--seed", "1"])
+    own.write_text(own.read_text() + '{"prompt": "1", "response": "2"}\n')
+    with pytest.raises(UserError, match=r"are not those that run .* began with"):
+        sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs"), "--steps", "2"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "name the rows to train on with --data"),
+        (["--data", "nowhere.jsonl"], "name the model to train with --model-id, or a --task"),
+        (["--data", "nowhere.jsonl", *BASE], "cannot read the rows in nowhere.jsonl"),
+        (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
+        (["--group-size", "4"], "unknown flag --group-size"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags, message):
+    there = uninterrupted[0] / "checkpoints"
+    with pytest.raises(UserError, match=message) as refused:
+        sft.main([*flags, "--runs-dir", str(tmp_path), "--checkpoints-dir", str(there)])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_is_trained_without_a_task(tmp_path, rows_file, uninterrupted):
+    model = str(next((uninterrupted[0] / "checkpoints").glob("base-*")))
+    flags = ["--model-id", model, "--device", "cpu", "--threads", "1", "--epochs", "0.5", "--batch-size", "8"]
+    assert sft.main([*flags, *folders(tmp_path), "--data", str(rows_file), "--max-examples", "16"]) == 0
+    found = summary(tmp_path)
+    assert found["steps"] == 1 and found["train_rows"] == 16  # half of 16 rows are one batch of 8
+    assert found["held_out_loss"]["1"] < found["held_out_loss"]["0"]
+
+
+def start(folder, rows_file, *flags):
+    command = [sys.executable, "-m", "minrl.sft", *flags, *folders(folder)]
+    command += [] if "--resume" in flags else ["--data", str(rows_file)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_continues_to_the_same_weights(tmp_path, rows_file, uninterrupted):
+    flags = FLAGS
+    for steps in (2, 4, 6):
+        process = start(tmp_path, rows_file, *flags)
+        deadline = time.monotonic() + 60
+        while len(lines_of(tmp_path)) < steps and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        flags = ["--resume", "latest"]
+    assert start(tmp_path, rows_file, *flags).wait(timeout=120) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted[1])
+
+
+RIGHT, WRONG = "<answer> 7 + 5 - 3 </answer>", "<answer> 3 + 5 + 7 </answer>"
+PROBLEM = {"numbers": [3, 7, 5], "target": 9}
+
+
+def keep(tmp_path, lines, *flags):
+    (tmp_path / "in.jsonl").write_text("".join(line + "\n" for line in lines))
+    output = tmp_path / "made" / "out.jsonl"
+    task = ["--task", "countdown", "--data", str(tmp_path / "in.jsonl"), "--output", str(output)]
+    assert filtering.main([*task, *flags]) == 0
+    assert not list(output.parent.glob("*.tmp"))
+    return output.read_text().split("\n")[:-1]
+
+
+def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys):
+    lines = [
+        json.dumps({"response": RIGHT, "prompt": "p", "odd": "\u2028", **PROBLEM}, ensure_ascii=False),
+        json.dumps({"response": WRONG, "completion": RIGHT, **PROBLEM}),
+        json.dumps({"completion": RIGHT, **PROBLEM}, indent=None, separators=(",", ":")),
+        json.dumps({"response": RIGHT, "numbers": [3, 7, 5]}),
+        "{",
+        json.dumps({"response": "", **PROBLEM}),
+    ]
+    assert keep(tmp_path, lines) == [lines[0], lines[2]]
+    said = capsys.readouterr().err
+    assert (
+        "kept 2 of 6 rows; 2 are not correct, 2 could not be scored, the first (row 4: the row lacks 'target'" in said
+    )
+    assert keep(tmp_path, lines, "--min-reward", "0.1") == lines[:3]
+    assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5]]
+
+
+if __name__ == "__main__":
+    two_processes(sys.argv[1])
