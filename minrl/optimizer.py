@@ -1,0 +1,73 @@
+"""The optimizer over the master weights, its learning rate at each step, and its state in a checkpoint."""
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from minrl.config import OptimizerConfig
+from minrl.policy import Policy, master_weights
+from minrl.types import UserError
+
+FINAL_FRAC = 0.1
+"""Share of the peak learning rate that a falling schedule ends with."""
+
+
+def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW over the float32 master weights that train; only matrices decay.
+
+    adamw8bit (arXiv:2110.02861) keeps both moments in 8 bits, quantized in blocks of 256; those of weights with fewer
+    than 4096 elements stay in float32, as the library has it.
+    """
+    weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    betas = config.adam_beta1, config.adam_beta2
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+    if find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"--optimizer {config.optimizer} needs bitsandbytes, which is not installed: run "
+            "`make setup EXTRA=optim8bit` (Linux), or use --optimizer adamw"
+        )
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(groups, lr=config.learning_rate, betas=betas)
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Linear warmup to the peak, then constant, or falling to a tenth of the peak at the last of `steps`.
+
+    `step` counts from 1.
+    """
+    warmup = min(1.0, step / max(1, config.warmup_steps))
+    done = min(1.0, max(0, step - config.warmup_steps) / max(1, steps - config.warmup_steps))
+    left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
+    return config.learning_rate * warmup * (FINAL_FRAC + (1 - FINAL_FRAC) * left)
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
+    """The optimizer's moments and step counts, by the name of the weight: `moment:name`."""
+    tensors = {}
+    for name, weight in master_weights(policy.model).items():
+        for key, value in optimizer.state.get(weight, {}).items():
+            tensor = torch.as_tensor(value).detach().cpu().contiguous()
+            shared = key.startswith("qmap")  # one table for all weights; safetensors wants tensors of their own
+            tensors[f"{key}:{name}"] = tensor.clone() if shared else tensor
+    save_file(tensors, path)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
+    """What `save_optimizer` wrote, back into the optimizer. bitsandbytes counts steps in an int, torch in a float32."""
+    weights = master_weights(policy.model)
+    for key, value in load_file(path).items():
+        kind, _, name = key.partition(":")
+        weight = weights[name]
+        device = "cpu" if kind == "step" and not optimizer.defaults.get("fused") else weight.device
+        counted = kind == "step" and value.dtype == torch.int64
+        optimizer.state[weight][kind] = int(value) if counted else value.to(device)

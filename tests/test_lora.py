@@ -1,0 +1,399 @@
+"""LoRA: what is trained, what the engine samples from, what the reference is, and what a checkpoint holds."""
+
+import copy
+import json
+
+import peft
+import pytest
+import torch
+from gradients import fixed_rollouts, settings, tiny_policy
+from safetensors.torch import load_file
+from test_train_loop import loop, metrics
+from transformers import AutoModelForCausalLM
+
+from minrl.algorithms import ALGORITHMS, choose_algorithm
+from minrl.batch import make_batch, pack
+from minrl.checkpoint import TrainState, damage, restore_optimizer, save_checkpoint, weights_sha256
+from minrl.config import LoraConfig, OptimizerConfig
+from minrl.engines import Sampling
+from minrl.engines.decoder import LlamaDecoder, TransformersDecoder
+from minrl.engines.device_copies import DeviceCopies, StableWeights
+from minrl.engines.torch_engine import TorchEngine
+from minrl.lora import Adapters, MergedWeights, adapted_layers, merged_weight
+from minrl.optimizer import make_optimizer
+from minrl.policy import load_policy, master_weights, save_policy
+from minrl.scoring import score, verify_scoring
+from minrl.types import SOLO, Request, UserError
+from minrl.update import update_policy
+from tests.conftest import CPU
+
+assert loop  # a fixture
+
+TARGETS = ["all-linear", "q_proj, v_proj", "layers.1.mlp.down_proj", r"model\.layers\.0\..*(o|gate)_proj"]
+IDS = [5, 9, 14, 8, 30, 21, 6]
+
+
+def untied(policy):
+    """The same policy with an output head of its own."""
+    model = policy.model
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().flip(0).clone())
+    return policy
+
+
+def adapt(policy, targets="all-linear", move=True, seed=0, **changes):
+    """The policy with adapters; moved ones have random B in place of 0."""
+    config = LoraConfig(lora_rank=4, lora_target_modules=targets, **changes)
+    policy.adapters = Adapters(policy.model, config, "base", seed)
+    generator = torch.Generator().manual_seed(1)
+    for weight in trained_weights(policy).values() if move else ():
+        weight.data += 0.2 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return policy
+
+
+def trained_weights(policy):
+    return {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
+
+
+def logprobs_of(model):
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+def test_before_the_first_update_the_policy_is_its_base_model_to_the_bit(policy, targets):
+    base = logprobs_of(policy.model)
+    adapt(policy, targets, move=False)
+    assert torch.equal(logprobs_of(policy.model), base)
+    trained = trained_weights(policy)
+    assert trained and all(".lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("targets", [*TARGETS, "lm_head, embed_tokens, q_proj"])
+@pytest.mark.parametrize("decoder", [LlamaDecoder, TransformersDecoder])
+def test_the_engine_samples_from_base_and_adapters_together(policy, targets, decoder, monkeypatch):
+    policy = adapt(untied(policy) if "lm_head" in targets else policy, targets)
+    verify_scoring(policy.model)
+    own = logprobs_of(policy.model)[0]
+    monkeypatch.setattr("minrl.engines.torch_engine.make_decoder", decoder)
+    engine = TorchEngine(policy)
+    assert engine.exact
+    expected = own[:-1].gather(1, torch.tensor(IDS)[1:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(engine.score(IDS)), expected, atol=1e-5, rtol=0)
+    requests = [Request(IDS[:3], seed, 8) for seed in range(4)]
+    for request, completion in zip(requests, engine.generate(requests, Sampling(1.0, frozenset())), strict=True):
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([request.ids + completion.ids])).logits[0]
+        said = logits.log_softmax(-1)[2:-1].gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(completion.logprobs), said, atol=1e-5, rtol=0)
+    with policy.as_reference() as base:
+        assert float((logprobs_of(base)[0] - own).abs().max()) > 0.01  # the adapters do matter
+
+
+def test_in_bfloat16_the_embedded_engine_is_corrected_for(policy, monkeypatch):
+    monkeypatch.setattr(type(policy.processes), "dtype", torch.bfloat16)
+    assert TorchEngine(policy).exact
+    adapt(policy)
+    assert not TorchEngine(policy).exact
+    exact = merged_weight(policy.model.model.layers[0].mlp.up_proj)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(merged_weight(policy.model.model.layers[0].mlp.up_proj), exact)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "lm_head, embed_tokens, k_proj"])
+def test_the_gradient_is_that_of_peft_over_whole_logits(processes, targets):
+    """Packed, chunked, frozen where frozen: against transformers' and peft's own forward of each rollout, in fp64."""
+    policy = untied(tiny_policy(processes))
+    plain = copy.deepcopy(policy.model)
+    adapt(policy, targets)
+    policy.model.double()
+    names = targets if targets == "all-linear" else [name.strip() for name in targets.split(",")]
+    plain = peft.get_peft_model(plain, peft.LoraConfig(r=4, lora_alpha=32, target_modules=names)).double().eval()
+    state = {f"base_model.model.{name}": weight for name, weight in policy.model.state_dict().items()}
+    plain.load_state_dict(state)
+    rollouts = [r for r in fixed_rollouts() if r.reward is not None]
+    logprobs, entropy = score(policy.model, pack(rollouts, range(len(rollouts))), temperature=0.7)
+    (logprobs.sum() + 0.3 * entropy.sum()).backward()
+    for rollout in rollouts:
+        ids, mask = torch.tensor([rollout.ids]), torch.tensor(rollout.loss_mask[1:])
+        own = (plain(input_ids=ids).logits[0, :-1] / 0.7).log_softmax(-1)
+        terms = own.gather(1, ids[0, 1:, None])[:, 0] - 0.3 * (own.exp() * own).sum(-1)
+        (terms * mask).sum().backward()
+    expected = {name.removeprefix("base_model.model."): w.grad for name, w in plain.named_parameters()}
+    trained = trained_weights(policy)
+    assert trained and trained.keys() == {name for name, gradient in expected.items() if gradient is not None}
+    for name, weight in trained.items():
+        assert float(weight.grad.abs().max()) > 1e-4
+        torch.testing.assert_close(weight.grad, expected[name], atol=1e-6, rtol=1e-6)
+
+
+def step(policy, optimizer, name="grpo", **changes):
+    """One update from the fixed rollouts."""
+    config, rollouts = settings(name, passes_per_step=1, **changes), fixed_rollouts()
+    algorithm = choose_algorithm(config)
+    batch = make_batch(rollouts, algorithm.compare(rollouts, {SOLO: 0.3}).advantages)
+    return update_policy(policy, optimizer, batch, algorithm, config, step=1, correct_engine=False).metrics
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_moves_the_adapters_and_nothing_else(name, processes):
+    policy = adapt(tiny_policy(processes))
+    before = {key: weight.clone() for key, weight in policy.model.state_dict().items()}
+    step(policy, make_optimizer(policy, OptimizerConfig()), name)
+    for key, weight in policy.model.state_dict().items():
+        assert torch.equal(weight, before[key]) == (".lora_" not in key), key
+
+
+def test_the_reference_is_the_model_without_adapters(processes):
+    policy, again, copied = adapt(tiny_policy(processes)), adapt(tiny_policy(processes)), tiny_policy(processes)
+    with policy.as_reference() as reference:
+        assert reference is policy.model
+        assert torch.equal(logprobs_of(reference), logprobs_of(copied.model))
+        assert not trained_weights(policy)
+    assert trained_weights(policy)
+    # The KL of an update is the one to a frozen copy of the base model.
+    config = {"kl_coef": 0.5, "kl_estimator": "k2"}
+    own = step(policy, make_optimizer(policy, OptimizerConfig()), **config)
+    again.adapters, again.reference = None, copied.model
+    other = step(again, make_optimizer(again, OptimizerConfig()), **config)
+    assert own["policy/ref_kl"] == other["policy/ref_kl"] > 0
+    assert own["policy/grad_norm"] == other["policy/grad_norm"]
+
+
+def test_the_reference_is_scored_without_the_adapter_of_the_head(processes):
+    policy, plain = untied(tiny_policy(processes)), untied(tiny_policy(processes))
+    rollouts = fixed_rollouts()
+    stream = pack(rollouts, range(len(rollouts)))
+    expected = score(plain.model, stream, 1.0)[0]
+    adapt(policy, "lm_head")
+    assert not torch.equal(score(policy.model, stream, 1.0)[0], expected)
+    with policy.as_reference() as reference:
+        assert torch.equal(score(reference, stream, 1.0)[0], expected)
+
+
+def test_before_the_first_update_the_kl_is_exactly_zero(processes):
+    policy = adapt(tiny_policy(processes), move=False)
+    assert step(policy, make_optimizer(policy, OptimizerConfig()), kl_coef=0.5)["policy/ref_kl"] == 0
+
+
+def test_merged_weights_have_the_names_and_the_places_of_a_plain_model(policy):
+    plain = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    names, layers = list(master_weights(policy.model)), 7 * 2
+    adapt(policy)
+    merged = MergedWeights(policy.model, master_weights(policy.model))
+    assert sorted(merged) == names and len(merged) == len(names)
+    assert len(merged.adapted) == layers
+    layer = policy.model.model.layers[1].mlp.down_proj
+    by_hand = plain["model.layers.1.mlp.down_proj.weight"] + 32 / 4 * (
+        layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    )
+    torch.testing.assert_close(merged["model.layers.1.mlp.down_proj.weight"], by_hand)
+    assert torch.equal(merged["model.norm.weight"], plain["model.norm.weight"])
+
+
+def test_a_model_whose_own_weights_are_called_lora_keeps_them():
+    model = torch.nn.Module()
+    model.lora_gate = torch.nn.Linear(2, 2)
+    assert list(MergedWeights(model, dict(model.named_parameters()))) == ["lora_gate.weight", "lora_gate.bias"]
+
+
+class Holder(torch.nn.Module):
+    """An engine's model that keeps one weight."""
+
+    def __init__(self, name, weight):
+        super().__init__()
+        self.name, self.held = name, torch.nn.Parameter(torch.zeros_like(weight, dtype=torch.bfloat16))
+
+    def load_weights(self, weights):
+        self.held.data.copy_(dict(weights)[self.name])
+
+
+def test_copies_on_the_device_follow_the_adapters_from_buffers_that_stay(policy):
+    adapt(policy)
+    stable = StableWeights(torch.bfloat16)
+    merged = MergedWeights(policy.model, master_weights(policy.model))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    copies = DeviceCopies(Holder(name, merged[name]), {name: stable.of(merged)[name]})
+    for _ in range(2):
+        trained_weights(policy)["model.layers.0.self_attn.q_proj.lora_B.default.weight"].data += 0.1
+        assert copies.fits({name: stable.of(merged)[name]})
+        copies.run()
+        assert torch.equal(copies.model.held, merged[name].bfloat16())
+    norm = "model.norm.weight"
+    assert stable.of(merged)[norm].data_ptr() == policy.model.model.norm.weight.data_ptr()
+
+
+def test_adapters_depend_on_their_seed_alone_and_leave_the_generator(make_policy):
+    first, second, other = make_policy(0), make_policy(0), make_policy(0)
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    adapt(first, move=False)
+    assert torch.equal(torch.rand(1), expected)
+    adapt(second, move=False)
+    adapt(other, move=False, seed=1)
+    assert weights_sha256(first) == weights_sha256(second) != weights_sha256(other)
+
+
+@pytest.fixture
+def base(policy, tmp_path):
+    """A folder with the base model."""
+    save_policy(policy, tmp_path / "base")
+    return tmp_path / "base"
+
+
+def adapted_from(base, processes, kind="merged", move=True):
+    policy = load_policy(str(base), CPU, processes)
+    config = LoraConfig(lora_rank=4, lora_checkpoint=kind)
+    policy.adapters = Adapters(policy.model, config, str(base), seed=0)
+    for weight in trained_weights(policy).values() if move else ():
+        weight.data += 0.2 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    return policy
+
+
+@pytest.mark.parametrize("kind", ["merged", "adapter"])
+def test_a_checkpoint_goes_on_bit_for_bit(base, tmp_path, processes, kind):
+    policy = adapted_from(base, processes, kind, move=False)
+    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2))
+    train_a_step(policy, optimizer)
+    path = save_checkpoint(tmp_path / "c", policy, optimizer, TrainState(step=1), keep=0)
+    assert damage(path) is None
+    other = adapted_from(base, processes, kind, move=False)
+    other.adapters.load(path)
+    assert weights_sha256(other) == weights_sha256(policy)
+    fresh = make_optimizer(other, OptimizerConfig(learning_rate=1e-2))
+    restore_optimizer(path, other, fresh)
+    for _ in range(3):
+        train_a_step(policy, optimizer)
+        train_a_step(other, fresh)
+    assert weights_sha256(other) == weights_sha256(policy) != weights_sha256(adapted_from(base, processes))
+    for continued, folder in ((policy, tmp_path / "one"), (other, tmp_path / "two")):
+        save_policy(continued, folder)
+    for file in (file for file in (tmp_path / "one").rglob("*") if file.suffix == ".safetensors"):
+        one, two = load_file(file), load_file(tmp_path / "two" / file.relative_to(tmp_path / "one"))
+        assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.suffix == ".safetensors")
+    whole = (base / "model.safetensors").stat().st_size
+    assert size > whole if kind == "merged" else size < whole
+
+
+def train_a_step(policy, optimizer):
+    policy.model(torch.tensor([IDS])).logits.square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["merged", "adapter"])
+def test_a_checkpoint_is_a_model_for_everyone(base, tmp_path, processes, kind):
+    policy = adapted_from(base, processes, kind)
+    save_policy(policy, tmp_path / "saved")
+    expected = logprobs_of(policy.model)
+    assert (tmp_path / "saved" / "config.json").exists() == (kind == "merged")
+    # transformers by itself, with peft where there are only adapters
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    torch.testing.assert_close(logprobs_of(theirs), expected, atol=1e-5, rtol=0)
+    # peft on the base model
+    adapters = tmp_path / "saved" / "adapter" if kind == "merged" else tmp_path / "saved"
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    torch.testing.assert_close(
+        logprobs_of(peft.PeftModel.from_pretrained(plain, adapters)), expected, atol=1e-5, rtol=0
+    )
+    # evaluate.py and --model-id: a plain model, whose weights all train
+    loaded = load_policy(str(tmp_path / "saved"), CPU, processes)
+    torch.testing.assert_close(logprobs_of(loaded.model), expected, atol=1e-5, rtol=0)
+    assert not adapted_layers(loaded.model) and loaded.adapters is None
+    assert list(trained_weights(loaded)) == list(trained_weights(load_policy(str(base), CPU, processes)))
+    save_policy(loaded, tmp_path / "again")
+    assert "lm_head.weight" not in load_file(tmp_path / "again" / "model.safetensors")
+    again = load_policy(str(tmp_path / "again"), CPU, processes)
+    assert torch.equal(logprobs_of(again.model), logprobs_of(loaded.model))
+    assert loaded.encode_prompt("numbers 1 2") == policy.encode_prompt("numbers 1 2")
+
+
+def test_damaged_adapters_beside_a_merged_model_are_noticed(base, tmp_path, processes):
+    policy = adapted_from(base, processes)
+    path = save_checkpoint(tmp_path / "c", policy, make_optimizer(policy, OptimizerConfig()), TrainState(step=1), 0)
+    adapters = path / "adapter" / "adapter_model.safetensors"
+    adapters.write_bytes(adapters.read_bytes()[:-1] + b"?")
+    assert damage(path) == "adapter/adapter_model.safetensors is not what was written"
+
+
+def test_adapters_are_not_put_on_another_base_model(base, tmp_path, processes):
+    save_policy(adapted_from(base, processes, "adapter"), tmp_path / "saved")
+    other = adapted_from(base, processes, "adapter")
+    other.model.model.norm.weight.data[5] += 1e-6
+    with pytest.raises(UserError, match=r"were trained on other weights than those of .*/base"):
+        other.adapters.load(tmp_path / "saved")
+
+
+def test_without_peft_adapters_are_refused_in_one_line(base, tmp_path, processes, monkeypatch):
+    policy = adapted_from(base, processes, "adapter")
+    save_policy(policy, tmp_path / "saved")
+    monkeypatch.setattr("minrl.lora.find_spec", lambda name: None)
+    for attempt in (lambda: load_policy(str(tmp_path / "saved"), CPU, processes), lambda: adapt(policy)):
+        with pytest.raises(UserError, match="make setup EXTRA=lora") as refused:
+            attempt()
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("q_proj,typo", "'typo' matches no layer with a weight matrix: there are embed_tokens, q_proj, k_proj"),
+        (r"model\.layers\.9\..*", "matches no layer with a weight matrix"),
+        ("mlp", "'mlp' matches no layer with a weight matrix"),
+        ("q_norm", "'q_norm' matches no layer"),
+        ("q_proj,lm_head", "lm_head, model.embed_tokens share one weight .* leave them out"),
+        (".*", "share one weight"),
+    ],
+)
+def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy, targets, message):
+    with pytest.raises(UserError, match=message) as refused:
+        adapt(policy, targets)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora_rank": -1}, "lora_rank must be 0"),
+        ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha must be at least 1"),
+        ({"lora_alpha": 16}, "lora_alpha is read only with adapters"),
+        ({"lora_checkpoint": "adapter"}, "lora_checkpoint is read only with adapters"),
+        ({"lora_rank": 4, "lora_target_modules": " , "}, "must name at least one layer"),
+        ({"lora_rank": 4, "lora_target_modules": "(q_proj"}, "is no regular expression"),
+    ],
+)
+def test_settings_that_contradict_are_refused_in_one_line(changes, message):
+    with pytest.raises(UserError, match=message) as refused:
+        LoraConfig(**changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_regular_expression_names_whole_paths(policy):
+    adapt(policy, r"model\.layers\.1\.self_attn\..*")
+    assert sorted(adapted_layers(policy.model)) == [f"model.layers.1.self_attn.{name}_proj" for name in "koqv"]
+
+
+@pytest.mark.parametrize("kind", ["merged", "adapter"])
+def test_a_run_with_adapters_learns_and_its_checkpoint_evaluates_by_itself(loop, policy, tmp_path, kind):
+    # The head stays as it is: one of random weights as small as these cannot say anything with much probability.
+    policy.model.get_output_embeddings().weight.data *= 5
+    save_policy(policy, tmp_path / "model")
+    flags = ["--lora-rank", "8", "--steps", "40", "--kl-coef", "0.001", "--learning-rate", "1e-2"]
+    _, run = loop(*flags, "--lora-checkpoint", kind)
+    lines = metrics(run)[1:]
+    rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
+    assert rewards[0] < 0.2 and sum(rewards[-5:]) / 5 > 0.5, rewards
+    assert lines[0]["policy/ref_kl"] == 0 < lines[-1]["policy/ref_kl"]
+    assert max(line["engine/logprob_gap_max"] for line in lines) < 1e-4
+    (saved,) = (tmp_path / "ckpt").glob("*/step_*")
+    from minrl.processes import Processes
+
+    policy = load_policy(str(saved), CPU, Processes(CPU))
+    said = TorchEngine(policy).generate(
+        [Request(policy.encode_prompt("numbers 1"), 1, 4)] * 32, Sampling(1.0, frozenset())
+    )
+    words = " ".join(policy.decode(completion.ids) for completion in said).split()
+    assert words.count("7") / len(words) > 0.5
+    assert json.loads((run / "config.json").read_text())["config"]["lora_rank"] == 8
