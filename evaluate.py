@@ -15,15 +15,18 @@ from pathlib import Path
 
 from minrl.command_line import parse_with_tasks, run_main
 from minrl.completions import score_file
-from minrl.config import EvaluateConfig, TaskOptions
+from minrl.config import EvaluateConfig, TaskOptions, task_key
 from minrl.tasks import Task, load_task
+from minrl.types import require
 from minrl.workers import Workers
 
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate a model, or score a file."""
     config, options = parse_with_tasks(EvaluateConfig, arguments)
-    task = load_task(config.task, options.get(config.task), config.data_path)
+    task = load_task(config.task, options, config.data_path)
+    for note in task.notes():
+        sys.stderr.write(f"{config.task}: {note}\n")
     workers = Workers(config.reward_workers, config.reward_deadline_s)
     try:
         return _score(config, task, workers) if config.completions else _evaluate(config, options, task, workers)
@@ -40,14 +43,20 @@ def _score(config: EvaluateConfig, task: Task, workers: Workers) -> int:
 
 def _evaluate(config: EvaluateConfig, options: TaskOptions, task: Task, workers: Workers) -> int:
     from minrl.engines.choice import make_engine
+    from minrl.engines.opponent import EngineWithOpponent
     from minrl.evaluation import evaluate
-    from minrl.parts import resolve_model
+    from minrl.parts import no_frozen_role, resolve_model
     from minrl.policy import load_policy
     from minrl.processes import Processes
 
-    path = resolve_model(config.checkpoint)
-    policy = load_policy(path, config.model, Processes(config.model))
+    task.dataset.sizes()  # a task without its data is refused before a model is loaded
+    require(task.frozen_opponent or not config.opponent, no_frozen_role(config.task))
+    path, processes = resolve_model(config.checkpoint), Processes(config.model)
+    policy = load_policy(path, config.model, processes)
     engine = make_engine(config.engine, policy)
+    if config.opponent:
+        opponent = load_policy(resolve_model(config.opponent), config.model, processes)
+        engine = EngineWithOpponent(engine, opponent, policy)
     try:
         evaluation = evaluate(policy, engine, workers, task, config.evaluation, config.rollout, config.seed)
     finally:
@@ -55,7 +64,8 @@ def _evaluate(config: EvaluateConfig, options: TaskOptions, task: Task, workers:
     result: Mapping[str, object] = {
         "model": path,
         "task": config.task,
-        "options": vars(options[config.task]) if config.task in options else {},
+        **({"opponent": config.opponent or path} if task.frozen_opponent else {}),
+        "options": vars(options[task_key(config.task)]),
         "seed": config.seed,
         "temperature": config.temperature,
         **evaluation.to_json(),

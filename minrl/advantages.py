@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 STD_EPSILON = 1e-4
-"""Added to the standard deviation that divides (the value of arXiv:2402.03300's reference implementations)."""
+"""Added to the standard deviation that divides: TRL's value (verl's is 1e-6); the papers name no value."""
 
 BASELINE_DECAY = 0.95
-"""Share of a moving-average baseline that one step keeps."""
+"""Share of a moving-average baseline that one step keeps: that of SPIRAL's published code."""
 
 Baselines = Mapping[str, float]
 """The moving average of the reward of each role."""
@@ -35,9 +35,10 @@ def normalize_rewards_per_group(
     roles: Sequence[str],
     baselines: Baselines,
 ) -> tuple[Float[Tensor, " N"], Baselines]:
-    """Group z-score: (r - mean) / (std + 1e-4), arXiv:2402.03300, section 4.1.2.
+    """Group z-score: (r - mean) / (std + 1e-4), GRPO, arXiv:2402.03300, section 4.1.2 (in its text, without a number).
 
-    The standard deviation is unbiased (divides by n - 1). A group without spread, or of one, gets 0.
+    The standard deviation is unbiased (divides by n - 1); the paper does not say which. Departures: the epsilon 1e-4,
+    which it does not have; a group without spread, or of one, gets 0, where it would divide 0 by 0.
     """
     centred = _centred(rewards, scorable, groups)
     counts = _group_sums(scorable.to(rewards.dtype), groups)
@@ -54,7 +55,7 @@ def mean_only(
 ) -> tuple[Float[Tensor, " N"], Baselines]:
     """r - mean: Dr. GRPO, arXiv:2503.20783, section 3.2, which leaves the standard deviation out.
 
-    Dividing by it weighs questions that are nearly always or nearly never solved above the rest.
+    Dividing by it weighs questions that are nearly always or nearly never solved above the rest (its section 3.1).
     """
     return _centred(rewards, scorable, groups), baselines
 
@@ -66,9 +67,10 @@ def leave_one_out(
     roles: Sequence[str],
     baselines: Baselines,
 ) -> tuple[Float[Tensor, " N"], Baselines]:
-    """r_i - mean of the group's others: RLOO, arXiv:2402.14740, section 3.3.
+    """r_i - mean of the group's others: RLOO, arXiv:2402.14740, section 2.3 (its estimator has no number).
 
-    Computed as n / (n - 1) (r_i - mean), which is the same. A group of one has no others and gets 0.
+    Computed as n / (n - 1) (r_i - mean), which is the same. A group of one has no others and gets 0. Departure: the
+    paper takes the KL penalty off the reward (its equation 3); here it is a term of the loss, where wanted.
     """
     counts = _group_sums(scorable.to(rewards.dtype), groups)
     return _centred(rewards, scorable, groups) * (counts / (counts - 1).clamp(min=1))[groups], baselines
@@ -81,11 +83,12 @@ def relative_to_mean(
     roles: Sequence[str],
     baselines: Baselines,
 ) -> tuple[Float[Tensor, " N"], Baselines]:
-    """(r - mean) / mean: MaxRL, arXiv:2602.02710.
+    """(r - mean) / mean: MaxRL, arXiv:2602.02710, section 4, Algorithm 1.
 
-    With rewards 0 and 1 the expected gradient is that of a truncated log-likelihood of success: hard questions, whose
-    mean is small, weigh more. A group whose mean is not above 0 gets 0, since the weight would be infinite or turned
-    around; rewards are meant to be 0 or more.
+    Rewards are meant to be 0 and 1, as the paper's are. For a question solved with probability p the expected gradient
+    is that of -sum (1 - p)^k / k over k = 1 to n - 1, which tends to log p: hard questions, whose mean is small, weigh
+    more. (Order n, the paper's theorem, needs its baseline in groups that nobody solved too; Algorithm 1 drops it.)
+    A group whose mean is not above 0 gets 0, since the weight would be infinite or turned around.
     """
     counts = _group_sums(scorable.to(rewards.dtype), groups).clamp(min=1)
     mean = _group_sums(torch.where(scorable, rewards, 0.0), groups) / counts
@@ -100,10 +103,12 @@ def group_policy_gradient(
     roles: Sequence[str],
     baselines: Baselines,
 ) -> tuple[Float[Tensor, " N"], Baselines]:
-    """alpha (r - mean) with alpha = B / (B - M), arXiv:2504.02546, section 3 ("accurate gradient estimation").
+    """alpha (r - mean) / F_norm with F_norm = 1 and alpha = B / (B - M): GPG, arXiv:2504.02546, section 2.2, equation 7
+    of its ICLR 2026 version.
 
-    B is the number of groups in the batch, M the number of those without spread, which teach nothing: the rest is
-    scaled up by what they would have diluted. The paper's F_norm is 1 here.
+    B is the number of groups in the step, M the number of those without spread, which teach nothing: the rest is
+    scaled up by what they would have diluted. Departure: the paper also samples on while 1 / alpha is below a
+    threshold; the setting nearest to that is `refill_rounds`.
     """
     centred = _centred(rewards, scorable, groups)
     present = _group_sums(scorable.to(rewards.dtype), groups) > 0
@@ -118,11 +123,12 @@ def normalize_rewards_over_batch(
     roles: Sequence[str],
     baselines: Baselines,
 ) -> tuple[Float[Tensor, " N"], Baselines]:
-    """(r - mean) / (std + 1e-4) over the whole step: REINFORCE++, arXiv:2501.03262, section 3 ("global advantage
-    normalization").
+    """(r - mean) / (std + 1e-4) over the whole step: REINFORCE++, arXiv:2501.03262v9, section 3.1, equation 5.
 
-    The standard deviation is unbiased. Departures: statistics are over rollouts, not over tokens, so that long
-    completions do not count more; a KL penalty, where wanted, is a term of the loss and not of the reward.
+    The standard deviation is unbiased. It is not the variant "w/ Baseline" (section 3.2, equations 6 and 7), which
+    subtracts the group's mean first. Departures: a KL penalty, where wanted, is a term of the loss, not of the
+    advantage (equation 4); statistics are over rollouts, not over tokens as in verl, so that long completions do not
+    count more.
     """
     everyone = torch.zeros_like(groups)
     return normalize_rewards_per_group(rewards, scorable, everyone, roles, baselines)
@@ -135,7 +141,7 @@ def no_baseline(
     roles: Sequence[str],
     baselines: Baselines,
 ) -> tuple[Float[Tensor, " N"], Baselines]:
-    """r itself: REINFORCE as Williams 1992 (doi:10.1007/BF00992696) first has it, with b = 0."""
+    """r itself: REINFORCE, Williams 1992 (doi:10.1007/BF00992696), with the baseline b = 0."""
     return torch.where(scorable, rewards, 0.0), baselines
 
 
@@ -149,9 +155,10 @@ def moving_average_baseline(
     """r - b with b a moving average of the role's reward, read before this step's rewards enter it.
 
     REINFORCE with a baseline (Williams 1992, doi:10.1007/BF00992696); one for each role is the role-conditioned
-    advantage of SPIRAL (arXiv:2506.24119, section 3.3), with its decay of 0.95. b moves once a step by the mean of the
-    step, not once a rollout, so that it does not depend on their order. A role's first step sets its baseline: it is
-    the mean of that step, since 0 would call every reward good.
+    advantage of SPIRAL, arXiv:2506.24119, section 3, Algorithm 1: A = r - b, then b <- 0.95 b + 0.05 r, in the order
+    and with the decay of its published code (the paper prints the update first). Departures: b moves once a step by
+    the mean of the step, not once a rollout, so that it does not depend on their order; and b is one for each role,
+    not for each game and role, since a run trains on one task. It starts from 0, as theirs.
     """
     advantages, updated = torch.zeros_like(rewards), dict(baselines)
     for role in sorted(set(roles)):
@@ -159,7 +166,7 @@ def moving_average_baseline(
         if not of_role.any():
             continue
         mean = float(rewards[of_role].mean())
-        baseline = baselines.get(role, mean)
+        baseline = baselines.get(role, 0.0)
         advantages[of_role] = rewards[of_role] - baseline
         updated[role] = BASELINE_DECAY * baseline + (1 - BASELINE_DECAY) * mean
     return advantages, updated
@@ -167,7 +174,7 @@ def moving_average_baseline(
 
 def overlong_penalty(lengths: Int[Tensor, " N"], max_tokens: int, buffer: int) -> Float[Tensor, " N"]:
     """0 up to max_tokens - buffer, from there falling linearly to -1 at max_tokens: DAPO's soft overlong punishment,
-    arXiv:2503.14476, equation 13. No length is above max_tokens here. 0 where buffer is 0.
+    arXiv:2503.14476, section 3.4, equation 13. No length is above max_tokens here. 0 where buffer is 0.
     """
     return -(lengths.double() - (max_tokens - buffer)).clamp(min=0) / max(1, buffer) * (buffer > 0)
 

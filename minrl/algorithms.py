@@ -57,6 +57,11 @@ class Algorithm:
     group_relative: bool = True
     overlong: tuple[int, int] = (0, 0)
 
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the surrogate knows how far the policy has moved from the one that sampled."""
+        return self.surrogate is not policy_gradient
+
     def compare(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Comparison":
         """The advantage of each rollout among all rollouts of the step."""
         rewards = [0.0 if r.reward is None else r.reward.value for r in rollouts]
@@ -79,34 +84,36 @@ class Comparison:
 
 
 ALGORITHMS: dict[str, Algorithm] = {
-    # arXiv:2402.03300. Its KL term to a reference is --kl-coef.
+    # arXiv:2402.03300, equation 3. Its KL term to a reference is --kl-coef; its bound is not published, 0.2 is PPO's.
     "grpo": Algorithm(normalize_rewards_per_group, clipped_surrogate, sequence_mean, CLIP),
-    # arXiv:2503.20783.
+    # arXiv:2503.20783, section 3.2.
     "dr_grpo": Algorithm(mean_only, clipped_surrogate, constant_length, CLIP),
-    # arXiv:2503.14476. Its dynamic sampling and overlong penalty are settings of their own.
+    # arXiv:2503.14476, bounds of its section 4.1. Its dynamic sampling and overlong penalty are settings of their own.
     "dapo": Algorithm(normalize_rewards_per_group, clipped_surrogate, token_mean, Limits(0.2, 0.28)),
     # arXiv:2507.18071; bounds of its section 5.1.
     "gspo": Algorithm(
         normalize_rewards_per_group, clipped_surrogate, sequence_mean, Limits(3e-4, 4e-4), ratio_level="geometric"
     ),
-    # arXiv:2506.13585. Its upper bound is not published; 5 is that of arXiv:2510.13786.
+    # arXiv:2506.13585. Its upper bound is not published; 5 is that of arXiv:2510.13786. Its dynamic sampling and length
+    # penalty, which are DAPO's, are settings of their own.
     "cispo": Algorithm(normalize_rewards_per_group, clipped_weight, token_mean, Limits(clip_high=4.0)),
-    # arXiv:2511.20347.
+    # arXiv:2511.20347, equation 5.
     "sapo": Algorithm(normalize_rewards_per_group, soft_gate, sequence_mean),
-    # arXiv:1912.09729, with a group's baseline in place of a value network.
+    # arXiv:1912.09729, with a group's baseline in place of a value network, and c = 3 as in verl.
     "dual_clip": Algorithm(normalize_rewards_per_group, dual_clipped_surrogate, sequence_mean, Limits(0.2, 0.2, 3.0)),
-    # arXiv:2402.14740, divided by L, which AdamW does not see.
+    # arXiv:2402.14740, section 2.3, divided by the constant L.
     "rloo": Algorithm(leave_one_out, policy_gradient, constant_length),
-    # arXiv:2602.02710.
+    # arXiv:2602.02710, Algorithm 1, divided by the step's tokens in place of its completions.
     "maxrl": Algorithm(relative_to_mean, policy_gradient, token_mean),
-    # arXiv:2504.02546.
+    # arXiv:2504.02546, equations 5 and 7 of its ICLR 2026 version, without its threshold for sampling on.
     "gpg": Algorithm(group_policy_gradient, policy_gradient, token_mean),
-    # arXiv:2501.03262.
+    # arXiv:2501.03262v9, section 3.1. Departure: the mean over all tokens, where its equation 1 takes that of each
+    # completion first.
     "reinforce_pp": Algorithm(normalize_rewards_over_batch, clipped_surrogate, token_mean, CLIP, group_relative=False),
-    # Williams 1992, with a moving-average baseline.
+    # Williams 1992, with a moving-average baseline, divided by the step's tokens.
     "reinforce": Algorithm(moving_average_baseline, policy_gradient, token_mean, group_relative=False),
     "reinforce_no_baseline": Algorithm(no_baseline, policy_gradient, token_mean, group_relative=False),
-    # arXiv:2506.24119: a baseline for each role, and completions that are not divided by their length.
+    # arXiv:2506.24119, equation 3: a baseline for each role, and completions that are not divided by their length.
     "spiral": Algorithm(moving_average_baseline, policy_gradient, constant_length, group_relative=False),
 }
 
@@ -122,6 +129,11 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
         raise UserError(
             f"{name} compares the completions of a group: group_size must be at least 2, "
             f"got {config.rollout.group_size}; or choose --algorithm reinforce"
+        )
+    if not algorithm.has_ratio and settings.passes_per_step > 1:
+        raise UserError(
+            f"{name} has no ratio to the policy that sampled, so a second pass would train on what another policy "
+            f"sampled: passes_per_step must be 1, got {settings.passes_per_step}; or choose --algorithm grpo"
         )
     if algorithm.ratio_level != "token" and settings.importance_level == "token":
         raise UserError(

@@ -20,12 +20,13 @@ import torch
 
 from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig
-from minrl.models import CHAT_TEMPLATE, END, small_qwen3, word_tokenizer
+from minrl.models import CHAT_TEMPLATE, small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy, save_policy
 from minrl.processes import Processes
 from minrl.scoring import score
+from minrl.sft.demonstrations import as_rollout
 from minrl.tasks import Task
-from minrl.types import SOLO, Rollout, UserError
+from minrl.types import Rollout, UserError
 
 VERSION = 1
 """Counted up when the recipe changes, so that a cached model of the old recipe is not taken for the new."""
@@ -43,11 +44,15 @@ def require_demonstrations(name: str, task: Task) -> None:
 
 
 def base_model_path(
-    config: BaseModelConfig, name: str, options: object, words: Sequence[str], checkpoints_dir: str
+    config: BaseModelConfig, name: str, options: object, words: Sequence[str], checkpoints_dir: str, source: str = ""
 ) -> Path:
-    """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from."""
-    recipe = json.dumps([VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE])
-    return Path(checkpoints_dir) / f"base-{name}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from.
+
+    `source` is the program of a task from outside the package, whose demonstrations may change at any time.
+    """
+    made_from = [VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE, *filter(None, [source])]
+    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+    return Path(checkpoints_dir) / f"base-{name.replace('/', '-')}-{digest[:12]}"
 
 
 def make_base_model(
@@ -73,6 +78,7 @@ def make_base_model(
 def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:
     """Supervised fine-tuning on demonstrations of training examples: the loss is the mean over completion tokens."""
     rng = random.Random(config.base_seed)
+    end = policy.tokenizer.eos_token_id
     weights = list(policy.model.parameters())
     optimizer = torch.optim.AdamW(
         weights, lr=config.base_learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
@@ -81,7 +87,7 @@ def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Pr
         optimizer, config.base_learning_rate, total_steps=config.base_steps + 1, pct_start=0.1, div_factor=10
     )
     for step in range(config.base_steps):
-        rollouts = [_demonstration(policy, task, rng) for _ in range(config.base_batch_size)]
+        rollouts = [_demonstration(policy, task, rng, end) for _ in range(config.base_batch_size)]
         stream = pack(rollouts, range(len(rollouts))).to(policy.device)
         logprobs, _ = score(policy.model, stream, temperature=1.0)
         loss = -logprobs.mean()
@@ -93,22 +99,9 @@ def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Pr
         progress(step + 1, f"loss {loss.item():.3f}")
 
 
-def _demonstration(policy: Policy, task: Task, rng: random.Random) -> Rollout:
-    """One demonstration as a rollout whose completion tokens are scored."""
+def _demonstration(policy: Policy, task: Task, rng: random.Random, end: int) -> Rollout:
+    """One demonstration of a training example as a rollout whose completion tokens are scored."""
     example = rng.choice(task.dataset.train)
     assert task.demonstrations is not None
-    prompt = policy.encode_prompt(example.prompt)
-    completion = policy.tokenizer(f"{task.demonstrations(example, rng)} {END}")["input_ids"]
-    return Rollout(
-        ids=prompt + completion,
-        loss_mask=[False] * len(prompt) + [True] * len(completion),
-        rollout_logprobs=[0.0] * (len(prompt) + len(completion)),
-        turns=[(len(prompt), len(prompt) + len(completion))],
-        prompt_length=len(prompt),
-        example_id=example.id,
-        group=0,
-        sample=0,
-        role=SOLO,
-        seed=0,
-        weight_version=0,
-    )
+    shown = task.demonstrations(example, rng)
+    return as_rollout(policy, example.id, [(example.prompt, shown)] if isinstance(shown, str) else shown, end)

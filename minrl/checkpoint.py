@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from loguru import logger
 
-from minrl.policy import Policy, load_optimizer, master_weights, save_optimizer, save_policy
+from minrl.optimizer import load_optimizer, save_optimizer
+from minrl.policy import Policy, master_weights, save_policy
 from minrl.types import UserError
 
 MANIFEST = "manifest.json"
@@ -140,7 +141,8 @@ def _by_step(folder: Path) -> list[Path]:
 
 def _seal(folder: Path) -> None:
     """Flush every file to the disk, then write the manifest."""
-    digests = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(folder)): _digest(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
     _each_file(folder, _fsync)
     _fsync(folder)

@@ -1,4 +1,4 @@
-"""From the command line, a file or a stored run to a `TrainerConfig` and the tasks' options.
+"""From the command line, a file or a stored run to a program's config and the tasks' options.
 
 Flags come from the dataclasses by tyro. `--config FILE` (YAML, or a run's config.json) is read first, flags on top.
 Whatever is refused is refused in one line.
@@ -18,7 +18,7 @@ import tyro
 import yaml
 
 from minrl.config import TaskOptions, TrainerConfig
-from minrl.tasks import TASK_DEFINITIONS
+from minrl.tasks import flag_identifier, option_classes, with_absolute_path
 from minrl.types import UserError
 
 T = TypeVar("T")
@@ -26,26 +26,38 @@ T = TypeVar("T")
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
+PREFIXED = {"prefixed": True}
+"""Marks a task's options among the arguments: their flags begin with the task's name."""
+
+TASK_NAMES = ("task", "eval_tasks")
+"""The settings that name tasks, the second several with commas between them."""
+
 
 def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
     """The config of train.py and the options of every task."""
+    return parse_config(TrainerConfig, arguments)
+
+
+def parse_config(cls: type[T], arguments: Sequence[str]) -> tuple[T, TaskOptions]:
+    """The config of a program that makes runs, from flags over a `--config` file, and the options of every task."""
     arguments, values = _take_config_file(list(arguments))
-    trainer, options = from_dict(values)
-    return parse_with_tasks(TrainerConfig, arguments, trainer, options)
+    config, options = from_dict(values, cls, _take_task_names(arguments)[1])
+    return parse_with_tasks(cls, arguments, config, options)
 
 
 def parse_with_tasks(
     cls: type[T], arguments: Sequence[str], default: T | None = None, options: TaskOptions | None = None
 ) -> tuple[T, TaskOptions]:
-    """A config with flat flags, and the options of every task under the task's name."""
+    """A config with flat flags, and the options of every built-in task and of those named, under the task's name."""
+    arguments, names = _take_task_names(arguments)
     if options is None:
-        options = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
+        options = {key: options_class() for key, options_class in option_classes(names).items()}
     main = dataclasses.field() if default is None else dataclasses.field(default=default)
-    fields: list[Any] = [("main", Annotated[cls, tyro.conf.OmitArgPrefixes], main)]
-    for name, value in options.items():
-        fields.append((_identifier(name), type(value), dataclasses.field(default=value)))
+    fields: list[Any] = [("_main", Annotated[cls, tyro.conf.OmitArgPrefixes], main)]
+    for key, value in options.items():
+        fields.append((flag_identifier(key), type(value), dataclasses.field(default=value, metadata=PREFIXED)))
     parsed: Any = parse(dataclasses.make_dataclass("Arguments", fields, frozen=True), arguments)
-    return parsed.main, {name: getattr(parsed, _identifier(name)) for name in options}
+    return parsed._main, {key: getattr(parsed, flag_identifier(key)) for key in options}
 
 
 def parse(cls: type[T], arguments: Sequence[str], description: str | None = None) -> T:
@@ -77,7 +89,7 @@ def _refuse(error: UserError) -> int:
     return 2
 
 
-def to_dict(config: TrainerConfig, options: TaskOptions) -> dict[str, Any]:
+def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
     """Plain values by flag name, the tasks' options in a dictionary each: what `from_dict` reads."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config):
@@ -90,41 +102,47 @@ def to_dict(config: TrainerConfig, options: TaskOptions) -> dict[str, Any]:
     return {**values, "tasks": tasks}
 
 
-def from_dict(values: Mapping[str, Any]) -> tuple[TrainerConfig, TaskOptions]:
-    """The config with these values over the defaults. Unknown names and wrong types are refused."""
+def from_dict(values: Mapping[str, Any], cls: type[T], named: Sequence[str] = ()) -> tuple[T, TaskOptions]:
+    """A config of the class with these values over the defaults, and the options of every built-in task, of those in
+    the values and of those named. Unknown names and wrong types are refused.
+    """
     left = {str(key).replace("-", "_"): value for key, value in values.items()}
+    tasks = list(named)
+    for setting in TASK_NAMES:
+        if isinstance(left.get(setting), str):
+            found = _names_in(setting, left[setting])
+            left[setting] = ",".join(found)
+            tasks += found
     given = left.pop("tasks", {})
     if not isinstance(given, Mapping) or not all(isinstance(chosen, Mapping) for chosen in given.values()):
         raise UserError(f"tasks must hold options by task, such as `tasks: {{hanoi: {{skill: 0.5}}}}`, got {given!r}")
     groups: dict[str, Any] = {}
-    hints = get_type_hints(TrainerConfig)
-    for field in dataclasses.fields(TrainerConfig):
-        if dataclasses.is_dataclass(hints[field.name]):
-            names = {inner.name for inner in dataclasses.fields(hints[field.name])}
-            chosen = {name: left.pop(name) for name in list(left) if name in names}
-            groups[field.name] = _typed(hints[field.name], chosen)
-        elif field.name in left:
-            groups[field.name] = left.pop(field.name)
-    if left:
-        known = _flags(TrainerConfig)
-        raise UserError(_unknown(f"setting {next(iter(left))!r}", next(iter(left)).replace("_", "-"), known))
-    unknown = sorted(set(given) - set(TASK_DEFINITIONS))
-    if unknown:
-        raise UserError(f"options for an unknown task {unknown[0]!r}: tasks are {', '.join(TASK_DEFINITIONS)}")
-    options: dict[str, Any] = {name: _typed(d.options, given.get(name, {})) for name, d in TASK_DEFINITIONS.items()}
-    return _typed(TrainerConfig, groups), options
-
-
-def _typed(cls: type[T], values: Mapping[str, Any]) -> T:
-    """A dataclass from plain values whose types are checked."""
     hints = get_type_hints(cls)
+    for name, hint in hints.items():
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            inner = {field.name for field in dataclasses.fields(hint)}
+            groups[name] = _typed(getattr(cls(), name), {key: left.pop(key) for key in list(left) if key in inner})
+        elif name in left:
+            groups[name] = left.pop(name)
+    if left:
+        known = _flags(cls)
+        raise UserError(_unknown(f"setting {next(iter(left))!r}", next(iter(left)).replace("_", "-"), known))
+    classes = option_classes(tasks)
+    classes.update(option_classes(key for key in given if key not in classes))
+    options: dict[str, Any] = {key: _typed(chosen(), given.get(key, {})) for key, chosen in classes.items()}
+    return _typed(cls(), groups), options
+
+
+def _typed(default: T, values: Mapping[str, Any]) -> T:
+    """A dataclass with plain values, whose types are checked, in place of its own."""
+    hints = get_type_hints(type(default))
     converted = {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in hints:
-            raise UserError(_unknown(f"option {name!r} of {cls.__name__}", name, sorted(hints)))
+            raise UserError(_unknown(f"option {name!r} of {type(default).__name__}", name, sorted(hints)))
         converted[name] = _converted(name, hints[name], value)
-    return cls(**converted)
+    return dataclasses.replace(default, **converted)  # type: ignore[type-var]
 
 
 def _converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
@@ -161,6 +179,29 @@ def _take_config_file(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
     return arguments, {}
 
 
+def _take_task_names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments with absolute paths in the names of tasks, and these names: their options are flags too."""
+    given, names = list(arguments), []
+    for index, argument in enumerate(given):
+        flag, equals, value = argument.partition("=")
+        setting = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or setting not in TASK_NAMES or (not equals and index + 1 == len(given)):
+            continue
+        found = _names_in(setting, value if equals else given[index + 1])
+        if equals:
+            given[index] = f"{flag}={','.join(found)}"
+        else:
+            given[index + 1] = ",".join(found)
+        names += found
+    return given, names
+
+
+def _names_in(setting: str, value: str) -> list[str]:
+    """The tasks that a setting names, the paths of their files absolute."""
+    names = value.split(",") if setting == "eval_tasks" else [value]
+    return [with_absolute_path(name.strip()) for name in names if name.strip()]
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
     """The settings in a YAML file or in a run's config.json."""
     try:
@@ -177,10 +218,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
 def _flags(cls: type) -> list[str]:
     """Every flag of a dataclass, without the dashes."""
     flags = []
-    tasks = {_identifier(name) for name in TASK_DEFINITIONS}
+    prefixed = {field.name for field in dataclasses.fields(cls) if field.metadata == PREFIXED}
     for name, hint in get_type_hints(cls).items():
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            prefix = f"{name.replace('_', '-')}." if name in tasks else ""
+            prefix = f"{name.replace('_', '-')}." if name in prefixed else ""
             flags += [prefix + flag for flag in _flags(hint)]
         else:
             flags.append(name.replace("_", "-"))
@@ -204,10 +245,6 @@ def _one_line(box: str, known: Sequence[str]) -> str:
         flag = message.split(":", 1)[1].split(",")[0].strip()
         return _unknown(f"flag {flag}", flag.lstrip("-"), known)
     return message
-
-
-def _identifier(name: str) -> str:
-    return name.replace("/", "_").replace("-", "_")
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value

@@ -22,13 +22,12 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers) -> tupl
 
     The output appears when it is whole.
     """
-    try:
-        text = source.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the completions in {source}: {error}") from error
-    lines = [
-        line for line in text.split("\n") if line.strip()
-    ]  # a string may hold U+2028, which splitlines() splits at
+    if task.reward is None:
+        raise UserError(
+            "this task is played over several turns and no single completion of it can be scored: "
+            "leave out --completions and name a model with --checkpoint"
+        )
+    lines = read_lines(source, "completions")
     rows = solved = failed = 0
     temporary = output.with_name(output.name + ".tmp")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +38,15 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers) -> tupl
                 rows, solved, failed = rows + 1, solved + bool(row.get("solved")), failed + (row["reward"] is None)
     temporary.rename(output)
     return rows, solved, failed
+
+
+def read_lines(source: Path, what: str) -> list[str]:
+    """The lines of a file that are not blank. `what` says what they are, should it not be readable."""
+    try:
+        text = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the {what} in {source}: {error}") from error
+    return [line for line in text.split("\n") if line.strip()]  # a string may hold U+2028: splitlines() splits there
 
 
 def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict[str, Any]]:
@@ -65,6 +73,7 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def _job(task: Task, row: dict[str, Any], number: int) -> Job:
+    assert task.reward is not None
     example = Example(str(row.get("id", number)), "", row)
     return Job(task.reward, (row["completion"], example), cheap=task.cheap)
 

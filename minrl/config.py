@@ -8,10 +8,24 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from minrl.learning_config import AlgorithmConfig, OptimizerConfig, SamplingConfig
+from minrl.learning_config import AlgorithmConfig, LoraConfig, OptimizerConfig, SamplingConfig
 from minrl.types import require
+
+
+def task_key(task: str) -> str:
+    """What a task is called in flags, metrics and folders: its name, and for `path/to/file.py:name` the part after
+    the colon, or the file's name where that part is TASK.
+
+    >>> task_key("countdown"), task_key("mine/sevens.py:most"), task_key("mine/sevens.py:TASK")
+    ('countdown', 'most', 'sevens')
+    """
+    path, _, name = task.rpartition(":")
+    if not path.endswith(".py"):
+        return task
+    return Path(path).stem if name == "TASK" else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +96,7 @@ class RolloutConfig:
     """What is sampled in each step."""
 
     task: str = "countdown"
-    """The task to learn: a key of TASK_DEFINITIONS."""
+    """The task to learn: a built-in one, an installed package's, or path/to/file.py:name."""
     prompts_per_step: int = 48
     """Examples drawn in each step, over all processes."""
     group_size: int = 8
@@ -99,6 +113,8 @@ class RolloutConfig:
     """Processes that compute rewards. 0: one per core."""
     max_unscorable_frac: float = 0.5
     """The run stops when more than this share of a step's rollouts could not be rewarded."""
+    opponent: str = ""
+    """Model that plays a task's frozen roles: a checkpoint, a run, a folder or a hub name. Empty: the start model."""
 
     def __post_init__(self) -> None:
         for name in ("prompts_per_step", "group_size", "max_tokens"):
@@ -231,6 +247,8 @@ class TrainerConfig:
     """What the next step samples, given what the last ones showed."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and micro-batches."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of all weights."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """The held-out score."""
     logging: LoggingConfig = field(default_factory=LoggingConfig)
@@ -255,9 +273,14 @@ class TrainerConfig:
         )
 
     @property
+    def trainer(self) -> "TrainerConfig":
+        """What a run is assembled from: this itself. Other programs' configs say the same in these words."""
+        return self
+
+    @property
     def run_name(self) -> str:
         """Task, algorithm and seed, such as `countdown-grpo-seed0`."""
-        return f"{self.rollout.task.replace('/', '-')}-{self.algorithm.algorithm}-seed{self.seed}"
+        return f"{task_key(self.rollout.task).replace('/', '-')}-{self.algorithm.algorithm}-seed{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +288,7 @@ class EvaluateConfig:
     """What evaluate.py does: a model on a task, or a file of completions."""
 
     task: str = "countdown"
-    """A key of TASK_DEFINITIONS."""
+    """A built-in task, an installed package's, or path/to/file.py:name."""
     checkpoint: str = ""
     """A checkpoint, a folder of checkpoints, a run, a local transformers model or a hub name."""
     completions: str = ""
@@ -290,6 +313,8 @@ class EvaluateConfig:
     """Longest time that one reward may take in a worker, in seconds."""
     reward_workers: int = 0
     """Processes that compute rewards. 0: one per core."""
+    opponent: str = ""
+    """Model that plays a task's frozen roles: as --checkpoint. Empty: the evaluated model itself."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Device, precision, chat template."""
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -324,4 +349,4 @@ class EvaluateConfig:
 
 
 TaskOptions = Mapping[str, Any]
-"""The options dataclass of each task, by the task's name."""
+"""The options dataclass of each task, by `task_key`."""

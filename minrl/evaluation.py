@@ -12,10 +12,11 @@ import numpy as np
 
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines import Engine
+from minrl.metrics import part_means
 from minrl.policy import Policy
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task
-from minrl.types import Example, Rollout
+from minrl.types import Example, Reward, Rollout
 from minrl.workers import Workers
 
 MIN_SAMPLES = 500
@@ -39,6 +40,8 @@ class Evaluation:
     truncated_frac: float
     parts: Mapping[str, float] = field(default_factory=dict)
     categories: Mapping[str, float] = field(default_factory=dict)
+    parts_by_category: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    greedy_parts_by_category: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     rollouts: Sequence[Rollout] = ()
 
     def to_json(self) -> dict[str, object]:
@@ -54,6 +57,8 @@ class Evaluation:
             "truncated_frac": self.truncated_frac,
             "parts": dict(self.parts),
             "categories": dict(self.categories),
+            "parts_by_category": {name: dict(parts) for name, parts in self.parts_by_category.items()},
+            "greedy_parts_by_category": {name: dict(parts) for name, parts in self.greedy_parts_by_category.items()},
         }
 
     def metrics(self, task: str) -> dict[str, float]:
@@ -67,6 +72,8 @@ class Evaluation:
             "completion_tokens_mean": self.completion_tokens_mean,
             "truncated_frac": self.truncated_frac,
         }
+        for category, parts in self.parts_by_category.items():
+            values.update({f"{category}/{part}": mean for part, mean in parts.items()})
         return {f"eval/{task}/{name}": value for name, value in values.items()}
 
 
@@ -96,13 +103,8 @@ def evaluate(
 def summarize(examples: Sequence[Example], sampled: Sequence[Rollout], greedy: Sequence[Rollout]) -> Evaluation:
     """The figures of an evaluation from its rollouts."""
     solved = np.array([is_solved(rollout) for rollout in sampled], dtype=float)
-    categories = {example.id: example.category for example in examples}
-    by_category: dict[str, list[float]] = {}
-    for one, value in zip(sampled, solved, strict=True):
-        for name, category in categories[one.example_id].items():
-            by_category.setdefault(f"{name}={category}", []).append(value)
-    rewards = [rollout.reward for rollout in sampled if rollout.reward is not None]
-    names = sorted({name for reward in rewards for name in reward.parts})
+    by_category = _by_category(examples, sampled)
+    rewards = _rewards(sampled)
     return Evaluation(
         pass_at_1=float(solved.mean()),
         ci95=interval(solved, [rollout.example_id for rollout in sampled]),
@@ -112,10 +114,28 @@ def summarize(examples: Sequence[Example], sampled: Sequence[Rollout], greedy: S
         reward_mean=float(np.mean([reward.value for reward in rewards])) if rewards else 0.0,
         completion_tokens_mean=float(np.mean([rollout.num_sampled for rollout in sampled])),
         truncated_frac=float(np.mean([rollout.truncated for rollout in sampled])),
-        parts={name: float(np.mean([r.parts[name] for r in rewards if name in r.parts])) for name in names},
-        categories={name: float(np.mean(values)) for name, values in sorted(by_category.items())},
+        parts=part_means(rewards),
+        categories={name: float(np.mean([is_solved(r) for r in of_it])) for name, of_it in by_category.items()},
+        parts_by_category={name: part_means(_rewards(of_it)) for name, of_it in by_category.items()},
+        greedy_parts_by_category={
+            name: part_means(_rewards(of_it)) for name, of_it in _by_category(examples, greedy).items()
+        },
         rollouts=[*sampled, *greedy],
     )
+
+
+def _rewards(rollouts: Sequence[Rollout]) -> list[Reward]:
+    return [rollout.reward for rollout in rollouts if rollout.reward is not None]
+
+
+def _by_category(examples: Sequence[Example], rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
+    """The rollouts of each `name=category`, sorted by it; one stands under each category of its example."""
+    categories = {example.id: example.category for example in examples}
+    found: dict[str, list[Rollout]] = {}
+    for one in rollouts:
+        for name, category in categories[one.example_id].items():
+            found.setdefault(f"{name}={category}", []).append(one)
+    return dict(sorted(found.items()))
 
 
 def is_solved(rollout: Rollout) -> bool:

@@ -1,5 +1,6 @@
 """The knobs of how rewards become a gradient and a gradient a step: part of `TrainerConfig`."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,9 +20,10 @@ class AlgorithmConfig:
     clip_dual: float = 0.0
     """The ratio of a token with negative advantage stops counting above clip_dual. 0: the algorithm's own."""
     passes_per_step: int = 1
-    """How often each step's rollouts are trained on."""
+    """How often each step's rollouts are trained on. Rows of ALGORITHMS whose surrogate has no ratio take one pass."""
     minibatches_per_pass: int = 1
-    """Optimizer steps per pass; the rollouts are split by whole groups."""
+    """Optimizer steps per pass; the rollouts are split by whole groups. Without a ratio the later ones of a pass are
+    off-policy by the steps before them, which nothing corrects."""
     importance_cap: float = 2.0
     """Upper bound of the weight that corrects for an engine whose numbers are not the policy's. 0: off."""
     importance_level: Literal["auto", "token", "sequence", "geometric"] = "auto"
@@ -80,6 +82,8 @@ class AlgorithmConfig:
 class OptimizerConfig:
     """AdamW and how much fits into memory at once."""
 
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """adamw: torch's, fused. adamw8bit: moments in 8 bits, a quarter of the memory, by bitsandbytes."""
     learning_rate: float = 3e-4
     """AdamW's learning rate after the warmup, its peak."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
@@ -108,6 +112,46 @@ class OptimizerConfig:
             self.micro_batch_tokens >= 1,
             f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Adapters of low rank in place of training all weights (minrl.lora). They want about ten times the learning rate.
+
+    >>> LoraConfig(lora_rank=8, lora_target_modules="q_proj, v_proj").target_names
+    ['q_proj', 'v_proj']
+    """
+
+    lora_rank: int = 0
+    """Rank of the adapters. 0: none, all weights are trained."""
+    lora_alpha: int = 32
+    """The product of an adapter's two matrices is scaled by lora_alpha / lora_rank."""
+    lora_target_modules: str = "all-linear"
+    """The layers that have adapters: all-linear (but the output head), or the ends of their names, separated by commas
+    (q_proj,v_proj), or a regular expression for whole names."""
+    lora_checkpoint: Literal["merged", "adapter"] = "merged"
+    """merged: checkpoints are whole models, with the adapters beside them to go on from. adapter: only the adapters and
+    where their base model is."""
+
+    def __post_init__(self) -> None:
+        require(self.lora_rank >= 0, f"lora_rank must be 0 (off) or more, got {self.lora_rank}")
+        require(self.lora_alpha >= 1, f"lora_alpha must be at least 1, got {self.lora_alpha}")
+        for name, value in vars(self).items():
+            require(
+                self.lora_rank > 0 or value == getattr(LoraConfig, name),
+                f"{name} is read only with adapters: give --lora-rank too, or leave it out",
+            )
+        require(bool(self.lora_target_modules.strip(", ")), "lora_target_modules must name at least one layer")
+        try:
+            re.compile(self.lora_target_modules)
+        except re.error as error:
+            require(False, f"lora_target_modules {self.lora_target_modules!r} is no regular expression: {error}")
+
+    @property
+    def target_names(self) -> list[str]:
+        """The names in `lora_target_modules`; none where it is a regular expression."""
+        names = [name.strip() for name in self.lora_target_modules.split(",")]
+        return names if all(re.fullmatch(r"[\w.]*\w", name) for name in names) else []
 
 
 @dataclass(frozen=True, kw_only=True)

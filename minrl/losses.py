@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 SAPO_TEMPERATURES = (1.0, 1.05)
-"""Of the gate for positive and for negative advantages (arXiv:2511.20347)."""
+"""Of the gate for positive and for other advantages: those of the experiments of arXiv:2511.20347."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,11 @@ Aggregation = Callable[[Int[Tensor, " N"], int, int, int], Float[Tensor, " N"]]
 def policy_gradient(
     logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> Float[Tensor, " S"]:
-    """-A log π: the score function estimator of REINFORCE (Williams 1992) and GPG (arXiv:2504.02546)."""
+    """-A log π: the score function estimator of REINFORCE (Williams 1992, doi:10.1007/BF00992696), and of GPG
+    (arXiv:2504.02546, equation 5 of its ICLR 2026 version).
+
+    There is no ratio: from the second optimizer step on, the samples are those of an older policy.
+    """
     return -advantages * logprobs
 
 
@@ -61,7 +65,8 @@ def dual_clipped_surrogate(
 ) -> Float[Tensor, " S"]:
     """The clipped surrogate, and where A < 0 no loss above -c A with c = clip_dual: arXiv:1912.09729, equation 5.
 
-    A token with negative advantage whose ratio exceeds c would push without bound; its gradient becomes 0.
+    That is -max(min(ρ A, clip(ρ) A), c A), with c > 1. A token with negative advantage whose ratio exceeds c would push
+    without bound; its gradient becomes 0.
     """
     loss = clipped_surrogate(logprobs, ratio, advantages, limits)
     return torch.where(advantages < 0, torch.minimum(loss, -limits.clip_dual * advantages), loss)
@@ -73,7 +78,7 @@ def clipped_weight(
     """-sg[min(ρ, 1 + clip_high)] A log π, sg stopping the gradient: CISPO, arXiv:2506.13585, equations 4 and 5.
 
     The weight is clipped, not the update: every token keeps a gradient. There is no lower bound, as in the paper's
-    experiments. Where others name an absolute bound b, clip_high is b - 1.
+    experiments. Where others name an absolute bound b (arXiv:2510.13786, TRL), clip_high is b - 1.
     """
     return -ratio.detach().clamp(max=1 + limits.clip_high) * advantages * logprobs
 
@@ -81,7 +86,8 @@ def clipped_weight(
 def soft_gate(
     logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> Float[Tensor, " S"]:
-    """-(4 / τ) sigmoid(τ (ρ - 1)) A: SAPO, arXiv:2511.20347, with τ = 1 where A > 0 and 1.05 elsewhere.
+    """-(4 / τ) sigmoid(τ (ρ - 1)) A: SAPO, arXiv:2511.20347, section 3, equations 5 and 6, with τ = 1 where A > 0 and
+    1.05 elsewhere.
 
     The gradient fades smoothly as ρ leaves 1, where it is that of REINFORCE.
     """
@@ -98,7 +104,11 @@ def sequence_mean(
 
 
 def token_mean(lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int) -> Float[Tensor, " N"]:
-    """1 / sum |o_i|: the mean over all tokens (DAPO, arXiv:2503.14476, equation 8; GPG, arXiv:2504.02546)."""
+    """1 / sum |o_i|: the mean over all tokens (DAPO, arXiv:2503.14476, equation 8; CISPO, arXiv:2506.13585, its 4).
+
+    Departure: as printed the sum is over one group, and groups are averaged; here, as verl has it, over all tokens of
+    the optimizer step, so that groups of long completions weigh more.
+    """
     return torch.full((len(lengths),), 1 / max(1, num_tokens), dtype=torch.float64)
 
 
@@ -106,7 +116,7 @@ def constant_length(
     lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int
 ) -> Float[Tensor, " N"]:
     """1 / (N L) with L the longest completion allowed: the sum over tokens up to a constant (Dr. GRPO,
-    arXiv:2503.20783, section 3.2).
+    arXiv:2503.20783, section 3.2, whose example of such a constant is the generation budget).
 
     The log-probability of a completion is such a sum, so this is the policy gradient whose action is the completion.
     In a task of several turns L is the limit of one turn.
@@ -140,8 +150,8 @@ def importance_weights(
     """min(w, cap) with w = π_old / π_rollout, and which exceeded the cap: corrects for an engine whose probabilities
     are not the policy's.
 
-    Truncated importance sampling (Ionides 2008, doi:10.1198/106186008X320456). With mode "mask" what exceeds the cap
-    gets 0 in place of the cap.
+    Truncated importance sampling (Ionides 2008, doi:10.1198/106186008X320456), with a fixed cap, where Ionides lets it
+    grow with the number of samples. With mode "mask" what exceeds the cap gets 0 in place of the cap.
     """
     weights = log_ratio.exp()
     exceeds = weights > cap
@@ -149,17 +159,17 @@ def importance_weights(
 
 
 def k1(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """log π / π_ref: unbiased for KL(π, π_ref), but of either sign (http://joschu.net/blog/kl-approx.html)."""
+    """log π / π_ref: unbiased for KL(π, π_ref), of either sign (Schulman 2020, http://joschu.net/blog/kl-approx.html)."""
     return logprobs - ref_logprobs
 
 
 def k2(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """(log π / π_ref)^2 / 2: biased, little where the two are close, never negative."""
+    """(log π / π_ref)^2 / 2: biased, little where the two are close, never negative (Schulman 2020)."""
     return (logprobs - ref_logprobs) ** 2 / 2
 
 
 def k3(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """π_ref / π - 1 - log π_ref / π: unbiased and never negative (arXiv:2402.03300, equation 4)."""
+    """π_ref / π - 1 - log π_ref / π: unbiased, never negative (Schulman 2020; arXiv:2402.03300, equation 4)."""
     return torch.expm1(ref_logprobs - logprobs) - (ref_logprobs - logprobs)
 
 
@@ -178,10 +188,12 @@ def kl_penalty(
 
     With x ~ π the gradient of KL is E[k1 ∇log π], whatever the value is estimated with. Differentiating the
     estimators as they stand gives on average: k1: E[∇log π] = 0. k2: E[k1 ∇log π], which is right. k3:
-    E[(1 - π_ref / π) ∇log π] = ∇KL(π_ref, π), the divergence turned around.
+    E[(1 - π_ref / π) ∇log π] = ∇KL(π_ref, π), the divergence turned around (arXiv:2402.03300, equation 21, has the
+    coefficient; arXiv:2510.01555 compares the three).
 
-    The exact form is weighted by ρ = π / π_old, since x ~ π_old; the naive one is not, as in arXiv:2402.03300. Both
-    take the prefixes as given: that a token leads to prefixes where the two differ more is not in the gradient.
+    The exact form is weighted by ρ = π / π_old, since x ~ π_old: its gradient ρ k1 ∇log π is also that of ρ k3, the
+    estimate of arXiv:2512.02556. The naive one is not weighted, as in arXiv:2402.03300. Both take the prefixes as
+    given: that a token leads to prefixes where the two differ more is not in the gradient.
     """
     value = KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
     if gradient == "naive":

@@ -19,7 +19,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from minrl.types import Rollout
+from minrl.types import Reward, Rollout
 
 TAGS = (
     "reward/mean",
@@ -49,6 +49,16 @@ TAGS = (
     "engine/importance_cap_frac",
     "engine/ess",
     "update/computed_tokens",
+    "sft/loss",
+    "sft/entropy",
+    "sft/tokens",
+    "sft/epoch",
+    "sft/optimizer_steps",
+    "sft/held_out_loss",
+    "sft/held_out_entropy",
+    "expert/kept",
+    "expert/kept_frac",
+    "expert/solved_examples",
     "time/rollout_s",
     "time/update_s",
     "time/sync_s",
@@ -138,12 +148,19 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "rollout/entropy": float(surprise / max(1, lengths.sum())),
         "rollout/prompt_tokens_mean": float(np.mean([rollout.prompt_length for rollout in rollouts])),
     }
-    for part in sorted({name for reward in rewards for name in reward.parts}):
-        metrics[f"reward/part/{part}"] = float(np.mean([r.parts[part] for r in rewards if part in r.parts]))
+    metrics.update({f"reward/part/{part}": mean for part, mean in part_means(rewards).items()})
     roles = sorted({rollout.role for rollout in scored})
     for role in roles if len(roles) > 1 else ():
-        metrics[f"reward/role/{role}"] = float(np.mean([r.reward.value for r in scored if r.role == role and r.reward]))
+        of_role = [r.reward for r in scored if r.role == role and r.reward]
+        metrics[f"reward/role/{role}"] = float(np.mean([reward.value for reward in of_role]))
+        metrics.update({f"reward/role/{role}/{part}": mean for part, mean in part_means(of_role).items()})
     return metrics
+
+
+def part_means(rewards: Sequence[Reward]) -> dict[str, float]:
+    """The mean of each part over the rewards that have it, by name."""
+    names = sorted({name for reward in rewards for name in reward.parts})
+    return {name: float(np.mean([r.parts[name] for r in rewards if name in r.parts])) for name in names}
 
 
 def rollout_line(

@@ -1,7 +1,7 @@
 """transformers' models and tokenizers: loaded from a hub or a folder, made from nothing, written back."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -72,9 +72,14 @@ def hub_reachable() -> bool:
     return True
 
 
-def save_model(model: CausalModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Hugging Face's format: any transformers program can load the folder."""
-    model.save_pretrained(folder)
+def save_model(
+    model: CausalModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Hugging Face's format: any transformers program can load the folder. `weights`: others than the model's own."""
+    model.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)
 
 

@@ -1,6 +1,6 @@
 """The parts that a run is put together from: tasks, policy, engine, workers, optimizer, state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,23 +10,25 @@ import torch
 from minrl import checkpoint
 from minrl.base_model import base_model_path, make_base_model, require_demonstrations
 from minrl.checkpoint import TrainState
-from minrl.config import TrainerConfig
+from minrl.config import TrainerConfig, task_key
 from minrl.engines import Engine
 from minrl.engines.choice import make_engine
+from minrl.engines.opponent import EngineWithOpponent
 from minrl.evaluation import Evaluation, evaluate
+from minrl.lora import Adapters
+from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
 from minrl.processes import Processes
 from minrl.run import Run
 from minrl.screen import Screen
-from minrl.tasks import TASK_DEFINITIONS, Task, load_task
-from minrl.types import UserError
-from minrl.update import make_optimizer
+from minrl.tasks import TASK_DEFINITIONS, Task, find_definition, load_task, source_outside
+from minrl.types import UserError, require
 from minrl.workers import Workers
 
 
 @dataclass
 class Parts:
-    """What a run needs. `tasks` holds the trained task and those that are only evaluated."""
+    """What a run needs. `tasks` holds the trained task and those that are only evaluated, by `task_key`."""
 
     run: Run
     config: TrainerConfig
@@ -41,7 +43,7 @@ class Parts:
     @property
     def task(self) -> Task:
         """The task that is trained."""
-        return self.tasks[self.config.rollout.task]
+        return self.tasks[task_key(self.config.rollout.task)]
 
     def evaluate(self) -> dict[str, Evaluation]:
         """The held-out figures of every task."""
@@ -56,21 +58,24 @@ class Parts:
 def assemble(run: Run) -> Iterator[Parts]:
     """Everything a run needs; the engine and the workers are released at the end."""
     config = run.config
-    tasks = load_tasks(run)
+    tasks = load_tasks(run) if config.rollout.task else {}
     processes = Processes(config.model)
     if config.rollout.prompts_per_step % processes.count:
         raise UserError(
-            f"prompts_per_step ({config.rollout.prompts_per_step}) must be a multiple of the number of processes "
+            f"{run.program.draws} ({config.rollout.prompts_per_step}) must be a multiple of the number of processes "
             f"({processes.count}): each draws whole groups"
         )
     screen = Screen(config.logging.quiet, show=processes.main)
-    policy, state = prepare_policy(run, tasks[config.rollout.task], processes, screen)
+    policy, state = prepare_policy(run, tasks, processes, screen)
     optimizer = make_optimizer(policy, config.optimizer)
     if run.checkpoint is not None:
         checkpoint.restore_optimizer(run.checkpoint, policy, optimizer)
     workers = Workers(config.rollout.reward_workers, config.rollout.reward_deadline_s)
     sequences = config.rollout.prompts_per_step * config.rollout.group_size // processes.count
+    opponent = frozen_opponent(run, tasks, processes, screen)
     engine = make_engine(config.engine, policy, sequences, lambda: how_to_go_on(run))
+    if opponent is not None:
+        engine = EngineWithOpponent(engine, opponent, policy)
     try:
         yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
     finally:
@@ -88,42 +93,92 @@ def how_to_go_on(run: Run) -> str:
 def load_tasks(run: Run) -> dict[str, Task]:
     """The trained task, refused where no model can play it, and the tasks to evaluate."""
     name, config = run.config.rollout.task, run.config
-    if name not in TASK_DEFINITIONS:
-        load_task(name)
-    tasks = {name: load_task(name, run.options[name], config.data_path)}
+    task = load_task(name, run.options, config.data_path)
     if not config.model.model_id:
-        require_demonstrations(name, tasks[name])
+        require_demonstrations(name, task)
+    require_training_examples(name, task)
+    tasks = {task_key(name): task}
     for other in config.evaluation.other_tasks:
-        tasks[other] = load_task(other, run.options.get(other))
+        if task_key(other) not in tasks:
+            tasks[task_key(other)] = load_task(other, run.options)
+            tasks[task_key(other)].dataset.sizes()  # what cannot be read is refused now, not at the first evaluation
+    frozen = any(one.frozen_opponent for one in tasks.values())
+    require(frozen or not config.rollout.opponent, no_frozen_role(name))
     return tasks
 
 
-def prepare_policy(run: Run, task: Task, processes: Processes, screen: Screen) -> tuple[Policy, TrainState]:
-    """The policy to train: a checkpoint's, the model that the user named, or the embedded base model."""
+def require_training_examples(name: str, task: Task) -> None:
+    """Read the task's data, and refuse what is for evaluation only."""
+    training, held_out = task.dataset.sizes()
+    if not training:
+        raise UserError(
+            f"the data of {name!r} has {held_out} held-out examples and none to train on: "
+            "evaluate.py takes it, training needs a --data-path or a dataset with a training split"
+        )
+
+
+def prepare_policy(
+    run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen
+) -> tuple[Policy, TrainState]:
+    """The policy to train: a checkpoint's, the model that the user named, or the embedded base model.
+
+    With adapters it is always the model that the run started from, and the checkpoint's adapters in it.
+    """
     config, state, start = run.config, TrainState(), ""
+    adapted = config.lora.lora_rank > 0
     if run.checkpoint is not None:
         state = checkpoint.load_state(run.checkpoint)
-    if run.checkpoint is None or config.algorithm.kl_coef:
-        start = config.model.model_id or embedded_model(run, task, processes, screen)
-    policy = load_policy(str(run.checkpoint or start), config.model, processes)
+    if run.checkpoint is None or config.algorithm.kl_coef or adapted:
+        start = start_model(run, tasks, processes, screen)
+    policy = load_policy(str(start if adapted else run.checkpoint or start), config.model, processes)
     policy.version = state.policy_version
-    if config.algorithm.kl_coef:
+    if adapted:
+        policy.adapters = Adapters(policy.model, config.lora, start, config.seed)
+        if run.checkpoint is not None:
+            policy.adapters.load(run.checkpoint)
+    elif config.algorithm.kl_coef:
         policy.reference = load_policy(start, config.model, processes).model.requires_grad_(False)
     return policy, state
 
 
-def embedded_model(run: Run, task: Task, processes: Processes, screen: Screen) -> str:
-    """Where the base model for the task is: made now, where it is not cached.
+def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
+    """Where the model is that the run starts from: the one the user named, or the task's embedded base model."""
+    if run.config.model.model_id:
+        return run.config.model.model_id
+    if not run.config.rollout.task:
+        raise UserError("name the model to train with --model-id, or a --task whose embedded base model it is")
+    return embedded_model(run, tasks, processes, screen)
 
-    Its tokenizer knows the words of every task that offers some, so that each can be evaluated on it.
+
+def frozen_opponent(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> Policy | None:
+    """The model that plays the frozen roles, where a task has some: the one named, or the one the run started from."""
+    config = run.config
+    if not any(task.frozen_opponent for task in tasks.values()):
+        return None
+    if config.rollout.opponent:
+        return load_policy(resolve_model(config.rollout.opponent), config.model, processes)
+    return load_policy(start_model(run, tasks, processes, screen), config.model, processes)
+
+
+def no_frozen_role(name: str) -> str:
+    """What is said to a user who names an opponent for nobody."""
+    return f"--opponent has nobody to play: no role of {name} is frozen; leave it out or see the task's own options"
+
+
+def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
+    """Where the base model for the trained task is: made now, where it is not cached.
+
+    Its tokenizer knows the words that definitions offer for every base model, those of the trained task and those of
+    the tasks that the run evaluates beside it.
     """
-    config, name = run.config, run.config.rollout.task
-    everyone = [load_task(other, run.options[other]) for other in TASK_DEFINITIONS if other in run.options]
-    words = list(dict.fromkeys(word for other in everyone for word in other.vocabulary))
-    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir)
+    config, name = run.config, task_key(run.config.rollout.task)
+    offered = [word for other, d in TASK_DEFINITIONS.items() if d.words for word in d.words(run.options[other])]
+    words = list(dict.fromkeys([*offered, *(word for task in tasks.values() for word in task.vocabulary)]))
+    source = source_outside(find_definition(config.rollout.task))
+    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, source)
     if not folder.exists() and processes.main:
         with screen.progress("making the base model", config.base.base_steps) as report:
-            make_base_model(folder, config.base, config.model, task, words, processes, report)
+            make_base_model(folder, config.base, config.model, tasks[name], words, processes, report)
     processes.wait()
     return str(folder)
 

@@ -5,16 +5,18 @@ version counts its updates, so that every completion can say which weights sampl
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from minrl.config import ModelConfig
 from minrl.cpu import speed_up_linears
+from minrl.lora import SUBFOLDER, Adapters, MergedWeights, adapted_layers, base_of, fold_in, require_peft
 from minrl.models import load_model, save_model
 from minrl.processes import Processes
 from minrl.scoring import supports_packing, verify_scoring
@@ -26,7 +28,7 @@ _SENTINEL = "\u2042"
 @dataclass
 class Policy:
     """The trained model and its tokenizer. `version` counts the updates since the model was made; `reference` is
-    frozen, where a KL term needs one.
+    frozen, where a KL term needs one and there are no adapters to switch off.
     """
 
     model: CausalModel
@@ -35,6 +37,17 @@ class Policy:
     chat_template_options: dict[str, Any]
     version: int = 0
     reference: CausalModel | None = None
+    adapters: Adapters | None = None
+
+    @contextmanager
+    def as_reference(self) -> Iterator[CausalModel]:
+        """The model that a KL term is taken to: the policy without its adapters, or a frozen copy."""
+        if self.adapters is None:
+            assert self.reference is not None, "a KL term needs the reference that it is taken to"
+            yield self.reference
+        else:
+            with self.adapters.off():
+                yield self.model
 
     @property
     def device(self) -> torch.device:
@@ -115,8 +128,19 @@ class Policy:
 
 
 def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
-    """The model and tokenizer at a hub name or local path, with float32 weights on this process's device."""
-    policy = as_policy(*load_model(path), config, processes)
+    """The model and tokenizer at a hub name or local path, with float32 weights on this process's device.
+
+    Where there are adapters at the path they are merged into their base model.
+    """
+    base = base_of(path)
+    if base is not None:
+        require_peft(f"{path} holds LoRA adapters and")
+    model, tokenizer = load_model(base or path)
+    if base is not None:
+        fold_in(model, Path(path))
+    elif adapted_layers(model):
+        raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
+    policy = as_policy(model, tokenizer, config, processes)
     verify_scoring(policy.model)
     return policy
 
@@ -134,24 +158,16 @@ def master_weights(model: CausalModel) -> dict[str, Tensor]:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Model and tokenizer in Hugging Face's format."""
-    save_model(policy.model, policy.tokenizer, folder)
-
-
-def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
-    """AdamW's moments and step counts, by the name of the weight."""
-    tensors = {}
-    for name, weight in master_weights(policy.model).items():
-        for key, value in optimizer.state.get(weight, {}).items():
-            tensors[f"{key}:{name}"] = value.detach().cpu().contiguous()
-    save_file(tensors, path)
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
-    """What `save_optimizer` wrote, back into the optimizer."""
-    weights = master_weights(policy.model)
-    for key, value in load_file(path).items():
-        kind, _, name = key.partition(":")
-        weight = weights[name]
-        device = "cpu" if kind == "step" and not optimizer.defaults.get("fused") else weight.device
-        optimizer.state[weight][kind] = value.to(device)
+    """Model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says."""
+    adapters, merged = policy.adapters, None
+    if adapters is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        whole = adapters.config.lora_checkpoint == "merged"
+        adapters.save(folder / SUBFOLDER if whole else folder)
+        if not whole:
+            policy.tokenizer.save_pretrained(folder)
+            return
+        merged = {
+            name: weight.detach() for name, weight in MergedWeights(policy.model, policy.model.state_dict()).items()
+        }
+    save_model(policy.model, policy.tokenizer, folder, merged)

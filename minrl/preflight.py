@@ -78,12 +78,13 @@ def rollout_findings(
 def memory_findings(policy: Policy) -> list[str]:
     """Whether weights, gradients and optimizer fit beside what is used."""
     weights = sum(weight.numel() for weight in policy.model.parameters())
-    needed, free = weights * BYTES_PER_WEIGHT, policy.free_memory()
+    trained = sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
+    needed, free = trained * BYTES_PER_WEIGHT + (weights - trained) * 4, policy.free_memory()
     if free is None or needed - weights * 4 < free:
         return []
     return [
         f"training {weights / 1e9:.1f}B weights needs about {needed / 2**30:.0f} GiB and {free / 2**30:.0f} GiB are "
-        "free: choose a smaller model or a larger machine"
+        "free: choose a smaller model or a larger machine, or train adapters with --lora-rank 16"
     ]
 
 

@@ -5,10 +5,11 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from loguru import logger
@@ -17,6 +18,7 @@ from torch import Tensor
 from minrl.algorithms import Comparison
 from minrl.checkpoint import discard_after, step_name
 from minrl.command_line import INTERRUPTED
+from minrl.config import task_key
 from minrl.evaluation import Evaluation
 from minrl.metrics import MetricsLog, rollout_line, rollout_metrics
 from minrl.parts import Parts
@@ -40,6 +42,7 @@ class Record:
         self._saved = parts.run.checkpoint
         self._metrics: dict[str, float] = {}
         self._times: dict[str, float] = {}
+        self.summary: dict[str, Any] = {}
         self._step_started = time.perf_counter()
         self._new_tokens = 0
 
@@ -75,7 +78,11 @@ class Record:
             self._log = MetricsLog(self.run.folder, cut_after=step if step else -1)
             self.parts.screen.log_to(self.run.folder / "log.txt")
         logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
-        bar = self.parts.screen.progress(self.config.rollout.task, self.config.steps, done=step)
+        for name, task in self.parts.tasks.items():
+            for note in task.notes():
+                logger.info(f"{name}: {note}")
+        title = task_key(self.config.rollout.task) or self.run.name
+        bar = self.parts.screen.progress(title, self.config.steps, done=step)
         self._report = self._bar.enter_context(bar)
         self._step_started = time.perf_counter()
 
@@ -113,10 +120,14 @@ class Record:
                 f"max_unscorable_frac ({limit:.0%}): mend the task's reward; the first failure is shown above"
             )
 
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """More of the step's numbers, by tag."""
+        self.state.policy_version = self.parts.policy.version
+        self._metrics.update(metrics)
+
     def update(self, comparison: Comparison, updated: Updated) -> None:
         """What the update did."""
-        self.state.policy_version = self.parts.policy.version
-        self._metrics.update(updated.metrics)
+        self.measured(updated.metrics)
         self._metrics["reward/zero_spread_group_frac"] = comparison.zero_spread_group_frac
         self._metrics.update({f"baseline/{role}": value for role, value in comparison.baselines.items()})
 
@@ -166,12 +177,13 @@ class Record:
         self._step_started = now
 
     def checkpoint(self, save: Callable[..., Path]) -> None:
-        """Save, after everything else that belongs to the step is on the disk."""
+        """Save, after everything else that belongs to the step is on the disk. All processes go on together."""
+        self._saved = self.run.checkpoints / step_name(self.state.step)
         if self.main:
             if self._log is not None:
                 self._log.flush()
             keep = self.config.logging.keep_checkpoints
-            self._saved = save(self.run.checkpoints, self.parts.policy, self.parts.optimizer, self.state, keep)
+            save(self.run.checkpoints, self.parts.policy, self.parts.optimizer, self.state, keep)
         self.parts.policy.processes.wait()
 
     def finish(self, evaluate: Callable[[], dict[str, Evaluation]], save: Callable[..., Path]) -> int:
@@ -189,7 +201,7 @@ class Record:
         if self.main:
             before = self._before()
             assert self._saved is not None, "the last checkpoint was just saved"
-            write_summary(self.run, self.state, self.parts.policy, self._saved, before, after)
+            write_summary(self.run, self.state, self.parts.policy, self._saved, before, after, self.summary)
             self._show_results(before, after)
         return 0
 
@@ -199,9 +211,10 @@ class Record:
         return json.loads(path.read_text()) if path.exists() else {}
 
     def _show_results(self, before: dict[str, dict], after: dict[str, Evaluation]) -> None:
-        screen, name = self.parts.screen, self.config.rollout.task
-        screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
-        screen.samples(after[name].rollouts, self.parts.policy)
+        screen, name = self.parts.screen, task_key(self.config.rollout.task)
+        if name in after:
+            screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
+            screen.samples(after[name].rollouts, self.parts.policy)
         logger.info(f"{self.state.step} steps in {self.state.seconds:.0f} s; checkpoint {self._saved}")
         command = "tensorboard" if shutil.which("tensorboard") else f"{Path(sys.executable).parent}/tensorboard"
         logger.info(f"curves: {command} --logdir {self.config.logging.runs_dir}")
@@ -210,8 +223,9 @@ class Record:
         """What stands beside the bar."""
         metrics, step = self._metrics, self.state.step
         latest = self._evaluations[max(self._evaluations)] if self._evaluations else {}
-        held_out = latest.get(self.config.rollout.task)
+        held_out = latest.get(task_key(self.config.rollout.task))
         note = f"reward {metrics['reward/mean']:.2f}" if step and "reward/mean" in metrics else ""
+        note += f"loss {metrics['sft/loss']:.3f}" if "sft/loss" in metrics else ""
         if held_out is not None:
             note += f"  held-out {held_out.pass_at_1:.0%}"
         if "speed/tokens_per_s" in metrics:

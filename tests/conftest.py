@@ -16,7 +16,7 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.models import small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy
 from minrl.processes import Processes
-from minrl.tasks import TASK_DEFINITIONS, Task, load_task
+from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import split
 from minrl.types import SOLO, Example, Reward, Rollout
 from minrl.workers import Workers
@@ -31,9 +31,9 @@ def processes() -> Processes:
 
 @pytest.fixture(scope="session")
 def words() -> list[str]:
-    """The vocabulary of every task, and of `sevens`."""
-    tasks = [load_task(name) for name in TASK_DEFINITIONS]
-    return list(dict.fromkeys(word for task in tasks for word in task.vocabulary))
+    """What every embedded base model knows, and `sevens` is said in."""
+    definitions = [definition for definition in TASK_DEFINITIONS.values() if definition.words is not None]
+    return list(dict.fromkeys(word for d in definitions for word in d.words(d.options())))
 
 
 @pytest.fixture

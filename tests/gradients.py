@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from minrl.algorithms import Algorithm, choose_algorithm
+from minrl.algorithms import ALGORITHMS, Algorithm, choose_algorithm
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
 from minrl.models import small_qwen3, word_tokenizer
@@ -77,8 +77,9 @@ def fixed_rollouts() -> list[Rollout]:
 
 
 def settings(algorithm: str, micro_batch_tokens: int = 16384, **changes) -> TrainerConfig:
-    """Two passes: in the second the policy has moved, so that ratios differ from 1."""
-    changes = {"passes_per_step": 2, **WIDE.get(algorithm, {}), **changes}
+    """Two passes where there is a ratio: in the second the policy has moved, so that ratios differ from 1."""
+    passes = 2 if ALGORITHMS[algorithm].has_ratio else 1
+    changes = {"passes_per_step": passes, **WIDE.get(algorithm, {}), **changes}
     return TrainerConfig(
         algorithm=AlgorithmConfig(algorithm=algorithm, **changes),
         rollout=RolloutConfig(group_size=4, max_tokens=16),

@@ -1,5 +1,7 @@
 """Advantages against numbers worked out by hand."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -74,11 +76,11 @@ def test_the_moving_average_is_read_before_it_is_updated_and_kept_for_each_role(
     assert before == {"white": 0.4, "black": -0.2, "absent": 7.0}
 
 
-def test_a_roles_first_baseline_is_the_mean_of_its_first_step():
+def test_a_roles_baseline_starts_from_zero():
     rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
     advantages, after = moving_average_baseline(rewards, rewards >= 0, torch.tensor([0, 0]), SOLO[:2], {})
-    assert advantages.tolist() == [0.5, -0.5]
-    assert after == {"policy": 0.5}
+    assert advantages.tolist() == [1.0, 0.0]
+    assert after == {"policy": pytest.approx(0.05 * 0.5)}
 
 
 @pytest.mark.parametrize("advantage", [normalize_rewards_per_group, normalize_rewards_over_batch])
@@ -94,6 +96,19 @@ def test_a_group_whose_mean_is_not_positive_is_not_divided_by_it():
     rewards = torch.tensor([-1.0, 1.0, -2.0, 1.0], dtype=torch.float64)
     advantages, _ = relative_to_mean(rewards, rewards < 2, torch.tensor([0, 0, 1, 1]), SOLO[:4], {})
     assert advantages.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_relative_to_mean_climbs_the_log_likelihood_of_success_cut_before_order_n(p):
+    # The score of an outcome r is (r - p) / (p (1 - p)) dp; d/dp of -sum (1 - p)^k / k is sum (1 - p)^(k - 1).
+    n = 4
+    gradient = 0.0
+    for outcomes in product([0.0, 1.0], repeat=n):
+        rewards = torch.tensor(outcomes, dtype=torch.float64)
+        advantages, _ = relative_to_mean(rewards, rewards < 2, torch.zeros(n, dtype=torch.int64), SOLO[:n], {})
+        chance = torch.where(rewards > 0, p, 1 - p).prod()
+        gradient += float(chance * (advantages * (rewards - p) / (p * (1 - p))).mean())
+    assert gradient == pytest.approx(sum((1 - p) ** (k - 1) for k in range(1, n)))
 
 
 def test_spread_is_exact_and_leaves_out_the_unscorable():

@@ -102,6 +102,21 @@ def test_what_contradicts_the_row_is_refused_in_one_line(group_size, settings, m
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_second_pass_needs_a_ratio_to_the_policy_that_sampled(name):
+    # What the loss says at a ratio of 2 it says at 1 too where there is no ratio: it cannot tell a policy that moved.
+    row, logprobs, advantages = ALGORITHMS[name], torch.tensor([-1.0]), torch.tensor([1.0])
+    losses = [row.surrogate(logprobs, torch.tensor([ratio]), advantages, row.limits) for ratio in (1.0, 2.0)]
+    assert row.has_ratio == (losses[0].item() != losses[1].item())
+    assert chosen(algorithm=name, minibatches_per_pass=2) == row
+    if row.has_ratio:
+        assert chosen(algorithm=name, passes_per_step=2) == row
+        return
+    with pytest.raises(UserError, match=f"{name} has no ratio .* passes_per_step must be 1, got 2") as refused:
+        chosen(algorithm=name, passes_per_step=2)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in GROUP_RELATIVE])
 def test_rows_that_need_no_group_take_single_completions(name):
     assert chosen(1, algorithm=name) == ALGORITHMS[name]

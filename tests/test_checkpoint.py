@@ -20,9 +20,9 @@ from minrl.checkpoint import (
     weights_sha256,
 )
 from minrl.config import OptimizerConfig
+from minrl.optimizer import make_optimizer
 from minrl.policy import load_policy
 from minrl.types import UserError
-from minrl.update import make_optimizer
 from tests.conftest import CPU
 
 STATE = TrainState(step=3, examples_drawn=24, policy_version=5, sampled_tokens=99, seconds=1.5, baselines={"a": 0.5})

@@ -40,12 +40,16 @@ DEFAULTS = dict(values_of(TrainerConfig()))
 OTHER = {
     # Values that differ from the default and pass the checks, where adding one to the default would not.
     "adam_beta1": 0.5, "adam_beta2": 0.5, "clip_low": 0.3, "clip_dual": 3.0, "base_heads": 6, "engine": "torch",
+    "task": "hanoi", "eval_tasks": "hanoi",
     "device": "cpu", "dtype": "float32", "max_unscorable_frac": 0.25, "chat_template_options": '{"a": 1}',
     "preflight_only": True, "engine_memory_frac": 0.3, "kl_estimator": "k2", "overlong": "mask",
 }  # fmt: skip
 
 
-WITH = {"overlong_buffer": {"overlong": "penalize"}}
+WITH = {
+    "overlong_buffer": {"overlong": "penalize"},
+    **{name: {"lora_rank": 4} for name in ("lora_alpha", "lora_target_modules", "lora_checkpoint")},
+}
 """What a field needs beside it to be allowed to differ from its default."""
 
 
@@ -76,7 +80,7 @@ def test_every_field_is_a_flag_and_a_setting(name):
     assert changed[name] != DEFAULTS[name]
     parsed, _ = parse_trainer([flag for name, value in changed.items() for flag in flags_for(name, value)])
     assert dict(values_of(parsed)) == {**DEFAULTS, **changed}
-    assert from_dict(changed)[0] == parsed
+    assert from_dict(changed, TrainerConfig)[0] == parsed
 
 
 @pytest.mark.parametrize("task", TASK_DEFINITIONS)
@@ -127,7 +131,7 @@ def test_what_is_refused_is_refused_in_one_line(flags, message):
         ("group_size: 0", "group_size must be at least 1, got 0"),
         ("tasks: 5", "tasks must hold options by task"),
         ("tasks: {countdown: 5}", "tasks must hold options by task"),
-        ("tasks: {chess: {}}", "options for an unknown task 'chess': tasks are countdown, hanoi"),
+        ("tasks: {chess: {}}", "no task 'chess': choose one of "),
         ("tasks: {countdown: {size: 5}}", "unknown option 'size' of CountdownOptions"),
         ("- steps", "must hold settings by name"),
         ("steps: [", "is not YAML"),
@@ -158,7 +162,7 @@ def test_a_config_goes_to_plain_values_and_back():
     flags = [flag for name in DEFAULTS if name not in excluded for flag in flags_for(name, another(name))]
     config, options = parse_trainer([*flags, "--hanoi.skill", "0.5"])
     values = json.loads(json.dumps(to_dict(config, options)))
-    assert from_dict(values) == (config, options)
+    assert from_dict(values, TrainerConfig) == (config, options)
     assert set(values) == {*DEFAULTS, "tasks"}
 
 

@@ -11,6 +11,7 @@ from typing import get_type_hints
 import pytest
 
 from minrl.config import EvaluateConfig, TrainerConfig
+from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
 
 ROOT = Path(__file__).parent.parent
@@ -19,9 +20,10 @@ SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.ex
 
 FLOORS = {
     0: "minrl minrl.types minrl.config minrl.learning_config",
-    1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.sandbox minrl.tasks",
+    1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.lora minrl.sandbox "
+    "minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_slot minrl.tasks",
     2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "
-    "minrl.checkpoint minrl.command_line",
+    "minrl.optimizer minrl.checkpoint minrl.command_line",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
     "minrl.sft minrl.viewer minrl.screen minrl.run minrl.parts minrl.record",
     4: "train evaluate",
@@ -35,12 +37,16 @@ DOORS = {
     "tensorboard": {"minrl.metrics"},
     "torch.utils.tensorboard": {"minrl.metrics"},
     "datasets": {"minrl.tasks"},
+    "math_verify": {"minrl.tasks.agreement"},
     "vllm": {"minrl.engines.vllm_engine", "minrl.engines.vllm_versions"},
     "tyro": {"minrl.command_line"},
     "yaml": {"minrl.command_line"},
     "rich": {"minrl.screen"},
     "wandb": {"minrl.metrics"},
-    "peft": {"minrl.policy"},
+    "peft": {"minrl.lora"},
+    "bitsandbytes": {"minrl.optimizer"},
+    "tree_sitter": {"minrl.tasks.rust_syntax"},
+    "tree_sitter_rust": {"minrl.tasks.rust_syntax"},
 }
 
 MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 300, 50, 8
@@ -152,7 +158,8 @@ def fields_of(cls):
             yield cls, name
 
 
-CONFIGS = [*fields_of(TrainerConfig), *fields_of(EvaluateConfig)]
+PROGRAMS = (TrainerConfig, EvaluateConfig, SftConfig, FilterConfig, ExpertIterationConfig)
+CONFIGS = [field for program in PROGRAMS for field in fields_of(program)]
 CONFIGS += [field for definition in TASK_DEFINITIONS.values() for field in fields_of(definition.options)]
 CONFIGS = list(dict.fromkeys(CONFIGS))
 

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import train
 from minrl.checkpoint import newest_complete
+from minrl.metrics import read_metrics
 from minrl.types import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -216,3 +217,39 @@ def test_ctrl_c_before_the_first_step_ends_without_a_traceback(tmp_path):
     status = signal_when(process, lambda: list((tmp_path / "checkpoints").glob("base-*")), signal.SIGINT)
     assert status == 130
     assert "Traceback" not in (tmp_path / "stderr.txt").read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_roll_out_the_same_and_save_once(tmp_path, uninterrupted):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(ROOT / "train.py")]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run([*launch, *FLAGS, *folders(tmp_path)], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert steps_written(tmp_path) == STEPS
+    assert summary(tmp_path)["eval_before"] == uninterrupted[1]["eval_before"]
+    # The first step samples from the same weights with the same seeds, half of its groups in each process.
+    first, alone = (read_metrics(run_folder(place))[1] for place in (tmp_path, uninterrupted[0]))
+    for tag in ("reward/mean", "rollout/completion_tokens_mean", "policy/grad_norm", "policy/optimizer_steps"):
+        assert first[tag] == pytest.approx(alone[tag], rel=1e-4)
+    # And it can go on.
+    flags = ["--resume", "latest", "--steps", "8", *folders(tmp_path)]
+    ended = subprocess.run([*launch, *flags], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert steps_written(tmp_path) == [*STEPS, 7, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["merged", "adapter"])
+def test_a_killed_run_with_adapters_continues_to_the_same_weights(tmp_path, uninterrupted, kind):
+    flags, places = [*FLAGS, "--lora-rank", "4", "--lora-checkpoint", kind, "--kl-coef", "0.01"], []
+    for name in ("whole", "killed"):
+        places.append(tmp_path / name)
+        for base in (uninterrupted[0] / "checkpoints").glob("base-*"):
+            shutil.copytree(base, places[-1] / "checkpoints" / base.name)
+    whole, killed = places
+    assert start(whole, *flags, *folders(whole)).wait(timeout=120) == 0
+    process = start(killed, *flags, *folders(killed))
+    assert signal_when(process, lambda: len(steps_written(killed)) >= 5, signal.SIGKILL) == -signal.SIGKILL
+    assert start(killed, "--resume", "latest", *folders(killed)).wait(timeout=120) == 0
+    assert_as_never_stopped(killed, summary(whole))
+    assert summary(whole)["weights_sha256"] != uninterrupted[1]["weights_sha256"]

@@ -1,11 +1,16 @@
 """Dynamic sampling, adaptive temperature, curriculum, overlong completions."""
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
+from two_samplers import PROMPTS, STEPS, sampled_steps
 
 from minrl.advantages import overlong_penalty
 from minrl.algorithms import choose_algorithm
@@ -52,10 +57,22 @@ def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(make_r
     assert draw.sampled.failures == ["why"]
 
 
+def test_with_several_roles_an_example_counts_by_the_share_of_its_groups_that_have_spread(make_rollout, processes):
+    draw = Draw(config_of(prompts=4, refill_rounds=1), processes)
+    # Groups 0, 2, ... are of one role, groups 1, 3, ... of the other. Three of eight have spread: one whole example.
+    rollouts = groups(make_rollout, [1, 0], [0, 1], [1, 0], [0, 0], *[[0, 0]] * 4)
+    for rollout in rollouts:
+        rollout.role = ("white", "black")[rollout.group % 2]
+    draw.add(Rollouts(rollouts, []))
+    assert draw.prompts == 3
+
+
 def test_a_full_draw_is_not_refilled(make_rollout, processes):
     draw = Draw(config_of(prompts=2, refill_rounds=5), processes)
     draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))
     assert draw.prompts == 0
+    draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))
+    assert draw.prompts == 0  # more than enough, as several processes may have, is enough
 
 
 def test_without_refill_one_round_is_enough(make_rollout, processes):
@@ -122,6 +139,21 @@ def test_the_curriculum_is_a_function_of_the_state(processes):
     again = choose_examples(examples, config, TrainState(examples_drawn=16), processes)
     later = choose_examples(examples, config, TrainState(examples_drawn=24), processes)
     assert first == again != later
+    assert choose_examples(examples, replace(config, seed=1), TrainState(examples_drawn=16), processes) != first
+
+
+def test_the_curriculum_takes_all_of_a_small_dataset_before_it_begins_again(processes):
+    examples = [Example(str(n), str(n), {}) for n in range(3)]
+    chosen = [e.id for e in choose_examples(examples, config_of(prompts=8, curriculum=True), TrainState(), processes)]
+    assert sorted(chosen[:3]) == sorted(chosen[3:6]) == ["0", "1", "2"]
+    assert chosen[6:] == chosen[:2]
+
+
+def test_the_curriculum_prefers_what_was_never_tried(processes):
+    examples = [Example(str(n), str(n), {}) for n in range(100)]
+    config, state = config_of(prompts=20, curriculum=True), TrainState(solve_rates={str(n): 1.0 for n in range(50)})
+    chosen = [int(e.id) for _ in range(10) for e in choose_examples(examples, config, state, processes)]
+    assert sum(number >= 50 for number in chosen) > 150  # without preference 100 of 200
 
 
 def test_the_overlong_penalty_by_hand():
@@ -181,3 +213,70 @@ def test_dropped_groups_do_not_dilute_the_rest(name, policy):
 def test_impossible_sampling_is_refused_in_one_line(algorithm, sampling, message):
     with pytest.raises(UserError, match=message):
         choose_algorithm(TrainerConfig(algorithm=AlgorithmConfig(**algorithm), sampling=SamplingConfig(**sampling)))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What each of two processes saw of a run, by rounds of refill."""
+    path, root = tmp_path_factory.mktemp("two") / "seen", Path(__file__).parent.parent
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [*launch, str(root / "tests" / "two_samplers.py"), str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    return [torch.load(f"{path}.{rank}") for rank in range(2)]
+
+
+@pytest.mark.parametrize("refill_rounds", [0, 2])
+def test_two_processes_remember_the_same_and_sample_different_shares(two, refill_rounds):
+    first, second = (seen[refill_rounds] for seen in two)
+    assert len(first) == STEPS
+    for mine, other in zip(first, second, strict=True):
+        for shared in ("state", "rounds", "all"):
+            assert mine[shared] == other[shared]
+        assert mine["mine"] + other["mine"] == mine["all"]
+        assert len(mine["mine"]) == len(other["mine"]) == sum(mine["rounds"])  # half of the examples, two each
+        seeds = [seed for _, _, seed, _ in mine["all"]]
+        assert len(set(seeds)) == len(seeds)
+    assert first[-1]["state"]["examples_drawn"] == sum(sum(step["rounds"]) for step in first)
+
+
+def test_two_processes_without_refill_do_what_one_does(two, processes):
+    for one, both in zip(sampled_steps(0, processes), two[0][0], strict=True):
+        assert one["state"] == both["state"]
+        assert [row[1:] for row in one["all"]] == [row[1:] for row in both["all"]]
+        assert one["rounds"] == [PROMPTS]
+
+
+def test_the_refill_of_two_processes_counts_the_groups_of_both(two):
+    first, rounds_seen = two[0][2], set()
+    for step, (mine, other) in enumerate((s["mine"], t["mine"]) for s, t in zip(first, two[1][2], strict=True)):
+        done, wanted, expected = 0, PROMPTS, []
+        while wanted and len(expected) < 3:
+            expected.append(wanted)
+            done += wanted
+            useful = 0
+            for share in (mine, other):  # each has sampled done / 2 examples so far, two completions of each
+                pairs = [share[i : i + 2] for i in range(0, done, 2)]
+                useful += sum(pair[0][3] != pair[1][3] for pair in pairs)
+            wanted = max(0, PROMPTS - useful)
+            wanted += wanted % 2  # a whole example for each process
+        assert first[step]["rounds"] == expected
+        rounds_seen.add(len(expected))
+    assert rounds_seen & {2, 3}
+
+
+def test_two_processes_learn_solve_rates_and_temperature_from_all_rollouts(two):
+    rates = {}
+    for step in two[1][2]:
+        solved, groups = {}, {}
+        for group, example, _, reward in step["all"]:
+            solved.setdefault(example, []).append(reward == 1)
+            groups.setdefault(group, []).append(reward)
+        for example, outcomes in solved.items():
+            rate = sum(outcomes) / len(outcomes)
+            rates[example] = (rates.get(example, rate) + rate) / 2
+        assert step["state"]["solve_rates"] == pytest.approx(rates)
+        # A pair has std 1/2 where its rewards differ, else 0.
+        mean = sum(0.5 * (a != b) for a, b in groups.values()) / len(groups)
+        assert step["state"]["temperature"] == pytest.approx(min(1.5, max(0.5, 0.3 / mean)) if mean else 1.5)

@@ -9,7 +9,7 @@ import pytest
 import train
 from minrl.algorithms import ALGORITHMS
 from minrl.policy import save_policy
-from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+from minrl.tasks import TASK_DEFINITIONS, Dataset, Task, TaskDefinition
 from minrl.types import Reward, UserError
 
 
@@ -36,6 +36,13 @@ def loop(policy, sevens, tmp_path, monkeypatch):
 
     yield run
     signal.signal(signal.SIGINT, previous)
+
+
+def test_data_for_evaluation_only_is_refused_before_a_model_is_loaded(sevens, monkeypatch, tmp_path):
+    only = Task(Dataset([], sevens.dataset.held_out), sevens.reward, cheap=True)
+    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: only))
+    with pytest.raises(UserError, match=r"'sevens' has \d+ held-out examples and none to train on"):
+        train.main(["--task", "sevens", "--model-id", str(tmp_path / "none"), "--runs-dir", str(tmp_path / "runs")])
 
 
 def metrics(run):

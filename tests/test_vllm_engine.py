@@ -24,13 +24,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from minrl.config import EngineConfig, ModelConfig
+from minrl.config import EngineConfig, LoraConfig, ModelConfig
 from minrl.engines import Engine, Sampling, vllm_versions
 from minrl.engines.choice import make_engine
 from minrl.engines.device_copies import DeviceCopies
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.verify import SyncError, differing, find_held, policy_logprobs, unread
 from minrl.engines.vllm_engine import VllmEngine, mix_seed
+from minrl.lora import Adapters, MergedWeights
 from minrl.models import word_tokenizer
 from minrl.policy import Policy, as_policy
 from minrl.processes import Processes
@@ -294,6 +295,60 @@ def test_training_agrees_with_the_engine_in_every_step(tmp_path, engines):
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert len(steps) == 3
     assert all(step["engine/logprob_gap_max"] <= 1e-4 for step in steps)
+
+
+@pytest.fixture
+def adapted(engines, processes):
+    """An engine whose policy has adapters, and the policy."""
+    policy = shaped_policy("qwen2", processes)
+    policy.adapters = Adapters(policy.model, LoraConfig(lora_rank=4), "base", 0)
+    engine = engines.get("qwen2-lora", policy=policy)
+    yield engine, policy
+    engines.close()
+
+
+def improve_adapters(policy: Policy) -> None:
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            if weight.requires_grad:
+                weight.add_(3e-2 * torch.randn_like(weight))
+    policy.version += 1
+
+
+@needs_vllm
+def test_lora_adapters_are_merged_into_the_engine_and_verified_there(adapted):
+    engine, policy = adapted
+    sampling = Sampling(0.8, policy.stop_ids)
+    for _ in range(2):
+        improve_adapters(policy)
+        engine.sync(policy)
+        completions = engine.generate(REQUESTS, sampling)
+        assert worst_gap(policy, completions, 0.8) <= 1e-4
+        with policy.as_reference():
+            assert worst_gap(policy, completions, 0.8) > 1e-2  # the adapters do matter
+    plain = shaped_policy("qwen2", policy.processes)
+    assert sorted(held.name for held in find_held(engine.model, plain.model.state_dict())) == sorted(
+        held.name for held in find_held(engine.model, MergedWeights(policy.model, policy.model.state_dict()))
+    )
+
+
+@needs_vllm
+@pytest.mark.parametrize("size", [0.0, 1e-7])
+def test_lora_adapters_that_were_left_out_are_caught(adapted, monkeypatch, size):
+    engine, policy = adapted
+    improve_adapters(policy)
+    with torch.no_grad():  # the second time by less than the probe can hear
+        for name, weight in policy.model.named_parameters():
+            weight.mul_(size if size and "lora_B" in name else 1.0)
+    load = engine._load
+
+    def without(weights):
+        with policy.adapters.off():
+            load(weights)
+
+    monkeypatch.setattr(engine, "_load", without)
+    with pytest.raises(SyncError, match=r"[1-9]\d* of .* weight tensors differ"):
+        engine.sync(policy)
 
 
 def test_mixed_seeds_are_63_bits_of_which_the_low_ones_differ():

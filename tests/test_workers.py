@@ -68,13 +68,13 @@ def test_a_raising_job_fails_with_its_traceback_and_the_others_do_not(pool):
 
 
 def test_a_hanging_job_is_killed_at_its_deadline_and_its_worker_replaced():
-    workers = Workers(1, deadline_s=1.5)
+    workers = Workers(1, deadline_s=3.0)
     try:
         before = workers.run([Job(os.getpid)])[0]
         started = time.monotonic()
         hung, good = workers.run([Job(time.sleep, (60,)), Job(int, ("7",))])
         assert time.monotonic() - started < 10
-        assert isinstance(hung, Failure) and "no reward within its deadline of 1.5 s" in hung.reason
+        assert isinstance(hung, Failure) and "no reward within its deadline of 3.0 s" in hung.reason
         assert good == 7
         assert gone_soon(before)
     finally:
@@ -82,17 +82,17 @@ def test_a_hanging_job_is_killed_at_its_deadline_and_its_worker_replaced():
 
 
 def test_a_deadline_counts_from_the_start_of_the_job_and_not_of_the_call():
-    # Five jobs of 0.4 s behind one another take 2 s in all, longer than the deadline of each.
-    workers = Workers(1, deadline_s=1.5)
+    # Five jobs of 0.7 s behind one another take 3.5 s in all, longer than the deadline of each.
+    workers = Workers(1, deadline_s=3.0)
     try:
         workers.run([Job(int, ("0",))])
-        assert workers.run([Job(_after, (0.4, n)) for n in range(5)]) == list(range(5))
+        assert workers.run([Job(_after, (0.7, n)) for n in range(5)]) == list(range(5))
     finally:
         workers.close()
 
 
 def test_what_a_hanging_job_started_is_killed_too(tmp_path):
-    workers = Workers(1, deadline_s=1.5)
+    workers = Workers(1, deadline_s=3.0)
     pid_file = tmp_path / "pid"
     try:
         assert isinstance(workers.run([Job(_start_a_child_and_hang, (str(pid_file),))])[0], Failure)

@@ -14,9 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from minrl.cpu import product
+from minrl.lora import merged_weight
 from minrl.types import CausalModel
 
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
@@ -49,8 +50,8 @@ def make_decoder(model: CausalModel) -> Decoder:
 class LlamaDecoder:
     """The decoder of a Llama-, Qwen2- or Qwen3-shaped model with a static cache.
 
-    Query, key and value products are one product, and so are the MLP's gate and up: their weights are laid side by
-    side when the decoder is made, which is once per batch of completions.
+    Query, key and value products are one product, and so are the MLP's gate and up: their weights are merged with
+    their adapters and laid side by side when the decoder is made, which is once per batch of completions.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -62,7 +63,7 @@ class LlamaDecoder:
         self.eps = config.rms_norm_eps
         self.activation = decoder.layers[0].mlp.act_fn
         self.layers = [_Layer(layer) for layer in decoder.layers]
-        self.weight = decoder.embed_tokens.weight
+        self.weight = merged_weight(decoder.embed_tokens)
         self.cache: list[tuple[Tensor, Tensor]] = []
         self.padding = torch.empty(0, dtype=torch.long)
         self.length = 0
@@ -154,20 +155,21 @@ class _Layer:
         self.qkv, self.qkv_bias = _side_by_side(*qkv)
         self.query_norm = attention.q_norm.weight if hasattr(attention, "q_norm") else None
         self.key_norm = attention.k_norm.weight if hasattr(attention, "k_norm") else None
-        self.out, self.out_bias = attention.o_proj.weight, attention.o_proj.bias
+        self.out, self.out_bias = merged_weight(attention.o_proj), attention.o_proj.bias
         self.mlp_norm = layer.post_attention_layernorm.weight
         self.gate_up, self.gate_up_bias = _side_by_side(mlp.gate_proj, mlp.up_proj)
-        self.down, self.down_bias = mlp.down_proj.weight, mlp.down_proj.bias
+        self.down, self.down_bias = merged_weight(mlp.down_proj), mlp.down_proj.bias
 
 
-def _side_by_side(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    weight = torch.cat([linear.weight for linear in linears])
+def _side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
+    weight = torch.cat([merged_weight(linear) for linear in linears])
     has_bias = linears[0].bias is not None
     return weight, torch.cat([linear.bias for linear in linears]) if has_bias else None
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv:2104.09864, equation 34), halves as in transformers."""
+    """Rotary position embedding (arXiv:2104.09864, equation 34). Departure: pairs are (i, i + C / 2), as transformers'
+    weights have it, not neighbours."""
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-high, low), dim=-1) * sin
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from minrl.lora import MergedWeights
 from minrl.types import CausalModel
 
 _COPY = torch.ops.aten.copy_.default
@@ -30,6 +31,28 @@ class _Recorder(TorchDispatchMode):
         elif func._schema.is_mutable and "fill_" not in func._schema.name:
             self.others.add(func._schema.name)
         return func(*args, **(kwargs or {}))
+
+
+class StableWeights:
+    """Weights that stay where they are from sync to sync: those with adapters are merged into buffers that are made
+    once, in the engine's precision; all others are the policy's own.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._buffers: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def of(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights as they are now."""
+        stable = {}
+        for name, weight in weights.items():
+            if isinstance(weights, MergedWeights) and name in weights.adapted:
+                if name not in self._buffers:
+                    self._buffers[name] = torch.empty_like(weight, dtype=self._dtype)
+                self._buffers[name].copy_(weight)
+            stable[name] = self._buffers.get(name, weight)
+        return stable
 
 
 class DeviceCopies:

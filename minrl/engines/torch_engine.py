@@ -16,6 +16,7 @@ from torch import Tensor
 from minrl.cpu import product
 from minrl.engines import Sampling
 from minrl.engines.decoder import make_decoder
+from minrl.lora import merged_weight
 from minrl.policy import Policy
 from minrl.types import Completion, Request
 
@@ -26,12 +27,14 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class TorchEngine:
-    """Samples with the policy's own tensors: there is nothing to sync, and nothing that can be stale."""
+    """Samples with the policy's own tensors: there is nothing to sync, and nothing that can be stale.
 
-    exact = True
+    Adapters are merged for each batch; in bfloat16 that rounds otherwise than the policy, and the engine is not exact.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.exact = policy.adapters is None or policy.processes.dtype == torch.float32
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
@@ -48,7 +51,8 @@ class TorchEngine:
     @torch.no_grad()
     def score(self, ids: Sequence[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first."""
-        decoder, head = make_decoder(self.policy.model), self.policy.model.get_output_embeddings().weight
+        model = self.policy.model
+        decoder, head = make_decoder(model), merged_weight(model.get_output_embeddings())
         hidden = decoder.prefill([ids[:1]], len(ids))
         logprobs = []
         for token in ids[1:]:
@@ -72,7 +76,7 @@ class _Batch:
     def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling) -> None:
         self.policy, self.requests, self.sampling = policy, requests, sampling
         self.decoder = make_decoder(policy.model)
-        self.head = policy.model.get_output_embeddings().weight
+        self.head = merged_weight(policy.model.get_output_embeddings())
         self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
         self.limits = np.array([request.max_tokens for request in requests])
         self.stop_ids = np.array(sorted(sampling.stop_ids))
@@ -140,8 +144,8 @@ class _Batch:
 
 
 def uniforms(seeds: np.ndarray, position: int) -> np.ndarray:
-    """One number in [0, 1) for each seed at this position: the 53 high bits of SplitMix64
-    (Steele, Lea and Flood, doi:10.1145/2714064.2660195, figure 16) of seed and position.
+    """One number in [0, 1) for each seed at this position: the 53 high bits of SplitMix64 of seed and position
+    (Steele, Lea and Flood, doi:10.1145/2714064.2660195, with its mix64variant13).
     """
     with np.errstate(over="ignore"):
         z = _mix(seeds) + np.uint64(position + 1) * GOLDEN

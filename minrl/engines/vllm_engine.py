@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from minrl.config import EngineConfig
 from minrl.engines import Sampling, vllm_versions
-from minrl.engines.device_copies import DeviceCopies
+from minrl.engines.device_copies import DeviceCopies, StableWeights
 from minrl.engines.verify import (
     ADVICE,
     GAP_TOLERANCE,
@@ -33,6 +33,7 @@ from minrl.engines.verify import (
     unread,
 )
 from minrl.engines.watchdog import Watchdog
+from minrl.lora import MergedWeights
 from minrl.policy import Policy, master_weights
 from minrl.types import Completion, Request, UserError
 
@@ -65,6 +66,7 @@ class VllmEngine:
             self._llm = self._start(sequences)
         self.model: nn.Module = vllm_versions.engine_model(self._llm)
         self._copies: DeviceCopies | None = None
+        self._stable = StableWeights(self.dtype)
         self._asleep = self._discarded = False
         self._syncs = 0
         self._prompts: set[tuple[int, ...]] = set()
@@ -92,7 +94,7 @@ class VllmEngine:
         """Hold the policy's weights from now on, and show it. Raises `SyncError` where it does not."""
         self.policy = policy
         with self._watchdog:
-            self._load(master_weights(policy.model))
+            self._load(MergedWeights(policy.model, master_weights(policy.model)))
             self.version = policy.version
             self._discarded = False
             self._llm.reset_prefix_cache()
@@ -104,7 +106,7 @@ class VllmEngine:
 
     def check(self) -> None:
         """Raise `SyncError` unless the engine holds the policy's weights and says what the policy says."""
-        weights = self.policy.model.state_dict(keep_vars=True)
+        weights = MergedWeights(self.policy.model, self.policy.model.state_dict(keep_vars=True))
         held = find_held(self.model, weights)
         if self._syncs == 0 and unread(held, weights):
             logger.warning(f"not found in the engine, so checked by the probe alone: {unread(held, weights)}")
@@ -207,11 +209,12 @@ class VllmEngine:
         size = int(self.config.engine_cache_gib * 2**30) or max(wanted, 2 * token * self.context_length)
         return {"kv_cache_memory_bytes": size, "enforce_eager": True}
 
-    def _load(self, weights: Mapping[str, Tensor]) -> None:
+    def _load(self, merged: Mapping[str, Tensor]) -> None:
         """Bring the engine's weights up to date: packed again on a CPU, copied on the device on CUDA."""
         with torch.no_grad():
             if not self._cuda:
-                return vllm_versions.load_packed(self._llm, weights)
+                return vllm_versions.load_packed(self._llm, merged)
+            weights = self._stable.of(merged)
             if self._copies is None or not self._copies.fits(weights):
                 self._copies = DeviceCopies(self.model, weights)
             self._copies.run()
@@ -272,7 +275,7 @@ def sampling_parameters(request: Request, sampling: Sampling) -> Any:  # noqa: A
 def mix_seed(seed: int) -> int:
     """63 bits of which the low 32 depend on all of the seed's: torch's generator on a CPU reads no others.
 
-    The finalizer of SplitMix64 (Steele, Lea and Flood, doi:10.1145/2714064.2660195).
+    The finalizer mix64variant13 of SplitMix64 (Steele, Lea and Flood, doi:10.1145/2714064.2660195).
     """
     with np.errstate(over="ignore"):
         z = np.uint64(seed)

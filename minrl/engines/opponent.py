@@ -1,0 +1,57 @@
+"""The frozen opponent: a model that plays some roles of an episode and never learns.
+
+It has an embedded engine of its own; requests that are not frozen go to the engine of the policy as before.
+"""
+
+from collections.abc import Sequence
+
+from minrl.engines import Engine, Sampling
+from minrl.engines.torch_engine import TorchEngine
+from minrl.policy import Policy
+from minrl.types import Completion, Request, UserError
+
+
+class EngineWithOpponent:
+    """The policy's engine, and the opponent's for the requests that ask for it. Only the former is ever synced.
+
+    A completion depends on weights, prompt and seed alone, so the two may sample one after the other.
+    """
+
+    def __init__(self, engine: Engine, opponent: Policy, policy: Policy) -> None:
+        if opponent.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+            raise UserError(
+                "the opponent's tokenizer is not the policy's, and both read the same ids: choose as --opponent a "
+                "checkpoint of the same model"
+            )
+        opponent.model.requires_grad_(False)
+        self.engine, self.opponent, self.exact = engine, TorchEngine(opponent), engine.exact
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """One completion for each request, in order."""
+        completions: dict[int, Completion] = {}
+        for engine, frozen in ((self.engine, False), (self.opponent, True)):
+            chosen = [index for index, request in enumerate(requests) if request.frozen == frozen]
+            if chosen:
+                sampled = engine.generate([requests[index] for index in chosen], sampling)
+                completions.update(zip(chosen, sampled, strict=True))
+        return [completions[index] for index in range(len(requests))]
+
+    def sync(self, policy: Policy) -> None:
+        """Hand the new weights to the policy's engine; the opponent stays as it is."""
+        self.engine.sync(policy)
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """The policy's log-probabilities."""
+        return self.engine.score(ids)
+
+    def sleep(self) -> None:
+        """Of the policy's engine: the opponent's cache lives for one batch only."""
+        self.engine.sleep()
+
+    def wake(self) -> None:
+        """Of the policy's engine."""
+        self.engine.wake()
+
+    def close(self) -> None:
+        """Of the policy's engine."""
+        self.engine.close()

@@ -1,0 +1,209 @@
+"""The frozen opponent: sampled by a model that does not learn, with seeds of its own, and never trained on."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import evaluate
+import train
+from minrl.engines import Engine, Sampling
+from minrl.engines.opponent import EngineWithOpponent
+from minrl.engines.torch_engine import TorchEngine
+from minrl.models import small_qwen3, word_tokenizer
+from minrl.policy import as_policy, save_policy
+from minrl.rollout import Plan, rollout
+from minrl.tasks import Task, load_task
+from minrl.tasks.task import split
+from minrl.types import Example, Request, Reward, Turn, UserError
+from tests.conftest import CPU
+
+EXAMPLES = split([Example(str(n), "numbers 1 2", {}) for n in range(8)], 0.5)
+SAMPLING = Sampling(1.0, frozenset({2}))
+
+
+def duel(example, rng):
+    """The policy, its frozen opponent, and the policy again."""
+    first = yield Turn("me", "numbers 1")
+    reply = yield Turn("other", "numbers 1", frozen=True)
+    last = yield Turn("me", "numbers 3")
+    return {"me": Reward(float(first == last)), "other": Reward(float(reply == last))}
+
+
+DUEL = Task(EXAMPLES, None, episode=duel, frozen_opponent=True)
+
+
+@pytest.fixture
+def pair(make_policy):
+    """A policy, another one that is frozen, and the engine over both."""
+    policy, opponent = make_policy(0), make_policy(1)
+    return policy, opponent, EngineWithOpponent(TorchEngine(policy), opponent, policy)
+
+
+def plan(**changes):
+    return Plan(
+        **{"group_size": 2, "max_tokens": 6, "temperature": 1.0, "seed": 0, "purpose": "test", "step": 1, **changes}
+    )
+
+
+def requests(policy, *frozen):
+    ids = policy.encode_prompt("numbers 1 2")
+    return [Request(ids, seed, 6, is_frozen) for seed, is_frozen in enumerate(frozen)]
+
+
+def test_each_request_is_sampled_by_its_own_model_in_order(pair):
+    policy, opponent, engine = pair
+    mixed = requests(policy, False, True, False, True, True)
+    completions = engine.generate(mixed, SAMPLING)
+    by_policy, by_opponent = (TorchEngine(model).generate(mixed, SAMPLING) for model in (policy, opponent))
+    chosen = [(by_opponent if request.frozen else by_policy)[i] for i, request in enumerate(mixed)]
+    assert [c.ids for c in completions] == [c.ids for c in chosen]
+    assert [c.ids for c in by_policy] != [c.ids for c in by_opponent]
+    assert isinstance(engine, Engine) and engine.exact
+
+
+def test_the_opponent_stays_what_it_was_while_the_policy_learns(pair, make_policy):
+    policy, opponent, engine = pair
+    frozen = requests(policy, True, True)
+    before = engine.generate(frozen, SAMPLING)
+    assert not any(weight.requires_grad for weight in opponent.model.parameters())
+    assert all(weight.requires_grad for weight in policy.model.parameters())
+    engine.sleep()
+    with torch.no_grad():
+        for weight in policy.model.parameters():
+            weight.add_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    engine.wake()
+    engine.sync(policy)
+    assert engine.generate(frozen, SAMPLING) == before
+    learned = make_policy(2)
+    engine.sync(learned)  # another policy reaches the policy's engine
+    free = requests(policy, False)
+    assert engine.generate(free, SAMPLING)[0].ids == TorchEngine(learned).generate(free, SAMPLING)[0].ids
+    ids = policy.encode_prompt("numbers 1 2")
+    assert engine.score(ids) == TorchEngine(learned).score(ids)
+    engine.close()
+
+
+def test_nothing_of_a_frozen_role_is_trained_on(pair, workers):
+    policy, _, engine = pair
+    sampled = rollout(policy, engine, workers, DUEL, EXAMPLES.train[:3], plan())
+    assert sampled.failures == []
+    assert [r.role for r in sampled.rollouts] == ["me"] * 6
+    assert [r.group for r in sampled.rollouts] == [0, 0, 1, 1, 2, 2]
+    assert all(r.reward is not None for r in sampled.rollouts)
+
+
+def test_a_frozen_turn_has_the_seed_that_any_other_would(make_policy, workers):
+    policy, heard = make_policy(0), {}
+
+    def listening(frozen):
+        def episode(example, rng):
+            yield Turn("me", "numbers 1")
+            heard[frozen] = yield Turn("other", "numbers 1", frozen)
+            return {"me": Reward(0.0), "other": Reward(0.0)}
+
+        return replace(DUEL, episode=episode)
+
+    # Played by the same weights, a frozen role says what it would say if it were not frozen.
+    both = EngineWithOpponent(TorchEngine(policy), make_policy(0), policy)
+    for frozen in (False, True):
+        rollout(policy, both, workers, listening(frozen), EXAMPLES.train[:1], plan(group_size=1))
+    assert heard[True] == heard[False]
+
+
+def test_a_role_is_frozen_always_or_never_and_the_task_says_so(pair, workers):
+    policy, _, engine = pair
+
+    def fickle(example, rng):
+        yield Turn("me", "numbers 1")
+        yield Turn("me", "numbers 1", frozen=True)
+        return {}
+
+    for task in (replace(DUEL, episode=fickle), replace(DUEL, frozen_opponent=False)):
+        sampled = rollout(policy, engine, workers, task, EXAMPLES.train[:1], plan(group_size=1))
+        assert len(sampled.failures) == 1 and "frozen" in sampled.failures[0]
+        assert all(r.reward is None for r in sampled.rollouts)
+
+
+def test_an_opponent_that_reads_other_ids_is_refused(policy, processes):
+    tokenizer = word_tokenizer(["a", "b"])
+    stranger = as_policy(small_qwen3(tokenizer, 64, 2, 2, 0), tokenizer, CPU, processes)
+    with pytest.raises(UserError, match="tokenizer is not the policy's"):
+        EngineWithOpponent(TorchEngine(policy), stranger, policy)
+
+
+@pytest.fixture
+def run_flags(processes, tmp_path):
+    """Tic-tac-toe against a frozen opponent with a tiny model, and another model to play against. They know the words
+    of the game only, so that many of their moves are legal.
+    """
+    for seed in (0, 1):
+        tokenizer = word_tokenizer(load_task("tictactoe").vocabulary)
+        model = as_policy(small_qwen3(tokenizer, 64, 2, 2, seed), tokenizer, CPU, processes)
+        save_policy(model, tmp_path / f"model{seed}")
+    return (
+        f"--task tictactoe --tictactoe.opponent frozen --model-id {tmp_path}/model0 --prompts-per-step 8 "
+        "--group-size 4 --max-tokens 2 --steps 4 --eval-every 0 --eval-examples 4 --eval-samples 1 --save-every 1 "
+        "--rollouts-every 1 --threads 1 --device cpu --quiet --no-preflight --learning-rate 1e-2 "
+        f"--warmup-steps 0 --algorithm spiral --runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/ckpt"
+    ).split()
+
+
+def weights_of(runs, name):
+    return json.loads((runs / name / "summary.json").read_text())["weights_sha256"]
+
+
+def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, tmp_path, monkeypatch):
+    assert train.main(run_flags) == 0
+    usual, calls = train.update_policy, []
+
+    def stopping(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return usual(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "update_policy", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train.main(run_flags)
+    runs = tmp_path / "runs"
+    assert train.main(["--resume", str(runs / "tictactoe-spiral-seed0-2"), "--runs-dir", str(runs)]) == 0
+    whole, resumed = weights_of(runs, "tictactoe-spiral-seed0"), weights_of(runs, "tictactoe-spiral-seed0-2")
+    assert whole == resumed
+    # Another opponent makes another run: it is the opponent's moves that were learned from.
+    assert train.main([*run_flags, "--opponent", str(tmp_path / "model1")]) == 0
+    assert weights_of(runs, "tictactoe-spiral-seed0-3") != whole
+
+
+def test_evaluate_takes_an_opponent_too(run_flags, tmp_path, monkeypatch):
+    # A task whose held-out examples have a frozen role; the reward says who it was.
+    words = []
+
+    def episode(example, rng):
+        words.append((yield Turn("other", "numbers 1", frozen=True)))
+        yield Turn("me", "numbers 1")
+        return {"me": Reward(0.0)}
+
+    task = Task(EXAMPLES, None, episode=episode, frozen_opponent=True)
+    monkeypatch.setattr(evaluate, "load_task", lambda *_: task)
+    flags = (
+        f"--task tictactoe --checkpoint {tmp_path}/model0 --examples 4 --samples 1 --max-tokens 6 --device cpu".split()
+    )
+    said, results = [], []
+    for more in ([], ["--opponent", f"{tmp_path}/model0"], ["--opponent", f"{tmp_path}/model1"]):
+        assert evaluate.main([*flags, *more, "--output", str(tmp_path / "result.json")]) == 0
+        said.append(tuple(words))
+        results.append(json.loads((tmp_path / "result.json").read_text())["opponent"])
+        words.clear()
+    assert said[0] == said[1] != said[2]  # without --opponent it is the evaluated model itself
+    assert results == [f"{tmp_path}/model{n}" for n in (0, 0, 1)]
+
+
+def test_an_opponent_for_nobody_is_refused(tmp_path):
+    flags = ["--opponent", "x", "--task", "countdown", "--model-id", "x", "--runs-dir", str(tmp_path)]
+    with pytest.raises(UserError, match="no role of countdown is frozen"):
+        train.main([*flags, "--device", "cpu"])
+    with pytest.raises(UserError, match="no role of countdown is frozen"):
+        evaluate.main(["--opponent", "x", "--task", "countdown", "--checkpoint", "x"])

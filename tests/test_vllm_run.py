@@ -1,0 +1,112 @@
+"""Whole runs with the real vLLM: killed and continued, crashed, hung, in two processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minrl.engines import vllm_versions
+
+ROOT = Path(__file__).parent.parent
+REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
+
+SETTINGS = """--engine vllm --steps 4 --save-every 1 --prompts-per-step 8 --group-size 4 --max-tokens 48 --base-steps 60
+    --no-preflight --no-eval-first --eval-every 0 --eval-examples 8 --eval-samples 1 --threads 1 --device cpu"""
+FLAGS = SETTINGS.split()
+BREAK = """
+import sys, time
+sys.path.insert(0, {root!r})
+from minrl.engines.vllm_engine import VllmEngine
+usual, calls = VllmEngine.generate, []
+
+def breaking(engine, requests, sampling):
+    calls.append(len(requests))
+    if len(calls) == 3:  # in the third step, inside the model that vLLM runs
+        def forward(*args, **kwargs):
+            {act}
+        engine.model.forward = forward
+    return usual(engine, requests, sampling)
+
+VllmEngine.generate = breaking
+import train
+train.run_main(train.main)
+"""
+
+
+def folders(folder):
+    return ["--runs-dir", str(folder / "runs"), "--checkpoints-dir", str(folder / "checkpoints")]
+
+
+def start(*command):
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*map(str, command)], env=environment, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+
+
+def summary(folder):
+    return json.loads((folder / "runs/countdown-grpo-seed0/summary.json").read_text())
+
+
+def metrics(folder):
+    path = folder / "runs/countdown-grpo-seed0/metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_killed_run_continues_to_the_weights_of_one_that_never_stopped(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    _, said = (process := start(sys.executable, "train.py", *FLAGS, *folders(whole))).communicate(timeout=200)
+    assert process.returncode == 0, said
+
+    process = start(sys.executable, "train.py", *FLAGS, *folders(killed))
+    while len(metrics(killed)) < 2 and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    process = start(sys.executable, "train.py", "--resume", "latest", *folders(killed))
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+
+    assert summary(killed)["weights_sha256"] == summary(whole)["weights_sha256"]
+    assert summary(killed)["eval_after"] == summary(whole)["eval_after"]
+    assert [line["step"] for line in metrics(killed)] == [1, 2, 3, 4]
+    assert sum(line["policy/optimizer_steps"] for line in metrics(killed)) >= 3  # else equal weights say nothing
+    sampled = ["reward/mean", "rollout/completion_tokens_mean", "rollout/entropy", "engine/logprob_gap_max"]
+    for line, other in zip(metrics(killed), metrics(whole), strict=True):
+        assert [line[tag] for tag in sampled] == [other[tag] for tag in sampled]
+        assert line["engine/logprob_gap_max"] <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("act", "status", "message"),
+    [
+        ("raise RuntimeError('the kernel died')", 1, "the kernel died"),
+        ("time.sleep(600)", 70, "did not answer within 20"),
+    ],
+    ids=["crashed", "hung"],
+)
+def test_an_engine_that_breaks_in_a_run_ends_it_and_names_checkpoint_and_command(tmp_path, act, status, message):
+    code = BREAK.format(root=str(ROOT), act=act)
+    process = start(sys.executable, "-c", code, *FLAGS, "--engine-timeout-s", "20", *folders(tmp_path))
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == status, said
+    assert message in said
+    run, last = tmp_path / "runs/countdown-grpo-seed0", tmp_path / "checkpoints/countdown-grpo-seed0/step_000002"
+    assert f"last checkpoint {last}" in said
+    assert f"python train.py --resume {run}" in said
+
+
+def test_two_processes_each_sample_with_an_engine_of_their_own(tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    process = start(*launch, "train.py", *FLAGS, *folders(tmp_path))
+    _, said = process.communicate(timeout=250)
+    assert process.returncode == 0, said
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["engine/logprob_gap_max"] <= 1e-4 for line in lines)
