@@ -83,18 +83,17 @@ def figures(options: argparse.Namespace, name: str) -> list[dict[str, dict[str, 
 
 def table(options: argparse.Namespace) -> str:
     """Markdown: before and after, over the seeds."""
-    cores = len(os.sched_getaffinity(0))
     before = [one["eval_before"]["pass@1"] for name in options.algorithms for one in figures(options, name)]
     samples = figures(options, options.algorithms[0])[0]["eval_after"]["n"]
     lines = [
         "# Each algorithm learns",
         "",
-        f"`python benchmarks/sweep.py`: {options.steps} steps of Countdown with 24 prompts and groups of 8, each "
-        f"other setting at its default, seeds {', '.join(map(str, options.seeds))}. pass@1 of held-out problems, {samples} "
-        f"samples at temperature 1 for each figure: the mean over the seeds and, in brackets, the lowest and the "
+        f"`python benchmarks/sweep.py`: {options.steps} steps of Countdown with 24 prompts and groups of 8, each other "
+        f"setting at its default, seeds {', '.join(map(str, options.seeds))}. pass@1 of held-out problems, {samples} "
+        "samples at temperature 1 for each figure: the mean over the seeds and, in brackets, the lowest and the "
         f"highest. Before training it is {statistics.mean(before):.1%} ({min(before):.1%} to {max(before):.1%}) for "
         "all: they start from the same base model. "
-        f"{cores} cores, {platform.machine()}, {time.strftime('%Y-%m-%d')}.",
+        f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, {time.strftime('%Y-%m-%d')}.",
         "",
         "| algorithm | after | greedy | entropy of the last five steps, nats per token |",
         "|---|---|---|---|",
