@@ -7,7 +7,7 @@
 
 `train` below is the whole algorithm: GRPO (arXiv:2402.03300, algorithm 1) and its family. It departs from the paper in
 that a step makes one update of its rollouts, unless --passes-per-step or --minibatches-per-pass say otherwise, and
-that there is no KL term to a reference.
+that the KL term to a reference is off, unless --kl-coef is given.
 """
 
 import time
