@@ -21,7 +21,7 @@ SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.ex
 FLOORS = {
     0: "minrl minrl.types minrl.config minrl.learning_config",
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.lora minrl.sandbox "
-    "minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_slot minrl.tasks",
+    "minrl.openai_client minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_slot minrl.tasks",
     2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "
     "minrl.optimizer minrl.checkpoint minrl.command_line",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
@@ -45,6 +45,7 @@ DOORS = {
     "wandb": {"minrl.metrics"},
     "peft": {"minrl.lora"},
     "bitsandbytes": {"minrl.optimizer"},
+    "openai": {"minrl.openai_client"},
     "tree_sitter": {"minrl.tasks.rust_syntax"},
     "tree_sitter_rust": {"minrl.tasks.rust_syntax"},
 }

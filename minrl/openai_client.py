@@ -1,0 +1,220 @@
+"""Chat models behind an OpenAI-compatible endpoint: OpenAI's own, vLLM's, llama.cpp's, Ollama's.
+
+The `openai` client does the talking, the retries and their backoff. Around it: one line for each thing that can go
+wrong, a bound on the calls in flight and on the time that one may take. A failure is raised, never made an answer.
+
+The key comes from an environment variable, is in no config and is cut out of what a server says.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+from urllib.parse import urlsplit
+
+from minrl.types import Message, UserError, require
+
+OPENAI_URL = "https://api.openai.com/v1"
+OPENAI_HOST = "api.openai.com"
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+
+LONGEST_BACKOFF_S = 8.0
+"""The longest pause of the openai client between two attempts, unless the server asks for a longer one."""
+
+LONGEST_REASON = 300
+"""Characters of a server's own words that an error repeats."""
+
+
+class ChatError(UserError):
+    """The endpoint gave no answer: one line that says where, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class ChatUsage:
+    """Tokens that the server counted for a call, all its choices together; None where it does not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class ChatReply:
+    """One of the choices of a call. `finish_reason` is the server's: `stop`, `length`, `content_filter`."""
+
+    text: str
+    finish_reason: str
+    usage: ChatUsage
+
+
+class ChatClient:
+    """A model at an endpoint. `complete` may be called from many threads; at most `concurrency` calls are in flight.
+
+    `timeout_s` bounds the silence of the server in one attempt; `longest_s` bounds a call with all its retries.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str = "",
+        *,
+        timeout_s: float = 60.0,
+        concurrency: int = 8,
+        retries: int = 4,
+        key_variable: str = KEY_VARIABLE,
+    ) -> None:
+        self.model, self.base_url = model, checked_url(base_url)
+        self.longest_s = (retries + 1) * timeout_s + retries * LONGEST_BACKOFF_S
+        self._key = _key(self.base_url, key_variable)
+        openai = _openai()
+        self._errors = openai
+        self._client = openai.AsyncOpenAI(
+            api_key=self._key or "none", base_url=self.base_url, timeout=timeout_s, max_retries=retries
+        )
+        self._in_flight = asyncio.Semaphore(concurrency)
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def complete(
+        self,
+        messages: Sequence[Message],
+        *,
+        temperature: float | None,
+        max_tokens: int,
+        seed: int | None = None,
+        n: int = 1,
+    ) -> list[ChatReply]:
+        """The n choices of a call. Raises `ChatError` where the server did not answer, or not with n texts.
+
+        Some servers know no n above 1 and some models no temperature (None leaves it to them).
+        """
+        longest = "max_completion_tokens" if urlsplit(self.base_url).hostname == OPENAI_HOST else "max_tokens"
+        asked: dict[str, Any] = {"model": self.model, "messages": [dict(one) for one in messages], longest: max_tokens}
+        asked.update({"temperature": temperature} if temperature is not None else {})
+        asked.update({"seed": seed} if seed is not None else {})
+        asked.update({"n": n} if n > 1 else {})
+        future = asyncio.run_coroutine_threadsafe(self._ask(asked), self._loop)
+        try:
+            response = future.result()
+        except BaseException:  # Ctrl-C ends the call too
+            future.cancel()
+            raise
+        try:
+            return _replies(response, n)
+        except ValueError as error:
+            raise self._error(str(error)) from None
+
+    def close(self) -> None:
+        """End the connections."""
+        if not self._loop.is_running():
+            return
+        asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _ask(self, asked: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the server said
+        async with self._in_flight:
+            try:
+                async with asyncio.timeout(self.longest_s):
+                    return await self._client.chat.completions.create(**asked)
+            except TimeoutError:
+                raise self._error(f"no answer within {self.longest_s:g} s, retries included") from None
+            except self._errors.APITimeoutError:
+                raise self._error(f"silent for {self._client.timeout:g} s in each attempt") from None
+            except self._errors.APIConnectionError as error:
+                reason = error.__cause__ or error
+                raise self._error(f"no connection ({reason}): is the server up and the base URL right?") from None
+            except self._errors.APIStatusError as error:
+                raise self._error(f"status {error.status_code}: {_said(error)}{_hint(error.status_code)}") from None
+            except (self._errors.APIError, json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise self._error(f"an answer that is no chat completion: {error}") from None
+
+    def _error(self, reason: str) -> ChatError:
+        reason = " ".join(reason.split())
+        if self._key:
+            reason = reason.replace(self._key, "***")
+        return ChatError(f"{self.model} at {self.base_url}: {reason[:LONGEST_REASON]}")
+
+
+def checked_url(base_url: str) -> str:
+    """The endpoint to ask: OpenAI's own where none is named. A URL that cannot be one, or holds a key, is refused.
+
+    >>> checked_url(""), checked_url("http://127.0.0.1:8000/v1/")
+    ('https://api.openai.com/v1', 'http://127.0.0.1:8000/v1')
+    """
+    parts = urlsplit(base_url or OPENAI_URL)
+    example = "such as http://127.0.0.1:8000/v1"
+    require("@" not in parts.netloc and not parts.query, "a base URL must hold no key: put it into the environment")
+    require(
+        parts.scheme in ("http", "https") and bool(parts.hostname),
+        f"a base URL must begin with http:// or https://, {example}, got {base_url!r}",
+    )
+    require(
+        not parts.path.rstrip("/").endswith("/completions"),
+        f"a base URL ends before /chat/completions, {example}, got {base_url!r}",
+    )
+    return (base_url or OPENAI_URL).rstrip("/")
+
+
+def _key(base_url: str, variable: str) -> str:
+    """What the environment holds; a server of one's own may need none."""
+    key = os.environ.get(variable, "").strip()
+    if not key and urlsplit(base_url).hostname == OPENAI_HOST:
+        raise UserError(f"{OPENAI_HOST} needs a key: put it into the environment variable {variable}")
+    return key
+
+
+def _openai() -> Any:  # noqa: ANN401 - the library
+    try:
+        import openai  # here, because it is an extra and takes a second
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is not installed: make setup EXTRA=judge, or pip install openai") from error
+    return openai
+
+
+def _replies(response: Any, n: int) -> list[ChatReply]:  # noqa: ANN401 - the openai client checks no types
+    """The texts of an answer; `ValueError` where there are none, or not n."""
+    choices = getattr(response, "choices", None)
+    if not isinstance(choices, list) or not choices:
+        raise ValueError(f"an answer that is no chat completion: {_excerpt(response)}")
+    if len(choices) != n:
+        raise ValueError(f"{len(choices)} of {n} choices: the server does not know n, ask once for each seed")
+    counted = getattr(response, "usage", None)
+    usage = ChatUsage(getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None))
+    return [_reply(choice, usage) for choice in choices]
+
+
+def _reply(choice: Any, usage: ChatUsage) -> ChatReply:  # noqa: ANN401
+    message = getattr(choice, "message", None)
+    text, finish_reason = getattr(message, "content", None), getattr(choice, "finish_reason", None)
+    if text is None and finish_reason == "length":  # a model that thinks apart from its text was cut off before it
+        text = ""
+    if not isinstance(text, str) or not isinstance(finish_reason, str):
+        refusal = getattr(message, "refusal", None)
+        raise ValueError(f"no text (finish_reason {finish_reason!r}, refusal {refusal!r})")
+    return ChatReply(text, finish_reason, usage)
+
+
+def _excerpt(response: Any) -> str:  # noqa: ANN401
+    said = response if isinstance(response, str) else getattr(response, "error", None) or response
+    return repr(said)
+
+
+def _said(error: Any) -> str:  # noqa: ANN401 - openai.APIStatusError
+    body = error.body
+    message = body.get("message") if isinstance(body, dict) else body
+    return str(message) if message else str(error.message)
+
+
+def _hint(status: int) -> str:
+    hints = {
+        401: " (is the key in the environment the right one?)",
+        404: " (does the base URL end as the server wants, often in /v1, and does it know the model?)",
+        429: " (lower the concurrency, or allow more retries)",
+    }
+    return hints.get(status, "")

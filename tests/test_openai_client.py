@@ -1,0 +1,192 @@
+"""The openai client against a real server on this machine that fails in every way."""
+
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from minrl.openai_client import ChatClient, ChatError, ChatUsage, checked_url
+from minrl.types import UserError
+from tests.chat_server import ChatServer, answer, in_turn
+
+MESSAGES = [{"role": "user", "content": "2 + 2?"}]
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """A server that answers as told, and a client for it."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-test")
+    opened = []
+
+    def start(reply, **settings):
+        server = ChatServer(reply)
+        client = ChatClient("m", server.url, **{"timeout_s": 30.0, "retries": 2, **settings})
+        opened.extend([client, server])
+        return server, client
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+def ask(client, **changes):
+    return client.complete(MESSAGES, **{"temperature": 0.0, "max_tokens": 9, **changes})
+
+
+def test_an_answer_comes_with_its_reason_to_stop_and_its_tokens(serve):
+    server, client = serve(in_turn(answer("4")))
+    [reply] = ask(client, seed=5)
+    assert (reply.text, reply.finish_reason, reply.usage) == ("4", "stop", ChatUsage(7, 3))
+    assert server.asked == [{"model": "m", "messages": MESSAGES, "max_tokens": 9, "temperature": 0.0, "seed": 5}]
+    assert server.keys == ["Bearer sk-secret-of-the-test"]
+
+
+def test_several_choices_come_in_order_and_fewer_than_asked_are_refused(serve):
+    server, client = serve(in_turn(answer("a", "b", finish_reason="length"), answer("a")))
+    assert [(reply.text, reply.finish_reason) for reply in ask(client, n=2)] == [("a", "length"), ("b", "length")]
+    assert server.asked[0]["n"] == 2
+    with pytest.raises(ChatError, match="1 of 2 choices"):
+        ask(client, n=2)
+
+
+BUSY = (429, {"Retry-After": "0.1"}, '{"error": {"message": "slow down"}}')
+BROKEN = (500, {}, "<html>oops</html>")
+
+
+def test_a_busy_and_a_broken_server_are_asked_again_with_growing_pauses(serve):
+    times = []
+    replies = in_turn(BROKEN, BROKEN, answer("4"))
+    server, client = serve(lambda body: times.append(time.monotonic()) or replies(body))
+    assert ask(client)[0].text == "4"
+    assert len(server.asked) == 3
+    # the client waits 0.5 s and then 1 s, each shortened by up to a quarter
+    assert times[1] - times[0] >= 0.375 and times[2] - times[1] >= 0.75
+    server, client = serve(in_turn(BUSY, answer("4")))
+    assert ask(client)[0].text == "4" and len(server.asked) == 2
+
+
+def test_who_stays_busy_is_an_error_in_one_line_after_the_retries(serve):
+    server, client = serve(in_turn(BUSY))
+    with pytest.raises(ChatError, match=r"^m at http://127.*: status 429: slow down \(lower the concurrency") as error:
+        ask(client)
+    assert len(server.asked) == 3 and "\n" not in str(error.value)
+
+
+def test_a_refused_key_is_not_asked_for_again_and_is_not_repeated(serve):
+    said = '{"error": {"message": "wrong key sk-secret-of-the-test,\\n see the page"}}'
+    server, client = serve(in_turn((401, {}, said)))
+    with pytest.raises(ChatError) as error:
+        ask(client)
+    assert "status 401: wrong key ***, see the page" in str(error.value) and len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (200, {}, "{torn"),
+        (200, {"Content-Type": "text/html"}, "<html>"),
+        (200, {}, '{"error": {"message": "x"}}'),
+        (200, {}, "[1]"),
+        (200, {}, '"4"'),
+        (200, {}, "null"),
+        (200, {}, ""),
+        (200, {}, '{"choices": []}'),
+        (200, {}, '{"choices": ["4"]}'),
+        (200, {}, '{"choices": [{"finish_reason": "stop", "message": {"content": 4}}]}'),
+        (200, {}, '{"choices": [{"finish_reason": "stop", "message": {"content": null, "refusal": "no"}}]}'),
+        (200, {}, '{"choices": [{"message": {"content": "4"}}]}'),
+    ],
+    ids=lambda said: said[2] or "empty",
+)
+def test_garbage_is_an_error_and_no_answer(serve, said):
+    _, client = serve(in_turn(said))
+    with pytest.raises(ChatError, match=r"^m at http://127[^\n]*$"):
+        ask(client)
+
+
+def test_a_thought_that_was_cut_off_is_an_empty_text_of_length(serve):
+    _, client = serve(in_turn(answer(None, finish_reason="length")))
+    assert [(reply.text, reply.finish_reason) for reply in ask(client)] == [("", "length")]
+
+
+def test_a_server_that_hangs_is_an_error(serve):
+    forever = threading.Event()
+    server, client = serve(lambda body: forever.wait() and {}, timeout_s=1.0, retries=1)
+    with pytest.raises(ChatError, match=r"silent for 1 s in each attempt"):
+        ask(client)
+    patience = time.monotonic() + 60
+    while len(server.asked) < 2 and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert len(server.asked) == 2
+    forever.set()
+
+
+def test_a_server_that_drips_bytes_is_cut_off_too(serve):
+    """Each byte comes in time, the whole never does."""
+    server, client = serve(in_turn(answer("4")), timeout_s=3.0, retries=0)
+    gone = threading.Event()
+
+    class Drip(server.server.RequestHandlerClass):
+        def do_POST(self):
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                while not gone.wait(0.05):
+                    self.wfile.write(b" ")
+
+    server.server.RequestHandlerClass = Drip
+    with pytest.raises(ChatError, match="no answer within 3 s"):
+        ask(client)
+    gone.set()
+
+
+def test_nobody_there_is_said_in_one_line(serve):
+    server, client = serve(in_turn(answer("4")), retries=0)
+    server.close()
+    with pytest.raises(ChatError, match=r"no connection \(.*\): is the server up and the base URL right\?"):
+        ask(client)
+
+
+def test_many_threads_are_served_at_once_but_no_more_than_allowed(serve):
+    started = threading.Barrier(3)
+
+    def reply(body):
+        started.wait(timeout=60)  # passes only where three calls are in flight together
+        return answer(body["messages"][0]["content"])
+
+    server, client = serve(reply, concurrency=3)
+    with ThreadPoolExecutor(12) as pool:
+        texts = pool.map(
+            lambda i: client.complete([{"role": "user", "content": str(i)}], temperature=None, max_tokens=1), range(12)
+        )
+    assert [replies[0].text for replies in texts] == [str(i) for i in range(12)]
+    assert server.most == 3
+    assert "temperature" not in server.asked[0]
+
+
+def test_a_key_is_needed_by_openai_alone(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UserError, match="put it into the environment variable OPENAI_API_KEY"):
+        ChatClient("m")
+    server = ChatServer(in_turn(answer("4")))
+    client = ChatClient("m", server.url)
+    assert ask(client)[0].text == "4"
+    client.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("localhost:8000/v1", "must begin with http"),
+        ("http://user:key@host/v1", "must hold no key"),
+        ("http://host/v1?key=1", "must hold no key"),
+        ("http://host/v1/chat/completions", "ends before /chat/completions"),
+    ],
+)
+def test_a_url_that_cannot_be_one_is_refused(url, why):
+    with pytest.raises(UserError, match=why):
+        checked_url(url)
