@@ -15,7 +15,9 @@ from minrl.tasks.code_judge import numbered
 from minrl.tasks.code_values import Malformed, from_json, to_json
 from minrl.types import Example, UserError
 
-OPTIONS = CodeOptions(timeout_s=2.0, memory_mib=256)
+OPTIONS = CodeOptions(timeout_s=60.0, memory_mib=256)
+STRICT = CodeOptions(timeout_s=2.0, memory_mib=256)
+"""For programs that may wait to be stopped. One that passes passes with more time, too."""
 
 
 def mbpp(reference, *tests, setup="", number=600):
@@ -163,7 +165,7 @@ code_values.to_json = code_candidate.to_json = lambda value, handle: ["passed", 
 
 @pytest.mark.parametrize("program", WORTHLESS.values(), ids=WORTHLESS)
 def test_a_program_that_does_not_solve_it_is_paid_nothing(program):
-    assert paid(program).value == 0.0
+    assert paid(program, options=STRICT).value == 0.0
 
 
 @pytest.mark.parametrize("name", ["looks for the tests everywhere", "equal to everything", "sends a fake verdict"])
@@ -172,7 +174,7 @@ def test_at_every_level_nothing_passes_that_should_not(level, name, monkeypatch)
     if sandbox._unavailable(level):
         pytest.skip(f"this machine does not give {level}")
     monkeypatch.setattr(sandbox, "level", lambda: level)
-    assert paid(WORTHLESS[name]).value == 0.0
+    assert paid(WORTHLESS[name], options=STRICT).value == 0.0
     assert paid(SMALLEST["code"]).solved
 
 
@@ -393,7 +395,8 @@ def test_an_assert_without_a_name_is_no_test():
     ],
 )
 def test_without_tests_a_program_is_paid_for_running(program, value):
-    reward = reward_for_running(f"```python\n{program}\n```", Example("", "", {}), OPTIONS)
+    options = STRICT if "while" in program else OPTIONS
+    reward = reward_for_running(f"```python\n{program}\n```", Example("", "", {}), options)
     assert reward.value == value
     assert sum(reward.parts.values()) == 1
     assert reward.solved == (value == 1)

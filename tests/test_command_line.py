@@ -180,7 +180,7 @@ def train(*flags, cwd):
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

@@ -32,7 +32,7 @@ def run(script, *arguments, cwd):
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert finished.returncode == 0, finished.stderr
 

@@ -138,7 +138,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reward(folder):
-    return RustReward(RustOptions(cache=folder, test_seconds=4.0))
+    return RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=120.0))  # for slow machines
 
 
 @pytest.fixture(scope="module")
@@ -320,11 +320,12 @@ def test_a_refused_solution_is_not_built(reward, example):
 
 @needs_cargo
 @pytest.mark.slow
-def test_a_test_that_hangs_or_overflows_costs_itself_and_its_time(reward, example):
+def test_a_test_that_hangs_or_overflows_costs_itself_and_its_time(folder, reward, example):
     overflowing = SOLUTION.replace("let even", "if numbers.len() == 3 { return sum(numbers); } let even")
     assert reward(fenced(overflowing), example).parts["tests"] == 4 / 5
     endless = SOLUTION.replace("let even", "while numbers.len() == 3 {} let even")
-    assert reward(fenced(endless), example).parts["tests"] < 1.0
+    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=4.0))
+    assert strict(fenced(endless), example).parts["tests"] < 1.0
 
 
 @needs_cargo
@@ -527,7 +528,7 @@ def test_nothing_of_the_manifest_runs_code(tmp_path):
     with pytest.raises(UserError, match="outside"):
         work.write({"../build.rs": ""})
     work.put(cargo.Package("x", files={"build.rs": "fn main() { panic!() }"}), "pub fn f() {}")
-    limits = cargo.CargoLimits(Limits(memory_mib=4096, processes=128, wall_s=60.0, cpu_s=60.0), Limits())
+    limits = cargo.CargoLimits(Limits(memory_mib=4096, processes=128, wall_s=600.0, cpu_s=600.0), Limits())
     assert work.cargo(["build"], limits).status == "ok"
 
 

@@ -222,7 +222,7 @@ def two(tmp_path_factory):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
     command = [*launch, str(root / "tests" / "two_samplers.py"), str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return [torch.load(f"{path}.{rank}") for rank in range(2)]
 

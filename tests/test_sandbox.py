@@ -1,6 +1,7 @@
 """Untrusted code: killed, limited, walled in, and gone without a trace - at every level that this machine gives."""
 
 import contextlib
+import fcntl
 import os
 import random
 import signal
@@ -8,15 +9,18 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minrl import sandbox
 from minrl.sandbox import LEVELS, Call, Limits, SandboxError
+from minrl.sandbox_slot import FIRST_UID
 from minrl.types import UserError
 
-LIMITS = Limits(wall_s=8.0, cpu_s=4.0, memory_mib=512, file_mib=16, processes=24)
+LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mib=512, file_mib=16, processes=24)
+"""For programs that end by themselves, however slow the machine."""
 WALLED = ("bubblewrap", "namespaces")
 ROOT = os.geteuid() == 0
 unwalled = "the level `limits` says that it does not keep the network and readable files away"
@@ -74,10 +78,10 @@ def test_exit_codes_signals_and_standard_error_come_back(level):
 
 
 def test_an_infinite_loop_ends_with_its_processor_time_or_its_deadline(level):
-    started = time.monotonic()
-    assert run(level, "while True: pass", Limits(cpu_s=1.0, wall_s=8.0)).status == "timeout"
-    assert run(level, "import time; time.sleep(60)", Limits(wall_s=0.5)).status == "timeout"
-    assert time.monotonic() - started < 5
+    busy = run(level, "while True: pass", Limits(cpu_s=1.0, wall_s=600.0))
+    idle = run(level, "import time; time.sleep(600)", Limits(wall_s=0.5))
+    assert (busy.status, idle.status) == ("timeout", "timeout")
+    assert max(busy.seconds, idle.seconds) < 300
 
 
 def test_a_fork_bomb_is_bounded_and_removed(level):
@@ -117,12 +121,11 @@ time.sleep(60)
 
 
 def test_a_gigabyte_of_output_is_cut_off_at_the_limit(level):
-    started = time.monotonic()
-    outcome = run(level, "for _ in range(1024): print('x' * 2**20)", Limits(output_bytes=5000))
+    limits = Limits(output_bytes=5000, wall_s=120.0)
+    outcome = run(level, "for _ in range(1024): print('x' * 2**20)\nimport time; time.sleep(600)", limits)
     assert outcome.status == "output"
     assert outcome.stdout == b"x" * 5000
-    assert time.monotonic() - started < 2
-    outcome = run(level, "import sys; sys.stderr.write('x' * 2**20)", Limits(output_bytes=5000))
+    outcome = run(level, "import sys; sys.stderr.write('x' * 2**20)", limits)
     assert (outcome.status, len(outcome.stderr)) == ("output", 5000)
 
 
@@ -164,7 +167,7 @@ if os.fork() == 0:
     os._exit(0)
 {farewell}
 """
-    outcome = run(level, source, Limits(wall_s=0.7))
+    outcome = run(level, source, Limits(wall_s=0.7) if "sleep" in farewell else LIMITS)
     assert outcome.status == ("timeout" if "sleep" in farewell else "ok")
 
 
@@ -175,10 +178,14 @@ for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
     except (OSError, ValueError): pass
 print('ready', flush=True)
-time.sleep(60)
+time.sleep(600)
 """
-    outcome = run(level, source, Limits(wall_s=0.7))
-    assert (outcome.status, outcome.text) == ("timeout", "ready\n")
+    for wall_s in (0.7, 30.0):
+        outcome = run(level, source, Limits(wall_s=wall_s))
+        assert outcome.status == "timeout"
+        if outcome.text == "ready\n":
+            return
+    pytest.fail("it was stopped before it had ignored all signals")
 
 
 def test_closing_standard_output_ends_nothing_and_hangs_nothing(level):
@@ -285,9 +292,19 @@ except OSError: pass
 def test_two_calls_at_once_have_two_uids_and_cannot_touch_each_other(level):
     if not ROOT:
         pytest.skip("needs root for uids of their own")
-    source = "import os, time; print(os.getuid()); time.sleep(0.5)"
-    calls = [Call([*python(level), "main.py"], {"main.py": source}, LIMITS)] * 3
-    assert len({outcome.text for outcome in sandbox.run_all(calls, at_once=3, level_name=level)}) == 3
+    source = "import os; os.write(3, str(os.getuid()).encode()); os.read(3, 1)"
+    uids, calls = set(), []
+    for _ in range(3):
+        ours, theirs = socket.socketpair()
+        call = Call([*python(level), "main.py"], {"main.py": source}, LIMITS, channel=theirs.fileno())
+        calls.append((sandbox.start(call, level), ours))
+        theirs.close()
+    for _, ours in calls:  # none has ended yet: each waits for a word
+        uids.add(ours.recv(100))
+    for running, ours in calls:
+        ours.close()
+        assert running.result().status == "ok"
+    assert len(uids) == 3
 
 
 def test_a_directory_to_write_to_stays_and_one_to_read_stays_as_it_is(level, tmp_path):
@@ -409,15 +426,24 @@ SNIPPETS = [
 
 
 def leftovers():
-    """Directories of sandboxes, processes of their uids."""
-    folder = Path(sandbox._message(Call(["true"]), "")["folder"])
-    left = [path.name for path in folder.iterdir() if not path.name.endswith(".lock")]
-    uids = range(60578, 60578 + 606) if ROOT else ()
+    """Directories of sandboxes that nobody holds, and processes of their uids."""
+    left = []
+    for path in Path(sandbox._message(Call(["true"]), "")["folder"]).glob("*.lock"):
+        with path.open() as lock, contextlib.suppress(BlockingIOError):  # in use, perhaps by somebody else's call
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            work = path.with_suffix("")
+            left += [str(work)] if os.path.lexists(work) else []
+            left += processes_of(FIRST_UID + int(path.stem)) if ROOT else []
+    return left
+
+
+def processes_of(uid):
+    found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and entry.stat().st_uid in uids:
-                left.append(entry.name)
-    return left
+            if entry.name.isdigit() and entry.stat().st_uid == uid:
+                found.append(entry.name)
+    return found
 
 
 def open_to_others(path):
@@ -429,7 +455,7 @@ def open_to_others(path):
             return
 
 
-def wait_for(condition, seconds=10.0):
+def wait_for(condition, seconds=120.0):
     """Until the condition holds, which it must."""
     end = time.monotonic() + seconds
     while not condition():
@@ -440,7 +466,11 @@ def wait_for(condition, seconds=10.0):
 def mixed(level, count):
     before = set(Path("/tmp").iterdir())
     limits = Limits(wall_s=0.5, cpu_s=1.0, memory_mib=256, file_mib=8, processes=16, output_bytes=2000)
-    calls = [Call([*python(level), "main.py"], {"main.py": SNIPPETS[n % len(SNIPPETS)]}, limits) for n in range(count)]
+    calls = []
+    for n in range(count):
+        source = SNIPPETS[n % len(SNIPPETS)]
+        patient = replace(limits, wall_s=120.0) if source == "print(1)" else limits
+        calls.append(Call([*python(level), "main.py"], {"main.py": source}, patient))
     outcomes = sandbox.run_all(calls, level_name=level)
     assert [outcome.text == "1\n" for outcome in outcomes] == [n % len(SNIPPETS) == 0 for n in range(count)]
     assert not leftovers()

@@ -101,7 +101,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_processes(tiny, tmp_path)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [*launch, str(Path(__file__)), str(tmp_path / "two.pt")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     two, metrics = torch.load(tmp_path / "two.pt")
     one, totals = gradient_of(tiny, as_rollouts(tiny, numbers(12)))
@@ -391,13 +391,13 @@ def test_a_run_that_is_killed_again_and_again_continues_to_the_same_weights(tmp_
     flags = FLAGS
     for steps in (2, 4, 6):
         process = start(tmp_path, rows_file, *flags)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(lines_of(tmp_path)) < steps and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
+        process.wait(timeout=300)
         flags = ["--resume", "latest"]
-    assert start(tmp_path, rows_file, *flags).wait(timeout=120) == 0
+    assert start(tmp_path, rows_file, *flags).wait(timeout=600) == 0
     assert_as_never_stopped(tmp_path, uninterrupted[1])
 
 

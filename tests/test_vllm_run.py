@@ -60,17 +60,17 @@ def metrics(folder):
 
 def test_a_killed_run_continues_to_the_weights_of_one_that_never_stopped(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    _, said = (process := start(sys.executable, "train.py", *FLAGS, *folders(whole))).communicate(timeout=200)
+    _, said = (process := start(sys.executable, "train.py", *FLAGS, *folders(whole))).communicate(timeout=600)
     assert process.returncode == 0, said
 
     process = start(sys.executable, "train.py", *FLAGS, *folders(killed))
     while len(metrics(killed)) < 2 and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
     process = start(sys.executable, "train.py", "--resume", "latest", *folders(killed))
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
 
     assert summary(killed)["weights_sha256"] == summary(whole)["weights_sha256"]
@@ -94,7 +94,7 @@ def test_a_killed_run_continues_to_the_weights_of_one_that_never_stopped(tmp_pat
 def test_an_engine_that_breaks_in_a_run_ends_it_and_names_checkpoint_and_command(tmp_path, act, status, message):
     code = BREAK.format(root=str(ROOT), act=act)
     process = start(sys.executable, "-c", code, *FLAGS, "--engine-timeout-s", "20", *folders(tmp_path))
-    _, said = process.communicate(timeout=200)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == status, said
     assert message in said
     run, last = tmp_path / "runs/countdown-grpo-seed0", tmp_path / "checkpoints/countdown-grpo-seed0/step_000002"
@@ -105,7 +105,7 @@ def test_an_engine_that_breaks_in_a_run_ends_it_and_names_checkpoint_and_command
 def test_two_processes_each_sample_with_an_engine_of_their_own(tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     process = start(*launch, "train.py", *FLAGS, *folders(tmp_path))
-    _, said = process.communicate(timeout=250)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     lines = metrics(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
