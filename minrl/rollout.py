@@ -7,26 +7,28 @@ The ids of a role's sequence only ever grow: a turn is appended to what was samp
 """
 
 import hashlib
-import math
 import random
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from minrl.checkpoint import TrainState
 from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
+from minrl.episode import Play
 from minrl.policy import Policy
 from minrl.processes import Processes
 from minrl.tasks import Task
-from minrl.types import Completion, Episode, Example, Job, Request, Reward, Rollout, Turn, UserError
-from minrl.workers import Failure, Workers
+from minrl.types import Completion, Example, Job, Request, Rollout, Turn, UserError
+from minrl.workers import Workers
 
 T = TypeVar("T")
 
 TRACKED_EXAMPLES = 4
 """Held-out examples that are followed through the whole run."""
+
+EPISODE = "episode"
+"""What the seed of an episode's own `rng` is for, where a role's name stands in the seed of a completion."""
 
 GROUPS_PER_PROCESS = 2**32
 """Numbers of groups that each process has for itself."""
@@ -36,7 +38,8 @@ GROUPS_PER_PROCESS = 2**32
 class Plan:
     """What a call of `rollout` samples, and what its seeds are made of.
 
-    `purpose` keeps the seeds of training, evaluation and probes apart; `first_slot` numbers the first example.
+    `purpose` keeps the seeds of training, evaluation and probes apart; `first_slot` numbers the first example, and
+    `first_sample` the first episode of each.
     """
 
     group_size: int
@@ -47,6 +50,7 @@ class Plan:
     step: int
     first_slot: int = 0
     stop_strings: tuple[str, ...] = ()
+    first_sample: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def rollout(
     episodes = [
         _Playing(policy, task, example, slot, sample, plan)
         for slot, example in enumerate(examples, plan.first_slot)
-        for sample in range(plan.group_size)
+        for sample in range(plan.first_sample, plan.first_sample + plan.group_size)
     ]
     sampling = Sampling(plan.temperature, policy.stop_ids, plan.stop_strings)
     for episode in episodes:
@@ -160,36 +164,21 @@ class _Seat:
         self.logprobs += logprobs if logprobs is not None else [0.0] * len(ids)
 
 
-class _Playing:
-    """One episode in progress: the generator, what it waits for, and the seats of its roles."""
+class _Playing(Play):
+    """One episode in progress and the seats of its roles."""
 
     def __init__(self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan) -> None:
         self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
         self.may_freeze = task.frozen_opponent
         self.seats: dict[str, _Seat] = {}
-        self.pending: Turn | Job | None = None
-        self.rewards: Mapping[str, Reward] = {}
-        self.failure: str | None = None
-        rng = random.Random(self._seed("episode", 0))
-        self.generator: Episode = task.play(example, rng)
-
-    def advance(self, value: Any) -> None:  # noqa: ANN401 - a completion's text or a job's result
-        """Send the value into the episode and see what it waits for next."""
-        if isinstance(value, Failure):
-            return self._fail(value.reason)
-        try:
-            self.pending = self.generator.send(value)
-        except StopIteration as end:
-            self._end(end.value)
-        except Exception:  # the task's own code: its rollouts become unscorable and are counted
-            self._fail(traceback.format_exc())
+        super().__init__(task.play(example, random.Random(self._seed(EPISODE, 0))))
 
     def request(self) -> Request | None:
         """What the engine is asked for in this round; None where the model has no room for another turn."""
         assert isinstance(self.pending, Turn)
         turn, seat = self.pending, self.seats.setdefault(self.pending.role, _Seat(frozen=self.pending.frozen))
         if turn.frozen != seat.frozen or (turn.frozen and not self.may_freeze):
-            self._fail(
+            self.fail(
                 f"{turn.role} is frozen in one turn and not in another, or the task does not say frozen_opponent=True"
             )
             return None
@@ -201,7 +190,7 @@ class _Playing:
             seat.prompt_length, seat.seed = len(shown), self._seed(turn.role, 0)
         room = self.policy.context_length - len(seat.ids) - len(shown)
         if room < 1 and seat.turns:
-            self._fail(f"turn {len(seat.turns) + 1} of {turn.role} has no room in the model's context")
+            self.fail(f"turn {len(seat.turns) + 1} of {turn.role} has no room in the model's context")
             return None
         if room < 1:
             raise UserError(
@@ -244,20 +233,6 @@ class _Playing:
             for role, seat in self.seats.items()
             if seat.turns and not seat.frozen
         ]
-
-    def _end(self, rewards: Any) -> None:  # noqa: ANN401 - the task's own code may return anything
-        """Take the rewards of a finished episode, where they are rewards."""
-        self.pending = None
-        if not isinstance(rewards, Mapping):
-            return self._fail(f"an episode must return the reward of each role, got {rewards!r}")
-        for role, reward in rewards.items():
-            if not isinstance(reward, Reward) or not math.isfinite(reward.value):
-                return self._fail(f"the reward of {role} must be a Reward with a finite value, got {reward!r}")
-        self.rewards = rewards
-
-    def _fail(self, reason: str) -> None:
-        self.failure, self.pending = reason, None
-        self.generator.close()
 
     def _seed(self, role: str, turn: int) -> int:
         plan = self.plan

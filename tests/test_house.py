@@ -23,7 +23,7 @@ FLOORS = {
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.lora minrl.sandbox "
     "minrl.openai_client minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_slot minrl.tasks",
     2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "
-    "minrl.optimizer minrl.checkpoint minrl.command_line",
+    "minrl.optimizer minrl.checkpoint minrl.command_line minrl.charts minrl.episode",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
     "minrl.sft minrl.viewer minrl.screen minrl.run minrl.parts minrl.record",
     4: "train evaluate",
@@ -46,6 +46,7 @@ DOORS = {
     "peft": {"minrl.lora"},
     "bitsandbytes": {"minrl.optimizer"},
     "openai": {"minrl.openai_client"},
+    "matplotlib": {"minrl.charts"},
     "tree_sitter": {"minrl.tasks.rust_syntax"},
     "tree_sitter_rust": {"minrl.tasks.rust_syntax"},
 }

@@ -1,0 +1,76 @@
+"""Pictures: whole or not there, one look, and one line where they cannot be drawn."""
+
+import builtins
+import math
+import struct
+
+import pytest
+
+from minrl import charts
+from minrl.types import UserError
+
+
+def size_of(path):
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[-8:-4] == b"IEND"
+    return struct.unpack(">II", data[16:24])
+
+
+def test_a_picture_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "deep" / "one.png"
+    with charts.picture(path, 4.0, 3.0) as (_, (axes,)):
+        charts.curve(axes, [0.0, 1.0, 2.0], [0.1, 0.5, 0.9], ([0.0, 0.4, 0.8], [0.2, 0.6, 1.0]), label="a")
+    assert size_of(path) == (4 * charts.DPI, 3 * charts.DPI)
+    before = path.read_bytes()
+    with pytest.raises(ZeroDivisionError), charts.picture(path):
+        1 / 0  # noqa: B018
+    assert path.read_bytes() == before
+    assert [found.name for found in path.parent.iterdir()] == ["one.png"]
+
+
+def test_the_same_numbers_make_the_same_picture(tmp_path):
+    for name in ("a.png", "b.png"):
+        with charts.picture(tmp_path / name) as (figure, (axes,)):
+            charts.bars(axes, ["x", "y"], [("one", [0.2, 0.4]), ("two", [0.3, math.nan])])
+            charts.legend_below(figure, axes)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_bars_stand_side_by_side_and_intervals_end_where_they_should(tmp_path):
+    with charts.picture(tmp_path / "bars.png") as (_, (axes,)):
+        charts.bars(axes, ["g", "h"], [("one", [0.2, 0.4]), ("two", [0.3, 0.5])], [[(0.1, 0.35), None], [None, None]])
+        places = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+        assert all(end <= start for (_, end), (start, _) in zip(sorted(places), sorted(places)[1:], strict=False))
+        (segment,) = [path.vertices for c in axes.collections for path in c.get_paths()]
+        assert segment[:, 1].tolist() == pytest.approx([0.1, 0.35])
+
+
+def test_no_two_lines_look_the_same():
+    assert len({tuple(charts.line_style(index).values()) for index in range(32)}) == 32
+
+
+def test_labels_break_between_words_and_lose_nothing():
+    label = "checkpoints/countdown-grpo-seed0/step_000150"
+    assert charts.wrapped(label).replace("\n", "") == label
+    assert max(map(len, charts.wrapped(label).split("\n"))) <= 20
+
+
+def test_where_matplotlib_is_missing_one_line_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    with (
+        pytest.raises(UserError, match=r"picture one.png needs matplotlib.*pip install") as refused,
+        charts.picture(tmp_path / "one.png"),
+    ):
+        pass
+    assert "\n" not in str(refused.value)
+
+
+def test_matplotlib_is_imported_by_the_first_picture_only(monkeypatch):
+    usual = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        assert not name.startswith("matplotlib")
+        return usual(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert charts.color(9) == charts.PALETTE[1]
