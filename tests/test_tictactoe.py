@@ -61,11 +61,11 @@ def act(episode, *completions):
 
 
 def board_in(message, role):
-    """The board that the player of this role is shown in its three rows."""
-    other = "xo".replace(role, "")
-    return "".join(
-        {"me": role, "you": other}.get(word, word) for word in message[-1]["content"].replace(";", "").split()[:9]
-    )
+    """The board that the player of this role is shown."""
+    marks = {"me": role, "you": "xo".replace(role, ""), "": ""}
+    words = message[-1]["content"].split()
+    assert [word[-1] for word in words] == list(EMPTY)
+    return "".join(marks[word[:-1]] or word for word in words)
 
 
 def every_board():
@@ -167,10 +167,9 @@ def test_a_won_game_and_a_drawn_one_by_hand():
     task = task_against("self")
     turns, rewards = act(task.play(example("self", "x o"), random.Random(0)), *"14253")
     assert [turn.role for turn in turns] == [*"xoxox"]
-    assert turns[0].message[-1]["content"] == "1 2 3 ; 4 5 6 ; 7 8 9 ;\n1 4 7 ; 2 5 8 ; 3 6 9 ;\n1 5 9 ; 3 5 7 ;"
-    # x has 1 and 2, o has 4, and o moves
-    rows, columns, diagonals = "you you 3 ; me 5 6 ; 7 8 9 ;", "you me 7 ; you 5 8 ; 3 6 9 ;", "you 5 9 ; 3 5 7 ;"
-    assert turns[3].message[-1]["content"] == f"{rows}\n{columns}\n{diagonals}"
+    assert turns[0].message[-1]["content"] == "1 2 3 4 5 6 7 8 9"
+    assert turns[3].message[-1]["content"] == "you1 you2 3 me4 5 6 7 8 9"  # x has 1 and 2, o has 4, and o moves
+    assert turns[4].message[-1]["content"] == "me1 me2 3 you4 you5 6 7 8 9"
     # the rules are told to each player once
     assert [[m["role"] for m in turn.message] for turn in turns[:3]] == [["system", "user"]] * 2 + [["user"]]
     assert (rewards["x"].value, rewards["o"].value) == (1.0, 0.0)
@@ -211,13 +210,17 @@ def test_a_frozen_opponent_is_asked_and_not_rewarded():
     assert rewards["o"].value == 1.0
 
 
-def test_openings_are_of_every_length_as_often_and_not_over():
-    boards = list(openings(4))
-    assert Counter(9 - len(free_squares(board)) for board in boards) == dict.fromkeys(range(5), OPENINGS)
-    assert all(winner(board) is None for board in boards)
-    # 9 boards after one move, 72 after two: all of them are there.
+def test_openings_are_of_every_length_as_often_and_fair():
+    boards = list(openings(6))
+    assert Counter(9 - len(free_squares(board)) for board in boards) == dict.fromkeys(range(7), OPENINGS)
+    assert all(winner(board) is None and value(board) == 0 for board in boards)
+    # The 9 boards after one move are all there. Of the 72 after two, those in which o has not lost yet: the centre
+    # answers a corner, a corner the centre, and an edge is answered by the centre, a corner beside it or the far edge.
     assert len({b for b in boards if len(free_squares(b)) == 8}) == 9
-    assert len({b for b in boards if len(free_squares(b)) == 7}) == 72
+    answers = {"1": "5", "5": "1379", "2": "5138"}
+    two = {(x, b.index("o") + 1) for b in boards if len(free_squares(b)) == 7 for x in [str(b.index("x") + 1)]}
+    assert len(two) == 4 * 1 + 4 + 4 * 4
+    assert {(x, str(o)) for x, o in two if x in answers} == {(x, o) for x in answers for o in answers[x]}
 
 
 @pytest.mark.parametrize("opponent", ["self", "random", "minimax", "frozen", "mix"])

@@ -1,16 +1,18 @@
 """Tic-tac-toe by self-play: one policy is both players, `x` and `o`, each rewarded for itself.
 
-    me you 3 ; 4 me 6 ; you 8 9 ;     (rows)         ->    win 9 block none <answer> 9 </answer>
-    me 4 you ; you me 8 ; 3 6 9 ;     (columns)
-    me me 9 ; 3 me you ;              (diagonals)
+    me1 you2 3 you4 me5 6 7 8 9    ->    win 9 block none <answer> 9 </answer>
 
-The board is shown as its eight lines, from the side of whoever moves, so that what wins and what must be blocked
-stands together and looks alike for both players. A free square shows its number, and the answer is the number of a free
-square, alone or as the one `<answer> 3 </answer>`. Whatever else is said, an illegal move too, loses at once.
+The board is shown from the side of whoever moves, so that it looks alike for both players. A free square is its number,
+and the answer is the number of a free square, alone or as the one `<answer> 9 </answer>`. Whatever else is said, an
+illegal move too, loses at once.
+
+The demonstrations are legal random games. Before each move they name a square that would win and one that must be
+blocked, and then move anywhere: what the position holds is known from the start, what to do with it is left to learn.
 
 What identifies an example is the match: who plays against whom, from which opening, and which game of it this is.
-Training games begin after 0 to `max_opening` legal moves: a policy that always began at the empty board would soon see
-a handful of games only. Held out are whole games against a random and a perfect opponent, as either player, which
+Training games begin after 0 to `max_opening` legal moves that leave the game a draw between perfect players: a policy
+that always began at the empty board would soon see a handful of games only, and one that began where a player is lost
+would be taught by luck. Held out are whole games against a random and a perfect opponent, as either player, which
 training against oneself never meets. Against the perfect one a draw is the best result: there `solved`, a win, is 0,
 and the shares of draws and losses are what counts.
 """
@@ -26,10 +28,9 @@ from minrl.tasks.task import Dataset, Task, TaskDefinition, extract_answer
 from minrl.types import Episode, Example, Message, Prompt, Reward, Turn, UserError
 
 INSTRUCTIONS = (
-    "Tic-tac-toe: three in a line win. The eight lines of the board are shown, each ended by a semicolon: three rows, "
-    "three columns, two diagonals. A square is me (yours), you (the other player's), or its number where it is free. "
-    "Answer with the number of a free square and nothing else, or think first and give the number inside <answer> "
-    "</answer>. Anything else loses."
+    "Tic-tac-toe: three in a line win. The nine squares of the board are shown row by row: 5 is a free square, me5 is "
+    "yours, you5 is the other player's. Answer with the number of a free square and nothing else, or think first and "
+    "give the number inside <answer> </answer>. Anything else loses."
 )
 EMPTY = "123456789"
 LINES = ("123", "456", "789", "147", "258", "369", "159", "357")
@@ -37,6 +38,12 @@ HELD_OUT_GAMES = 125
 """Games of each match in the evaluation: 500 in all, so that each is played once by default."""
 OPENINGS = 240
 """Training examples for each number of moves that an opening has."""
+
+WORDS = (
+    *(f"{owner}{number}" for owner in ("", "me", "you") for number in EMPTY),
+    *("win", "block", "none", "<answer>", "</answer>"),
+)
+"""What boards and demonstrations are written in: one token for each square, so that a game is short."""
 
 Board = str
 """Nine squares, row by row: `x`, `o`, or the square's own number where it is free."""
@@ -160,12 +167,11 @@ def episode(example: Example, rng: random.Random) -> Episode:
 def message(board: Board, first: bool) -> Prompt:
     """What the player to move is shown: the board as it is now, after the rules in the player's first turn."""
     own = to_move(board)
-    shown = [square if square in EMPTY else "me" if square == own else "you" for square in board]
-    lines = [" ".join(shown[int(square) - 1] for square in line) + " ;" for line in LINES]
-    question: Message = {
-        "role": "user",
-        "content": "\n".join(" ".join(kind) for kind in (lines[:3], lines[3:6], lines[6:])),
-    }
+    shown = [
+        square if square in EMPTY else f"{'me' if square == own else 'you'}{number}"
+        for number, square in enumerate(board, 1)
+    ]
+    question: Message = {"role": "user", "content": " ".join(shown)}
     return [{"role": "system", "content": INSTRUCTIONS}, question] if first else [question]
 
 
@@ -207,19 +213,20 @@ def make(options: TictactoeOptions, data_path: str) -> Task:
         None,
         episode=episode,
         demonstrations=demonstrations,
-        vocabulary=("me", "you", ";", *EMPTY, "win", "block", "none", "<answer>", "</answer>"),
+        vocabulary=WORDS,
         cheap=True,
         frozen_opponent="frozen" in opponents,
     )
 
 
 def openings(longest: int) -> Iterator[Board]:
-    """`OPENINGS` boards on which the game goes on after each number of moves from 0 to `longest`: all there are,
-    shuffled, as often as it takes.
+    """`OPENINGS` boards after each number of moves from 0 to `longest`: all from which perfect players draw, shuffled,
+    as often as it takes.
     """
     boards = [EMPTY]
     for moves in range(longest + 1):
-        order = random.Random(moves).sample(boards, len(boards))
+        fair = [board for board in boards if value(board) == 0]
+        order = random.Random(moves).sample(fair, len(fair))
         yield from itertools.islice(itertools.cycle(order), OPENINGS)
         following = {played(board, square) for board in boards for square in free_squares(board)}
         boards = sorted(board for board in following if winner(board) is None)
