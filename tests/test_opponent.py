@@ -14,7 +14,7 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.models import small_qwen3, word_tokenizer
 from minrl.policy import as_policy, save_policy
 from minrl.rollout import Plan, rollout
-from minrl.tasks import Task, load_task
+from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import Example, Request, Reward, Turn, UserError
 from tests.conftest import CPU
@@ -135,16 +135,16 @@ def test_an_opponent_that_reads_other_ids_is_refused(policy, processes):
 
 @pytest.fixture
 def run_flags(processes, tmp_path):
-    """Tic-tac-toe against a frozen opponent with a tiny model, and another model to play against. They know the words
-    of the game only, so that many of their moves are legal.
+    """Tic-tac-toe against a frozen opponent with a tiny model, and another model to play against. They know the free
+    squares only, and say one word, so that many of their moves are legal.
     """
     for seed in (0, 1):
-        tokenizer = word_tokenizer(load_task("tictactoe").vocabulary)
+        tokenizer = word_tokenizer("123456789")
         model = as_policy(small_qwen3(tokenizer, 64, 2, 2, seed), tokenizer, CPU, processes)
         save_policy(model, tmp_path / f"model{seed}")
     return (
         f"--task tictactoe --tictactoe.opponent frozen --model-id {tmp_path}/model0 --prompts-per-step 8 "
-        "--group-size 4 --max-tokens 2 --steps 4 --eval-every 0 --eval-examples 4 --eval-samples 1 --save-every 1 "
+        "--group-size 4 --max-tokens 1 --steps 4 --eval-every 0 --eval-examples 4 --eval-samples 1 --save-every 1 "
         "--rollouts-every 1 --threads 1 --device cpu --quiet --no-preflight --learning-rate 1e-2 "
         f"--warmup-steps 0 --algorithm spiral --runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/ckpt"
     ).split()
