@@ -16,6 +16,7 @@ from pathlib import Path
 from minrl.command_line import parse_with_tasks, run_main
 from minrl.completions import score_file
 from minrl.config import EvaluateConfig, TaskOptions, task_key
+from minrl.judge import Judge, judged, open_judge
 from minrl.tasks import Task, load_task
 from minrl.types import require
 from minrl.workers import Workers
@@ -29,14 +30,17 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{config.task}: {note}\n")
     workers = Workers(config.reward_workers, config.reward_deadline_s)
     try:
-        return _score(config, task, workers) if config.completions else _evaluate(config, options, task, workers)
+        with open_judge(config.judge) as judge:
+            if config.completions:
+                return _score(config, task, workers, judge)
+            return _evaluate(config, options, judged(task, judge), workers)
     finally:
         workers.close()
 
 
-def _score(config: EvaluateConfig, task: Task, workers: Workers) -> int:
+def _score(config: EvaluateConfig, task: Task, workers: Workers, judge: Judge | None) -> int:
     output = Path(config.output or Path(config.completions).with_suffix(".scored.jsonl"))
-    rows, solved, failed = score_file(task, Path(config.completions), output, workers)
+    rows, solved, failed = score_file(task, Path(config.completions), output, workers, judge)
     sys.stderr.write(f"{output}: {rows} rows, {solved} solved, {failed} could not be scored\n")
     return 0
 
@@ -66,6 +70,7 @@ def _evaluate(config: EvaluateConfig, options: TaskOptions, task: Task, workers:
         "task": config.task,
         **({"opponent": config.opponent or path} if task.frozen_opponent else {}),
         "options": vars(options[task_key(config.task)]),
+        **({"judge": vars(config.judge)} if config.judge.judge_model else {}),
         "seed": config.seed,
         "temperature": config.temperature,
         **evaluation.to_json(),

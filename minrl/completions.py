@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from minrl.judge import Judge, judgement
 from minrl.tasks import Task
 from minrl.types import Example, Job, Reward, UserError
 from minrl.workers import Failure, Workers
@@ -17,10 +18,12 @@ CHUNK = 1024
 """Rows in memory at once."""
 
 
-def score_file(task: Task, source: Path, output: Path, workers: Workers) -> tuple[int, int, int]:
+def score_file(
+    task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None
+) -> tuple[int, int, int]:
     """Write a scored row for each row of `source`: rows, solved rows, rows that could not be scored.
 
-    The output appears when it is whole.
+    A judge is shown the row's `prompt` too, unless its own prompt leaves that out. The output appears when it is whole.
     """
     if task.reward is None:
         raise UserError(
@@ -33,7 +36,7 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers) -> tupl
     output.parent.mkdir(parents=True, exist_ok=True)
     with temporary.open("w") as file:
         for start in range(0, len(lines), CHUNK):
-            for row in score_lines(task, lines[start : start + CHUNK], workers):
+            for row in score_lines(task, lines[start : start + CHUNK], workers, judge):
                 file.write(json.dumps(row) + "\n")
                 rows, solved, failed = rows + 1, solved + bool(row.get("solved")), failed + (row["reward"] is None)
     temporary.rename(output)
@@ -49,11 +52,14 @@ def read_lines(source: Path, what: str) -> list[str]:
     return [line for line in text.split("\n") if line.strip()]  # a string may hold U+2028: splitlines() splits there
 
 
-def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict[str, Any]]:
+def score_lines(task: Task, lines: list[str], workers: Workers, judge: Judge | None = None) -> Iterator[dict[str, Any]]:
     """The scored row of each line, in order."""
     rows = [_parsed(line) for line in lines]
     jobs = [_job(task, row, number) for number, row in enumerate(rows) if "error" not in row]
-    results = iter(workers.run(jobs))
+    rewards = workers.run(jobs)
+    if judge is not None:
+        rewards = _judged(judge, jobs, rewards, workers)
+    results = iter(rewards)
     for row in rows:
         yield row if row.get("reward", ...) is None and "error" in row else _scored(row, next(results))
 
@@ -76,6 +82,18 @@ def _job(task: Task, row: dict[str, Any], number: int) -> Job:
     assert task.reward is not None
     example = Example(str(row.get("id", number)), "", row)
     return Job(task.reward, (row["completion"], example), cheap=task.cheap)
+
+
+def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
+    """The rewards with the judge's part, and what failed as it was."""
+    scored = [index for index, reward in enumerate(rewards) if isinstance(reward, Reward)]
+    asked = []
+    for index in scored:
+        completion, example = jobs[index].arguments
+        asked.append(judgement(judge, rewards[index], example.fields.get("prompt"), completion, example))
+    for index, reward in zip(scored, workers.run(asked), strict=True):
+        rewards[index] = reward
+    return rewards
 
 
 def _scored(row: dict[str, Any], result: Reward | Failure) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minrl.learning_config import AlgorithmConfig, LoraConfig, OptimizerConfig, SamplingConfig
-from minrl.types import require
+from minrl.types import UserError, require
 
 
 def task_key(task: str) -> str:
@@ -214,6 +214,67 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """A chat model that judges completions: one more part of the reward of the trained or evaluated task."""
+
+    judge_model: str = ""
+    """Name of the judge at its endpoint. Empty: no judge."""
+    judge_base_url: str = ""
+    """OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. Empty: OpenAI's own."""
+    judge_weight: float = 0.2
+    """The judge's share of the reward; the task's own reward has the rest. 0: shown, not paid."""
+    judge_prompt: str = ""
+    """A text, or a file with one, in which {prompt}, {reference} and {completion} are filled in. Empty: MinRL's own."""
+    judge_temperature: float = 0.0
+    """Temperature of the judge. Negative: left to the server, for models that take none."""
+    judge_max_tokens: int = 1024
+    """Longest reply of the judge, in tokens; one that is cut off has no score."""
+    judge_timeout_s: float = 60.0
+    """Longest silence of the judge's server in one attempt, in seconds."""
+    judge_retries: int = 4
+    """Further attempts after a busy, failing or silent server, with growing pauses."""
+    judge_concurrency: int = 8
+    """Judgements that are asked for at the same time."""
+    judge_cache: str = "checkpoints/judge_cache.jsonl"
+    """File that keeps the judge's replies, so that nothing is asked twice. Empty: kept for this run only."""
+    judge_key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key of the endpoint; a server of one's own may need none."""
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.judge_model) or not (self.judge_base_url or self.judge_prompt),
+            "judge_base_url and judge_prompt are of no use without judge_model: name the judge",
+        )
+        require(
+            0 <= self.judge_weight < 1,
+            f"judge_weight must be in [0, 1), so that the task's own reward counts, got {self.judge_weight}",
+        )
+        require(self.judge_max_tokens >= 1, f"judge_max_tokens must be at least 1, got {self.judge_max_tokens}")
+        require(self.judge_timeout_s > 0, f"judge_timeout_s must be above 0 seconds, got {self.judge_timeout_s}")
+        require(self.judge_retries >= 0, f"judge_retries must be 0 or more, got {self.judge_retries}")
+        require(1 <= self.judge_concurrency <= 256, f"judge_concurrency must be 1 to 256, got {self.judge_concurrency}")
+        if self.judge_prompt and COMPLETION not in self.judge_prompt:  # config.json holds the text, not the file's name
+            object.__setattr__(self, "judge_prompt", _prompt_in_file(self.judge_prompt))
+
+
+COMPLETION = "{completion}"
+"""Where a judge's prompt shows the completion."""
+
+
+def _prompt_in_file(path: str) -> str:
+    """The text of a judge's prompt that was given by the name of its file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text in UTF-8"
+        raise UserError(
+            f"judge_prompt must be a text with {COMPLETION} in it, or a file with one, got {path[:80]!r}: {reason}"
+        ) from error
+    require(COMPLETION in text, f"the judge's prompt in {path} never shows the completion: write {COMPLETION} in it")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
     """The whole configuration of a run.
 
@@ -255,6 +316,8 @@ class TrainerConfig:
     """Files and screen."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Who samples."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """A chat model that judges the trained task's completions."""
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
@@ -319,6 +382,8 @@ class EvaluateConfig:
     """Device, precision, chat template."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """Who samples."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """A chat model that judges completions."""
 
     def __post_init__(self) -> None:
         require(

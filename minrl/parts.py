@@ -15,6 +15,7 @@ from minrl.engines import Engine
 from minrl.engines.choice import make_engine
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.evaluation import Evaluation, evaluate
+from minrl.judge import judged, open_judge
 from minrl.lora import Adapters
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
@@ -56,9 +57,16 @@ class Parts:
 
 @contextmanager
 def assemble(run: Run) -> Iterator[Parts]:
-    """Everything a run needs; the engine and the workers are released at the end."""
+    """Everything a run needs; what it holds is released at the end. The trained task alone is judged."""
+    tasks = load_tasks(run) if run.config.rollout.task else {}
+    with open_judge(run.config.judge) as judge:
+        trained = task_key(run.config.rollout.task)
+        yield from _assembled(run, {name: judged(t, judge if name == trained else None) for name, t in tasks.items()})
+
+
+def _assembled(run: Run, tasks: dict[str, Task]) -> Iterator[Parts]:
+    """The parts of a run whose tasks are there."""
     config = run.config
-    tasks = load_tasks(run) if config.rollout.task else {}
     processes = Processes(config.model)
     if config.rollout.prompts_per_step % processes.count:
         raise UserError(

@@ -87,12 +87,14 @@ class Turn:
 class Job:
     """Work that an episode hands to the workers: a picklable function and its arguments.
 
-    A `cheap` job is a pure function of microseconds and runs in this process.
+    A `cheap` job is a pure function of microseconds and runs in this process. One that `waits` for a server runs in a
+    thread of this process, is bounded by its own timeout, and need not be picklable.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
     cheap: bool = False
+    waits: bool = False
 
 
 Episode = Generator[Turn | Job, Any, Mapping[str, Reward]]

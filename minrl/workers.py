@@ -12,12 +12,16 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from minrl.types import Job
+
+MOST_THREADS = 256
+"""Jobs that wait for a server at the same time."""
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -38,13 +42,17 @@ class Workers:
         self._busy: dict[Connection, _Worker] = {}
 
     def run(self, jobs: Sequence[Job]) -> list[Any]:
-        """The result of each job, or its `Failure`, in order. Cheap jobs run here, the others in the workers."""
+        """The result of each job, or its `Failure`, in order. Cheap jobs run here, those that wait for a server in
+        threads, the others in the workers.
+        """
         results: list[Any] = [None] * len(jobs)
         waiting = []
+        for index, result in in_threads({index: job for index, job in enumerate(jobs) if job.waits}):
+            results[index] = result
         for index, job in enumerate(jobs):
             if job.cheap:
                 results[index] = call(job)
-            else:
+            elif not job.waits:
                 waiting.append(index)
         waiting.reverse()
         while waiting or self._busy:
@@ -148,6 +156,17 @@ def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
         return job.function(*job.arguments)
     except Exception:  # a task's reward may raise anything: the rollout becomes unscorable and is counted
         return Failure(traceback.format_exc())
+
+
+def in_threads(jobs: Mapping[int, Job]) -> Iterator[tuple[int, Any]]:
+    """The number of each job with its result or `Failure`, all at the same time."""
+    if not jobs:
+        return
+    pool = ThreadPoolExecutor(min(len(jobs), MOST_THREADS))
+    try:
+        yield from zip(jobs, pool.map(call, jobs.values()), strict=True)
+    finally:  # after Ctrl-C nobody waits for those that have begun
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def serve(connection: Connection) -> None:

@@ -1,0 +1,127 @@
+"""The cache of replies: paid once, the first one stands, and a kill at any moment leaves it whole."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from minrl.reply_cache import ReplyCache
+from minrl.types import UserError
+
+ROOT = Path(__file__).parent.parent
+
+
+def never():
+    raise AssertionError("asked for what is known")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "deep/er/cache.jsonl")
+
+
+def test_what_was_asked_once_is_known_to_the_next_run(path):
+    assert ReplyCache(path).reply("k", lambda: "first\n\u2028 reply") == "first\n\u2028 reply"
+    assert ReplyCache(path).reply("k", never) == "first\n\u2028 reply"
+    assert ReplyCache(path).reply("other", lambda: "second") == "second"
+
+
+def test_without_a_path_it_is_kept_in_memory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    cache = ReplyCache("")
+    assert [cache.reply("k", lambda: "a"), cache.reply("k", never)] == ["a", "a"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_question_at_the_same_time_is_asked_once(path):
+    cache, asked, all_here = ReplyCache(path), [], threading.Barrier(8)
+
+    def one(number):
+        all_here.wait(timeout=60)
+        return cache.reply("k", lambda: asked.append(number) or str(number))
+
+    with ThreadPoolExecutor(8) as pool:
+        replies = set(pool.map(one, range(8)))
+    assert replies == {str(asked[0])} and len(asked) == 1
+
+
+def test_the_first_reply_stands_where_two_processes_asked(path):
+    one, other = ReplyCache(path), ReplyCache(path)  # each knows of an empty file
+    assert one.reply("k", lambda: "one") == "one"
+    assert other.reply("k", lambda: "other") == "one"
+    assert len(Path(path).read_text().splitlines()) == 1
+
+
+def test_a_failure_is_raised_and_not_kept(path):
+    cache = ReplyCache(path)
+    with pytest.raises(OSError, match="down"):
+        cache.reply("k", lambda: (_ for _ in ()).throw(OSError("down")))
+    assert cache.reply("k", lambda: "up") == "up"
+
+
+@pytest.mark.parametrize("end", range(1, 27))
+def test_a_line_torn_anywhere_is_passed_over_and_the_next_is_whole(path, end):
+    ReplyCache(path).reply("a", lambda: "1")
+    whole = Path(path).read_bytes()
+    assert len(whole) == 27
+    torn = whole.replace(b'"a"', b'"b"')[:end]
+    Path(path).write_bytes(whole + torn)
+    cache = ReplyCache(path)
+    expected = "1" if torn.endswith(b"}") else "2"  # a line that lacks its end only is whole
+    assert cache.reply("b", lambda: "2") == expected
+    again = ReplyCache(path)
+    assert [again.reply("a", never), again.reply("b", never)] == ["1", expected]
+
+
+WRITER = """
+import sys
+from minrl.reply_cache import ReplyCache
+cache = ReplyCache(sys.argv[1])
+for number in range(10**9):
+    cache.reply(f"{sys.argv[2]}{number}", lambda: "x" * 20_000)
+    print(number, flush=True)
+"""
+
+
+def test_writers_that_are_killed_leave_every_reply_that_was_used(path):
+    command = [sys.executable, "-c", WRITER, path]
+    writers = [
+        subprocess.Popen(
+            [*command, name], cwd=ROOT, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        for name in "ab"
+    ]
+    used = []
+    for writer in writers:
+        printed = [writer.stdout.readline() for _ in range(20)]
+        writer.kill()
+        printed += writer.communicate()[0].splitlines(keepends=True)
+        used.append(max(int(line) for line in printed if line.endswith(b"\n")))
+    cache = ReplyCache(path)
+    for name, last in zip("ab", used, strict=True):
+        assert all(cache.reply(f"{name}{number}", never) == "x" * 20_000 for number in range(last + 1))
+
+
+@pytest.mark.parametrize("text", ["notes\n", '{"completion": "x"}\n', "[]"])
+def test_a_file_that_is_something_else_is_refused_and_left_alone(path, text):
+    Path(path).parent.mkdir(parents=True)
+    Path(path).write_text(text)
+    with pytest.raises(UserError, match="is no cache of replies"):
+        ReplyCache(path)
+    assert Path(path).read_text() == text
+
+
+def test_a_place_where_nothing_can_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot open the cache of replies"):
+        ReplyCache(str(tmp_path / "file/cache.jsonl"))
+
+
+def test_lines_are_json_by_key(path):
+    ReplyCache(path).reply("k", lambda: 'a "quoted" reply')
+    assert json.loads(Path(path).read_text()) == {"key": "k", "reply": 'a "quoted" reply'}
