@@ -9,7 +9,6 @@ import gzip
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +76,8 @@ TAGS = (
 OPEN_PREFIXES = ("reward/part/", "reward/role/", "eval/", "baseline/")
 """Prefixes under which names come from tasks."""
 
-ROLLOUT_SCHEMA = 1
-"""Version of a line in rollouts/step_*.jsonl.gz."""
+ROLLOUT_SCHEMA = 2
+"""Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
 
 
 class MetricsLog:
@@ -167,16 +166,17 @@ def rollout_line(
     rollout: Rollout, purpose: str, prompt: str, advantage: float | None, logprobs: Sequence[float] | None
 ) -> dict[str, Any]:
     """One rollout as a JSON object. `logprobs` are the policy's, for sampled tokens; None where not scored."""
-    line = asdict(rollout)
-    reward = line.pop("reward")
-    line["loss_mask"] = [int(value) for value in rollout.loss_mask]
+    reward = rollout.reward
     return {
-        **line,
+        **vars(rollout),
+        "loss_mask": [int(value) for value in rollout.loss_mask],
+        "rollout_logprobs": [round(value, 6) for value in rollout.rollout_logprobs],
+        "episode": [vars(turn) for turn in rollout.episode],
         "purpose": purpose,
         "prompt": prompt,
-        "reward": None if reward is None else reward["value"],
-        "solved": None if rollout.reward is None else rollout.reward.solved,
-        "parts": {} if reward is None else dict(reward["parts"]),
+        "reward": None if reward is None else reward.value,
+        "solved": None if reward is None else reward.solved,
+        "parts": {} if reward is None else dict(reward.parts),
         "advantage": advantage,
         "logprobs": None if logprobs is None else list(logprobs),
     }

@@ -20,11 +20,13 @@ from minrl.checkpoint import discard_after, step_name
 from minrl.command_line import INTERRUPTED
 from minrl.config import task_key
 from minrl.evaluation import Evaluation
-from minrl.metrics import MetricsLog, rollout_line, rollout_metrics
+from minrl.metrics import MetricsLog, rollout_metrics
 from minrl.parts import Parts
-from minrl.run import Interrupt, rollout_lines, write_config, write_json, write_summary
+from minrl.run import Interrupt, write_config, write_json, write_summary
 from minrl.types import Rollout, UserError
 from minrl.update import Updated
+from minrl.viewer.build import refresh_page
+from minrl.viewer.lines import readable, training_lines
 
 
 class Record:
@@ -138,10 +140,7 @@ class Record:
         if self._log is None:
             return
         policy = self.parts.policy
-        lines = rollout_lines(policy, rollouts, advantages, updated, "train")
-        for rollout in tracked:
-            prompt = policy.decode_all(rollout.ids[: rollout.prompt_length])
-            lines.append(rollout_line(rollout, "held_out", prompt, None, None))
+        lines = training_lines(policy, rollouts, advantages, updated) + readable(policy, tracked, "held_out")
         self._log.rollouts(self.state.step, lines)
         shown = "\n\n".join(f"**{line['reward']}** `{line['prompt']}` {line['text']}" for line in lines[-8:])
         self._log.text("rollouts", shown, self.state.step)
@@ -159,6 +158,8 @@ class Record:
         if self.state.step == 0 and self.main:
             plain = {name: evaluation.to_json() for name, evaluation in evaluations.items()}
             write_json(self.run.folder / "eval_before.json", plain)
+        if self._log is not None:
+            refresh_page(self.run.folder)
 
     def end_step(self) -> None:
         """Write the step's line and start the next step's clock."""

@@ -19,7 +19,7 @@ from minrl.episode import Play
 from minrl.policy import Policy
 from minrl.processes import Processes
 from minrl.tasks import Task
-from minrl.types import Completion, Example, Job, Request, Rollout, Turn, UserError
+from minrl.types import Completion, Example, Job, PlayedTurn, Request, Rollout, Turn, UserError
 from minrl.workers import Workers
 
 T = TypeVar("T")
@@ -171,6 +171,7 @@ class _Playing(Play):
         self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
         self.may_freeze = task.frozen_opponent
         self.seats: dict[str, _Seat] = {}
+        self.played: list[PlayedTurn] = []
         super().__init__(task.play(example, random.Random(self._seed(EPISODE, 0))))
 
     def request(self) -> Request | None:
@@ -204,12 +205,14 @@ class _Playing(Play):
     def receive(self, completion: Completion) -> None:
         """Append a sampled completion and let the episode go on with its text."""
         assert isinstance(self.pending, Turn)
-        seat = self.seats[self.pending.role]
+        turn, seat = self.pending, self.seats[self.pending.role]
+        text, seed = self.policy.decode(completion.ids), self._seed(turn.role, len(seat.turns))
+        self.played.append(PlayedTurn(turn.role, seed, completion.finish_reason, text if seat.frozen else None))
         seat.turns.append((len(seat.ids), len(seat.ids) + len(completion.ids)))
         seat.append(completion.ids, completion.logprobs)
         if completion.finish_reason == "length":
             seat.finish_reason = "length"
-        self.advance(self.policy.decode(completion.ids))
+        self.advance(text)
 
     def finished(self, group_of: Callable[[tuple[int, str]], int]) -> list[Rollout]:
         """The rollouts of all roles that the policy played."""
@@ -229,6 +232,8 @@ class _Playing(Play):
                 finish_reason=seat.finish_reason,
                 reward=None if self.failure is not None else self.rewards.get(role),
                 text=self.policy.decode(seat.ids[seat.prompt_length :]),
+                slot=self.slot,
+                episode=self.played,
             )
             for role, seat in self.seats.items()
             if seat.turns and not seat.frozen

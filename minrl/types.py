@@ -125,6 +125,16 @@ class Completion:
     finish_reason: str
 
 
+@dataclass(frozen=True)
+class PlayedTurn:
+    """One turn of an episode. `text` is what a frozen role wrote: what others wrote is in their rollouts."""
+
+    role: str
+    seed: int
+    finish_reason: str
+    text: str | None = None
+
+
 @dataclass
 class Rollout:
     """One role's sequence in an episode.
@@ -136,6 +146,8 @@ class Rollout:
     rollout_logprobs [0., 0., -.1, -2., -.3]  nats, as the engine sampled; 0 where nothing was sampled
     turns            [(2, 5)]                bounds of each sampled turn
     prompt_length    2                       what all rollouts of the group share
+
+    `slot` and `sample` say which episode of the step it was, `episode` the turns that all roles took in it, in order.
     """
 
     ids: list[int]
@@ -152,6 +164,8 @@ class Rollout:
     finish_reason: str = "stop"
     reward: Reward | None = None
     text: str = ""
+    slot: int = 0
+    episode: list[PlayedTurn] = field(default_factory=list)
 
     @property
     def truncated(self) -> bool:

@@ -90,17 +90,19 @@ def update_policy(
     metrics = update.metrics()
     metrics["policy/learning_rate"] = learning_rate(config.optimizer, step, config.steps)
     metrics["rollout/temperature"] = config.rollout.temperature
-    return Updated(metrics, update.logprobs)
+    return Updated(metrics, update.logprobs, update.importance_weights if update.cap else None)
 
 
 @dataclass(frozen=True)
 class Updated:
     """Metrics by tag, and the log-probabilities (S,) that the policy gave the sampled tokens when it first scored
-    them: NaN where a rollout had nothing to teach and was not computed.
+    them: NaN where a rollout had nothing to teach and was not computed. So for the importance weights (S,) that the
+    tokens were corrected by last; None where the engine needs no correction.
     """
 
     metrics: dict[str, float]
     logprobs: Float[Tensor, " S"]
+    importance_weights: Float[Tensor, " S"] | None = None
 
 
 class _Update:
@@ -117,6 +119,7 @@ class _Update:
         self.old_logprobs: Tensor | None = None  # (S,)
         self.ref_logprobs: Tensor | None = None  # (S,)
         self.logprobs = torch.full_like(batch.rollout_logprobs, torch.nan)  # (S,)
+        self.importance_weights = torch.full_like(self.logprobs, torch.nan)  # (S,)
         self.totals = _Totals()
         self.pending = False
 
@@ -221,7 +224,9 @@ class _Update:
         ratio = LEVELS[self.algorithm.ratio_level](logprobs - old, rollout_of).exp()
         per_token = self.algorithm.surrogate(logprobs, ratio, advantages, self.algorithm.limits)
         if self.cap:
-            per_token = per_token * self._engine_correction(gap, rollout_of)
+            weight = self._engine_correction(gap, rollout_of)
+            self.importance_weights[index] = weight.cpu().to(self.logprobs.dtype)
+            per_token = per_token * weight
         settings = self.config.algorithm
         if self.ref_logprobs is not None:
             reference = self.ref_logprobs[index].to(device, dtype)

@@ -1,0 +1,1 @@
+"""The rollouts page: one HTML file in which a run's rollouts are read."""

@@ -1,0 +1,45 @@
+"""Make the page in which a run's rollouts are read.
+
+    python -m minrl.viewer runs/countdown-grpo-seed0        writes runs/countdown-grpo-seed0/rollouts.html
+    python -m minrl.viewer countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0      with everything that was logged
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minrl.command_line import parse, run_main
+from minrl.types import UserError
+from minrl.viewer.build import Limits, make_page
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewerConfig(Limits):
+    """Make the page in which a run's rollouts are read: python -m minrl.viewer RUN [flags]"""
+
+    run: str = ""
+    """The run: its folder, or its name. The flag itself may be left out."""
+    runs_dir: str = "runs"
+    """Where runs are that are named without a folder."""
+    output: str = ""
+    """The file to write. Empty: rollouts.html in the run's folder."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page and say where it is."""
+    named = [] if not arguments or arguments[0].startswith("-") else ["--run"]
+    config = parse(ViewerConfig, [*named, *arguments])
+    if not config.run:
+        raise UserError("name the run whose rollouts are to be read: python -m minrl.viewer runs/NAME")
+    folder = next((path for path in (Path(config.run), Path(config.runs_dir) / config.run) if path.is_dir()), None)
+    if folder is None:
+        known = ", ".join(sorted(path.parent.name for path in Path(config.runs_dir).glob("*/config.json"))) or "none"
+        raise UserError(f"there is no run {config.run!r}; the runs in {config.runs_dir}/: {known}")
+    page = make_page(folder, Path(config.output) if config.output else None, config)
+    sys.stdout.write(f"{page}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,161 @@
+"""A run's folder -> `rollouts.html`: template, style, script and data in one file that asks no network for anything.
+
+The data of each step is compressed by itself and unpacked by the browser when it is looked at. A page that is made
+again takes over the steps that it already has, so that making it during a run costs what is new.
+"""
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from minrl.types import UserError, require
+from minrl.viewer.chunk import about, choose, encode, read_lines
+
+PAGE = "rollouts.html"
+FORMAT = 1
+"""Version of the data in the page: what was packed by another is packed anew."""
+TEMPLATES = Path(__file__).parent / "page"
+SCRIPTS = ("data.js", "scale.js", "text.js", "conversation.js", "groups.js", "compare.js", "detail.js",
+           "steps.js", "keys.js", "main.js")  # fmt: skip
+
+_STEP = re.compile(r'<script type="text/plain" class="step" data-step="(\d+)" data-source="([^"]*)"'
+                   r' data-about="([^"]*)">([^<]*)</script>')  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How much a page holds, so that it opens at once whatever the run's size. What is left out is said on the page."""
+
+    tokens_per_step: int = 150_000
+    """Sampled tokens of training rollouts for each step: whole examples up to here. 0: all."""
+    max_steps: int = 64
+    """Steps on the page: every second is left out, and again, until they are so few; the last stays. 0: all."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_step", "max_steps"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 (all) or more, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class PackedStep:
+    """One step as the page holds it: `source` says which file it was made of, `about` and `data` are packed."""
+
+    step: int
+    source: str
+    about: str
+    data: str
+
+
+def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits()) -> Path:
+    """Write the page of the run in the folder, beside its other files unless told otherwise; its path."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is no run: it has no config.json; name a folder in runs/")
+    output = output or folder / PAGE
+    files = {int(path.name.split("_")[1].split(".")[0]): path for path in (folder / "rollouts").glob("step_*.jsonl.gz")}
+    steps, packed = thinned(sorted(files), limits.max_steps), packed_steps(output)
+    kept = [_packed(step, files[step], packed.get(step), limits) for step in steps]
+    run = {**_run(folder), "steps_written": len(files), "steps_shown": len(kept)}
+    temporary = output.with_suffix(".tmp")
+    temporary.write_text(_page(run, kept), encoding="utf-8")
+    os.replace(temporary, output)
+    return output
+
+
+def refresh_page(folder: Path) -> None:
+    """Make the page anew during a run, once there are rollouts. A page that cannot be made is told of, no more: the
+    run is worth more than a page that `python -m minrl.viewer` makes at any time.
+    """
+    if not any((folder / "rollouts").glob("step_*.jsonl.gz")):
+        return
+    try:
+        make_page(folder)
+    except Exception as error:
+        logger.opt(exception=True).warning(f"{PAGE} could not be made ({error}); python -m minrl.viewer {folder}")
+
+
+def thinned(steps: Sequence[int], limit: int) -> list[int]:
+    """At most so many steps, the first and the last among them. Those that are left out stay out as the run goes on.
+
+    >>> thinned([10, 20, 30, 40, 50, 60], 4)
+    [10, 30, 50, 60]
+    """
+    last, stride = list(steps[-1:]), 1
+    while limit and len(kept := [*steps[:-1:stride], *last]) > limit and stride < len(steps):
+        stride *= 2
+    return kept if limit else list(steps)
+
+
+def packed_steps(page: Path) -> dict[int, PackedStep]:
+    """The steps that a page holds, as they are packed."""
+    if not page.exists():
+        return {}
+    found = _STEP.findall(page.read_text(encoding="utf-8", errors="replace"))
+    return {int(step): PackedStep(int(step), source, about, data) for step, source, about, data in found}
+
+
+def _packed(step: int, path: Path, before: PackedStep | None, limits: Limits) -> PackedStep:
+    stat = path.stat()
+    source = f"{FORMAT} {limits.tokens_per_step} {stat.st_size} {stat.st_mtime_ns}"
+    if before is not None and before.source == source:
+        return before
+    try:
+        lines = read_lines(path)
+    except UserError as error:
+        logger.warning(f"step {step} is missing from {PAGE}: {error}")
+        return PackedStep(step, source, _pack({"problem": str(error), "shown": 0, "total": 0}), "")
+    shown = choose(lines, limits.tokens_per_step) if limits.tokens_per_step else lines
+    return PackedStep(step, source, _pack(about(lines, shown)), _pack(encode(shown)))
+
+
+def _pack(values: Mapping[str, Any]) -> str:
+    """Values as compressed JSON in letters that HTML leaves alone."""
+    text = json.dumps(values, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode("ascii"), compresslevel=4, mtime=0)).decode("ascii")
+
+
+def _run(folder: Path) -> dict[str, Any]:
+    """What the page says about the run as a whole."""
+    record = json.loads((folder / "config.json").read_text())
+    config = record.get("config", {})
+    names = ("task", "algorithm", "model_id", "seed", "group_size", "temperature", "rollouts_every", "steps")
+    return {
+        "name": record.get("minrl_run", folder.name),
+        "commit": record.get("commit"),
+        **{name: config.get(name) for name in names},
+    }
+
+
+def _page(run: Mapping[str, Any], steps: Sequence[PackedStep]) -> str:
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    parts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
+    data = "\n".join(
+        f'<script type="text/plain" class="step" data-step="{one.step}" data-source="{one.source}" '
+        f'data-about="{one.about}">{one.data}</script>'
+        for one in steps
+    )
+    values = {
+        "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}",
+        "title": html.escape(f"{run['name']}: rollouts"),
+        "style": style,
+        "run": _pack(run),
+        "steps": data,
+        "script": script,
+    }
+    template = (TEMPLATES / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def _allowed(text: str) -> str:
+    """The source expression that lets the browser take this very text and no other (Content Security Policy 3)."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

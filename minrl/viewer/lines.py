@@ -1,0 +1,43 @@
+"""What is written down of a step's rollouts: a JSON object each, with everything that the page shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from minrl.metrics import rollout_line
+from minrl.policy import Policy
+from minrl.types import Rollout
+from minrl.update import Updated
+from minrl.viewer.token_texts import token_texts
+
+
+def training_lines(
+    policy: Policy, rollouts: Sequence[Rollout], advantages: Tensor, updated: Updated
+) -> list[dict[str, Any]]:
+    """The step's training rollouts (N of them, with advantages (N,)) and what the update knew of them."""
+    lines, start = readable(policy, rollouts, "train"), 0
+    for line, rollout, advantage in zip(lines, rollouts, advantages.tolist(), strict=True):
+        sampled = slice(start, start + rollout.num_sampled)
+        start += rollout.num_sampled
+        line["advantage"] = advantage
+        line["logprobs"] = _scored(updated.logprobs[sampled])
+        if updated.importance_weights is not None:
+            line["importance_weights"] = _scored(updated.importance_weights[sampled])
+    return lines
+
+
+def readable(policy: Policy, rollouts: Sequence[Rollout], purpose: str) -> list[dict[str, Any]]:
+    """Rollouts with the text of each token, and which tokens are special, as objects for JSON."""
+    texts, special = token_texts(policy.tokenizer, [one.ids for one in rollouts]), set(policy.tokenizer.all_special_ids)
+    lines = []
+    for rollout, tokens in zip(rollouts, texts, strict=True):
+        prompt = policy.decode_all(rollout.ids[: rollout.prompt_length])
+        marked = [index for index, token in enumerate(rollout.ids) if token in special]
+        lines.append({**rollout_line(rollout, purpose, prompt, None, None), "tokens": tokens, "special": marked})
+    return lines
+
+
+def _scored(values: Tensor) -> list[float] | None:
+    """None where the update did not compute the rollout."""
+    return None if values.isnan().any() else [round(value, 6) for value in values.tolist()]
