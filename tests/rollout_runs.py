@@ -58,7 +58,7 @@ def write_run(folder, steps, **config):
 def many(groups, group_size, step=10, tokens=40):
     """A step's rollouts in numbers, all different and the same at every call."""
     rng = random.Random(step)
-    words = [f" {word}" for word in "3 5 7 9 12 + - = no yes <answer> </answer> target numbers".split()]
+    words = [" 3", " 5", " 7", " 9", " 12", " +", " -", " =", " no", " yes", " <answer>", " </answer>", " target"]
     lines = []
     for group in range(groups):
         for sample in range(group_size):

@@ -320,7 +320,9 @@ def test_text_is_readable_on_every_colour(run_folder, open_page, dark):
     page.run("localStorage.clear()")
     for colour in ("logprob", "advantage", "weight"):
         page.choose("colour", colour)
-        contrasts = page.run(LUMINANCE, "#board .t:not(.special), .facts span, .badge, #summary, .group > .quiet, #facts")
+        contrasts = page.run(
+            LUMINANCE, "#board .t:not(.special), .facts span, .badge, #summary, .group > .quiet, #facts"
+        )
         assert min(contrasts) >= 4.5
     dark_page = "return getComputedStyle(document.body).backgroundColor"
     before = page.run(dark_page)

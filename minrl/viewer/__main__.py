@@ -1,7 +1,7 @@
 """Make the page in which a run's rollouts are read.
 
-    python -m minrl.viewer runs/countdown-grpo-seed0        writes runs/countdown-grpo-seed0/rollouts.html
-    python -m minrl.viewer countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0      with everything that was logged
+python -m minrl.viewer runs/countdown-grpo-seed0        writes runs/countdown-grpo-seed0/rollouts.html
+python -m minrl.viewer countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0      with everything that was logged
 """
 
 import sys

@@ -35,7 +35,9 @@ def read_lines(path: Path) -> list[Line]:
         raise UserError(f"{path.name} cannot be read: {error}") from error
     for line in lines:
         if line.get("schema") != ROLLOUT_SCHEMA:
-            raise UserError(f"{path.name} has rollouts of schema {line.get('schema')}; this page reads {ROLLOUT_SCHEMA}")
+            raise UserError(
+                f"{path.name} has rollouts of schema {line.get('schema')}; this page reads {ROLLOUT_SCHEMA}"
+            )
     return lines
 
 
@@ -44,7 +46,7 @@ def choose(lines: Sequence[Line], max_tokens: int) -> list[Line]:
     trained, lengths = [line for line in lines if line["purpose"] == "train"], dict[int, int]()
     for line in trained:
         lengths[line["slot"]] = lengths.get(line["slot"], 0) + sum(line["loss_mask"])
-    chosen, tokens = set(), 0
+    chosen, tokens = set[int](), 0
     for _, slot in sorted({(_hash(line["example_id"]), line["slot"]) for line in trained}):
         tokens += lengths[slot]
         if chosen and tokens > max_tokens:
@@ -76,9 +78,9 @@ class _Table(dict[Any, int]):
 def encode(lines: Sequence[Line]) -> dict[str, Any]:
     """Plain values for JSON: tables of `pieces` (tokens) and `texts` (what was shown), and the rollouts.
 
-    A piece, and each run of a text, is (text, is it special). Of each sampled token there is its piece, its surprise (minus
-    the engine's log-probability, milli-nats), the policy's log-probability minus the engine's (micro-nats), and its
-    importance weight (1e-4); the last two are null where the update did not compute the rollout.
+    A piece, and each run of a text, is (text, is it special). Of each sampled token there is its piece, its surprise
+    (minus the engine's log-probability, milli-nats), the policy's log-probability minus the engine's (micro-nats), and
+    its importance weight (1e-4); the last two are null where the update did not compute the rollout.
     """
     pieces, texts = _Table(), _Table()
     rollouts = [_rollout(line, pieces, texts) for line in lines]
