@@ -120,7 +120,7 @@ def test_rollouts_are_compressed_lines_with_a_schema(tmp_path, make_rollout):
     with gzip.open(tmp_path / "rollouts/step_000010.jsonl.gz", "rt") as file:
         (line,) = map(json.loads, file)
     expected = {
-        "schema": 1, "step": 10, "purpose": "train", "prompt": "shown", "ids": [1, 2, 3, 4],
+        "schema": 2, "step": 10, "purpose": "train", "prompt": "shown", "ids": [1, 2, 3, 4],
         "loss_mask": [0, 0, 1, 1], "rollout_logprobs": [0.0, 0.0, -1.0, -1.0], "logprobs": [-0.5, -0.25],
         "advantage": 1.5, "seed": 2**62 + 1, "role": "policy", "group": 0, "turns": [[2, 4]], "reward": 0.5,
         "parts": {"format": 1.0}, "solved": False, "finish_reason": "stop",

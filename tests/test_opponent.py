@@ -92,6 +92,9 @@ def test_nothing_of_a_frozen_role_is_trained_on(pair, workers):
     assert [r.role for r in sampled.rollouts] == ["me"] * 6
     assert [r.group for r in sampled.rollouts] == [0, 0, 1, 1, 2, 2]
     assert all(r.reward is not None for r in sampled.rollouts)
+    # What it wrote can still be read: nobody else has it.
+    assert [turn.role for turn in sampled.rollouts[0].episode].count("other") == 1
+    assert all((turn.text is None) == (turn.role == "me") for r in sampled.rollouts for turn in r.episode)
 
 
 def test_a_frozen_turn_has_the_seed_that_any_other_would(make_policy, workers):

@@ -143,6 +143,12 @@ def test_two_players_have_a_sequence_and_a_reward_each(policy, workers):
     assert black.loss_mask == [bool(int(c)) for c in "0011"]
     assert (white.reward, black.reward) == (Reward(0.0), Reward(1.0))  # 8 beats 5
     assert white.group != black.group  # a group is an example and a role
+    assert [(turn.role, turn.finish_reason, turn.text) for turn in white.episode] == [
+        ("white", "stop", None), ("black", "stop", None), ("white", "stop", None),
+    ]  # fmt: skip
+    assert black.episode == white.episode and (white.slot, white.sample) == (black.slot, black.sample)
+    assert white.episode[0].seed == white.seed and white.episode[1].seed == black.seed
+    assert len({turn.seed for turn in white.episode}) == 3
 
 
 def test_a_group_is_an_example_and_a_role(policy, workers):

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
+from gradients import CPU, Tap, fixed_rollouts, gradients, settings, tiny_policy
 
-from minrl.algorithms import ALGORITHMS
-from minrl.batch import pack
+from minrl.algorithms import ALGORITHMS, choose_algorithm
+from minrl.batch import make_batch, pack
 from minrl.processes import Processes
 from minrl.scoring import score
 from minrl.types import Reward
+from minrl.update import update_policy
 
 BOUND = 1e-6
 """In double precision; transformers' RMSNorm computes in float32 inside."""
@@ -161,6 +162,24 @@ def test_the_engine_correction_of_a_sequence_scales_its_gradient(level, mode, po
         for name, gradient in actual[0].items():
             torch.testing.assert_close(gradient, weight * expected[0][name], atol=1e-6, rtol=0)
         assert metrics["engine/importance_cap_frac"] == float(weight in (0.0, cap))
+
+
+def test_the_importance_weights_are_handed_over_token_by_token(policy, make_rollout):
+    # Gaps of 0.1 and 1 in the first rollout (cut off at 2) and of -0.5 in the last; the second has no advantage.
+    rollouts = [make_rollout([5, 6], [7, 8]), make_rollout([5, 6], [8, 9, 10]), make_rollout([5, 6], [9])]
+    gaps = [[0.1, 1.0], None, [-0.5]]
+    for one, gap in zip(rollouts, gaps, strict=True):
+        scored = score(policy.model, pack([one], [0]), 1.0)[0].tolist()
+        one.rollout_logprobs[2:] = [value - g for value, g in zip(scored, gap or [0.0] * 3, strict=True)]
+    batch = make_batch(rollouts, torch.tensor([1.0, 0.0, 1.0]))
+    config = settings("reinforce_no_baseline", passes_per_step=1, importance_level="token", importance_cap=2.0)
+    used = {
+        correct: update_policy(policy, Tap(policy.model), batch, choose_algorithm(config), config, 1, correct)
+        for correct in (True, False)
+    }
+    expected = [math.exp(0.1), 2.0, *[math.nan] * 3, math.exp(-0.5)]
+    torch.testing.assert_close(used[True].importance_weights.tolist(), expected, equal_nan=True, atol=1e-5, rtol=0)
+    assert used[False].importance_weights is None
 
 
 REGULARIZED = {"kl_coef": 0.3, "entropy_coef": 0.2}
