@@ -28,7 +28,7 @@ Status = Literal["ok", "error", "timeout", "memory", "output"]
 LEVELS = {
     "bubblewrap": "bubblewrap: no network, no processes but its own, no files but the system's programs, read-only",
     "namespaces": "own namespaces: no network, no processes but its own, no files but the system's programs, read-only",
-    "limits": "limits alone: killed and limited, but NOT cut off from the network and from files that others may read",
+    "limits": "limits alone: killed and limited, without sockets, but NOT cut off from files that others may read",
 }
 """The strongest first, each with what it gives."""
 
@@ -175,8 +175,15 @@ def _message(call: Call, level_name: str) -> dict[str, object]:
         "environment": dict(call.environment),
         "channel": call.channel,
         "level": level_name,
-        "folder": os.path.join(tempfile.gettempdir(), f"minrl-sandbox-{os.geteuid()}"),
+        "folder": os.path.join(_shared_folder(), f"minrl-sandbox-{os.geteuid()}"),
     }
+
+
+def _shared_folder() -> str:
+    """Where calls lock their slots. Root's must all lock in one place, whatever TMPDIR says: the uids go by the slots,
+    and two calls with one uid would kill each other.
+    """
+    return "/tmp" if os.geteuid() == 0 else tempfile.gettempdir()
 
 
 def start(call: Call, level_name: str = "") -> Running:

@@ -10,7 +10,6 @@ import ctypes
 import errno
 import marshal
 import os
-import resource
 import select
 import signal
 import struct
@@ -48,17 +47,16 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(child)
 
 
-def anonymous_bytes(pid: int) -> int:
-    """What all processes below hold that is no file's: resident pages less shared ones."""
-    pages = 0
+def bytes_held(pid: int) -> int:
+    """What all processes below hold that is no file's on a disk. Shared memory counts in each that holds it."""
+    held = 0
     for descendant in descendants(pid):
         try:
-            with open(f"/proc/{descendant}/statm") as file:
-                _, resident, shared = map(int, file.read().split()[:3])
+            with open(f"/proc/{descendant}/status") as file:
+                held += sum(int(line.split()[1]) for line in file if line.startswith(("RssAnon:", "RssShmem:")))
         except (FileNotFoundError, ProcessLookupError):
             continue
-        pages += resident - shared
-    return pages * resource.getpagesize()
+    return held * 1024  # the lines are in kB
 
 
 class Watch:
@@ -151,7 +149,7 @@ class Watch:
             return "timeout"
         if LINUX and time.monotonic() - self._looked > TICK_S:
             self._looked = time.monotonic()
-            if anonymous_bytes(os.getpid()) > self.call["memory_mib"] * MIB:
+            if bytes_held(os.getpid()) > self.call["memory_mib"] * MIB:
                 return "memory"
         return ""
 

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
+from minrl import sandbox_filter
 from minrl.sandbox_files import (
     LIBC,
     MIB,
@@ -42,6 +43,7 @@ def launch_limited(call: Call, uid: int, folder: str, streams: list[int]) -> Non
     os.chdir(folder)
     drop_privileges(uid)
     set_limits(call, processes)
+    filter_calls()
     execute(call, folder, streams)
 
 
@@ -71,6 +73,7 @@ def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> No
         os.chdir(WORK)
         drop_privileges(uid)
         set_limits(call, processes)
+        filter_calls()
         execute(call, WORK, streams)
     forget(call, streams)
     while True:
@@ -94,7 +97,9 @@ def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> No
     processes = processes_allowed(call, uid)
     limit = ["prlimit", f"--nproc={processes}:{processes}"]  # inside, where the kernel counts from nought
     say = f'echo {STARTED.decode().strip()} >&9; exec 9>&-; exec "$@"'
-    arguments += ["--chdir", WORK, "--", *become, *limit, "sh", "-c", say, "sh", *call["command"]]
+    if sandbox_filter.exists():
+        arguments += ["--seccomp", _in_memory(sandbox_filter.program())]
+    arguments += ["--remount-ro", "/", "--chdir", WORK, "--", *become, *limit, "sh", "-c", say, "sh", *call["command"]]
     set_limits(call, resource.RLIM_INFINITY)
     streams = [_high(fd) for fd in streams]
     os.dup2(streams.pop(), 9)
@@ -126,12 +131,17 @@ def files_of_bubblewrap(call: Call) -> Iterator[str]:
     for directory in directories_of(call["files"]):
         yield from ("--perms", "0777", "--dir", f"{WORK}/{directory}")
     for name, content in call["files"].items():
-        file = _high(os.memfd_create("file"))
-        os.set_inheritable(file, True)
-        with open(file, "wb", closefd=False) as memory:
-            memory.write(content)
-        os.lseek(file, 0, os.SEEK_SET)
-        yield from ("--perms", "0666", "--file", str(file), f"{WORK}/{name}")
+        yield from ("--perms", "0666", "--file", _in_memory(content), f"{WORK}/{name}")
+
+
+def _in_memory(content: bytes) -> str:
+    """The number of a descriptor from which the next program reads the content."""
+    file = _high(os.memfd_create("file"))
+    os.set_inheritable(file, True)
+    with open(file, "wb", closefd=False) as memory:
+        memory.write(content)
+    os.lseek(file, 0, os.SEEK_SET)
+    return str(file)
 
 
 LAUNCH: dict[str, Callable[[Call, int, str, list[int]], None]] = {
@@ -186,6 +196,12 @@ def drop_privileges(uid: int) -> None:
     if LINUX:
         checked(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         die_with_parent()
+
+
+def filter_calls() -> None:
+    """No system calls from here on that lead around walls and limits."""
+    if sandbox_filter.exists():
+        sandbox_filter.install()
 
 
 def die_with_parent() -> None:

@@ -21,8 +21,8 @@ SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.ex
 FLOORS = {
     0: "minrl minrl.types minrl.config minrl.learning_config",
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.lora minrl.sandbox "
-    "minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_slot minrl.openai_client "
-    "minrl.reply_cache minrl.tasks",
+    "minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_filter minrl.sandbox_slot "
+    "minrl.openai_client minrl.reply_cache minrl.tasks",
     2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "
     "minrl.optimizer minrl.checkpoint minrl.command_line minrl.charts minrl.episode minrl.judge",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
