@@ -46,9 +46,10 @@ def train(parts: Parts, record: Record) -> None:
         record.rollouts(rollouts, draw.sampled.failures)
         observe(state, parts.config, rollouts)
 
-        comparison = algorithm.compare(rollouts, state.baselines)
-        state.baselines = comparison.baselines
-        batch = make_batch(rollouts[mine], comparison.advantages[mine])
+        with record.timed("time/compare_s"):
+            comparison = algorithm.compare(rollouts, state.baselines)
+            state.baselines = comparison.baselines
+            batch = make_batch(rollouts[mine], comparison.advantages[mine])
         with record.timed("time/update_s"):
             engine.sleep()
             updated = update_policy(policy, parts.optimizer, batch, algorithm, config, state.step, not engine.exact)

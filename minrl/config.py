@@ -175,6 +175,8 @@ class LoggingConfig:
     """How many checkpoints of this run stay on disk. 0: all."""
     rollouts_every: int = 10
     """Write the rollouts of every so many steps to the run's folder. 0: never."""
+    logger: Literal["tensorboard", "wandb"] = "tensorboard"
+    """Where curves are looked at. wandb: in Weights & Biases (the wandb extra) beside TensorBoard."""
     quiet: bool = False
     """No progress bar and only warnings on the screen."""
 

@@ -1,4 +1,4 @@
-"""Where numbers go: TensorBoard, metrics.jsonl, metrics.csv, rollouts and the summary, all in the run's folder.
+"""Where numbers go: TensorBoard, W&B, metrics.jsonl, metrics.csv and rollouts.
 
 A step is one line of metrics.jsonl with every scalar that TensorBoard gets. After a resume, what was written beyond
 the checkpoint is cut away, so each step stands once.
@@ -8,17 +8,15 @@ import csv
 import gzip
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-from torch.utils.tensorboard import SummaryWriter
 
+from minrl.tensorboard_log import TensorBoardLog, cut_events
 from minrl.types import Reward, Rollout
+from minrl.wandb_log import WandbLog
 
 TAGS = (
     "reward/mean",
@@ -26,8 +24,14 @@ TAGS = (
     "reward/solved_frac",
     "reward/unscorable_frac",
     "reward/zero_spread_group_frac",
+    "reward/solve_none_group_frac",
+    "reward/solve_some_group_frac",
+    "reward/solve_all_group_frac",
     "rollout/completion_tokens_mean",
     "rollout/completion_tokens_max",
+    "rollout/completion_tokens_solved_mean",
+    "rollout/completion_tokens_unsolved_mean",
+    "rollout/limit_frac",
     "rollout/truncated_frac",
     "rollout/entropy",
     "rollout/temperature",
@@ -47,6 +51,12 @@ TAGS = (
     "engine/kl",
     "engine/importance_cap_frac",
     "engine/ess",
+    "engine/importance_weight_mean",
+    "engine/importance_weight_min",
+    "engine/importance_weight_max",
+    "engine/prompt_reuse_frac",
+    "engine/sync_gap_max",
+    "engine/sync_checked_tensors",
     "update/computed_tokens",
     "sft/loss",
     "sft/entropy",
@@ -59,19 +69,28 @@ TAGS = (
     "expert/kept_frac",
     "expert/solved_examples",
     "time/rollout_s",
+    "time/reward_s",
+    "time/compare_s",
     "time/update_s",
     "time/sync_s",
     "time/eval_s",
+    "time/log_s",
+    "time/save_s",
+    "time/other_s",
     "time/step_s",
     "speed/tokens_per_s",
     "speed/rollout_tokens_per_s",
+    "speed/update_tokens_per_s",
     "memory/peak_gib",
     "memory/rollout_gib",
     "memory/update_gib",
     "memory/sync_gib",
     "memory/eval_gib",
 )
-"""Every fixed tag."""
+"""Every fixed tag. The seconds of a step are the sum of its phases' (`minrl.clock`)."""
+
+HISTOGRAMS = ("engine/importance_weight", "rollout/completion_tokens", "reward/value")
+"""What is shown as a distribution, where rollouts are written: raw weights of tokens, lengths, rewards."""
 
 OPEN_PREFIXES = ("reward/part/", "reward/role/", "eval/", "baseline/")
 """Prefixes under which names come from tasks."""
@@ -80,28 +99,73 @@ ROLLOUT_SCHEMA = 2
 """Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
 
 
-class MetricsLog:
-    """The files of one run. `cut_after` removes what lies beyond a step, before anything new is written."""
+class Board(Protocol):
+    """Where curves are looked at."""
 
-    def __init__(self, folder: Path, cut_after: int | None = None) -> None:
+    def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step's numbers."""
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Readable text."""
+
+    def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
+        """How values are spread."""
+
+    def flush(self) -> None:
+        """Everything on the disk."""
+
+    def close(self, finished: bool) -> None:
+        """Release the files; `finished` says that the run came to its end."""
+
+
+LOGGERS: Mapping[str, Sequence[Callable[..., Board]]] = {
+    "tensorboard": (TensorBoardLog,),
+    "wandb": (TensorBoardLog, WandbLog),
+}
+"""What `--logger` may say. metrics.jsonl and metrics.csv are always written."""
+
+
+class MetricsLog:
+    """The files of one run. `cut_after` removes what lies beyond a step, before anything new is written.
+
+    `tasks` and `settings` are for the page and the hyperparameters that TensorBoard shows.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cut_after: int | None = None,
+        tasks: Sequence[str] = (),
+        settings: Mapping[str, object] | None = None,
+        logger: str = "tensorboard",
+    ) -> None:
         self.folder = folder
         (folder / "rollouts").mkdir(parents=True, exist_ok=True)
         if cut_after is not None:
             cut_metrics(folder, cut_after)
             cut_events(folder, cut_after)
-        self._writer = SummaryWriter(str(folder))
+        earlier = read_metrics(folder)
+        self._boards = [board(folder, tasks, settings, earlier) for board in LOGGERS[logger]]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One step's scalars to TensorBoard and metrics.jsonl."""
+        """One step's scalars, everywhere."""
         check_tags(metrics)
-        for tag, value in metrics.items():
-            self._writer.add_scalar(tag, value, step)
+        for board in self._boards:
+            board.scalars(step, metrics)
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Readable text in TensorBoard."""
-        self._writer.add_text(tag, text, step)
+        """Readable text."""
+        for board in self._boards:
+            board.text(tag, text, step)
+
+    def histograms(self, step: int, distributions: Mapping[str, np.ndarray]) -> None:
+        """How values are spread, by tag; a tag without values is left out."""
+        for tag, values in distributions.items():
+            assert tag in HISTOGRAMS, f"a histogram that metrics.HISTOGRAMS does not list: {tag}"
+            for board in self._boards if len(values) else ():
+                board.histogram(tag, values, step)
 
     def rollouts(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
         """The rollouts of a step as compressed JSON lines, in a file that appears when it is whole."""
@@ -114,46 +178,21 @@ class MetricsLog:
 
     def flush(self) -> None:
         """Everything on disk, and metrics.csv made anew."""
-        self._writer.flush()
+        for board in self._boards:
+            board.flush()
         write_csv(self.folder)
 
-    def close(self) -> None:
-        """Flush and release the files."""
+    def close(self, finished: bool = False) -> None:
+        """Flush and release the files. `finished` says that the run came to its end."""
         self.flush()
-        self._writer.close()
+        for board in self._boards:
+            board.close(finished)
 
 
 def check_tags(metrics: Mapping[str, float]) -> None:
     """A tag that is on no list would be a curve that nobody documented."""
     unknown = [tag for tag in metrics if tag not in TAGS and not tag.startswith(OPEN_PREFIXES)]
     assert not unknown, f"tags that metrics.TAGS does not list: {unknown}"
-
-
-def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What a step's rollouts look like, by tag. Rewards are over those that could be scored."""
-    scored = [rollout for rollout in rollouts if rollout.reward is not None]
-    rewards = [rollout.reward for rollout in scored if rollout.reward is not None]
-    values = np.array([reward.value for reward in rewards] or [0.0])
-    lengths = np.array([rollout.num_sampled for rollout in rollouts])
-    surprise = sum(-sum(rollout.rollout_logprobs) for rollout in rollouts)
-    metrics = {
-        "reward/mean": float(values.mean()),
-        "reward/std": float(values.std()),
-        "reward/solved_frac": float(np.mean([float(reward.solved) for reward in rewards] or [0.0])),
-        "reward/unscorable_frac": 1 - len(scored) / len(rollouts),
-        "rollout/completion_tokens_mean": float(lengths.mean()),
-        "rollout/completion_tokens_max": float(lengths.max()),
-        "rollout/truncated_frac": float(np.mean([rollout.truncated for rollout in rollouts])),
-        "rollout/entropy": float(surprise / max(1, lengths.sum())),
-        "rollout/prompt_tokens_mean": float(np.mean([rollout.prompt_length for rollout in rollouts])),
-    }
-    metrics.update({f"reward/part/{part}": mean for part, mean in part_means(rewards).items()})
-    roles = sorted({rollout.role for rollout in scored})
-    for role in roles if len(roles) > 1 else ():
-        of_role = [r.reward for r in scored if r.role == role and r.reward]
-        metrics[f"reward/role/{role}"] = float(np.mean([reward.value for reward in of_role]))
-        metrics.update({f"reward/role/{role}/{part}": mean for part, mean in part_means(of_role).items()})
-    return metrics
 
 
 def part_means(rewards: Sequence[Reward]) -> dict[str, float]:
@@ -200,22 +239,6 @@ def cut_metrics(folder: Path, step: int) -> None:
     for path in (folder / "rollouts").glob("step_*"):
         if int(path.name.split("_")[1].split(".")[0]) > step:
             path.unlink()
-
-
-def cut_events(folder: Path, step: int) -> None:
-    """One event file with what stood in all of them up to the step.
-
-    An event that stands in two of them was copied by a resume that was killed before it removed the first.
-    """
-    old = sorted(folder.glob("events.out.tfevents.*"))
-    events = dict.fromkeys(data for path in old for data in RawEventFileLoader(str(path)).Load())
-    writer = EventFileWriter(str(folder), filename_suffix=".resumed")
-    for event in map(Event.FromString, events):
-        if event.step <= step and not event.HasField("file_version"):
-            writer.add_event(event)
-    writer.close()
-    for path in old:
-        path.unlink()
 
 
 def write_csv(folder: Path) -> None:

@@ -20,6 +20,7 @@ from minrl.lora import Adapters
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
 from minrl.processes import Processes
+from minrl.progress import activity
 from minrl.run import Run
 from minrl.screen import Screen
 from minrl.tasks import TASK_DEFINITIONS, Task, find_definition, load_task, source_outside
@@ -48,11 +49,14 @@ class Parts:
 
     def evaluate(self) -> dict[str, Evaluation]:
         """The held-out figures of every task."""
-        config = self.config
-        return {
-            name: evaluate(self.policy, self.engine, self.workers, task, config.evaluation, config.rollout, config.seed)
-            for name, task in self.tasks.items()
-        }
+        config, evaluations = self.config, {}
+        with activity("evaluation", len(self.tasks)) as report:
+            for name, task in self.tasks.items():
+                evaluations[name] = evaluate(
+                    self.policy, self.engine, self.workers, task, config.evaluation, config.rollout, config.seed
+                )
+                report(len(evaluations))
+        return evaluations
 
 
 @contextmanager
@@ -73,7 +77,13 @@ def _assembled(run: Run, tasks: dict[str, Task]) -> Iterator[Parts]:
             f"{run.program.draws} ({config.rollout.prompts_per_step}) must be a multiple of the number of processes "
             f"({processes.count}): each draws whole groups"
         )
-    screen = Screen(config.logging.quiet, show=processes.main)
+    with Screen(config.logging.quiet, show=processes.main) as screen:
+        yield from _assembled(run, tasks, processes, screen)
+
+
+def _assembled(run: Run, tasks: dict[str, Task], processes: Processes, screen: Screen) -> Iterator[Parts]:
+    """The parts of a run whose tasks and processes are there; released when the caller is done with them."""
+    config = run.config
     policy, state = prepare_policy(run, tasks, processes, screen)
     optimizer = make_optimizer(policy, config.optimizer)
     if run.checkpoint is not None:

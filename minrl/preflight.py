@@ -3,7 +3,6 @@
 A few training examples are sampled and rewarded; each finding is one line: what is wrong and how to mend it.
 """
 
-import time
 from collections.abc import Sequence
 
 from minrl.config import TrainerConfig
@@ -33,10 +32,10 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
         0,
         stop_strings=settings.stop_strings,
     )
-    timed = _Timed(workers)
-    sampled = rollout(policy, engine, timed, task, list(task.dataset.train)[:EXAMPLES], plan)
+    workers.take_seconds()
+    sampled = rollout(policy, engine, workers, task, list(task.dataset.train)[:EXAMPLES], plan)
     findings += rollout_findings(sampled.rollouts, sampled.failures, policy, settings.max_tokens)
-    per_reward = timed.seconds / max(1, len(sampled.rollouts))
+    per_reward = workers.take_seconds() / max(1, len(sampled.rollouts))
     if per_reward > SLOW_REWARD_S:
         findings.append(
             f"a reward takes {per_reward:.1f} s: it will dominate each step; raise --reward-workers or make it faster"
@@ -86,17 +85,3 @@ def memory_findings(policy: Policy) -> list[str]:
         f"training {weights / 1e9:.1f}B weights needs about {needed / 2**30:.0f} GiB and {free / 2**30:.0f} GiB are "
         "free: choose a smaller model or a larger machine, or train adapters with --lora-rank 16"
     ]
-
-
-class _Timed(Workers):
-    """Workers that add up how long rewards took."""
-
-    def __init__(self, workers: Workers) -> None:
-        self.workers, self.seconds = workers, 0.0
-
-    def run(self, jobs: Sequence) -> list:
-        """As the workers it wraps."""
-        started = time.perf_counter()
-        results = self.workers.run(jobs)
-        self.seconds += time.perf_counter() - started
-        return results

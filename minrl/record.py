@@ -1,28 +1,29 @@
 """What a run writes down and shows: clock, metrics, rollouts, checkpoints, the table at the end."""
 
 import json
-import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from loguru import logger
 from torch import Tensor
 
 from minrl.algorithms import Comparison
 from minrl.checkpoint import discard_after, step_name
+from minrl.clock import PhaseClock
 from minrl.command_line import INTERRUPTED
 from minrl.config import task_key
 from minrl.evaluation import Evaluation
-from minrl.metrics import MetricsLog, rollout_metrics
+from minrl.metrics import MetricsLog
 from minrl.parts import Parts
-from minrl.run import Interrupt, write_config, write_json, write_summary
+from minrl.rollout_metrics import distributions, markdown, rollout_metrics, samples
+from minrl.run import Interrupt, hyperparameters, write_config, write_json, write_summary
+from minrl.screen import FILE_ONLY
 from minrl.types import Rollout, UserError
 from minrl.update import Updated
 from minrl.viewer.build import refresh_page
@@ -43,10 +44,9 @@ class Record:
         self._evaluations: dict[int, dict[str, Evaluation]] = {}
         self._saved = parts.run.checkpoint
         self._metrics: dict[str, float] = {}
-        self._times: dict[str, float] = {}
         self.summary: dict[str, Any] = {}
-        self._step_started = time.perf_counter()
-        self._new_tokens = 0
+        self._clock = PhaseClock()
+        self._new_tokens, self._finished = 0, False
 
     def __enter__(self) -> "Record":
         return self
@@ -54,8 +54,11 @@ class Record:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._bar.close()
         if self._log is not None:
-            self._log.close()
+            self._log.close(finished=self._finished)
         if kind is not None and self.main:
+            cause = error if isinstance(error, UserError | KeyboardInterrupt) else None
+            quietly = logger.bind(**{FILE_ONLY: True}).opt(exception=None if cause else error)
+            quietly.error(f"{kind.__name__}: {error}")  # the terminal gets it from whoever catches it
             saved = self._saved or "none yet"
             logger.error(f"stopped at step {self.state.step}; last checkpoint {saved}: {self._how_to_go_on()}")
 
@@ -77,7 +80,8 @@ class Record:
         if self.main:
             write_config(self.run)
             discard_after(self.run.checkpoints, step)
-            self._log = MetricsLog(self.run.folder, cut_after=step if step else -1)
+            cut_after, tasks, logger_name = step if step else -1, list(self.parts.tasks), self.config.logging.logger
+            self._log = MetricsLog(self.run.folder, cut_after, tasks, hyperparameters(self.run), logger_name)
             self.parts.screen.log_to(self.run.folder / "log.txt")
         logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
         for name, task in self.parts.tasks.items():
@@ -86,7 +90,8 @@ class Record:
         title = task_key(self.config.rollout.task) or self.run.name
         bar = self.parts.screen.progress(title, self.config.steps, done=step)
         self._report = self._bar.enter_context(bar)
-        self._step_started = time.perf_counter()
+        self._forget_what_is_not_the_steps()
+        self._clock = PhaseClock()
 
     def due(self, every: int) -> bool:
         """Whether something that happens every so many steps happens now; 0 is never."""
@@ -96,15 +101,9 @@ class Record:
         """Whether the held-out score is measured now: every so many steps, and after the last."""
         return self.due(self.config.evaluation.eval_every) or self.state.step == self.config.steps
 
-    @contextmanager
-    def timed(self, tag: str) -> Iterator[None]:
-        """Add the seconds inside to the step's."""
-        started = time.perf_counter()
-        yield
-        self._times[tag] = self._times.get(tag, 0.0) + time.perf_counter() - started
-        if torch.cuda.is_available():
-            phase = tag.removeprefix("time/").removesuffix("_s")
-            self._metrics[f"memory/{phase}_gib"] = _card_memory_gib()
+    def timed(self, tag: str) -> AbstractContextManager[None]:
+        """Count the seconds inside as a phase of the step."""
+        return self._clock.timed(tag)
 
     def rollouts(self, rollouts: Sequence[Rollout], failures: Sequence[str]) -> None:
         """What was sampled. Stops the run where too much of it could not be rewarded."""
@@ -112,9 +111,12 @@ class Record:
             logger.warning(f"{len(failures)} episodes could not be rewarded, the first because:\n{failures[0]}")
         if not rollouts:
             raise UserError(f"no episode of step {self.state.step} came to its first turn: mend the task's episode")
-        self._new_tokens = sum(rollout.num_sampled for rollout in rollouts)
-        self.state.sampled_tokens += self._new_tokens
-        self._metrics.update(rollout_metrics(rollouts))
+        self._clock.move("time/rollout_s", "time/reward_s", self.parts.workers.take_seconds())
+        with self.timed("time/log_s"):
+            self._new_tokens = sum(rollout.num_sampled for rollout in rollouts)
+            self.state.sampled_tokens += self._new_tokens
+            self._metrics.update(rollout_metrics(rollouts, self.config.rollout.max_tokens))
+            self._metrics.update(self.parts.engine.take_facts())
         share, limit = self._metrics["reward/unscorable_frac"], self.config.rollout.max_unscorable_frac
         if share > limit:
             raise UserError(
@@ -130,6 +132,7 @@ class Record:
     def update(self, comparison: Comparison, updated: Updated) -> None:
         """What the update did."""
         self.measured(updated.metrics)
+        self._metrics.update(self.parts.engine.take_facts())
         self._metrics["reward/zero_spread_group_frac"] = comparison.zero_spread_group_frac
         self._metrics.update({f"baseline/{role}": value for role, value in comparison.baselines.items()})
 
@@ -139,11 +142,16 @@ class Record:
         """The step's rollouts, and the held-out examples that are followed through the run."""
         if self._log is None:
             return
-        policy = self.parts.policy
-        lines = training_lines(policy, rollouts, advantages, updated) + readable(policy, tracked, "held_out")
-        self._log.rollouts(self.state.step, lines)
-        shown = "\n\n".join(f"**{line['reward']}** `{line['prompt']}` {line['text']}" for line in lines[-8:])
-        self._log.text("rollouts", shown, self.state.step)
+        with self.timed("time/log_s"):
+            policy, step = self.parts.policy, self.state.step
+            lines, followed = (
+                training_lines(policy, rollouts, advantages, updated),
+                readable(policy, tracked, "held_out"),
+            )
+            self._log.text("samples/train", markdown(samples(lines)), step)
+            self._log.text("samples/held_out", markdown(followed), step)
+            self._log.rollouts(step, [*lines, *followed])
+            self._log.histograms(step, distributions(rollouts, updated.logprobs))
 
     def evaluation(self, evaluations: dict[str, Evaluation]) -> None:
         """Held-out figures at this step."""
@@ -159,33 +167,42 @@ class Record:
             plain = {name: evaluation.to_json() for name, evaluation in evaluations.items()}
             write_json(self.run.folder / "eval_before.json", plain)
         if self._log is not None:
-            refresh_page(self.run.folder)
+            with self.timed("time/log_s"):
+                refresh_page(self.run.folder)
 
     def end_step(self) -> None:
         """Write the step's line and start the next step's clock."""
-        now = time.perf_counter()
-        self.state.seconds = self._earlier_s + now - self._started
-        step_s = now - self._step_started
-        speeds = {"time/step_s": step_s, "memory/peak_gib": _peak_memory_gib(), **self._times}
+        self.state.seconds = self._earlier_s + time.perf_counter() - self._started
+        seconds = self._clock.end_step()
+        self._metrics.update(seconds)
         if self._new_tokens:
-            speeds["speed/tokens_per_s"] = self._new_tokens / step_s
-            speeds["speed/rollout_tokens_per_s"] = self._new_tokens / self._times["time/rollout_s"]
-        self._metrics.update(speeds)
-        if self._log is not None:
-            self._log.log(self.state.step, self._metrics)
-        self._report(self.state.step, self._note())
-        self._metrics, self._times, self._new_tokens = {}, {}, 0
-        self._step_started = now
+            self._metrics["speed/tokens_per_s"] = self._new_tokens / seconds["time/step_s"]
+            self._metrics["speed/rollout_tokens_per_s"] = self._new_tokens / seconds["time/rollout_s"]
+        if self._metrics.get("update/computed_tokens"):
+            speed = self._metrics["update/computed_tokens"] / seconds["time/update_s"]
+            self._metrics["speed/update_tokens_per_s"] = speed
+        with self.timed("time/log_s"):
+            if self._log is not None:
+                self._log.log(self.state.step, self._metrics)
+            self._report(self.state.step, self._note())
+        self._metrics, self._new_tokens = {}, 0
+        self._forget_what_is_not_the_steps()
+
+    def _forget_what_is_not_the_steps(self) -> None:
+        """What engine and workers did in an evaluation or a preflight is not the next step's."""
+        self.parts.engine.take_facts()
+        self.parts.workers.take_seconds()
 
     def checkpoint(self, save: Callable[..., Path]) -> None:
         """Save, after everything else that belongs to the step is on the disk. All processes go on together."""
         self._saved = self.run.checkpoints / step_name(self.state.step)
-        if self.main:
-            if self._log is not None:
-                self._log.flush()
-            keep = self.config.logging.keep_checkpoints
-            save(self.run.checkpoints, self.parts.policy, self.parts.optimizer, self.state, keep)
-        self.parts.policy.processes.wait()
+        with self.timed("time/save_s"):
+            if self.main:
+                if self._log is not None:
+                    self._log.flush()
+                keep = self.config.logging.keep_checkpoints
+                save(self.run.checkpoints, self.parts.policy, self.parts.optimizer, self.state, keep)
+            self.parts.policy.processes.wait()
 
     def finish(self, evaluate: Callable[[], dict[str, Evaluation]], save: Callable[..., Path]) -> int:
         """After Ctrl-C say how to go on; else the last evaluation, the summary and the table. The exit status."""
@@ -204,6 +221,7 @@ class Record:
             assert self._saved is not None, "the last checkpoint was just saved"
             write_summary(self.run, self.state, self.parts.policy, self._saved, before, after, self.summary)
             self._show_results(before, after)
+        self._finished = True
         return 0
 
     def _before(self) -> dict[str, dict]:
@@ -235,17 +253,3 @@ class Record:
 
     def _how_to_go_on(self) -> str:
         return self.run.resume_command
-
-
-def _peak_memory_gib() -> float:
-    """The most memory the process has used: on the card where there is one."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux, bytes on macOS
-    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20
-
-
-def _card_memory_gib() -> float:
-    """What is taken on the card, by vLLM too. torch keeps what a phase has used, so this is the phase's peak."""
-    free, total = torch.cuda.mem_get_info()
-    return (total - free) / 2**30

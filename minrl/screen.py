@@ -3,51 +3,72 @@
 Quiet where it is told to be, and without bars where the output is not a terminal.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from minrl.bars import Bars
 from minrl.evaluation import is_solved
 from minrl.policy import Policy
+from minrl.progress import listening
 from minrl.types import Rollout
+
+FILE_ONLY = "file_only"
+"""Marks a message (`logger.bind`) that the terminal has already or will get otherwise."""
+
+IN_FILE: dict[str, Any] = {
+    "level": "INFO",
+    "format": "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}",
+    "diagnose": False,  # no values of variables: they may be as long as a batch, or a key
+}
 
 
 class Screen:
-    """The terminal of one process. `show` is False for all but the first process."""
+    """The terminal of one process. `show` is False for all but the first process.
+
+    Inside its context it shows how far the activities of `minrl.progress` are.
+    """
 
     def __init__(self, quiet: bool, show: bool = True) -> None:
         self.console = Console(stderr=True, quiet=not show)
-        self.bars = show and not quiet and self.console.is_terminal
+        self.bars = Bars(self.console, shown=show and not quiet and self.console.is_terminal)
         self.quiet = quiet or not show
+        self._early: list[str] = []
         logger.remove()
         level = "WARNING" if self.quiet else "INFO"
-        logger.add(self._write, level=level, format="{time:HH:mm:ss} {level: <7} {message}", colorize=False)
+        logger.add(
+            self._write,
+            level=level,
+            format="{time:HH:mm:ss} {level: <7} {message}",
+            colorize=False,
+            filter=lambda record: FILE_ONLY not in record["extra"],
+        )
+        self._keeping = logger.add(self._early.append, **IN_FILE)
+
+    def __enter__(self) -> "Screen":
+        self._listening = listening(self.bars)
+        self._listening.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listening.__exit__(None, None, None)
 
     def log_to(self, path: Path) -> None:
-        """Keep the messages in a file too."""
-        logger.add(path, level="INFO", format="{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}")
+        """Keep the messages in a file too, with those from before there was one."""
+        logger.remove(self._keeping)
+        with path.open("a") as file:
+            file.writelines(self._early)
+        self._early.clear()
+        self._keeping = logger.add(path, **IN_FILE)
 
-    @contextmanager
-    def progress(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+    def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int, str], None]]:
         """A bar with time left; yields `report(steps done, what to show beside it)`."""
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not self.bars,
-        ) as bar:
-            task = bar.add_task(title, total=total, completed=done, note="")
-            yield lambda completed, note: bar.update(task, completed=completed, note=note)
+        return self.bars.bar(title, total, done)
 
     def before_and_after(self, before: Mapping[str, dict], after: Mapping[str, dict]) -> None:
         """Held-out pass@1 before and after with 95 % intervals, a line for each task."""

@@ -6,6 +6,7 @@ The gradient is the same for every micro-batch size, packing and order of rollou
 the whole optimizer step before the rollouts are cut into micro-batches, and gradients add up.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from minrl.config import TrainerConfig
 from minrl.losses import LEVELS, clipped_fractions, importance_weights, kl_penalty
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
+from minrl.progress import activity
 from minrl.scoring import score
 from minrl.types import CausalModel
 
@@ -50,6 +52,9 @@ class _Totals:
     gap: float = 0.0
     gap_max: float = 0.0
     kl: float = 0.0
+    raw_weight: float = 0.0
+    raw_weight_min: float = math.inf
+    raw_weight_max: float = 0.0
     weight: float = 0.0
     weight_squared: float = 0.0
     capped: float = 0.0
@@ -136,12 +141,15 @@ class _Update:
     def accumulate(self, indices: Sequence[int]) -> None:
         """Add up the gradients of one optimizer step's rollouts."""
         weights = self._token_weights(indices)
-        for stream in self._streams(indices):
-            with self.policy.processes.autocast():
-                logprobs, entropy = score(self.policy.model, stream, self.config.rollout.temperature)
-            loss = self._loss(stream, logprobs, entropy, weights)
-            loss.backward()
-            self.pending = True
+        streams = self._streams(indices)
+        with activity("update", len(streams)) as report:
+            for number, stream in enumerate(streams, 1):
+                with self.policy.processes.autocast():
+                    logprobs, entropy = score(self.policy.model, stream, self.config.rollout.temperature)
+                loss = self._loss(stream, logprobs, entropy, weights)
+                loss.backward()
+                self.pending = True
+                report(number)
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Sum the gradients over the processes, clip, step."""
@@ -171,6 +179,10 @@ class _Update:
         }
         if self.ref_logprobs is not None:
             metrics["policy/ref_kl"] = t.ref_kl / count
+        if t.tokens:
+            metrics["engine/importance_weight_mean"] = t.raw_weight / t.tokens
+            metrics["engine/importance_weight_min"] = t.raw_weight_min
+            metrics["engine/importance_weight_max"] = t.raw_weight_max
         if self.cap:
             metrics["engine/importance_cap_frac"] = t.capped / count
             metrics["engine/ess"] = t.weight**2 / max(count * t.weight_squared, 1e-30) if t.tokens else 1.0
@@ -223,10 +235,10 @@ class _Update:
         advantages = self.advantages[index].to(device, dtype)
         ratio = LEVELS[self.algorithm.ratio_level](logprobs - old, rollout_of).exp()
         per_token = self.algorithm.surrogate(logprobs, ratio, advantages, self.algorithm.limits)
+        correction = self._engine_correction(gap, rollout_of)
         if self.cap:
-            weight = self._engine_correction(gap, rollout_of)
-            self.importance_weights[index] = weight.cpu().to(self.logprobs.dtype)
-            per_token = per_token * weight
+            self.importance_weights[index] = correction.cpu().to(self.logprobs.dtype)
+            per_token = per_token * correction
         settings = self.config.algorithm
         if self.ref_logprobs is not None:
             reference = self.ref_logprobs[index].to(device, dtype)
@@ -243,10 +255,18 @@ class _Update:
         return loss
 
     def _engine_correction(self, gap: Tensor, rollout_of: Tensor) -> Tensor:
-        """The importance weight (S,) of each token, at the level of the algorithm's ratio where none is named."""
+        """The importance weight (S,) of each token, at the level of the algorithm's ratio where none is named.
+
+        It is measured, raw and capped, also where an exact engine needs no correction.
+        """
         settings, t = self.config.algorithm, self.totals
         level = self.algorithm.ratio_level if settings.importance_level == "auto" else settings.importance_level
-        weight, exceeds = importance_weights(LEVELS[level](gap, rollout_of), self.cap, settings.importance_mode)
+        log_weight = LEVELS[level](gap, rollout_of)
+        raw = log_weight.exp()
+        t.raw_weight += float(raw.sum())
+        t.raw_weight_min = min(t.raw_weight_min, float(raw.min()))
+        t.raw_weight_max = max(t.raw_weight_max, float(raw.max()))
+        weight, exceeds = importance_weights(log_weight, self.cap, settings.importance_mode)
         t.weight += float(weight.sum())
         t.weight_squared += float((weight**2).sum())
         t.capped += float(exceeds.sum())

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
+from minrl.progress import activity
 from minrl.types import Job
 
 MOST_THREADS = 256
@@ -40,11 +41,24 @@ class Workers:
         self.count, self.deadline_s = count or os.cpu_count() or 1, deadline_s
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, _Worker] = {}
+        self._seconds = 0.0
 
     def run(self, jobs: Sequence[Job]) -> list[Any]:
         """The result of each job, or its `Failure`, in order. Cheap jobs run here, those that wait for a server in
         threads, the others in the workers.
         """
+        started = time.perf_counter()
+        with activity("rewards", len(jobs)) as report:
+            results = self._run(jobs, report)
+        self._seconds += time.perf_counter() - started
+        return results
+
+    def take_seconds(self) -> float:
+        """How long jobs were waited for since this was last asked."""
+        taken, self._seconds = self._seconds, 0.0
+        return taken
+
+    def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
         results: list[Any] = [None] * len(jobs)
         waiting = []
         for index, result in in_threads({index: job for index, job in enumerate(jobs) if job.waits}):
@@ -67,6 +81,7 @@ class Workers:
                     self._idle.append(worker)
             for worker, result in self._finished():
                 results[worker.index] = result
+            report(len(jobs) - len(waiting) - len(self._busy))
         return results
 
     def _next_worker(self) -> "_Worker":

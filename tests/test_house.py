@@ -19,11 +19,12 @@ FILES = sorted((ROOT / "minrl").rglob("*.py"))
 SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.exists()]
 
 FLOORS = {
-    0: "minrl minrl.types minrl.config minrl.learning_config",
+    0: "minrl minrl.types minrl.config minrl.learning_config minrl.progress",
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.lora minrl.sandbox "
     "minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_filter minrl.sandbox_slot "
     "minrl.openai_client minrl.reply_cache minrl.tasks",
     2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "
+    "minrl.tensorboard_log minrl.wandb_log minrl.rollout_metrics minrl.clock minrl.bars "
     "minrl.optimizer minrl.checkpoint minrl.command_line minrl.charts minrl.episode minrl.judge",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
     "minrl.sft minrl.viewer minrl.screen minrl.run minrl.parts minrl.record",
@@ -35,15 +36,15 @@ DOORS = {
     "transformers": {"minrl.models"},
     "tokenizers": {"minrl.models"},
     "accelerate": {"minrl.processes"},
-    "tensorboard": {"minrl.metrics"},
-    "torch.utils.tensorboard": {"minrl.metrics"},
+    "tensorboard": {"minrl.tensorboard_log"},
+    "torch.utils.tensorboard": {"minrl.tensorboard_log"},
     "datasets": {"minrl.tasks"},
     "math_verify": {"minrl.tasks.agreement"},
     "vllm": {"minrl.engines.vllm_engine", "minrl.engines.vllm_versions"},
     "tyro": {"minrl.command_line"},
     "yaml": {"minrl.command_line"},
-    "rich": {"minrl.screen"},
-    "wandb": {"minrl.metrics"},
+    "rich": {"minrl.screen", "minrl.bars"},
+    "wandb": {"minrl.wandb_log"},
     "peft": {"minrl.lora"},
     "bitsandbytes": {"minrl.optimizer"},
     "openai": {"minrl.openai_client"},

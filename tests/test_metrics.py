@@ -6,10 +6,20 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
+from tensorboard.plugins.hparams.api_pb2 import Status
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from minrl.metrics import OPEN_PREFIXES, TAGS, MetricsLog, check_tags, read_metrics, rollout_line, rollout_metrics
+from minrl.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, read_metrics, rollout_line
+from minrl.rollout_metrics import rollout_metrics
+from minrl.tensorboard_log import HEADERS, page
 from minrl.types import Reward
 
 ROOT = Path(__file__).parent.parent
@@ -40,7 +50,7 @@ def test_every_tag_in_the_code_is_on_the_list():
     pattern = re.compile(rf'"((?:{"|".join(sorted(groups))})/[a-z0-9_@]+)"')
     for path in [*ROOT.glob("minrl/**/*.py"), ROOT / "train.py"]:
         for tag in pattern.findall(path.read_text()):
-            assert tag in TAGS or tag.startswith(OPEN_PREFIXES), f"{path}: {tag}"
+            assert tag in (*TAGS, *HISTOGRAMS) or tag.startswith(OPEN_PREFIXES), f"{path}: {tag}"
 
 
 def test_tags_are_listed_once():
@@ -140,7 +150,7 @@ def test_rollout_metrics_by_hand(make_rollout):
         make_rollout([1, 2], [3, 4, 5], reward=Reward(0.2, {"format": 1.0})),
         make_rollout([1, 2, 3, 4], [5, 6], reward=None),
     ]
-    metrics = rollout_metrics(rollouts)
+    metrics = rollout_metrics(rollouts, 4)
     # Of the three scored: mean 1.2 / 3 = 0.4, variance (0.36 + 0.16 + 0.04) / 3, one of three solved.
     assert metrics["reward/mean"] == pytest.approx(0.4)
     assert metrics["reward/std"] == pytest.approx((0.56 / 3) ** 0.5)
@@ -156,8 +166,93 @@ def test_rollout_metrics_by_hand(make_rollout):
     check_tags(metrics)
 
 
+def headers(folder):
+    """What the event files say of the whole run, in order."""
+    found = []
+    for path in sorted(folder.glob("events*")):
+        for data in RawEventFileLoader(str(path)).Load():
+            event = Event.FromString(data)
+            found += [(value.tag, value) for value in event.summary.value if value.tag in HEADERS]
+    return found
+
+
+def page_of(folder):
+    (value,) = [value for tag, value in headers(folder) if tag == CONFIG_SUMMARY_TAG]
+    return Layout.FromString(value.tensor.string_val[0])
+
+
+def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
+    MetricsLog(tmp_path, tasks=["countdown", "hanoi"]).close()
+    first, *others = page_of(tmp_path).category
+    reward, held_out, length, gap = first.chart
+    assert not first.closed and all(row.closed for row in others)
+    assert list(reward.multiline.tag) == ["^reward/mean$", "^reward/solved_frac$"]
+    intervals = [(s.value, s.lower, s.upper) for s in held_out.margin.series]
+    assert intervals[1] == ("eval/hanoi/pass@1", "eval/hanoi/pass@1_low", "eval/hanoi/pass@1_high")
+    assert list(length.multiline.tag) == ["^rollout/(limit|truncated)_frac$"]
+    assert "^engine/logprob_gap_mean$" in gap.multiline.tag and "^policy/ref_kl$" in gap.multiline.tag
+
+
+def test_every_chart_shows_tags_that_there_are():
+    examples = {"reward/part/": "reward/part/format", "reward/role/": "reward/role/first"}
+    tags = [*TAGS, *(examples.get(prefix, f"{prefix}x") for prefix in OPEN_PREFIXES)]
+    for row in page(["countdown"]).category:
+        for chart in row.chart:
+            for pattern in chart.multiline.tag:
+                assert any(re.match(pattern, tag) for tag in tags), f"{chart.title}: {pattern}"
+
+
+def test_hyperparameters_say_the_config_and_whether_the_run_ended(tmp_path):
+    settings = {"learning_rate": 3e-4, "algorithm": "grpo", "curriculum": False, "stop_strings": ["a", "b"]}
+    log = MetricsLog(tmp_path, tasks=["countdown"], settings=settings)
+    log.log(1, {"reward/mean": 0.5})
+    log.close(finished=True)
+    plugin = {
+        tag: HParamsPluginData.FromString(value.metadata.plugin_data.content)
+        for tag, value in headers(tmp_path)
+        if tag != CONFIG_SUMMARY_TAG
+    }
+    given = plugin[SESSION_START_INFO_TAG].session_start_info.hparams
+    assert given["learning_rate"].number_value == 3e-4 and given["algorithm"].string_value == "grpo"
+    assert given["curriculum"].string_value == "False" and given["stop_strings"].string_value == "['a', 'b']"
+    shown = [info.name.tag for info in plugin[EXPERIMENT_TAG].experiment.metric_infos]
+    assert shown == ["reward/mean", "eval/countdown/pass@1"]
+    assert plugin[SESSION_END_INFO_TAG].session_end_info.status == Status.STATUS_SUCCESS
+
+
+def test_a_run_that_goes_on_has_its_headers_once_and_as_they_are_now(tmp_path):
+    for cut_after, steps in ((-1, 2), (0, 3)):
+        log = MetricsLog(tmp_path, cut_after, ["countdown"], {"steps": steps})
+        log.log(0, {"reward/mean": 0.5})
+        log.close(finished=True)
+    tags = [tag for tag, _ in headers(tmp_path)]
+    assert sorted(tags) == sorted(HEADERS)
+    (begun,) = [value for tag, value in headers(tmp_path) if tag == SESSION_START_INFO_TAG]
+    data = HParamsPluginData.FromString(begun.metadata.plugin_data.content)
+    assert data.session_start_info.hparams["steps"].number_value == 3
+
+
+def test_distributions_and_samples_land_in_tensorboard_once(tmp_path):
+    for cut_after in (-1, 1):
+        log = MetricsLog(tmp_path, cut_after)
+        for step in (1, 2)[max(0, cut_after) :]:
+            log.histograms(step, {"engine/importance_weight": np.array([0.5, 1.0, 2.0]), "reward/value": np.array([])})
+            log.text("samples/train", f"step {step}", step)
+        log.close()
+    accumulator = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0, "tensors": 0})
+    accumulator.Reload()
+    assert accumulator.Tags()["histograms"] == ["engine/importance_weight"]
+    spread = accumulator.Histograms("engine/importance_weight")
+    assert [event.step for event in spread] == [1, 2]
+    assert (spread[0].histogram_value.min, spread[0].histogram_value.max) == (0.5, 2.0)
+    texts = accumulator.Tensors("samples/train/text_summary")
+    assert [event.tensor_proto.string_val[0] for event in texts] == [b"step 1", b"step 2"]
+    with pytest.raises(AssertionError, match="does not list"):
+        MetricsLog(tmp_path).histograms(1, {"reward/vlaue": np.ones(1)})
+
+
 def test_roles_have_a_mean_each_where_there_are_several(make_rollout):
     rollouts = [make_rollout([1], [2], role=role, reward=Reward(value)) for role, value in [("a", 1.0), ("b", 0.0)]]
-    metrics = rollout_metrics(rollouts)
+    metrics = rollout_metrics(rollouts, 4)
     assert metrics["reward/role/a"] == 1.0 and metrics["reward/role/b"] == 0.0
-    assert not any(tag.startswith("reward/role") for tag in rollout_metrics(rollouts[:1]))
+    assert not any(tag.startswith("reward/role") for tag in rollout_metrics(rollouts[:1], 4))

@@ -176,6 +176,25 @@ KILL_WHEN = {
 }
 
 
+def test_the_phases_add_up_to_the_step(uninterrupted):
+    """Within 1 % in each step, and what no phase claims is little of the run."""
+    lines = read_metrics(run_folder(uninterrupted[0]))
+    for line in lines:
+        phases = {tag: value for tag, value in line.items() if tag.startswith("time/") and tag != "time/step_s"}
+        assert sum(phases.values()) == pytest.approx(line["time/step_s"], rel=0.01)
+        assert min(phases.values()) >= 0
+    assert {"rollout", "reward", "compare", "update", "sync", "eval", "log", "save", "other"} == {
+        tag.removeprefix("time/").removesuffix("_s") for line in lines for tag in line if tag.startswith("time/")
+    } - {"step"}
+    # Steps of some 30 ms on a machine that may be busy with others; in a run of real size it is below 0.1 %.
+    assert sum(line["time/other_s"] for line in lines) < 0.25 * sum(line["time/step_s"] for line in lines)
+
+
+def test_the_log_file_has_what_was_said_before_there_was_a_folder(uninterrupted):
+    text = (run_folder(uninterrupted[0]) / "log.txt").read_text()
+    assert text.index("preflight: ") < text.index("held-out pass@1") < text.index("6 steps in")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", KILL_WHEN)
 def test_a_killed_run_continues_to_the_same_weights(tmp_path, uninterrupted, moment):

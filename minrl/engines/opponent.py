@@ -44,6 +44,10 @@ class EngineWithOpponent:
         """The policy's log-probabilities."""
         return self.engine.score(ids)
 
+    def take_facts(self) -> dict[str, float]:
+        """Of the policy's engine."""
+        return self.engine.take_facts()
+
     def sleep(self) -> None:
         """Of the policy's engine: the opponent's cache lives for one batch only."""
         self.engine.sleep()

@@ -6,7 +6,7 @@ A completion is a function of the weights, its prompt and its seed: the uniform 
 is a hash of (seed, t), whatever else is in the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,10 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.cpu import product
-from minrl.engines import Sampling
+from minrl.engines import PromptReuse, Sampling
 from minrl.engines.decoder import make_decoder
 from minrl.lora import merged_weight
 from minrl.policy import Policy
+from minrl.progress import activity
 from minrl.types import Completion, Request
 
 KEEP_FRACTION = 0.75
@@ -33,7 +34,7 @@ class TorchEngine:
     """
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+        self.policy, self._reuse = policy, PromptReuse()
         self.exact = policy.adapters is None or policy.processes.dtype == torch.float32
 
     @torch.no_grad()
@@ -41,6 +42,8 @@ class TorchEngine:
         """One completion for each request, in order; each distinct prompt is prefilled once."""
         if not requests:
             return []
+        prompts = {tuple(request.ids) for request in requests}
+        self._reuse.add(sum(len(request.ids) for request in requests), sum(map(len, prompts)))
         with self.policy.processes.autocast():
             return _Batch(self.policy, requests, sampling).run()
 
@@ -59,6 +62,10 @@ class TorchEngine:
             logprobs.append(float(product(hidden, head).float().log_softmax(-1)[0, token]))
             hidden = decoder.step(torch.tensor([token], device=self.policy.device))
         return logprobs
+
+    def take_facts(self) -> dict[str, float]:
+        """How many prompt tokens were not computed again."""
+        return self._reuse.take()
 
     def sleep(self) -> None:
         """Nothing to give back: the cache lives for one batch only."""
@@ -88,19 +95,8 @@ class _Batch:
 
     def run(self) -> list[Completion]:
         """Sample until every row has stopped or reached its limit."""
-        rows = np.arange(len(self.requests))  # which request each row of the decoder's cache is
-        hidden = self._prefill()
-        for position in range(int(self.limits.max())):
-            logits = product(hidden, self.head.to(hidden.dtype)).float()
-            sampled, logprobs = sample(logits, self._uniforms(rows, position), self.sampling.temperature)
-            going = self._record(rows, position, sampled, logprobs)
-            if not going.any():
-                break
-            if going.mean() < KEEP_FRACTION:
-                keep = torch.from_numpy(np.flatnonzero(going)).to(sampled.device)
-                self.decoder.select(keep)
-                rows, sampled = rows[going], sampled[keep]
-            hidden = self.decoder.step(sampled)
+        with activity("sampling", len(self.requests)) as report:
+            self._sample(report)
         return [
             Completion(
                 self.tokens[row, : self.lengths[row]].tolist(),
@@ -109,6 +105,23 @@ class _Batch:
             )
             for row in range(len(self.requests))
         ]
+
+    def _sample(self, report: Callable[[int], None]) -> None:
+        """A token for every row that goes on, position by position."""
+        rows = np.arange(len(self.requests))  # which request each row of the decoder's cache is
+        hidden = self._prefill()
+        for position in range(int(self.limits.max())):
+            logits = product(hidden, self.head.to(hidden.dtype)).float()
+            sampled, logprobs = sample(logits, self._uniforms(rows, position), self.sampling.temperature)
+            going = self._record(rows, position, sampled, logprobs)
+            report(len(self.requests) - int(going.sum()))
+            if not going.any():
+                break
+            if going.mean() < KEEP_FRACTION:
+                keep = torch.from_numpy(np.flatnonzero(going)).to(sampled.device)
+                self.decoder.select(keep)
+                rows, sampled = rows[going], sampled[keep]
+            hidden = self.decoder.step(sampled)
 
     def _prefill(self) -> Tensor:
         """Final hidden states (N, D) at the end of each request's prompt."""

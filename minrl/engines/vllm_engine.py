@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from loguru import logger
 from torch import Tensor, nn
 
 from minrl.config import EngineConfig
-from minrl.engines import Sampling, vllm_versions
+from minrl.engines import PromptReuse, Sampling, vllm_versions
 from minrl.engines.device_copies import DeviceCopies, StableWeights
+from minrl.engines.seeds import mix_seed
 from minrl.engines.verify import (
     ADVICE,
     GAP_TOLERANCE,
@@ -35,6 +35,7 @@ from minrl.engines.verify import (
 from minrl.engines.watchdog import Watchdog
 from minrl.lora import MergedWeights
 from minrl.policy import Policy, master_weights
+from minrl.progress import activity
 from minrl.types import Completion, Request, UserError
 
 ENVIRONMENT = {
@@ -62,13 +63,13 @@ class VllmEngine:
         self._cuda = policy.device.type == "cuda"
         self._watchdog = Watchdog(config.engine_timeout_s, going_on)
         self._owns_process_group = not torch.distributed.is_initialized()
-        with self._watchdog, vllm_versions.torch_left_alone():
+        with activity("starting vLLM"), self._watchdog, vllm_versions.torch_left_alone():
             self._llm = self._start(sequences)
         self.model: nn.Module = vllm_versions.engine_model(self._llm)
         self._copies: DeviceCopies | None = None
         self._stable = StableWeights(self.dtype)
         self._asleep = self._discarded = False
-        self._syncs = 0
+        self._syncs, self._reuse, self._checked = 0, PromptReuse(), dict[str, float]()
         self._prompts: set[tuple[int, ...]] = set()
         self._probe = spread_ids(policy)
         self.sync(policy)
@@ -85,6 +86,8 @@ class VllmEngine:
         parameters = [sampling_parameters(request, sampling) for request in requests]
         with self._watchdog:
             outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        asked = sum(len(request.ids) for request in requests)
+        self._reuse.add(asked, asked - sum(output.num_cached_tokens or 0 for output in outputs))
         completions = [_completion(output.outputs[0]) for output in outputs]
         ids = requests[0].ids + completions[0].ids
         self._probe = ids[-PROBE_TOKENS:] if len(ids) > 1 else self._probe
@@ -113,6 +116,7 @@ class VllmEngine:
         wrong = differing(held, weights, self.dtype, self.policy.version)
         gap = float((torch.tensor(self.score(self._probe)) - policy_logprobs(self.policy, self._probe)).abs().max())
         tolerance = GAP_TOLERANCE[self.dtype]
+        self._checked = {"engine/sync_gap_max": gap, "engine/sync_checked_tensors": float(len(held))}
         if not wrong and gap <= tolerance:
             return
         tensors = f"{len(wrong)} of {len(held)} weight tensors differ" + (f" ({wrong[0]}, ...)" if wrong else "")
@@ -130,6 +134,11 @@ class VllmEngine:
             output = self._llm.generate([{"prompt_token_ids": list(ids)}], [parameters], use_tqdm=False)[0]
         entries = output.prompt_logprobs[1:]
         return [entry[token].logprob for entry, token in zip(entries, ids[1:], strict=True)]
+
+    def take_facts(self) -> dict[str, float]:
+        """How many prompt tokens came from the cache; what the last check of a sync has found."""
+        checked, self._checked = self._checked, {}
+        return {**self._reuse.take(), **checked}
 
     def sleep(self) -> None:
         """On CUDA, give the key-value memory back, or all of it, while the policy trains."""
@@ -270,18 +279,6 @@ def sampling_parameters(request: Request, sampling: Sampling) -> Any:  # noqa: A
         flat_logprobs=True,
         detokenize=bool(sampling.stop_strings),
     )
-
-
-def mix_seed(seed: int) -> int:
-    """63 bits of which the low 32 depend on all of the seed's: torch's generator on a CPU reads no others.
-
-    The finalizer mix64variant13 of SplitMix64 (Steele, Lea and Flood, doi:10.1145/2714064.2660195).
-    """
-    with np.errstate(over="ignore"):
-        z = np.uint64(seed)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return int((z ^ (z >> np.uint64(31))) & np.uint64(2**63 - 1))
 
 
 def _completion(output: Any) -> Completion:  # noqa: ANN401 - vllm.CompletionOutput

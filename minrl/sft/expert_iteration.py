@@ -29,6 +29,7 @@ from minrl.evaluation import is_solved
 from minrl.metrics import read_metrics
 from minrl.optimizer import make_optimizer
 from minrl.parts import Parts, assemble, prepare_policy
+from minrl.progress import activity
 from minrl.record import Record
 from minrl.rollout import Rollouts, completion_seed, draw_examples, gather_rollouts, rollout, training_plan
 from minrl.run import Program, open_run
@@ -121,10 +122,12 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
         rollout=replace(parts.config.rollout, prompts_per_step=batch_size),
     )
     inner, losses, entropies = TrainState(), [], []
-    for inner.step in range(1, steps + 1):
-        metrics = sft_step(parts.policy, optimizer, kept, config, inner)
-        losses.append(metrics["sft/loss"])
-        entropies.append(metrics["sft/entropy"])
+    with activity("fine-tuning", steps) as report:
+        for inner.step in range(1, steps + 1):
+            metrics = sft_step(parts.policy, optimizer, kept, config, inner)
+            losses.append(metrics["sft/loss"])
+            entropies.append(metrics["sft/entropy"])
+            report(inner.step)
     return {
         **metrics,
         "sft/loss": math.fsum(losses) / steps,

@@ -18,6 +18,7 @@ from minrl.optimizer import learning_rate
 from minrl.parts import Parts
 from minrl.policy import Policy
 from minrl.processes import Processes
+from minrl.progress import activity
 from minrl.record import Record
 from minrl.rollout import draw_examples
 from minrl.scoring import score
@@ -100,10 +101,13 @@ def _scored(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Log-probabilities and entropies of the response tokens, micro-batch by micro-batch."""
     budget = micro_batch_tokens if policy.packed else 1
-    for part in micro_batches(rows, range(len(rows)), budget):
-        with policy.processes.autocast():
-            scored = score(policy.model, pack(rows, part).to(policy.device), temperature)
-        yield scored
+    batches = micro_batches(rows, range(len(rows)), budget)
+    with activity("scoring", len(batches)) as report:
+        for number, part in enumerate(batches, 1):
+            with policy.processes.autocast():
+                scored = score(policy.model, pack(rows, part).to(policy.device), temperature)
+            yield scored
+            report(number)
 
 
 def _sums(logprobs: Tensor, entropy: Tensor) -> Tensor:

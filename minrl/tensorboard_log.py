@@ -1,0 +1,168 @@
+"""A run in TensorBoard: the page of four curves it opens on, its hyperparameters, scalars, histograms and samples.
+
+The page is the tab CUSTOM SCALARS; its first row has the four curves that matter, the closed rows below it the rest.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.plugins.custom_scalar.layout_pb2 import (
+    Category,
+    Chart,
+    Layout,
+    MarginChartContent,
+    MultilineChartContent,
+)
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG, PLUGIN_NAME
+from tensorboard.plugins.hparams.metadata import (
+    EXPERIMENT_TAG,
+    SESSION_END_INFO_TAG,
+    SESSION_START_INFO_TAG,
+)
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from torch.utils.tensorboard.summary import histogram, hparams, text
+
+HEADERS = (CONFIG_SUMMARY_TAG, EXPERIMENT_TAG, SESSION_START_INFO_TAG, SESSION_END_INFO_TAG)
+"""What is written once each time that a run is begun or continued, and says what the last config says."""
+
+ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "Groups": {
+        "groups that no rollout, some or every rollout solved": [
+            r"reward/solve_none_group_frac",
+            r"reward/solve_some_group_frac",
+            r"reward/solve_all_group_frac",
+        ],
+        "parts of the reward": [r"reward/part/.*"],
+        "roles": [r"reward/role/[^/]*"],
+        "unscorable share": [r"reward/unscorable_frac"],
+    },
+    "Completions": {
+        "tokens": [r"rollout/completion_tokens_mean", r"rollout/completion_tokens_(un)?solved_mean"],
+        "temperature": [r"rollout/temperature"],
+    },
+    "Policy": {
+        "entropy, nats": [r"policy/entropy", r"rollout/entropy"],
+        "gradient norm": [r"policy/grad_norm"],
+        "clipped share of tokens": [r"policy/clip_(low|high)_frac"],
+        "loss": [r"policy/loss", r"sft/loss", r"sft/held_out_loss"],
+        "learning rate": [r"policy/learning_rate"],
+    },
+    "Engine": {
+        "raw importance weight": [r"engine/importance_weight_(mean|min|max)"],
+        "effective sample size; capped share": [r"engine/ess", r"engine/importance_cap_frac"],
+        "prompt tokens that were not computed again": [r"engine/prompt_reuse_frac"],
+        "gap after a sync, nats": [r"engine/sync_gap_max"],
+    },
+    "Cost": {
+        "seconds of each phase": [r"time/.*_s"],
+        "tokens per second": [r"speed/.*"],
+        "memory, GiB": [r"memory/.*_gib"],
+    },
+}
+"""The closed rows: charts by title, each with regular expressions of its tags."""
+
+
+def page(tasks: Sequence[str]) -> Layout:
+    """The rows of charts; the first has the four curves that matter, with the held-out score of these tasks."""
+    intervals = [
+        MarginChartContent.Series(value=f"eval/{t}/pass@1", lower=f"eval/{t}/pass@1_low", upper=f"eval/{t}/pass@1_high")
+        for t in tasks
+    ]
+    first = [
+        _lines("reward, and share of rollouts solved", [r"reward/mean", r"reward/solved_frac"]),
+        Chart(title="held-out pass@1, 95 % interval", margin=MarginChartContent(series=intervals)),
+        _lines("length as a share of the limit, and share truncated", [r"rollout/(limit|truncated)_frac"]),
+        _lines("gap of engine and policy, and KL, nats", [r"engine/logprob_gap_mean", r"engine/kl", r"policy/ref_kl"]),
+    ]
+    rows = [Category(title="Reward, held-out score, length, gap", chart=first)]
+    for title, charts in ROWS.items():
+        rows.append(Category(title=title, chart=[_lines(name, tags) for name, tags in charts.items()], closed=True))
+    return Layout(category=rows)
+
+
+def _lines(title: str, tags: Sequence[str]) -> Chart:
+    return Chart(title=title, multiline=MultilineChartContent(tag=[f"^{tag}$" for tag in tags]))
+
+
+class TensorBoardLog:
+    """The event files of one run. `settings` are its hyperparameters; without any there is no tab HPARAMS.
+
+    `earlier` steps are in the event files already.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tasks: Sequence[str],
+        settings: Mapping[str, object] | None,
+        earlier: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._writer = EventFileWriter(str(folder))
+        self._add(_page_summary(tasks), 0)
+        shown = {name: value if _is_number(value) else str(value) for name, value in (settings or {}).items()}
+        results = dict.fromkeys(["reward/mean", *(f"eval/{task}/pass@1" for task in tasks)], 0.0)
+        self._begun, self._ended = bool(settings), Summary()
+        if settings:
+            experiment, begun, self._ended = hparams(shown, results)
+            self._add(experiment, 0)
+            self._add(begun, 0)
+
+    def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step's numbers, in one event."""
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]), step)
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Markdown, in the tab TEXT."""
+        self._add(text(tag, markdown), step)
+
+    def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
+        """How values are spread, in the tab HISTOGRAMS."""
+        self._add(histogram(tag, values, "auto"), step)
+
+    def flush(self) -> None:
+        """Everything on the disk."""
+        self._writer.flush()
+
+    def close(self, finished: bool) -> None:
+        """Release the files; a run that came to its end says so in the tab HPARAMS."""
+        if finished and self._begun:
+            self._add(self._ended, 0)
+        self._writer.close()
+
+    def _add(self, summary: Summary, step: int) -> None:
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+
+def _page_summary(tasks: Sequence[str]) -> Summary:
+    """The page as the plugin reads it."""
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME))
+    tensor = TensorProto(dtype="DT_STRING", string_val=[page(tasks).SerializeToString()])
+    return Summary(value=[Summary.Value(tag=CONFIG_SUMMARY_TAG, tensor=tensor, metadata=metadata)])
+
+
+def cut_events(folder: Path, step: int) -> None:
+    """One event file with what stood in all of them up to the step, without the headers, which are written anew.
+
+    An event that stands in two of them was copied by a resume that was killed before it removed the first.
+    """
+    old = sorted(folder.glob("events.out.tfevents.*"))
+    events = dict.fromkeys(data for path in old for data in RawEventFileLoader(str(path)).Load())
+    writer = EventFileWriter(str(folder), filename_suffix=".resumed")
+    for event in map(Event.FromString, events):
+        header = any(value.tag in HEADERS for value in event.summary.value)
+        if event.step <= step and not event.HasField("file_version") and not header:
+            writer.add_event(event)
+    writer.close()
+    for path in old:
+        path.unlink()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,89 @@
+"""Bars in a terminal that is as real as Rich draws it; none where there is none."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from minrl.bars import SHOWN_AFTER_S, Bars
+from minrl.progress import activity, listening
+
+
+@pytest.fixture
+def screen():
+    """What was drawn, the bars, and their clock."""
+    drawn, time = io.StringIO(), [0.0]
+    console = Console(file=drawn, force_terminal=True, width=120, color_system=None)
+    return drawn, Bars(console, shown=True, now=lambda: time[0]), time
+
+
+def test_a_bar_says_how_many_and_what_stands_beside_it(screen):
+    drawn, bars, _ = screen
+    with bars.bar("countdown", 150, done=30) as report:
+        report(31, "reward 0.62")
+    assert "countdown" in drawn.getvalue() and "31/150" in drawn.getvalue() and "reward 0.62" in drawn.getvalue()
+
+
+def test_an_activity_has_a_bar_once_it_lasts(screen):
+    drawn, bars, time = screen
+    with listening(bars), bars.bar("countdown", 2):
+        with activity("sampling", 384) as report:
+            report(100)
+        with activity("update", 9) as report:
+            report(1)
+            time[0] += SHOWN_AFTER_S
+            report(7)
+            bars._drawn.refresh()
+        time[0] += 10
+        with activity("rewards", 5) as report:
+            report(5)
+            bars._drawn.refresh()
+    assert "update" in drawn.getvalue() and "7/9" in drawn.getvalue()
+    assert "sampling" not in drawn.getvalue() and "rewards" not in drawn.getvalue()
+
+
+def test_what_an_activity_is_part_of_is_shown_too(screen):
+    drawn, bars, time = screen
+    with listening(bars), activity("evaluation", 2) as outer:
+        outer(1)
+        with activity("sampling", 512) as report:
+            time[0] += SHOWN_AFTER_S
+            report(12)
+            bars._drawn.refresh()
+            lines = drawn.getvalue().splitlines()
+    outside, inside = (next(line for line in lines if name in line) for name in ("evaluation", "sampling"))
+    assert "1/2" in outside and "12/512" in inside
+    outside, inside = (re.sub(r"\x1b\[\w*", "", line) for line in (outside, inside))
+    assert outside.index("evaluation") < inside.index("sampling")
+
+
+def test_an_activity_of_unknown_length_is_shown_at_once(screen):
+    drawn, bars, _ = screen
+    with listening(bars), activity("starting vLLM"):
+        assert "starting vLLM" in drawn.getvalue()
+
+
+def test_the_terminal_is_given_back_after_the_last_bar(screen):
+    drawn, bars, _ = screen
+    with listening(bars):
+        with pytest.raises(KeyError), bars.bar("countdown", 2), activity("starting vLLM"):
+            raise KeyError
+        assert bars._drawn is None and not bars._activities
+        with bars.bar("countdown", 3) as report:
+            report(2, "")
+    assert bars._drawn is None and "2/3" in drawn.getvalue()
+
+
+def test_nothing_is_drawn_where_nothing_is_shown():
+    drawn = io.StringIO()
+    bars = Bars(Console(file=drawn, force_terminal=True), shown=False, now=lambda: 99.0)
+    with listening(bars), bars.bar("countdown", 2) as report, activity("sampling", 3) as sampled:
+        report(1, "note")
+        sampled(2)
+    assert drawn.getvalue() == ""
+
+
+def test_an_activity_nobody_listens_to_costs_nothing_and_does_its_work():
+    with activity("counting", 2) as report:
+        report(1)
