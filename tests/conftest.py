@@ -59,7 +59,7 @@ def engine(policy: Policy) -> TorchEngine:
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
-    pool = Workers(2, deadline_s=30.0)
+    pool = Workers(2, deadline_s=120.0)
     yield pool
     pool.close()
 
