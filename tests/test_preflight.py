@@ -1,6 +1,5 @@
 """What would go wrong is said before step 1, in one line each, with what to do."""
 
-
 import pytest
 
 from minrl.config import RolloutConfig, TrainerConfig
