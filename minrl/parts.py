@@ -78,11 +78,11 @@ def _assembled(run: Run, tasks: dict[str, Task]) -> Iterator[Parts]:
             f"({processes.count}): each draws whole groups"
         )
     with Screen(config.logging.quiet, show=processes.main) as screen:
-        yield from _assembled(run, tasks, processes, screen)
+        yield from _on_screen(run, tasks, processes, screen)
 
 
-def _assembled(run: Run, tasks: dict[str, Task], processes: Processes, screen: Screen) -> Iterator[Parts]:
-    """The parts of a run whose tasks and processes are there; released when the caller is done with them."""
+def _on_screen(run: Run, tasks: dict[str, Task], processes: Processes, screen: Screen) -> Iterator[Parts]:
+    """The parts of a run whose tasks, processes and screen are there; released when the caller is done with them."""
     config = run.config
     policy, state = prepare_policy(run, tasks, processes, screen)
     optimizer = make_optimizer(policy, config.optimizer)
