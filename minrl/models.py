@@ -20,7 +20,7 @@ from transformers import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from minrl.scoring import ATTENTION, packed_attention
+from minrl.attention import ATTENTION, packed_attention
 from minrl.types import CausalModel, UserError
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)

@@ -16,9 +16,11 @@ from transformers import (
     Qwen3Config,
 )
 
+from minrl import head as output_head
 from minrl import scoring
 from minrl.batch import micro_batches, pack
-from minrl.scoring import chunked_logprobs, score
+from minrl.head import chunked_logprobs
+from minrl.scoring import score
 
 SMALL = {
     "vocab_size": 40,
@@ -145,19 +147,25 @@ def head():
     return hidden.requires_grad_(), weight.requires_grad_(), torch.tensor([0, 3, 10, 3, 5, 6, 1])
 
 
+@pytest.mark.parametrize("kept_logits", [0, 2**24])  # computed again in the backward pass, or kept
 @pytest.mark.parametrize("chunk_logits", [1, 22, 33, 2**24])  # 1, 2, 3 and all 7 rows of 11 logits
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
-def test_chunked_logprobs_are_log_softmax_and_entropy(monkeypatch, head, chunk_logits, temperature):
-    monkeypatch.setattr(scoring, "CHUNK_LOGITS", chunk_logits)
+def test_chunked_logprobs_are_log_softmax_and_entropy(monkeypatch, head, kept_logits, chunk_logits, temperature):
+    monkeypatch.setitem(output_head.CHUNK_LOGITS, "cpu", chunk_logits)
+    monkeypatch.setattr(output_head, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(output_head, "KEPT_LOGITS", kept_logits)
     hidden, weight, labels = head
     logp = (hidden @ weight.T / temperature).log_softmax(-1)
     expected = logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
     torch.testing.assert_close(chunked_logprobs(hidden, weight, labels, temperature), expected, atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("kept_logits", [0, 2**24])
 @pytest.mark.parametrize("chunk_logits", [1, 33, 2**24])
-def test_chunked_gradients_are_the_numerical_ones(monkeypatch, head, chunk_logits):
-    monkeypatch.setattr(scoring, "CHUNK_LOGITS", chunk_logits)
+def test_chunked_gradients_are_the_numerical_ones(monkeypatch, head, kept_logits, chunk_logits):
+    monkeypatch.setitem(output_head.CHUNK_LOGITS, "cpu", chunk_logits)
+    monkeypatch.setattr(output_head, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(output_head, "KEPT_LOGITS", kept_logits)
     hidden, weight, labels = head
     assert gradcheck(lambda h, w: chunked_logprobs(h, w, labels, 0.7), (hidden, weight))
 

@@ -8,7 +8,6 @@ any other. All rows write to the same slot of the cache: prompts are aligned at 
 shorter one is masked.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -64,7 +63,9 @@ class LlamaDecoder:
         self.activation = decoder.layers[0].mlp.act_fn
         self.layers = [_Layer(layer) for layer in decoder.layers]
         self.weight = merged_weight(decoder.embed_tokens)
-        self.cache: list[tuple[Tensor, Tensor]] = []
+        self.heads = config.num_attention_heads
+        self.cache: list[Tensor] = []  # (N, 2K, L, C) for each layer: keys, then values
+        self.rotary = torch.empty(0), torch.empty(0)  # (L, C) each: by position
         self.padding = torch.empty(0, dtype=torch.long)
         self.length = 0
 
@@ -74,12 +75,9 @@ class LlamaDecoder:
         self.padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
-        shape = (len(prompts), self.kv_heads, longest + slots, self.head_dim)
-        dtype = self.layers[0].qkv.dtype
-        self.cache = [
-            (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
-            for _ in self.layers
-        ]
+        shape = (len(prompts), 2 * self.kv_heads, longest + slots, self.head_dim)
+        self.cache = [torch.zeros(shape, dtype=self.layers[0].qkv.dtype, device=device) for _ in self.layers]
+        self.rotary = self._rotary_table(longest + slots)
         self.length = 0
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
         real = torch.arange(longest, device=device) >= self.padding[:, None]
@@ -88,7 +86,7 @@ class LlamaDecoder:
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the cache."""
-        self.cache = [(keys[rows], values[rows]) for keys, values in self.cache]
+        self.cache = [cache.index_select(0, rows) for cache in self.cache]
         self.padding = self.padding[rows]
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -103,8 +101,7 @@ class LlamaDecoder:
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q."""
         hidden = F.embedding(ids, self.weight)
-        cos, sin = self.decoder.rotary_emb(hidden, positions)
-        rotary = cos[:, :, None], sin[:, :, None]
+        rotary = tuple(table[positions][:, :, None].to(hidden.dtype) for table in self.rotary)
         end = self.length + ids.shape[1]
         for layer, cache in zip(self.layers, self.cache, strict=True):
             normed = F.rms_norm(hidden, hidden.shape[-1:], layer.input_norm, self.eps)
@@ -119,30 +116,35 @@ class LlamaDecoder:
         self,
         layer: "_Layer",
         x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        cache: tuple[Tensor, Tensor],
+        rotary: tuple[Tensor, ...],
+        cache: Tensor,
         mask: Tensor | None,
         end: int,
     ) -> Tensor:
         """(N, Q, D) -> (N, Q, heads * C), with the new keys and values written into the cache."""
         rows, queries, _ = x.shape
         heads = product(x, layer.qkv, layer.qkv_bias).view(rows, queries, -1, self.head_dim)
-        query, key, value = heads.split([self.kv_heads * self.repeats, self.kv_heads, self.kv_heads], dim=2)
-        if layer.query_norm is not None:
-            query = F.rms_norm(query, query.shape[-1:], layer.query_norm, self.eps)
-            key = F.rms_norm(key, key.shape[-1:], layer.key_norm, self.eps)
-        query, key = _rotate(query, *rotary), _rotate(key, *rotary)
-        keys, values = (slots[:, :, :end] for slots in cache)
-        keys[:, :, self.length :] = key.transpose(1, 2)
-        values[:, :, self.length :] = value.transpose(1, 2)
-        grouped = query.view(rows, queries, self.kv_heads, self.repeats, self.head_dim).permute(0, 2, 3, 1, 4)
-        weights = grouped.flatten(2, 3) @ keys.transpose(-1, -2) / math.sqrt(self.head_dim)  # (N, K, R * Q, L)
-        weights = weights.view(rows, self.kv_heads, self.repeats, queries, end)
+        rotated = heads[:, :, : self.heads + self.kv_heads]  # queries and keys are normed and turned alike
+        if layer.query_key_norm is not None:
+            rotated = F.rms_norm(rotated, rotated.shape[-1:], None, self.eps) * layer.query_key_norm
+        rotated = _rotate(rotated, *rotary)
+        new = cache[:, :, self.length : end]
+        new[:, : self.kv_heads] = rotated[:, :, self.heads :].transpose(1, 2)
+        new[:, self.kv_heads :] = heads[:, :, self.heads + self.kv_heads :].transpose(1, 2)
+        keys, values = cache[:, :, :end].to(rotated.dtype).chunk(2, dim=1)
+        query = rotated[:, :, : self.heads].unflatten(2, (self.kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None:
-            weights = weights.masked_fill(~mask, -torch.inf)
-        attended = weights.softmax(-1).flatten(2, 3) @ values  # (N, K, R * Q, C)
-        attended = attended.view(rows, self.kv_heads, self.repeats, queries, self.head_dim)
+            mask = mask.expand(-1, -1, self.repeats, -1, -1).flatten(2, 3)  # (N, 1, R * Q, L)
+        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)  # (N, K, R * Q, C)
+        attended = attended.unflatten(2, (self.repeats, queries))
         return attended.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1)
+
+    def _rotary_table(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (L, C) of each position, the sines of the lower half negative: see `_rotate`."""
+        index = torch.arange(positions, device=self.weight.device)[None]
+        cos, sin = self.decoder.rotary_emb(self.weight.new_empty(1), index)
+        low, high = sin[0].chunk(2, dim=-1)
+        return cos[0], torch.cat([-low, high], dim=-1)
 
 
 class _Layer:
@@ -153,8 +155,11 @@ class _Layer:
         qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         self.input_norm = layer.input_layernorm.weight
         self.qkv, self.qkv_bias = _side_by_side(*qkv)
-        self.query_norm = attention.q_norm.weight if hasattr(attention, "q_norm") else None
-        self.key_norm = attention.k_norm.weight if hasattr(attention, "k_norm") else None
+        self.query_key_norm = None
+        if hasattr(attention, "q_norm"):  # of every query head, then of every key head: (H + K, C)
+            counts = [linear.out_features // attention.head_dim for linear in qkv[:2]]
+            norms = attention.q_norm.weight, attention.k_norm.weight
+            self.query_key_norm = torch.cat([w.expand(n, -1) for w, n in zip(norms, counts, strict=True)])
         self.out, self.out_bias = merged_weight(attention.o_proj), attention.o_proj.bias
         self.mlp_norm = layer.post_attention_layernorm.weight
         self.gate_up, self.gate_up_bias = _side_by_side(mlp.gate_proj, mlp.up_proj)
@@ -169,9 +174,9 @@ def _side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (arXiv:2104.09864, equation 34). Departure: pairs are (i, i + C / 2), as transformers'
-    weights have it, not neighbours."""
-    low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
+    weights have it, not neighbours: each is the other's half turn around the head. `sin` carries the sign.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class TransformersDecoder:

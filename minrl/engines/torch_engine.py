@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -23,6 +24,9 @@ from minrl.types import Completion, Request
 
 KEEP_FRACTION = 0.75
 """Finished rows leave the batch when fewer than this share of it is still going."""
+
+BLOCK = 128
+"""Tokens whose probabilities are summed before the cumulative sum."""
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -178,11 +182,27 @@ def sample(
 
     The first token whose cumulative probability exceeds u: a token of probability 0 is never drawn.
     """
-    logprobs = (logits / (temperature or 1.0)).log_softmax(-1)
-    if temperature == 0:
-        tokens = logits.argmax(-1)
-    else:
-        cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
-        threshold = (u.to(cdf.dtype) * cdf[:, -1])[:, None]
-        tokens = torch.searchsorted(cdf, threshold, right=True)[:, 0]
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    probabilities = (logits / temperature if temperature not in (0, 1) else logits).softmax(-1)
+    tokens = _inverse_cdf(probabilities, u) if temperature else logits.argmax(-1)
+    return tokens, probabilities.gather(1, tokens[:, None])[:, 0].log()
+
+
+def _inverse_cdf(probabilities: Float[Tensor, "N V"], u: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """The block of tokens in which the cumulative probability passes u, then the token: only that block's tokens are
+    summed one by one.
+    """
+    blocks = F.pad(probabilities, (0, -probabilities.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))  # (N, B, BLOCK)
+    sums = blocks.sum(-1)
+    cdf = sums.double().cumsum(-1)
+    threshold = _below(u.double() * cdf[:, -1], cdf[:, -1])
+    block = torch.searchsorted(cdf, threshold[:, None], right=True)  # (N, 1)
+    size = sums.gather(1, block).double()
+    share = (threshold[:, None] - (cdf.gather(1, block) - size)).clamp(min=0) / size
+    within = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0].double().cumsum(-1)
+    place = torch.searchsorted(within, _below(share * within[:, -1:], within[:, -1:]), right=True)
+    return (block * BLOCK + place)[:, 0]
+
+
+def _below(values: Tensor, limits: Tensor) -> Tensor:
+    """The values, where rounding has brought them to their limit the next smaller number."""
+    return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))

@@ -1,0 +1,251 @@
+"""Two ways of doing the same work, timed in turns: what every benchmark here shares.
+
+Each side is a process of its own that waits while the other one runs, so that neither's threads, allocator or imports
+touch the other's. A round is one turn of each side, in alternating order; its result is the ratio of the two. Before
+a round the machine must be quiet; where it never was, the result says so.
+
+A side is a function `side(turns, options)` that repeats: `turns.wait()`, work, `turns.done(seconds, facts)`. The facts
+that both sides report under the same name must be equal: that the work is the same is asserted, not assumed.
+"""
+
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # train.py lies beside the package
+
+RESULTS = ROOT / "runs" / "benchmarks"
+
+QUIET = 0.05
+"""Largest share of the machine that others may compute on while something is timed."""
+
+PATIENCE_S = float(os.environ.get("BENCH_PATIENCE_S", "60"))
+"""How long to wait for a quiet machine before a round."""
+
+
+@dataclass
+class Row:
+    """One line of the table: ratios of the rounds, or a counter's values, and what they are to reach."""
+
+    what: str
+    against: str
+    reach: float
+    aim: float
+    values: list[float]
+    less_is_better: bool = True
+    others_load: float = 0.0
+    """Share of the machine that other processes used, in the worst round."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        """The middle of the rounds."""
+        return statistics.median(self.values)
+
+    def verdict(self) -> str:
+        """Which of the two marks the median meets."""
+        sign = 1 if self.less_is_better else -1
+        for name, mark in (("aim", self.aim), ("reach", self.reach)):
+            if sign * self.median <= sign * mark + 1e-9:
+                return name
+        return "missed"
+
+    def line(self) -> str:
+        """The row of a Markdown table."""
+        low, high = min(self.values), max(self.values)
+        spread = "" if low == high else f" ({low:.3g} to {high:.3g})"
+        noisy = f"; others used {self.others_load:.0%}" if self.others_load > QUIET else ""
+        measured = f"{self.median:.3g}{spread}{noisy}"
+        return f"| {self.what} | {self.against} | {self.reach:g} | {self.aim:g} | {measured} | {self.verdict()} |"
+
+
+HEADER = "| what | against | reach | aim | measured | |\n|---|---|---|---|---|---|"
+
+
+class Turns:
+    """A side's end of the conversation."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._cpu_s = 0.0
+
+    def wait(self) -> int:
+        """The number of the round that begins now. Ends the process after the last one."""
+        number = self._connection.recv()
+        if number is None:
+            self._connection.send(None)
+            os._exit(0)  # a library's threads must not keep the process alive
+        self._cpu_s = _cpu_seconds()
+        return number
+
+    def done(self, seconds: float, facts: Mapping[str, Any]) -> None:
+        """What the turn took and what it did."""
+        self._connection.send((seconds, dict(facts), _cpu_seconds() - self._cpu_s))
+
+    def ready(self) -> None:
+        """Everything is imported and made."""
+        self._connection.send("ready")
+
+
+class Sides:
+    """Processes that take turns. `sides` maps a name to a function at the top of a module."""
+
+    def __init__(self, sides: Mapping[str, Callable[[Turns, Any], None]], options: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._ends: dict[str, Connection] = {}
+        self._processes = []
+        for name, side in sides.items():
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(side, theirs, options), daemon=True)
+            process.start()
+            theirs.close()
+            self._ends[name] = ours
+            self._processes.append(process)
+            assert self._receive(name) == "ready"
+
+    def rounds(self, count: int, warmup: int = 2) -> list[dict[str, Any]]:
+        """Seconds and facts of each side in each round, and the share that other processes used meanwhile."""
+        kept = []
+        for number in range(count + warmup):
+            others = wait_until_quiet() if number >= warmup else 0.0
+            names = list(self._ends) if number % 2 == 0 else list(self._ends)[::-1]
+            seconds, facts = {}, {}
+            for name in names:
+                before, started = _machine_busy_s(), time.perf_counter()
+                self._ends[name].send(number)
+                seconds[name], facts[name], cpu_s = self._receive(name)
+                elapsed = time.perf_counter() - started
+                load = (_machine_busy_s() - before - cpu_s) / elapsed / (os.cpu_count() or 1)
+                others = max(others, load if elapsed > 0.2 else 0.0)  # the kernel counts in hundredths of a second
+            require_equal(facts)
+            if number >= warmup:
+                kept.append({"seconds": seconds, "facts": facts, "others_load": others})
+        return kept
+
+    def close(self) -> None:
+        """End the processes."""
+        for end, process in zip(self._ends.values(), self._processes, strict=True):
+            end.send(None)
+            process.join(10)
+            process.kill()
+
+    def _receive(self, name: str) -> Any:
+        message = self._ends[name].recv()
+        if isinstance(message, BaseException):
+            raise RuntimeError(f"the side {name!r} failed") from message
+        return message
+
+
+def compare(
+    what: str,
+    marks: tuple[str, float, float],
+    sides: Mapping[str, Callable],
+    options: Any,
+    rounds: int,
+) -> Row:
+    """Seconds of the first side over seconds of the second, round by round."""
+    turns = Sides(sides, options)
+    try:
+        kept = turns.rounds(rounds)
+    finally:
+        turns.close()
+    ours, theirs = sides
+    against, reach, aim = marks
+    seconds = {name: statistics.median(one["seconds"][name] for one in kept) for name in sides}
+    print(f"{what}: " + ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in seconds.items()), flush=True)
+    return Row(
+        what,
+        against,
+        reach,
+        aim,
+        [one["seconds"][ours] / one["seconds"][theirs] for one in kept],
+        others_load=max(one["others_load"] for one in kept),
+        facts={"seconds": seconds, "facts": kept[-1]["facts"], "rounds": kept},
+    )
+
+
+def require_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to compare work that is not the same."""
+    first, *others = facts.values()
+    for other in others:
+        for name in first.keys() & other.keys():
+            assert first[name] == other[name], f"the sides differ in {name}: {facts}"
+
+
+def wait_until_quiet(patience_s: float = PATIENCE_S) -> float:
+    """Wait until nobody else computes. The share of the machine that others still use in the end."""
+    started = time.perf_counter()
+    while True:
+        before, at = _machine_busy_s(), time.perf_counter()
+        time.sleep(0.25)
+        share = (_machine_busy_s() - before) / (time.perf_counter() - at) / (os.cpu_count() or 1)
+        if share <= QUIET or time.perf_counter() - started > patience_s:
+            return share
+
+
+def save(name: str, rows: Sequence[Row]) -> None:
+    """Print the table, and write it with the machine and the commit to runs/benchmarks/NAME.json."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    record = {
+        "benchmark": name,
+        "command": " ".join(["python", *sys.argv]),
+        "commit": _commit(),
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "rows": [asdict(row) for row in rows],
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1, default=str))
+    print(HEADER, *(row.line() for row in rows), sep="\n", flush=True)
+    loud = [row.what for row in rows if row.others_load > QUIET]
+    if loud:
+        print(f"the machine was not quiet during: {', '.join(loud)}", flush=True)
+
+
+def machine() -> str:
+    """Processor, cores and versions."""
+    import torch
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores, {names[0] if names else platform.processor()}, torch {torch.__version__}"
+
+
+def _serve(side: Callable[[Turns, Any], None], connection: Connection, options: Any) -> None:
+    try:
+        side(Turns(connection), options)
+    except BaseException as error:
+        traceback.print_exc()
+        connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def _cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _machine_busy_s() -> float:
+    """Seconds of all cores together that anything was computed, since the machine started."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return 0.0
+    fields = [int(value) for value in stat.read_text().splitlines()[0].split()[1:9]]
+    user, nice, system, _idle, _waiting, irq, softirq, _steal = fields
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"

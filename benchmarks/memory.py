@@ -1,0 +1,91 @@
+"""Peak memory of scoring and its backward pass against a plain log-softmax of all the logits.
+
+    python benchmarks/memory.py
+
+V = 151,936, D = 1024, 4,096 tokens, float32. Counted is the most resident memory beyond what was there before,
+less the gradients of weights and hidden states, which both sides return.
+"""
+
+import argparse
+import ctypes
+import time
+from pathlib import Path
+
+import torch
+from harness import Row, Sides, Turns, save
+
+STATUS = Path("/proc/self/status")
+
+
+def gib(field: str) -> float:
+    """A figure of this process's memory: VmRSS now, VmHWM at its peak."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 2**20
+
+
+def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None:
+    """Report the peak of one forward and backward pass in each turn."""
+    tokens, width, vocabulary = shape
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, width, generator=generator).requires_grad_()
+    weight = (torch.randn(vocabulary, width, generator=generator) / width**0.5).requires_grad_()
+    labels = torch.randint(vocabulary, (tokens,), generator=generator)
+    turns.ready()
+    while True:
+        turns.wait()
+        hidden.grad = weight.grad = None
+        ctypes.CDLL(None).malloc_trim(0)
+        before = gib("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from now
+        started = time.perf_counter()
+        logprobs, entropy = score(hidden, weight, labels)
+        (logprobs.sum() + 0 * entropy.sum()).backward()
+        seconds = time.perf_counter() - started
+        gradients = (hidden.numel() + weight.numel()) * 4 / 2**30
+        peak = gib("VmHWM") - before - gradients
+        turns.done(seconds, {f"{name}_mean": float(logprobs.detach().mean()), f"{name}_gib": peak})
+
+
+def chunked(turns: Turns, shape: tuple[int, int, int]) -> None:
+    """MinRL's head."""
+    from minrl.head import chunked_logprobs
+
+    measure("chunked", turns, shape, lambda hidden, weight, labels: chunked_logprobs(hidden, weight, labels, 1.0))
+
+
+def plain(turns: Turns, shape: tuple[int, int, int]) -> None:
+    """log_softmax of all logits, and the entropy that every trainer reports, without a gradient."""
+
+    def score(hidden, weight, labels):
+        logp = (hidden @ weight.T).log_softmax(-1)
+        with torch.no_grad():
+            entropy = torch.stack([-(rows.exp() * rows).sum() for rows in logp.split(64)])
+        return logp.gather(1, labels[:, None])[:, 0], entropy
+
+    measure("plain", turns, shape, score)
+
+
+def main() -> None:
+    """One row: gibibytes over gibibytes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    sides = Sides({"chunked": chunked, "plain": plain}, (options.tokens, options.width, options.vocabulary))
+    kept = sides.rounds(options.rounds, warmup=0)
+    sides.close()
+    ratios = []
+    for one in kept:
+        facts = {key: value for side in one["facts"].values() for key, value in side.items()}
+        assert abs(facts["chunked_mean"] - facts["plain_mean"]) < 1e-4, facts
+        ratios.append(facts["chunked_gib"] / facts["plain_gib"])
+        for side, seconds in one["seconds"].items():
+            print(f"{side}: {facts[f'{side}_gib']:.2f} GiB, {seconds:.1f} s", flush=True)
+    what = f"peak memory of scoring, V = {options.vocabulary:,}, D = {options.width}, {options.tokens:,} tokens"
+    save("memory", [Row(what, "plain log_softmax", 0.25, 0.10, ratios, facts={"rounds": kept})])
+
+
+if __name__ == "__main__":
+    main()

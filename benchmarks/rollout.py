@@ -1,0 +1,90 @@
+"""Rollout tokens per second of the embedded engine against vLLM on the same CPU.
+
+    make setup EXTRA=bench
+    python benchmarks/rollout.py
+
+64 rows, 8 prompts x 8, 32 + 64 tokens, 1M and 5M parameters, the same precision. vLLM samples without seeds, which
+costs it 6 % (LOG.md), and with the log-probabilities that a trainer needs. Before each round both forget their prompts,
+since an update would have changed the weights.
+"""
+
+import argparse
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from harness import Row, Turns, compare, save
+from shapes import Work, make_policy, save_shape
+
+
+def embedded(turns: Turns, work: Work) -> None:
+    """The embedded engine."""
+    from minrl.engines import Sampling
+    from minrl.engines.torch_engine import TorchEngine
+
+    engine = TorchEngine(make_policy(work))
+    turns.ready()
+    while True:
+        requests = work.requests(turns.wait())
+        started = time.perf_counter()
+        completions = engine.generate(requests, Sampling(1.0, frozenset()))
+        turns.done(time.perf_counter() - started, {"tokens": sum(len(c.ids) for c in completions)})
+
+
+def vllm(turns: Turns, work: Work) -> None:
+    """vLLM, in its process."""
+    from minrl.engines import vllm_engine  # before vLLM: it sets the environment that vLLM reads
+    from minrl.engines.vllm_versions import torch_left_alone
+
+    folder = Path(tempfile.mkdtemp())
+    save_shape(work.size, folder)
+    import os
+
+    os.environ.update(vllm_engine.ENVIRONMENT)
+    with torch_left_alone():
+        from vllm import LLM, SamplingParams
+
+        engine = LLM(
+            str(folder),
+            dtype=work.dtype,
+            max_model_len=work.prompt_tokens + work.max_tokens,
+            max_num_seqs=work.prompts * work.group,
+            logprobs_mode="processed_logprobs",
+        )
+    turns.ready()
+    while True:
+        requests = work.requests(turns.wait())
+        started = time.perf_counter()
+        parameters = [
+            SamplingParams(max_tokens=r.max_tokens, ignore_eos=True, logprobs=0, detokenize=False) for r in requests
+        ]
+        engine.reset_prefix_cache()
+        prompts = [{"prompt_token_ids": request.ids} for request in requests]
+        outputs = engine.generate(prompts, parameters, use_tqdm=False)
+        turns.done(time.perf_counter() - started, {"tokens": sum(len(o.outputs[0].token_ids) for o in outputs)})
+
+
+def speed_ratio(row: Row) -> Row:
+    """Tokens per second over tokens per second: the times' ratio turned around."""
+    return replace(row, values=[1 / value for value in row.values], less_is_better=False)
+
+
+def main() -> None:
+    """Both sizes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", nargs="+", default=["1M", "5M"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    options = parser.parse_args()
+    rows = []
+    for size in options.sizes:
+        sides = {"embedded": embedded, "vLLM": vllm}
+        name = f"rollout tokens/s, {size}, 64 rows, {options.dtype}"
+        row = compare(name, ("vLLM on the CPU", 1.2, 2.0), sides, Work(size=size, dtype=options.dtype), options.rounds)
+        rows.append(speed_ratio(row))
+    save("rollout", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The models, prompts and lengths that the benchmarks share."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from minrl.config import ModelConfig
+from minrl.models import save_model, small_qwen3, word_tokenizer
+from minrl.policy import Policy, as_policy
+from minrl.processes import Processes
+from minrl.tasks import Task
+from minrl.tasks.task import Dataset
+from minrl.types import Completion, Example, Request, Reward, Rollout
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Qwen3-shaped model with tied embeddings and heads of 32 dimensions."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    vocabulary: int
+
+
+SHAPES = {"1M": Shape(192, 2, 4, 1000), "5M": Shape(256, 4, 8, 8192)}
+"""1.0 and 5.2 million parameters: the embedded base model's shape, and one with a vocabulary that weighs."""
+
+PROMPTS, GROUP, PROMPT_TOKENS, MAX_TOKENS = 8, 8, 32, 64
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done in each round: `varying` completions are between 1 token and `max_tokens` long, half on average."""
+
+    size: str = "5M"
+    varying: bool = False
+    prompts: int = PROMPTS
+    group: int = GROUP
+    prompt_tokens: int = PROMPT_TOKENS
+    max_tokens: int = MAX_TOKENS
+    dtype: str = "float32"
+    threads: int = 0
+
+    def lengths(self, number: int) -> list[int]:
+        """Tokens of each completion of a round, the same for both sides."""
+        count = self.prompts * self.group
+        rng = random.Random(number)
+        return [rng.randint(1, self.max_tokens) for _ in range(count)] if self.varying else [self.max_tokens] * count
+
+    def prompt_ids(self) -> list[list[int]]:
+        """Different prompts of the same length."""
+        size = SHAPES[self.size].vocabulary
+        return [
+            [5 + (7919 * prompt + 104729 * token) % (size - 5) for token in range(self.prompt_tokens)]
+            for prompt in range(self.prompts)
+        ]
+
+    def requests(self, number: int = 0) -> list[Request]:
+        """The requests of a round, whole groups one after another."""
+        prompts, lengths = self.prompt_ids(), self.lengths(number)
+        return [Request(prompts[row // self.group], 1000 * number + row, length) for row, length in enumerate(lengths)]
+
+    def examples(self) -> list[Example]:
+        """The prompts as text."""
+        texts = [" ".join(f"w{token - 5}" for token in ids) for ids in self.prompt_ids()]
+        return [Example(text, text, {}) for text in texts]
+
+
+def tokenizer(shape: Shape):
+    """As many words as the model has tokens."""
+    return word_tokenizer([f"w{index}" for index in range(shape.vocabulary - 5)])
+
+
+def make_policy(work: Work) -> Policy:
+    """A policy with random weights, in memory."""
+    shape = SHAPES[work.size]
+    words = tokenizer(shape)
+    config = ModelConfig(device="cpu", dtype=work.dtype, threads=work.threads)
+    processes = Processes(config)
+    model = small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0)
+    return as_policy(model, words, config, processes)
+
+
+def save_shape(size: str, folder: Path) -> None:
+    """The same model on the disk."""
+    shape = SHAPES[size]
+    words = tokenizer(shape)
+    model = small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0)
+    torch.manual_seed(0)
+    save_model(model, words, folder)
+
+
+def even_share(text: str) -> float:
+    """The reward of both sides: the share of words with an even number. Any model's groups differ in it."""
+    numbers = [int(word[1:]) for word in text.split() if word[:1] == "w" and word[1:].isdigit()]
+    return sum(number % 2 == 0 for number in numbers) / max(1, len(numbers))
+
+
+def even_task(examples: Sequence[Example]) -> Task:
+    """The task of the benchmarks; its only examples are the prompts."""
+    dataset = Dataset(train=examples, held_out=[Example("held out", "w1 w2", {})])
+    return Task(dataset, lambda completion, example: Reward(even_share(completion)), cheap=True)
+
+
+def as_rollouts(requests: Sequence[Request], completions: Sequence[Completion], group: int) -> list[Rollout]:
+    """Rollouts with rewards that differ inside every group."""
+    rollouts = []
+    for row, (request, completion) in enumerate(zip(requests, completions, strict=True)):
+        start, ids = len(request.ids), request.ids + completion.ids
+        rollouts.append(
+            Rollout(
+                ids=ids,
+                loss_mask=[False] * start + [True] * len(completion.ids),
+                rollout_logprobs=[0.0] * start + list(completion.logprobs),
+                turns=[(start, len(ids))],
+                prompt_length=start,
+                example_id=str(row // group),
+                group=row // group,
+                sample=row % group,
+                role="solo",
+                seed=request.seed,
+                weight_version=0,
+                reward=Reward((7 * row % 5) / 5),
+            )
+        )
+    return rollouts
+
+
+def random_rollouts(work: Work, number: int = 0) -> list[Rollout]:
+    """Rollouts of random tokens: what an update costs does not depend on which they are."""
+    size, rng = SHAPES[work.size].vocabulary, random.Random(number)
+    requests = work.requests(number)
+    completions = [
+        Completion([rng.randrange(5, size) for _ in range(r.max_tokens)], [0.0] * r.max_tokens, "length")
+        for r in requests
+    ]
+    return as_rollouts(requests, completions, work.group)

@@ -1,0 +1,264 @@
+"""A whole GRPO step against TRL 1.16 with its defaults, and what the step does beside the work that it must do.
+
+    make setup EXTRA=bench
+    python benchmarks/step.py            1M and 5M parameters, 8 prompts x 8, 32 + 64 tokens; then lengths that vary
+
+Our side is `train.py` itself, TRL's its GRPOTrainer: all 64 completions in one generation and one micro-batch, which is
+faster on a CPU than its default of 8 at a time. Both train the same model on the same prompts, and the completions of
+each step are as long on both sides: end tokens come from a schedule. TRL's step is timed without its data loader.
+"""
+
+import argparse
+import contextlib
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness import Row, Sides, Turns, compare, save
+from shapes import Work, even_share, even_task, save_shape
+
+STEPS = 10_000
+"""More than there are rounds: the sides stop when they are told to."""
+
+
+class PacedRun:
+    """`train.py` with its steps held until their turn, its completions' lengths from the schedule, and counters."""
+
+    def __init__(self, turns: Turns, work: Work) -> None:
+        self.turns, self.work = turns, work
+        self.number = self.tokens = self.unique = self.forwarded = 0
+        self.computed = self.started = 0.0
+
+    def install(self) -> None:
+        """Put this object between the loop and what it calls."""
+        from minrl import update
+        from minrl.engines.torch_engine import TorchEngine
+        from minrl.record import Record
+
+        generate, score = TorchEngine.generate, update.score
+        begin, measured, end_step = Record.begin, Record.measured, Record.end_step
+        TorchEngine.generate = lambda engine, *args: self.generate(generate, engine, *args)
+        update.score = lambda *args: self.score(score, *args)
+        Record.begin = lambda record: self.begin(begin, record)
+        Record.measured = lambda record, metrics: self.measured(measured, record, metrics)
+        Record.end_step = lambda record: self.end_step(end_step, record)
+
+    def generate(self, generate, engine, requests, sampling):
+        """The engine's completions, as long as the schedule says."""
+        pairs = zip(requests, self.work.lengths(self.number), strict=True)
+        fixed = [replace(request, max_tokens=length) for request, length in pairs]
+        completions = generate(engine, fixed, replace(sampling, stop_ids=frozenset()))
+        self.tokens = sum(len(completion.ids) for completion in completions)
+        prompts = {tuple(request.ids) for request in requests}
+        self.unique = sum(map(len, prompts)) + self.tokens - len(requests)  # last tokens are labels only
+        return completions
+
+    def score(self, score, model, stream, temperature):
+        """Count what goes through the model beside the rollout."""
+        self.forwarded += len(stream.input_ids)
+        return score(model, stream, temperature)
+
+    def begin(self, begin, record) -> None:
+        """All is made: the first turn."""
+        begin(record)
+        self.turns.ready()
+        self._wait(record)
+
+    def measured(self, measured, record, metrics) -> None:
+        """Keep the update's own counter."""
+        self.computed = metrics["update/computed_tokens"]
+        measured(record, metrics)
+
+    def end_step(self, end_step, record) -> None:
+        """Report, and wait for the next turn."""
+        phases = dict(record._times)
+        end_step(record)
+        seconds = time.perf_counter() - self.started
+        counted = {
+            "completion_tokens": self.tokens,
+            "named_share": sum(phases[f"time/{name}_s"] for name in ("rollout", "update", "sync")) / seconds,
+            "computed_over_unique": self.computed / self.unique,
+            "forwarded_over_computed": self.forwarded / self.computed,
+        }
+        self.turns.done(seconds, {**counted, **phases})
+        self._wait(record)
+
+    def _wait(self, record) -> None:
+        self.number = self.turns.wait()
+        self.forwarded = 0
+        self.started = record._step_started = time.perf_counter()
+
+
+def ours(turns: Turns, work: Work) -> None:
+    """The steps of `train.py`, each after its turn has come."""
+    import train
+    from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+
+    PacedRun(turns, work).install()
+    TASK_DEFINITIONS["even"] = TaskDefinition(_NoOptions, lambda options, path: even_task(work.examples()))
+    with tempfile.TemporaryDirectory() as folder:
+        save_shape(work.size, Path(folder) / "model")
+        train.main(_flags(work, folder))
+
+
+def trl(turns: Turns, work: Work) -> None:
+    """The steps of TRL's GRPOTrainer, each after its turn has come."""
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    state: dict[str, Any] = {}
+    folder = Path(tempfile.mkdtemp())
+    save_shape(work.size, folder)
+    words = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    generate = model.generate
+
+    class Scheduled(LogitsProcessor):
+        """The end token where the schedule has it, and nowhere else."""
+
+        def __call__(self, input_ids, scores):
+            scores[:, words.eos_token_id] = -torch.inf
+            last = state["lengths"] == input_ids.shape[1] - work.prompt_tokens + 1
+            if work.varying and last.any():
+                scores[last] = -torch.inf
+                scores[last, words.eos_token_id] = 0.0
+            return scores
+
+    def scheduled(*args, **kwargs):
+        ids = generate(*args, **kwargs, logits_processor=LogitsProcessorList([Scheduled()]))
+        completion = ids[:, work.prompt_tokens :]
+        state["tokens"] = int((torch.arange(completion.shape[1]) < state["lengths"][:, None]).sum())
+        return ids
+
+    class Paced(TrainerCallback):
+        """Waits for the turn before a step and reports after it."""
+
+        def on_step_begin(self, *_, **__) -> None:
+            state["lengths"] = torch.tensor(work.lengths(turns.wait()))
+            state["started"] = time.perf_counter()
+
+        def on_step_end(self, *_, **__) -> None:
+            turns.done(time.perf_counter() - state["started"], {"completion_tokens": state["tokens"]})
+
+    def reward(completions, **_):
+        return [even_share(completion) for completion in completions]
+
+    model.generate = scheduled
+    rows = work.prompts * work.group
+    config = GRPOConfig(
+        output_dir=str(folder / "run"),
+        per_device_train_batch_size=rows,
+        num_generations=work.group,
+        max_completion_length=work.max_tokens,
+        max_steps=STEPS,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        shuffle_dataset=False,
+        **({} if work.dtype == "default" else {"bf16": work.dtype == "bfloat16"}),
+    )
+    prompts = Dataset.from_list([{"prompt": example.prompt} for example in work.examples()])
+    with open(folder / "log.txt", "w") as log, contextlib.redirect_stdout(log):
+        trainer = GRPOTrainer(model, reward, config, prompts, processing_class=words, callbacks=[Paced()])
+        turns.ready()
+        trainer.train()
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    pass
+
+
+def _flags(work: Work, folder: str) -> list[str]:
+    """train.py's defaults, but for the shape of the batch and for what is not part of a step."""
+    flags = {
+        "--task": "even",
+        "--model-id": f"{folder}/model",
+        "--prompts-per-step": work.prompts,
+        "--group-size": work.group,
+        "--max-tokens": work.max_tokens,
+        "--steps": STEPS,
+        "--eval-every": 0,
+        "--save-every": 0,
+        "--rollouts-every": 0,
+        "--runs-dir": f"{folder}/runs",
+        "--checkpoints-dir": f"{folder}/checkpoints",
+    }
+    switches = ["--no-eval-first", "--no-preflight", "--quiet"]
+    return [str(part) for pair in flags.items() for part in pair] + switches
+
+
+def counters(row: Row) -> list[Row]:
+    """What the rounds of our side counted."""
+    facts = [one["facts"]["ours"] for one in row.facts["rounds"]]
+    name = row.what.removeprefix("whole GRPO step, ")
+    return [
+        Row(
+            f"tokens computed / unique tokens in the update, {name}",
+            "1",
+            1.10,
+            1.00,
+            [fact["computed_over_unique"] for fact in facts],
+        ),
+        Row(
+            f"tokens in forward passes beyond rollout and update, {name}",
+            "0",
+            0,
+            0,
+            [fact["forwarded_over_computed"] - 1 for fact in facts],
+        ),
+        Row(
+            f"rollout + update + sync over whole step, {name}",
+            "1",
+            0.95,
+            0.99,
+            [fact["named_share"] for fact in facts],
+            less_is_better=False,
+            others_load=row.others_load,
+        ),
+    ]
+
+
+def main() -> None:
+    """Both sizes, fixed and varying lengths."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", nargs="+", default=["1M", "5M"])
+    parser.add_argument("--lengths", nargs="+", default=["fixed", "varying"])
+    parser.add_argument(
+        "--trl-dtype", default="default", help="float32 or bfloat16 instead of TRL's default (bfloat16)"
+    )
+    parser.add_argument("--alone", action="store_true", help="our side only: no TRL, no ratio")
+    options = parser.parse_args()
+    rows = []
+    for size in options.sizes:
+        for lengths in options.lengths:
+            work = Work(size=size, varying=lengths == "varying", dtype=options.trl_dtype)
+            if options.alone:
+                alone(work, options.rounds)
+                continue
+            marks = ("TRL 1.16", 0.33, 0.20) if work.varying else ("TRL 1.16", 0.40, 0.25)
+            row = compare(
+                f"whole GRPO step, {size}, {lengths} lengths", marks, {"ours": ours, "TRL": trl}, work, options.rounds
+            )
+            rows += [row, *counters(row)]
+    if rows:
+        save("step", rows)
+
+
+def alone(work: Work, rounds: int) -> None:
+    """Seconds of our steps and their phases."""
+    sides = Sides({"ours": ours}, work)
+    for one in sides.rounds(rounds):
+        facts = {name: round(value, 4) for name, value in one["facts"]["ours"].items()}
+        print(f"{one['seconds']['ours'] * 1e3:.1f} ms, others {one['others_load']:.0%}, {facts}")
+    sides.close()
+
+
+if __name__ == "__main__":
+    main()

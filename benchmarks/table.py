@@ -1,0 +1,52 @@
+"""Every benchmark of the CPU, one after another, and one table of what they found.
+
+    make bench                         all of them
+    python benchmarks/table.py step update
+
+A benchmark whose library is not installed, or cannot run on this machine, is named below the table.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness import HEADER, RESULTS, Row
+
+BENCHMARKS = {"step": "trl", "update": "", "rollout": "vllm", "memory": "", "startup": "", "growth": ""}
+"""Each with the library that it needs beside MinRL's own."""
+
+
+def runnable(name: str) -> bool:
+    """Whether what the benchmark compares with is here. vLLM's CPU build needs AVX-512."""
+    library = BENCHMARKS[name]
+    if library == "vllm" and "avx512f" not in Path("/proc/cpuinfo").read_text():
+        return False
+    return not library or find_spec(library) is not None
+
+
+def main() -> None:
+    """Run what can be run; print the rows of all results of this call."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], default=list(BENCHMARKS))
+    names = parser.parse_args().names
+    ready = [name for name in names if runnable(name)]
+    failed = [
+        name
+        for name in ready
+        if subprocess.run([sys.executable, str(Path(__file__).parent / f"{name}.py")], check=False).returncode
+    ]
+    print(f"\n{HEADER}")
+    for name in (name for name in ready if name not in failed):
+        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+            print(Row(**row).line())
+    left_out = [f"{name} (needs {BENCHMARKS[name]}, which cannot run here)" for name in names if name not in ready]
+    for what in [*left_out, *(f"{name} (failed, see above)" for name in failed)]:
+        print(f"left out: {what}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

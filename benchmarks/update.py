@@ -1,0 +1,152 @@
+"""The update by itself: what sharing prompts saves, and how near it comes to the machine's best matrix product.
+
+    python benchmarks/update.py
+
+Both sides of the first comparison are our own update of the same rollouts, 8 prompts of 512 tokens x 8 completions of
+64; one of them computes each prompt once for every completion. Floating-point operations of the second are counted:
+6 for each token and weight that multiplies it (the output head only where tokens are scored), and 12 for each pair of
+positions, head and dimension in attention, half of the square.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from harness import Row, Turns, compare, save, wait_until_quiet
+from shapes import SHAPES, Work, make_policy, random_rollouts
+
+from minrl.algorithms import choose_algorithm
+from minrl.batch import make_batch
+from minrl.config import TrainerConfig
+from minrl.optimizer import make_optimizer
+from minrl.types import Rollout
+from minrl.update import update_policy
+
+LONG = {"prompt_tokens": 512, "max_tokens": 64}
+
+
+class Update:
+    """One policy and the rollouts of a step, to be trained on again and again."""
+
+    def __init__(self, work: Work) -> None:
+        self.policy, self.config = make_policy(work), TrainerConfig()
+        self.algorithm = choose_algorithm(self.config)
+        self.optimizer = make_optimizer(self.policy, self.config.optimizer)
+        self.rollouts: list[Rollout] = []
+
+    def run(self, work: Work, number: int) -> tuple[float, dict[str, float]]:
+        """Seconds and metrics of the update of a round's rollouts."""
+        self.rollouts = random_rollouts(work, number)
+        advantages = self.algorithm.compare(self.rollouts, {}).advantages
+        started = time.perf_counter()
+        batch = make_batch(self.rollouts, advantages)
+        updated = update_policy(self.policy, self.optimizer, batch, self.algorithm, self.config, 1, False)
+        return time.perf_counter() - started, updated.metrics
+
+
+class Own(tuple):
+    """A prompt that equals no other, so that nobody shares it."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def shared(turns: Turns, work: Work) -> None:
+    """The update as it is."""
+    update = Update(work)
+    turns.ready()
+    while True:
+        number = turns.wait()
+        seconds, _ = update.run(work, number)
+        turns.done(seconds, {"trained_tokens": sum(rollout.num_sampled for rollout in update.rollouts)})
+
+
+def repeated(turns: Turns, work: Work) -> None:
+    """The same with every completion's prompt computed anew."""
+    from minrl import batch
+
+    prompt = batch._prompt
+    batch._prompt = lambda rollout: Own(prompt(rollout))
+    shared(turns, work)
+
+
+def flops(work: Work, rollouts: list[Rollout]) -> float:
+    """Floating-point operations that the update cannot do without."""
+    shape = SHAPES[work.size]
+    heads = shape.heads * 32
+    linear = shape.hidden_size * heads * 3 + 3 * shape.hidden_size * 3 * shape.hidden_size
+    tokens = scored = pairs = 0
+    seen = set()
+    for rollout in rollouts:
+        prompt, own = tuple(rollout.ids[: rollout.prompt_length]), len(rollout.ids) - 1 - rollout.prompt_length
+        if prompt not in seen:
+            seen.add(prompt)
+            tokens += len(prompt)
+            pairs += len(prompt) ** 2 / 2
+        tokens += own
+        scored += rollout.num_sampled
+        pairs += own * len(prompt) + own**2 / 2
+    head = shape.vocabulary * shape.hidden_size
+    return 6.0 * (tokens * shape.layers * linear + scored * head) + 12.0 * pairs * shape.layers * heads
+
+
+def best_product() -> dict[str, float]:
+    """FLOP/s of the fastest square matrix product, by precision."""
+    best = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right = torch.randn(1536, 1536).to(dtype), torch.randn(1536, 1536).to(dtype)
+        seconds = []
+        for _ in range(8):
+            started = time.perf_counter()
+            left @ right
+            seconds.append(time.perf_counter() - started)
+            if sum(seconds) > 2:
+                break
+        best[str(dtype).removeprefix("torch.")] = 2 * 1536**3 / min(seconds)
+    return best
+
+
+def utilisation(size: str, rounds: int, against: str) -> Row:
+    """FLOP/s of the update over those of the best product."""
+    work = Work(size=size)
+    update = Update(work)
+    values, loads, rates = [], [], {}
+    for number in range(rounds + 2):
+        load = wait_until_quiet()
+        rates = best_product()
+        seconds, _ = update.run(work, number)
+        if number >= 2:
+            best = max(rates.values()) if against == "best" else rates[against]
+            values.append(flops(work, update.rollouts) / seconds / best)
+            loads.append(load)
+    print(f"{size}: " + ", ".join(f"{name} product {rate / 1e9:.0f} GFLOP/s" for name, rate in rates.items()))
+    what = f"update FLOP/s, {size}, over the best matrix product's ({max(rates, key=rates.__getitem__)})"
+    return Row(what, "1", 0.3, 0.5, values, less_is_better=False, others_load=max(loads), facts={"products": rates})
+
+
+def main() -> None:
+    """Both rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", nargs="+", default=["1M", "5M"])
+    options = parser.parse_args()
+    rows = [
+        compare(
+            f"update alone, {size}, 512 + 64 tokens x 8",
+            ("without sharing prompts", 0.40, 0.28),
+            {"shared": shared, "repeated": repeated},
+            Work(size=size, **LONG),
+            options.rounds,
+        )
+        for size in options.sizes
+    ]
+    rows.append(utilisation("5M", options.rounds, "best"))
+    save("update", rows)
+    print(f"median update {statistics.median(rows[0].values):.3f} of the unshared")
+
+
+if __name__ == "__main__":
+    main()

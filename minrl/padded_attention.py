@@ -1,0 +1,110 @@
+"""Attention inside the segments of a stream by torch's own attention on padded rows: for any device.
+
+H attention heads, K key-value heads, T tokens of the stream, C head dimension, N suffixes of at most Ls tokens, Lp
+tokens of the longest prompt, R rows.
+
+Prompts attend to themselves; a suffix attends to its prompt and to itself, all suffixes padded to the longest.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minrl.batch import Stream
+
+
+class PaddedAttention:
+    """A stream laid out as padded rows, planned once and used by every layer.
+
+    `padded` says which token each slot holds, `slot_of` where each token went.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        device = stream.input_ids.device
+        prefix = torch.arange(stream.prefix_index.shape[1], device=device)
+        suffix = torch.arange(stream.suffix_index.shape[1], device=device)
+        self.padded = torch.cat([stream.prefix_index.flatten(), stream.suffix_index.flatten()])
+        valid = torch.cat(
+            [
+                (prefix < stream.prefix_lengths[:, None]).flatten(),
+                (suffix < stream.suffix_lengths[:, None]).flatten(),
+            ]
+        )
+        self.slot_of = torch.empty_like(stream.input_ids)
+        self.slot_of[self.padded[valid]] = valid.nonzero()[:, 0]
+        lengths = stream.prefix_lengths[stream.prefix_of]  # (N,)
+        sees_prefix = (prefix < lengths[:, None])[:, None, :].expand(-1, len(suffix), -1)
+        sees_suffix = (suffix[None, :] <= suffix[:, None]).expand(len(lengths), -1, -1)
+        self.mask = torch.cat([sees_prefix, sees_suffix], dim=-1)[:, None]  # (N, 1, Ls, Lp + Ls)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
+        heads, kv_heads = query.shape[1], key.shape[1]
+        tokens = torch.cat([query[0], key[0], value[0]]).transpose(0, 1)  # (T, H + 2K, C)
+        slots = _Rearranged.apply(tokens, self.padded, self.slot_of)
+        shape = (*slots.shape[1:],)
+        num_prefix = self.stream.prefix_index.numel()
+        prefix = slots[:num_prefix].view(*self.stream.prefix_index.shape, *shape)
+        suffix = slots[num_prefix:].view(*self.stream.suffix_index.shape, *shape)
+        shared = prefix[:, :, heads:].index_select(0, self.stream.prefix_of)  # (N, Lp, 2K, C)
+        suffix_kv = torch.cat([shared, suffix[:, :, heads:]], dim=1)
+        outputs = (
+            self._attend(prefix[:, :, :heads], prefix[:, :, heads:], kv_heads, scale, None, window),
+            self._attend(suffix[:, :, :heads], suffix_kv, kv_heads, scale, self.mask, window),
+        )
+        rows = torch.cat([output.flatten(0, 1) for output in outputs])
+        return _Rearranged.apply(rows, self.slot_of, self.padded)[None]
+
+    def _attend(
+        self, query: Tensor, kv: Tensor, kv_heads: int, scale: float, mask: Tensor | None, window: int | None
+    ) -> Tensor:
+        """(R, Lq, H, C), (R, Lk, 2K, C) -> (R, Lq, H, C); causal where no mask is given."""
+        if window is not None:
+            mask = self._windowed(mask, query.shape[1], window)
+        key, value = kv.transpose(1, 2).split(kv_heads, dim=1)
+        output = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=query.shape[2] != kv_heads,
+        )
+        return output.transpose(1, 2)
+
+    def _windowed(self, mask: Tensor | None, queries: int, window: int) -> Tensor:
+        """The mask (causal where None) without what lies `window` or more positions back."""
+        stream = self.stream
+        device = stream.input_ids.device
+        if mask is None:
+            ones = torch.ones(queries, queries, dtype=torch.bool, device=device)
+            return ones.tril() & ones.triu(1 - window)
+        prefix = torch.arange(stream.prefix_index.shape[1], device=device)
+        suffix = torch.arange(stream.suffix_index.shape[1], device=device)
+        own = stream.prefix_lengths[stream.prefix_of][:, None] + suffix  # (N, Ls)
+        keys = torch.cat([prefix.expand(len(own), -1), own], dim=-1)  # (N, Lp + Ls)
+        return mask & (own[:, None, :, None] - keys[:, None, None, :] < window)
+
+
+class _Rearranged(torch.autograd.Function):
+    """`x[index]` whose gradient is a gather too: `inverse` says which output row holds each input row.
+
+    Rows of the output that repeat an input row as padding are masked in the attention, so their gradient is zero and
+    leaving it out changes nothing. A plain index's backward accumulates row by row, several times slower on a CPU.
+    """
+
+    @staticmethod
+    def forward(ctx, x, index, inverse):  # noqa: ANN001, ANN205 - autograd's own signature
+        ctx.save_for_backward(inverse)
+        ctx.index, ctx.padding = index, len(index) > len(inverse)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
+        (inverse,) = ctx.saved_tensors
+        if ctx.padding or len(ctx.index) == len(inverse):
+            return grad.index_select(0, inverse), None, None
+        padded = grad.new_zeros(len(inverse), *grad.shape[1:])
+        return padded.index_copy_(0, ctx.index, grad), None, None
