@@ -73,12 +73,13 @@ class PacedRun:
 
     def end_step(self, end_step, record) -> None:
         """Report, and wait for the next turn."""
-        phases = dict(record._times)
+        phases = dict(record._clock.seconds)
         end_step(record)
         seconds = time.perf_counter() - self.started
+        named = sum(phases.get(f"time/{name}_s", 0.0) for name in ("rollout", "reward", "update", "sync"))
         counted = {
             "completion_tokens": self.tokens,
-            "named_share": sum(phases[f"time/{name}_s"] for name in ("rollout", "update", "sync")) / seconds,
+            "named_share": named / seconds,
             "computed_over_unique": self.computed / self.unique,
             "forwarded_over_computed": self.forwarded / self.computed,
         }
@@ -86,9 +87,10 @@ class PacedRun:
         self._wait(record)
 
     def _wait(self, record) -> None:
+        from minrl.clock import PhaseClock
+
         self.number = self.turns.wait()
-        self.forwarded = 0
-        self.started = record._step_started = time.perf_counter()
+        self.forwarded, self.started, record._clock = 0, time.perf_counter(), PhaseClock()
 
 
 def ours(turns: Turns, work: Work) -> None:

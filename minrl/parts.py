@@ -65,10 +65,10 @@ def assemble(run: Run) -> Iterator[Parts]:
     tasks = load_tasks(run) if run.config.rollout.task else {}
     with open_judge(run.config.judge) as judge:
         trained = task_key(run.config.rollout.task)
-        yield from _assembled(run, {name: judged(t, judge if name == trained else None) for name, t in tasks.items()})
+        yield from _with_screen(run, {name: judged(t, judge if name == trained else None) for name, t in tasks.items()})
 
 
-def _assembled(run: Run, tasks: dict[str, Task]) -> Iterator[Parts]:
+def _with_screen(run: Run, tasks: dict[str, Task]) -> Iterator[Parts]:
     """The parts of a run whose tasks are there."""
     config = run.config
     processes = Processes(config.model)
