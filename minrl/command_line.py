@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +30,10 @@ INTERRUPTED = 130
 PREFIXED = {"prefixed": True}
 """Marks a task's options among the arguments: their flags begin with the task's name."""
 
-TASK_NAMES = ("task", "eval_tasks")
-"""The settings that name tasks, the second several with commas between them."""
+SEVERAL_WORDS = "tasks"
+
+TASK_NAMES = ("task", "eval_tasks", SEVERAL_WORDS)
+"""The settings that name tasks: one, several with commas between them, several as words."""
 
 
 def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
@@ -185,15 +188,25 @@ def _take_task_names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     for index, argument in enumerate(given):
         flag, equals, value = argument.partition("=")
         setting = flag.removeprefix("--").replace("-", "_")
-        if not flag.startswith("--") or setting not in TASK_NAMES or (not equals and index + 1 == len(given)):
+        if not flag.startswith("--") or setting not in TASK_NAMES:
             continue
-        found = _names_in(setting, value if equals else given[index + 1])
         if equals:
+            found = _names_in(setting, value)
             given[index] = f"{flag}={','.join(found)}"
-        else:
-            given[index + 1] = ",".join(found)
-        names += found
+            names += found
+        for place in () if equals else _values_of(given, index, many=setting == SEVERAL_WORDS):
+            found = _names_in(setting, given[place])
+            given[place] = ",".join(found)
+            names += found
     return given, names
+
+
+def _values_of(arguments: Sequence[str], flag: int, many: bool) -> list[int]:
+    """Where the values of a flag stand: the next argument, and with `many` all up to the next flag."""
+    following = range(flag + 1, len(arguments))
+    if not many:
+        return list(following[:1])
+    return list(itertools.takewhile(lambda place: not arguments[place].startswith("--"), following))
 
 
 def _names_in(setting: str, value: str) -> list[str]:

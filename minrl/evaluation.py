@@ -6,7 +6,8 @@ of completions that solve their example (`Reward.solved`).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -22,8 +23,31 @@ from minrl.workers import Workers
 MIN_SAMPLES = 500
 """Completions behind a sampled held-out figure, where the number of samples is left to MinRL."""
 
+T = TypeVar("T", bound="Outcome")
+
 BOOTSTRAP_RESAMPLES = 2000
 Z95 = 1.959963984540054
+
+
+@runtime_checkable
+class Outcome(Protocol):
+    """What a figure is made of: a rollout, or a line that was written down about one."""
+
+    @property
+    def example_id(self) -> str:
+        """Which example it is of."""
+
+    @property
+    def reward(self) -> Reward | None:
+        """What the task paid; None: it could not be scored."""
+
+    @property
+    def num_sampled(self) -> float:
+        """How many tokens were sampled; NaN where nobody counted."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the length limit cut a turn off."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +121,13 @@ def evaluate(
         return rollout(policy, engine, workers, task, examples, plan).rollouts
 
     sampled, greedy = play(samples, config.eval_temperature), play(1, 0.0)
-    return summarize(examples, sampled, greedy)
+    return replace(summarize(examples, sampled, greedy), rollouts=[*sampled, *greedy])
 
 
-def summarize(examples: Sequence[Example], sampled: Sequence[Rollout], greedy: Sequence[Rollout]) -> Evaluation:
-    """The figures of an evaluation from its rollouts."""
+def summarize(examples: Sequence[Example], sampled: Sequence[Outcome], greedy: Sequence[Outcome]) -> Evaluation:
+    """The figures of an evaluation from its outcomes."""
     solved = np.array([is_solved(rollout) for rollout in sampled], dtype=float)
-    by_category = _by_category(examples, sampled)
+    categories = by_category(examples, sampled)
     rewards = _rewards(sampled)
     return Evaluation(
         pass_at_1=float(solved.mean()),
@@ -115,30 +139,42 @@ def summarize(examples: Sequence[Example], sampled: Sequence[Rollout], greedy: S
         completion_tokens_mean=float(np.mean([rollout.num_sampled for rollout in sampled])),
         truncated_frac=float(np.mean([rollout.truncated for rollout in sampled])),
         parts=part_means(rewards),
-        categories={name: float(np.mean([is_solved(r) for r in of_it])) for name, of_it in by_category.items()},
-        parts_by_category={name: part_means(_rewards(of_it)) for name, of_it in by_category.items()},
+        categories={name: float(np.mean([is_solved(r) for r in of_it])) for name, of_it in categories.items()},
+        parts_by_category={name: part_means(_rewards(of_it)) for name, of_it in categories.items()},
         greedy_parts_by_category={
-            name: part_means(_rewards(of_it)) for name, of_it in _by_category(examples, greedy).items()
+            name: part_means(_rewards(of_it)) for name, of_it in by_category(examples, greedy).items()
         },
-        rollouts=[*sampled, *greedy],
     )
 
 
-def _rewards(rollouts: Sequence[Rollout]) -> list[Reward]:
+def _rewards(rollouts: Sequence[Outcome]) -> list[Reward]:
     return [rollout.reward for rollout in rollouts if rollout.reward is not None]
 
 
-def _by_category(examples: Sequence[Example], rollouts: Sequence[Rollout]) -> dict[str, list[Rollout]]:
+def pass_at_k(n: int, solved: int, k: int) -> float:
+    """The unbiased estimate of the chance that one of k samples solves, from n samples of which some did: equation 1 of
+    Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - solved, k) / C(n, k), as a product. n must be at least k.
+
+    >>> pass_at_k(4, 2, 1), round(pass_at_k(4, 2, 2), 4), pass_at_k(4, 2, 3)
+    (0.5, 0.8333, 1.0)
+    """
+    assert 1 <= k <= n and 0 <= solved <= n, f"pass@{k} of {solved} solved among {n}"
+    if n - solved < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - solved + 1, n + 1))
+
+
+def by_category(examples: Sequence[Example], rollouts: Sequence[T]) -> dict[str, list[T]]:
     """The rollouts of each `name=category`, sorted by it; one stands under each category of its example."""
     categories = {example.id: example.category for example in examples}
-    found: dict[str, list[Rollout]] = {}
+    found: dict[str, list[T]] = {}
     for one in rollouts:
         for name, category in categories[one.example_id].items():
             found.setdefault(f"{name}={category}", []).append(one)
     return dict(sorted(found.items()))
 
 
-def is_solved(rollout: Rollout) -> bool:
+def is_solved(rollout: Outcome) -> bool:
     """Whether the rollout's reward is at its maximum."""
     return rollout.reward is not None and rollout.reward.solved
 

@@ -7,7 +7,9 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -70,6 +72,15 @@ def hub_reachable() -> bool:
     except OSError:
         return False
     return True
+
+
+def cached_commit(name: str) -> str:
+    """The commit of a hub's model that would be loaded from the cache; empty where it is not there."""
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # no hub's name: whoever loads it says so
+        return ""
+    return Path(found).parent.name if isinstance(found, str) else ""
 
 
 def save_model(

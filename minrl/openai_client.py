@@ -9,7 +9,7 @@ The key comes from an environment variable, is in no config and is cut out of wh
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -87,6 +87,7 @@ class ChatClient:
         max_tokens: int,
         seed: int | None = None,
         n: int = 1,
+        stop: Sequence[str] = (),
     ) -> list[ChatReply]:
         """The n choices of a call. Raises `ChatError` where the server did not answer, or not with n texts.
 
@@ -97,31 +98,47 @@ class ChatClient:
         asked.update({"temperature": temperature} if temperature is not None else {})
         asked.update({"seed": seed} if seed is not None else {})
         asked.update({"n": n} if n > 1 else {})
-        future = asyncio.run_coroutine_threadsafe(self._ask(asked), self._loop)
-        try:
-            response = future.result()
-        except BaseException:  # Ctrl-C ends the call too
-            future.cancel()
-            raise
+        asked.update({"stop": list(stop)} if stop else {})
+        response = self._await(self._client.chat.completions.create, asked)
         try:
             return _replies(response, n)
         except ValueError as error:
             raise self._error(str(error)) from None
 
+    def served_models(self) -> list[str]:
+        """The names of the models that the server says it has. Raises `ChatError` where it does not answer."""
+        return [str(getattr(model, "id", model)) for model in self._await(self._client.models.list, {}).data]
+
     def close(self) -> None:
-        """End the connections."""
+        """End the connections, and the calls that somebody still waits for."""
         if not self._loop.is_running():
             return
-        asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    async def _ask(self, asked: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the server said
+    async def _end(self) -> None:
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._client.close()
+
+    def _await(self, call: Callable[..., Awaitable[Any]], asked: dict[str, Any]) -> Any:  # noqa: ANN401
+        """What the server said, awaited from any thread."""
+        future = asyncio.run_coroutine_threadsafe(self._ask(call, asked), self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C ends the call too
+            future.cancel()
+            raise
+
+    async def _ask(self, call: Callable[..., Awaitable[Any]], asked: dict[str, Any]) -> Any:  # noqa: ANN401
         async with self._in_flight:
             try:
                 async with asyncio.timeout(self.longest_s):
-                    return await self._client.chat.completions.create(**asked)
+                    return await call(**asked)
             except TimeoutError:
                 raise self._error(f"no answer within {self.longest_s:g} s, retries included") from None
             except self._errors.APITimeoutError:

@@ -10,6 +10,7 @@ import torch
 from minrl import checkpoint
 from minrl.base_model import base_model_path, make_base_model, require_demonstrations
 from minrl.checkpoint import TrainState
+from minrl.command_line import read_config_file
 from minrl.config import TrainerConfig, task_key
 from minrl.engines import Engine
 from minrl.engines.choice import make_engine
@@ -21,7 +22,7 @@ from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
 from minrl.processes import Processes
 from minrl.progress import activity
-from minrl.run import Run
+from minrl.run import RUN_RECORD, Run
 from minrl.screen import Screen
 from minrl.tasks import TASK_DEFINITIONS, Task, find_definition, load_task, source_outside
 from minrl.types import UserError, require
@@ -203,7 +204,21 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, sc
 
 def resolve_model(name: str) -> str:
     """Where the model is that a user named: a checkpoint, a folder of them, a run, or what transformers knows."""
-    for folder in (Path(name), Path("checkpoints") / Path(name).name):
+    folder = model_folder(name)
+    return name if folder is None else str(checkpoint.find_checkpoint(folder))
+
+
+def model_folder(name: str) -> Path | None:
+    """The checkpoint, or the folder of checkpoints, that a user named by its path or by its run; None: neither."""
+    for folder in (Path(name), *_checkpoints_of_run(name), Path("checkpoints") / Path(name).name):
         if folder.is_dir() and (any(folder.glob("step_*")) or (folder / checkpoint.MANIFEST).exists()):
-            return str(checkpoint.find_checkpoint(folder))
-    return name
+            return folder
+    return None
+
+
+def _checkpoints_of_run(name: str) -> Iterator[Path]:
+    """Where a run, named by its folder or its name, says that its checkpoints are."""
+    for folder in (Path(name), Path("runs") / name):
+        if (folder / "config.json").exists() and (folder / "config.json").read_text().startswith(RUN_RECORD):
+            kept_in = read_config_file(folder / "config.json").get("checkpoints_dir", "checkpoints")
+            yield Path(kept_in) / folder.resolve().name

@@ -55,10 +55,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The rollouts of a call, in order of example, sample and role, and why some could not be scored."""
+    """The rollouts of a call, in order of example, sample and role, and why some could not be scored. `reasons` has an
+    entry for each episode, None where nothing failed.
+    """
 
     rollouts: list[Rollout]
     failures: list[str]
+    reasons: list[str | None] = field(default_factory=list)
 
 
 def rollout(
@@ -84,7 +87,8 @@ def rollout(
         completions = engine.generate([request for _, request in asked], sampling)
         for (episode, _), completion in zip(asked, completions, strict=True):
             episode.receive(completion)
-    return Rollouts(_numbered(episodes), [e.failure for e in episodes if e.failure is not None])
+    reasons = [episode.failure for episode in episodes]
+    return Rollouts(_numbered(episodes), [reason for reason in reasons if reason is not None], reasons)
 
 
 def completion_seed(run_seed: int, *path: int | str) -> int:

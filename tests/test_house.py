@@ -10,7 +10,8 @@ from typing import get_type_hints
 
 import pytest
 
-from minrl.config import EvaluateConfig, TrainerConfig
+from minrl.config import TrainerConfig
+from minrl.evaluate_config import EvaluateConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
 
@@ -19,7 +20,7 @@ FILES = sorted((ROOT / "minrl").rglob("*.py"))
 SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.exists()]
 
 FLOORS = {
-    0: "minrl minrl.types minrl.config minrl.learning_config minrl.progress",
+    0: "minrl minrl.types minrl.config minrl.learning_config minrl.progress minrl.evaluate_config",
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.lora minrl.sandbox "
     "minrl.attention minrl.padded_attention minrl.head "
     "minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_filter minrl.sandbox_slot "
@@ -28,7 +29,7 @@ FLOORS = {
     "minrl.tensorboard_log minrl.wandb_log minrl.rollout_metrics minrl.clock minrl.bars "
     "minrl.optimizer minrl.checkpoint minrl.command_line minrl.charts minrl.episode minrl.judge",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
-    "minrl.sft minrl.viewer minrl.screen minrl.run minrl.parts minrl.record",
+    "minrl.sft minrl.viewer minrl.screen minrl.run minrl.parts minrl.record minrl.pipeline",
     4: "train evaluate",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
@@ -50,6 +51,7 @@ DOORS = {
     "bitsandbytes": {"minrl.optimizer"},
     "openai": {"minrl.openai_client"},
     "matplotlib": {"minrl.charts"},
+    "pyarrow": {"minrl.pipeline.table"},
     "tree_sitter": {"minrl.tasks.rust_syntax"},
     "tree_sitter_rust": {"minrl.tasks.rust_syntax"},
 }

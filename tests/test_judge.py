@@ -296,7 +296,7 @@ TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-m
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(serve, tmp_path):
+def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(serve, tmp_path, monkeypatch):
     """The judge below says something else each time it is asked, so only what was written down can be the same."""
     chance = random.Random(0)
     server, _ = serve(lambda shown: answer(f"Score: {chance.randint(0, 10)}"))
@@ -321,6 +321,7 @@ def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(se
     assert again["weights_sha256"] == whole["weights_sha256"] and again["eval_after"] == whole["eval_after"]
     assert len(server.asked) == asked + 1  # the question at the start
 
+    monkeypatch.chdir(tmp_path)  # where the evaluation's folder is made
     output = tmp_path / "evaluation.json"
     evaluating = ["--checkpoint", str(tmp_path / "checkpoints" / run.name), "--judge-model", "m", *places[2:]]
     evaluating += ["--judge-base-url", server.url, *TRAINING.split()[:8], "--output", str(output)]

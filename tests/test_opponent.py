@@ -12,6 +12,7 @@ from minrl.engines import Engine, Sampling
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models import small_qwen3, word_tokenizer
+from minrl.pipeline import plan as evaluation_plan
 from minrl.policy import as_policy, save_policy
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task
@@ -190,7 +191,8 @@ def test_evaluate_takes_an_opponent_too(run_flags, tmp_path, monkeypatch):
         return {"me": Reward(0.0)}
 
     task = Task(EXAMPLES, None, episode=episode, frozen_opponent=True)
-    monkeypatch.setattr(evaluate, "load_task", lambda *_: task)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluation_plan, "load_task", lambda *_: task)
     flags = (
         f"--task tictactoe --checkpoint {tmp_path}/model0 --examples 4 --samples 1 --max-tokens 6 --device cpu".split()
     )

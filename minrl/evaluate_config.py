@@ -1,0 +1,148 @@
+"""Every knob of evaluate.py, with its unit and its check."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig
+from minrl.types import require
+
+Stage = Literal["generate", "score", "report"]
+
+STAGES: tuple[Stage, ...] = ("generate", "score", "report")
+"""In the order in which each makes what the next one reads."""
+
+DEFAULT_TASK = "countdown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiConfig:
+    """How models behind an OpenAI-compatible server are asked."""
+
+    api_concurrency: int = 8
+    """Calls that are in flight at the same time."""
+    api_retries: int = 4
+    """Further attempts after a busy, failing or silent server, with growing pauses."""
+    api_timeout_s: float = 120.0
+    """Longest silence of the server in one attempt, in seconds."""
+    api_key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; a server of one's own may need none."""
+
+    def __post_init__(self) -> None:
+        require(1 <= self.api_concurrency <= 256, f"api_concurrency must be 1 to 256, got {self.api_concurrency}")
+        require(self.api_retries >= 0, f"api_retries must be 0 or more, got {self.api_retries}")
+        require(self.api_timeout_s > 0, f"api_timeout_s must be above 0 seconds, got {self.api_timeout_s}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What evaluate.py does: models on tasks, or a file of completions."""
+
+    models: tuple[str, ...] = ()
+    """Checkpoints, folders of them, runs, local or hub models, or openai:MODEL@BASE_URL. The first is the baseline."""
+    checkpoint: str = ""
+    """One model: the short form of --models."""
+    tasks: tuple[str, ...] = ()
+    """Built-in tasks, installed packages', or path/to/file.py:name."""
+    task: str = ""
+    """One task: the short form of --tasks. Neither given: countdown."""
+    completions: str = ""
+    """JSONL file with `completion` and the fields that the reward reads; no model is loaded."""
+    output: str = ""
+    """Folder of the evaluation, or NAME.json for its result alone. Empty: a folder of its own in evaluations/."""
+    every_checkpoint: bool = False
+    """All whole checkpoints of a named run in place of its newest: the score over the training steps."""
+    data_path: str = ""
+    """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    examples: int = 512
+    """Held-out examples (all where the task has fewer)."""
+    samples: int = 0
+    """Sampled completions per example. 0: as many as it takes for 500 in all."""
+    temperature: float = 1.0
+    """Temperature of the samples. 0: one greedy completion of each example and nothing else."""
+    greedy: bool = True
+    """A greedy completion of each example beside the samples."""
+    pass_at: tuple[int, ...] = ()
+    """The k of pass@k. Empty: 1, 2, 4, ... up to the number of samples, and that."""
+    max_tokens: int = 192
+    """Longest completion of one turn, in tokens."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a completion, beside the model's own end tokens."""
+    seed: int = 0
+    """Seed of the samples."""
+    batch_size: int = 256
+    """Episodes that a local model plays at a time; what is lost when the program is killed. Less needs less memory."""
+    reward_deadline_s: float = 30.0
+    """Longest time that one reward may take in a worker, in seconds."""
+    reward_workers: int = 0
+    """Processes that compute rewards. 0: one per core."""
+    opponent: str = ""
+    """Model that plays a task's frozen roles: as --checkpoint. Empty: the evaluated model itself."""
+    force: tuple[Stage, ...] = ()
+    """Stages to do again, with those that follow: generate, score or report. Nothing after it: all."""
+    dry_run: bool = False
+    """Check models, tasks, data and folder, say what there is to do, and generate nothing."""
+    charts: bool = True
+    """Draw the pictures."""
+    quiet: bool = False
+    """No progress bar and only warnings on the screen."""
+    api: ApiConfig = field(default_factory=ApiConfig)
+    """How servers are asked."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Device, precision, chat template."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Who samples."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """A chat model that judges completions."""
+
+    def __post_init__(self) -> None:
+        require(not self.model.model_id, "evaluate.py takes the model as --checkpoint or --models, not --model-id")
+        for one, several in (("checkpoint", "models"), ("task", "tasks")):
+            given = getattr(self, one) and getattr(self, several)
+            require(not given, f"--{one} is the short form of --{several}: name all under --{several}")
+        require(
+            bool(self.model_names) != bool(self.completions),
+            "name either --checkpoint or --models (what to evaluate) or --completions (a file to score), "
+            f"got {'both' if self.completions else 'neither'}",
+        )
+        require(self.examples >= 1, f"examples must be at least 1, got {self.examples}")
+        require(self.samples >= 0, f"samples must be 0 (automatic) or more, got {self.samples}")
+        require(self.temperature >= 0, f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        require(self.temperature > 0 or self.samples <= 1, "temperature 0 says the same again: leave out --samples")
+        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
+        for name in ("models", "tasks"):
+            twice = sorted({one for one in getattr(self, name) if getattr(self, name).count(one) > 1})
+            require(not twice, f"--{name} names {', '.join(twice)} more than once")
+        for k in self.pass_at:
+            require(k >= 1, f"pass_at must be 1 or more, got {k}")
+            require(
+                k <= self.samples or not self.samples, f"pass_at {k} needs at least {k} --samples, got {self.samples}"
+            )
+        one_task = not self.data_path or len(self.task_names) == 1
+        require(
+            one_task, f"data_path is one task's data, and there are {len(self.task_names)} tasks: evaluate it alone"
+        )
+        _ = self.rollout  # its own checks
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The models, as the user named them."""
+        return self.models or ((self.checkpoint,) if self.checkpoint else ())
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks, as the user named them."""
+        return self.tasks or (self.task or DEFAULT_TASK,)
+
+    @property
+    def rollout(self) -> RolloutConfig:
+        """How completions are sampled and rewarded."""
+        return RolloutConfig(
+            max_tokens=self.max_tokens,
+            stop_strings=self.stop_strings,
+            reward_deadline_s=self.reward_deadline_s,
+            reward_workers=self.reward_workers,
+        )
+
+    def forced(self, stage: Stage) -> bool:
+        """Whether the stage is to be done again: it, or one that it reads from, was named."""
+        return any(STAGES.index(named) <= STAGES.index(stage) for named in self.force)

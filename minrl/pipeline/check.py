@@ -1,0 +1,75 @@
+"""The dry run: everything that can go wrong before the first token, without one."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from loguru import logger
+
+from minrl.engines.vllm_versions import installed_build, refusal
+from minrl.openai_client import ChatError
+from minrl.pipeline.generate import missing
+from minrl.pipeline.models import NamedModel
+from minrl.pipeline.plan import Plan, PlannedTask
+from minrl.pipeline.rows import Key, Row
+from minrl.pipeline.served import connect
+from minrl.policy import Policy, load_policy
+from minrl.processes import Processes
+from minrl.screen import Screen
+from minrl.types import UserError
+
+
+def check_models(plan: Plan, rows: Mapping[Key, Row], folder: Path, screen: Screen) -> None:
+    """Load each model as the evaluation would, see that prompts fit, ask servers for the model, say what is to do."""
+    with screen.progress("checking", len(plan.models)) as report:
+        for number, model in enumerate(plan.models):
+            if model.served:
+                _check_server(plan, model)
+            else:
+                _check_local(plan, model)
+            report(number + 1, model.label)
+    total = todo = 0
+    for model in plan.models:
+        of_model = missing(plan, model, rows)
+        for task in plan.tasks:
+            episodes = sum(mode.samples for mode in task.modes) * len(task.examples)
+            left = sum(len(list(batch.episodes())) for batch in of_model[task.name])
+            logger.info(f"{model.name} on {task.name}: {len(task.examples)} examples, {left} of {episodes} to generate")
+            total, todo = total + episodes, todo + left
+    logger.info(f"nothing wrong; {todo} of {total} completions to generate, into {folder}")
+
+
+def _check_local(plan: Plan, model: NamedModel) -> None:
+    config = plan.config
+    policy = load_policy(model.name, config.model, Processes(config.model))
+    reason = refusal(policy.device.type, installed_build()) if config.engine.engine == "vllm" else None
+    if reason is not None:
+        raise UserError(reason)
+    for task in plan.tasks:
+        if task.task.episode is None:
+            _check_prompts(policy, model, task, config.max_tokens)
+
+
+def _check_prompts(policy: Policy, model: NamedModel, task: PlannedTask, max_tokens: int) -> None:
+    """Refuse prompts without any room after them; count those whose completions may be cut off early."""
+    lengths = {example.id: len(policy.encode_prompt(example.prompt)) for example in task.examples}
+    longest = max(lengths, key=lambda example: lengths[example])
+    if lengths[longest] >= policy.context_length:
+        raise UserError(
+            f"the prompt of example {longest!r} of {task.name} has {lengths[longest]} tokens and {model.name} takes "
+            f"{policy.context_length}: choose shorter examples or a model with a longer context"
+        )
+    tight = sum(length + max_tokens > policy.context_length for length in lengths.values())
+    if tight:
+        logger.warning(f"{tight} prompts of {task.name} leave {model.name} less than --max-tokens ({max_tokens})")
+
+
+def _check_server(plan: Plan, model: NamedModel) -> None:
+    client = connect(plan, model)
+    try:
+        known = client.served_models()
+    except ChatError as error:
+        raise UserError(f"{error}; nothing was asked of the model yet") from error
+    finally:
+        client.close()
+    if model.served_name not in known:
+        logger.warning(f"{model.name}: the server lists {', '.join(known[:5]) or 'no models'} and not this one")

@@ -1,0 +1,104 @@
+"""What was said in an episode, written down and played again.
+
+A row of completions.jsonl holds every turn. Scoring plays the episode once more with the recorded completions for
+answers: the task's own dice fall as they fell (its `rng` has the same seed), and the rewards are computed then.
+"""
+
+import dataclasses
+import random
+from collections.abc import Generator, Mapping
+from typing import Any
+
+from minrl.pipeline.rows import Key, Row
+from minrl.rollout import EPISODE, completion_seed
+from minrl.tasks import Task
+from minrl.types import SOLO, Episode, Example, Job, Reward, Turn
+
+PURPOSE = "evaluation"
+"""What the seeds are for. It is the same in train.py's own evaluation, which samples the same completions."""
+
+
+@dataclasses.dataclass
+class Said:
+    """The turns of an episode so far, with their completions."""
+
+    turns: list[tuple[Turn, str]] = dataclasses.field(default_factory=list)
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles of the evaluated model that have spoken, in order."""
+        return list(dict.fromkeys(turn.role for turn, _ in self.turns if not turn.frozen))
+
+
+class Recorder:
+    """A task whose episodes are written down. A single turn is not rewarded: that is the next stage's."""
+
+    def __init__(self, task: Task) -> None:
+        self.records: list[Said] = []
+        self._task = task
+        self.task = dataclasses.replace(task, episode=self._episode)
+
+    def _episode(self, example: Example, rng: random.Random) -> Episode:
+        said = Said()
+        self.records.append(said)
+        episode = _prompt(example) if self._task.episode is None else self._task.play(example, rng)
+        return _recorded(episode, said)
+
+
+def _prompt(example: Example) -> Episode:
+    yield Turn(SOLO, example.prompt)
+    return {}
+
+
+def _recorded(episode: Episode, said: Said) -> Generator[Turn | Job, Any, Mapping[str, Reward]]:
+    """The episode, with what it is answered written down."""
+    value = None
+    try:
+        while True:
+            asked = episode.send(value)
+            value = yield asked
+            if isinstance(asked, Turn):
+                said.turns.append((asked, value))
+    except StopIteration as end:
+        return end.value
+    finally:
+        episode.close()
+
+
+def episode_rng(seed: int, index: int, sample: int) -> random.Random:
+    """The dice of an episode, which are those that `rollout` gives it."""
+    return random.Random(completion_seed(seed, PURPOSE, 0, index, sample, EPISODE, 0))
+
+
+def turn_seed(seed: int, key: Key, role: str, turn: int) -> int:
+    """The seed of a completion, which is that of `rollout`."""
+    return completion_seed(seed, PURPOSE, 0, key.index, key.sample, role, turn)
+
+
+def row_of(key: Key, example: Example, said: Said, spoken: Mapping[str, Mapping[str, Any]], failure: str | None) -> Row:
+    """A row of completions.jsonl. `spoken` has the tokens and the finish reason of each role."""
+    row: Row = {**key.as_row(), "example": example.id, "category": dict(example.category)}
+    if len(said.turns) == 1 and list(spoken) == [SOLO]:
+        (turn, completion), *_ = said.turns
+        row.update({"prompt": turn.message, "completion": completion, **spoken[SOLO]})
+    else:
+        row["turns"] = [
+            {"role": turn.role, "prompt": turn.message, "completion": text, **({"frozen": True} if turn.frozen else {})}
+            for turn, text in said.turns
+        ]
+        row["roles"] = {role: dict(facts) for role, facts in spoken.items()}
+    return row if failure is None else {**row, "failure": failure}
+
+
+def turns_of(row: Row) -> list[tuple[str, str]]:
+    """(role, completion) of each turn of a row."""
+    if "turns" in row:
+        return [(turn["role"], turn["completion"]) for turn in row["turns"]]
+    return [(SOLO, row["completion"])]
+
+
+def spoken_of(row: Row) -> dict[str, dict[str, Any]]:
+    """The tokens and the finish reason of each role of a row."""
+    if "roles" in row:
+        return row["roles"]
+    return {SOLO: {"tokens": row["tokens"], "finish_reason": row["finish_reason"]}}

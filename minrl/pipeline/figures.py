@@ -1,0 +1,200 @@
+"""From scores to figures: pass@k with intervals, by category, and the difference between two models.
+
+What could not be scored counts as not solved. What a server failed to answer counts as nothing, and is counted.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minrl.evaluation import bootstrap, by_category, interval, is_solved, pass_at_k, summarize, wilson
+from minrl.metrics import part_means
+from minrl.pipeline.plan import GREEDY, SAMPLED, Plan, PlannedTask
+from minrl.pipeline.rows import Key, Row
+from minrl.types import Reward
+
+
+@dataclass(frozen=True)
+class Score:
+    """A line of the table of scores: one role in one episode."""
+
+    model: str
+    task: str
+    mode: str
+    index: int
+    example_id: str
+    role: str
+    reward: Reward | None
+    num_sampled: float
+    truncated: bool
+    category: Mapping[str, str] = field(default_factory=dict)
+
+
+def score_of(line: Mapping[str, Any]) -> Score:
+    """The score on a line that `read_table` gave."""
+    reward = None if line["reward"] is None else Reward(line["reward"], line["parts"], line["maximum"])
+    tokens = math.nan if line["tokens"] is None else line["tokens"]
+    named = {name: line[name] for name in ("model", "task", "mode", "index", "role", "category")}
+    return Score(
+        **named,
+        example_id=line["example"],
+        reward=reward,
+        num_sampled=tokens,
+        truncated=line["finish_reason"] == "length",
+    )
+
+
+def results(plan: Plan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, Row]) -> list[dict[str, Any]]:
+    """The figures of each model on each task, in the order of the plan; a pair without any score has none."""
+    scores: dict[tuple[str, str], list[Score]] = {}
+    for one in map(score_of, lines):
+        scores.setdefault((one.model, one.task), []).append(one)
+    found = []
+    for model in plan.models:
+        for task in plan.tasks:
+            keys = list(task.all_keys(model))
+            missing = sum(key not in rows or "error" in rows[key] for key in keys)
+            result: dict[str, Any] = {"model": model.name, "label": model.label, "task": task.name}
+            if task.task.frozen_opponent:
+                result["opponent"] = plan.config.opponent or model.name
+            if model.step is not None:
+                result.update({"run": model.run, "step": model.step})
+            of_pair = scores.get((model.name, task.name), [])
+            if of_pair:
+                result.update(pair_figures(plan, task, of_pair))
+            found.append(plain({**result, "completions": len(keys) - missing, "missing": missing}))
+    return found
+
+
+def pair_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict[str, Any]:
+    """The figures of one model on one task."""
+    greedy = [one for one in scores if one.mode == GREEDY]
+    main = [one for one in scores if one.mode == SAMPLED] or greedy
+    figures = summarize(task.examples, main, greedy).to_json()
+    categories = {}
+    for name, of_it in by_category(task.examples, main).items():
+        rewards = [one.reward for one in of_it if one.reward is not None]
+        value, ci95, examples = pass_figure(of_it, 1)
+        categories[name] = {"pass@1": value, "ci95": ci95, "n": len(of_it), "examples": examples}
+        categories[name]["reward"] = float(np.mean([reward.value for reward in rewards])) if rewards else None
+        categories[name]["parts"] = part_means(rewards)
+    return {
+        **figures,
+        "examples": len({one.index for one in main}),
+        "pass@1_greedy_ci95": pass_figure(greedy, 1)[1] if greedy else None,
+        "pass@k": pass_figures(plan, task, main),
+        "by_category": categories,
+        "unscorable": sum(one.reward is None for one in [*main, *(greedy if main is not greedy else [])]),
+    }
+
+
+def pass_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict[str, dict[str, Any]]:
+    """pass@k by k, each with its interval and the number of examples that had enough samples."""
+    most = task.modes[0].samples
+    figures = {}
+    for k in plan.config.pass_at or powers_of_two(most):
+        value, ci95, examples = pass_figure(scores, k)
+        if examples:
+            figures[str(k)] = {"value": value, "ci95": ci95, "examples": examples}
+    return figures
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, ... up to the number of samples, and that.
+
+    >>> powers_of_two(6), powers_of_two(1)
+    ([1, 2, 4, 6], [1])
+    """
+    return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
+
+
+def by_example(scores: Sequence[Score]) -> dict[int, list[list[Score]]]:
+    """The samples of each example, role by role: two players of a game are two series of samples."""
+    found: dict[int, dict[str, list[Score]]] = {}
+    for one in scores:
+        found.setdefault(one.index, {}).setdefault(one.role, []).append(one)
+    return {index: list(roles.values()) for index, roles in found.items()}
+
+
+def example_values(scores: Sequence[Score], k: int) -> dict[int, float]:
+    """pass@k of each example that has k samples, the mean over its roles."""
+    values = {}
+    for index, roles in by_example(scores).items():
+        counted = [(len(samples), sum(map(is_solved, samples))) for samples in roles if len(samples) >= k]
+        if counted:
+            values[index] = float(np.mean([pass_at_k(n, solved, k) for n, solved in counted]))
+    return values
+
+
+def pass_figure(scores: Sequence[Score], k: int) -> tuple[float, list[float], int]:
+    """pass@k, its 95 % interval, and over how many examples: Wilson's where each has one sample, else a bootstrap."""
+    if k == 1 and scores:
+        solved = np.array([is_solved(one) for one in scores], dtype=float)
+        return float(solved.mean()), list(interval(solved, [str(one.index) for one in scores])), len(by_example(scores))
+    values = np.array(list(example_values(scores, k).values()))
+    if not len(values):
+        return math.nan, [math.nan, math.nan], 0
+    return float(values.mean()), list(bootstrap(values)), len(values)
+
+
+def differences(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """pass@1 of each further model minus that of the first, over the examples that both have, for each task."""
+    scores = [score_of(line) for line in lines]
+    mode = {task.name: task.modes[0].name for task in plan.tasks}
+
+    def values(model: str, task: str) -> dict[int, float]:
+        chosen = [one for one in scores if (one.model, one.task, one.mode) == (model, task, mode[task])]
+        return example_values(chosen, 1)
+
+    found = []
+    for task in plan.tasks:
+        first = values(plan.models[0].name, task.name)
+        for model in plan.models[1:]:
+            second = values(model.name, task.name)
+            both = [index for index in first if index in second]
+            if both:
+                before, after = (np.array([of[index] for index in both]) for of in (first, second))
+                found.append(
+                    {
+                        "task": task.name,
+                        "model": model.name,
+                        "label": model.label,
+                        "baseline": plan.models[0].name,
+                        "baseline_label": plan.models[0].label,
+                        **paired_difference(before, after),
+                    }
+                )
+    return found
+
+
+def paired_difference(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
+    """The mean difference over the same examples with its 95 % interval, by bootstrap over examples.
+
+    Where every example differs alike resampling says nothing: then the intervals of both means are combined by the
+    squares of their halves (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095, with no correlation taken off).
+    """
+    change = after - before
+    difference = float(change.mean())
+    if np.all(change == change[0]):
+        (low1, high1), (low2, high2) = wilson(float(before.sum()), len(before)), wilson(float(after.sum()), len(after))
+        mean1, mean2 = float(before.mean()), float(after.mean())
+        ci95 = (
+            difference - math.hypot(mean2 - low2, high1 - mean1),
+            difference + math.hypot(high2 - mean2, mean1 - low1),
+        )
+    else:
+        ci95 = bootstrap(change)
+    counts = {"better": int((change > 0).sum()), "worse": int((change < 0).sum()), "same": int((change == 0).sum())}
+    return {"difference": difference, "ci95": list(ci95), "examples": len(change), **counts}
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """The value without NaN, which JSON does not know: null in its place."""
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,82 @@
+"""The first stage: completions of every episode that has none yet, model after model.
+
+A model is loaded when it is its turn and released before the next one. A row is on the disk as soon as its batch (a
+local model's) or its episode (a server's) is played.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import torch
+from loguru import logger
+
+from minrl.pipeline.local import LocalSampler
+from minrl.pipeline.models import NamedModel
+from minrl.pipeline.plan import Batch, Plan, PlannedTask
+from minrl.pipeline.rows import Key, Row, RowFile, key_of
+from minrl.pipeline.served import ServedSampler
+from minrl.screen import Screen
+from minrl.workers import Workers
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """A model that plays episodes."""
+
+    def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
+        """The rows of the batches' episodes, some at a time."""
+
+    def close(self) -> None:
+        """Release the model."""
+
+
+def generate(plan: Plan, file: RowFile, workers: Workers, screen: Screen) -> None:
+    """Add the rows that are missing and put all in the order of the plan. Errors are rows too, and tried again."""
+    rows = file.read()
+    todo = {model.name: missing(plan, model, rows) for model in plan.models}
+    total = sum(1 for _ in plan.all_keys())
+    todo_now = sum(
+        len(list(b.episodes())) for batches in todo.values() for of_task in batches.values() for b in of_task
+    )
+    with screen.progress("generating", total, done=total - todo_now) as report:
+        done = total - todo_now
+        for model in plan.models:
+            if not any(todo[model.name].values()):
+                continue
+            logger.info(f"generating with {model.name}")
+            with sampler_of(plan, model, workers) as sampler:
+                for task in plan.tasks:
+                    for new in sampler.play(task, todo[model.name][task.name]):
+                        file.append(new)
+                        rows.update({key_of(row): row for row in new})
+                        done += len(new)
+                        report(done, model.label)
+    file.rewrite(rows[key] for key in plan.all_keys() if key in rows)
+
+
+def missing(plan: Plan, model: NamedModel, rows: Mapping[Key, Row]) -> dict[str, list[Batch]]:
+    """The batches of each task in which an episode has no completion."""
+
+    def lacks(task: PlannedTask, batch: Batch) -> bool:
+        keys = (Key(model.name, task.name, batch.mode.name, *episode) for episode in batch.episodes())
+        return any(key not in rows or rows[key].get("error") for key in keys)
+
+    size = 1 if model.served else plan.config.batch_size
+    return {task.name: [batch for batch in task.batches(size) if lacks(task, batch)] for task in plan.tasks}
+
+
+@contextmanager
+def sampler_of(plan: Plan, model: NamedModel, workers: Workers) -> Iterator[Sampler]:
+    """The model, loaded or connected, for as long as the block lasts."""
+    make: Callable[[Plan, NamedModel, Workers], Sampler] = ServedSampler if model.served else LocalSampler
+    sampler = make(plan, model, workers)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+        del sampler
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,75 @@
+"""A local model plays episodes, by the same `rollout` that trains."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from minrl.engines.choice import make_engine
+from minrl.engines.opponent import EngineWithOpponent
+from minrl.parts import resolve_model
+from minrl.pipeline.episodes import PURPOSE, Recorder, row_of
+from minrl.pipeline.models import NamedModel
+from minrl.pipeline.plan import Batch, Plan, PlannedTask
+from minrl.pipeline.rows import Key, Row
+from minrl.policy import load_policy
+from minrl.processes import Processes
+from minrl.rollout import Plan as RolloutPlan
+from minrl.rollout import rollout
+from minrl.types import Rollout
+from minrl.workers import Workers
+
+
+class LocalSampler:
+    """A checkpoint, a local model or a hub's, with its engine."""
+
+    def __init__(self, plan: Plan, model: NamedModel, workers: Workers) -> None:
+        config = plan.config
+        self.config, self.model, self.workers = config, model, workers
+        processes = Processes(config.model)
+        self.policy = load_policy(model.name, config.model, processes)
+        self.engine = make_engine(config.engine, self.policy, config.batch_size, lambda: "the same command goes on")
+        if config.opponent:
+            opponent = load_policy(resolve_model(config.opponent), config.model, processes)
+            self.engine = EngineWithOpponent(self.engine, opponent, self.policy)
+
+    def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
+        """The rows of each batch."""
+        for batch in batches:
+            yield self._play(task, batch)
+
+    def close(self) -> None:
+        """Release the engine and the weights."""
+        self.engine.close()
+        del self.engine, self.policy
+
+    def _play(self, task: PlannedTask, batch: Batch) -> list[Row]:
+        recorder = Recorder(task.task)
+        examples = task.examples[batch.first : batch.first + batch.examples]
+        played = rollout(self.policy, self.engine, self.workers, recorder.task, examples, self._plan(batch))
+        rollouts = iter(played.rollouts)
+        rows = []
+        for (index, sample), said, failure in zip(batch.episodes(), recorder.records, played.reasons, strict=True):
+            spoken = {role: facts(next(rollouts), role) for role in said.roles}
+            key = Key(self.model.name, task.name, batch.mode.name, index, sample)
+            rows.append(row_of(key, task.examples[index], said, spoken, failure))
+        assert next(rollouts, None) is None, "a rollout of a role that was not written down"
+        return rows
+
+    def _plan(self, batch: Batch) -> RolloutPlan:
+        config = self.config
+        return RolloutPlan(
+            batch.samples,
+            config.max_tokens,
+            batch.mode.temperature,
+            config.seed,
+            PURPOSE,
+            0,
+            first_slot=batch.first,
+            first_sample=batch.first_sample,
+            stop_strings=config.stop_strings,
+        )
+
+
+def facts(rollout: Rollout, role: str) -> dict[str, Any]:
+    """What a row keeps of a role's rollout beside its text."""
+    assert rollout.role == role, f"the rollout of {rollout.role} where that of {role} was due"
+    return {"tokens": rollout.num_sampled, "finish_reason": rollout.finish_reason}

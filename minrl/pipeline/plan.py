@@ -1,0 +1,174 @@
+"""What there is to evaluate: every model on every task, which episodes that is, and in which batches.
+
+A batch is a function of the settings alone, never of what is there already: an episode that is sampled again is
+sampled in the same company, and so to the same tokens.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from minrl.config import TaskOptions, task_key
+from minrl.evaluate_config import EvaluateConfig
+from minrl.evaluation import MIN_SAMPLES
+from minrl.judge import Judge, judged
+from minrl.parts import no_frozen_role
+from minrl.pipeline.models import NamedModel, find_models
+from minrl.pipeline.rows import Key
+from minrl.tasks import Task, find_definition, load_task
+from minrl.types import Example, UserError, require
+
+JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")
+
+SAMPLED, GREEDY = "sampled", "greedy"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How completions are drawn: `samples` of each example, at a temperature."""
+
+    name: str
+    samples: int
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Episodes that are played together: some samples of some consecutive examples."""
+
+    mode: Mode
+    first: int
+    examples: int
+    first_sample: int
+    samples: int
+
+    def episodes(self) -> Iterator[tuple[int, int]]:
+        """(index of the example, sample) of each."""
+        for index in range(self.first, self.first + self.examples):
+            for sample in range(self.first_sample, self.first_sample + self.samples):
+                yield index, sample
+
+
+@dataclass(frozen=True)
+class PlannedTask:
+    """A task, the held-out examples of it that are played, and how."""
+
+    name: str
+    task: Task
+    examples: Sequence[Example]
+    modes: Sequence[Mode]
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """The episodes of the task in batches of about `size`."""
+        for mode in self.modes:
+            together = max(1, size // mode.samples)
+            for first in range(0, len(self.examples), together):
+                for sample in range(0, mode.samples, size):
+                    examples = min(together, len(self.examples) - first)
+                    yield Batch(mode, first, examples, sample, min(size, mode.samples - sample))
+
+    def all_keys(self, model: NamedModel) -> Iterator[Key]:
+        """Every episode of the task by the model."""
+        for mode in self.modes:
+            for index in range(len(self.examples)):
+                for sample in range(mode.samples):
+                    yield Key(model.name, self.name, mode.name, index, sample)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Models and tasks, in the order in which they were named."""
+
+    config: EvaluateConfig
+    models: Sequence[NamedModel]
+    tasks: Sequence[PlannedTask]
+
+    def all_keys(self) -> Iterator[Key]:
+        """Every episode, in the order of the finished file."""
+        for model in self.models:
+            for task in self.tasks:
+                yield from task.all_keys(model)
+
+    def judged(self, judge: Judge | None) -> "Plan":
+        """The same plan, in which the judge has its part in the rewards."""
+        return replace(self, tasks=[replace(task, task=judged(task.task, judge)) for task in self.tasks])
+
+    def task(self, name: str) -> PlannedTask:
+        """The task of that name."""
+        return next(task for task in self.tasks if task.name == name)
+
+
+def make_plan(config: EvaluateConfig, options: TaskOptions) -> Plan:
+    """The models and tasks that the config names. What cannot be evaluated is refused."""
+    tasks = [_planned_task(config, options, name) for name in config.task_names]
+    names = [task.name for task in tasks]
+    for name in names:
+        require(names.count(name) == 1, f"--tasks names {name} more than once")
+    frozen = any(task.task.frozen_opponent for task in tasks)
+    require(frozen or not config.opponent, no_frozen_role(" or ".join(names)))
+    models = find_models(config.model_names, config.every_checkpoint)
+    if config.opponent and any(model.served for model in models):
+        raise UserError("--opponent plays beside local models only: leave it out, and a server's model plays itself")
+    return Plan(config, models, tasks)
+
+
+def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str) -> PlannedTask:
+    task = load_task(name, options, config.data_path)
+    task.dataset.sizes()  # a task without its data is refused before a model is loaded
+    examples = list(task.dataset.held_out)[: config.examples]
+    return PlannedTask(task_key(name), task, examples, modes(config, len(examples)))
+
+
+def modes(config: EvaluateConfig, examples: int) -> list[Mode]:
+    """Samples, and a greedy completion beside them; the latter alone at temperature 0."""
+    greedy = Mode(GREEDY, 1, 0.0)
+    if config.temperature == 0:
+        return [greedy]
+    samples = config.samples or max(math.ceil(MIN_SAMPLES / examples), *config.pass_at, 1)
+    return [Mode(SAMPLED, samples, config.temperature), *([greedy] if config.greedy else [])]
+
+
+def settings_of(plan: Plan, options: TaskOptions) -> dict[str, Any]:
+    """What the results depend on, by the stage that reads it: plain values."""
+    config = plan.config
+    sampling = ("seed", "temperature", "samples", "greedy", "max_tokens", "opponent", "data_path")
+    names = dict(zip((task.name for task in plan.tasks), config.task_names, strict=True))
+    settings = {
+        "generate": {
+            **{name: getattr(config, name) for name in sampling},
+            "stop_strings": config.stop_strings,
+            "engine": config.engine.engine,
+            "dtype": config.model.dtype,
+            "device": config.model.device,
+            "chat_template_options": config.model.chat_template_options,
+            "tasks": {t.name: {"examples": _examples_digest(t), "options": vars(options[t.name])} for t in plan.tasks},
+            "models": {model.name: model.fingerprint for model in plan.models},
+        },
+        "score": {
+            "reward_deadline_s": config.reward_deadline_s,
+            "judge": {name: getattr(config.judge, name) for name in JUDGED_BY} if config.judge.judge_model else {},
+            "tasks": {task.name: {"program": _program_digest(names[task.name])} for task in plan.tasks},
+        },
+        "report": {"pass_at": config.pass_at, "charts": config.charts},
+    }
+    return json.loads(json.dumps(settings, default=str))
+
+
+def _examples_digest(task: PlannedTask) -> str:
+    """Of what is asked: identities and prompts, in order."""
+    digest = hashlib.sha256()
+    for example in task.examples:
+        digest.update(json.dumps([example.id, example.prompt], default=str).encode() + b"\n")
+    return f"{len(task.examples)}, sha256 {digest.hexdigest()[:16]}"
+
+
+def _program_digest(name: str) -> str:
+    """Of the file that makes the task and its reward."""
+    module = sys.modules.get(find_definition(name).make.__module__)
+    file = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""

@@ -1,0 +1,131 @@
+"""The second stage: the reward of every completion, in workers under a deadline.
+
+Each recorded episode is played again (see `episodes`). What cannot be rewarded is unscorable, with its reason, and not
+solved. Scores are kept as they come, so that a kill costs a few of them; the table appears when it is whole.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from minrl.episode import Play
+from minrl.openai_client import ChatError
+from minrl.pipeline.episodes import episode_rng, spoken_of, turns_of
+from minrl.pipeline.plan import Plan
+from minrl.pipeline.rows import Key, Row, RowFile, key_of
+from minrl.pipeline.table import read_table, write_table
+from minrl.screen import Screen
+from minrl.types import SOLO, Job, Reward
+from minrl.workers import Workers
+
+PARTIAL = "scores.partial.jsonl"
+PER_WORKER = 16
+"""Episodes of each worker that are scored between two writes to the disk."""
+
+
+def score(plan: Plan, folder: Path, table: Path, rows: Mapping[Key, Row], workers: Workers, screen: Screen) -> None:
+    """Write the table of the scores of all rows that hold a completion."""
+    partial = RowFile(folder / PARTIAL)
+    kept = {key: row for key, row in partial.read().items() if key in rows and row["of"] == digest(rows[key])}
+    known = {key: row for key, row in kept.items() if not any(map(asked_again, row["scores"]))}
+    known.update(finished_scores(table, rows))
+    todo = [key for key, row in rows.items() if "error" not in row and key not in known]
+    size = PER_WORKER * workers.count
+    told = False
+    with screen.progress("scoring", len(known) + len(todo), done=len(known)) as report:
+        for start in range(0, len(todo), size):
+            keys = todo[start : start + size]
+            new, failures = score_rows(plan, [rows[key] for key in keys], workers)
+            if failures and not told:
+                told = True
+                logger.warning(f"some episodes cannot be scored, the first because:\n{failures[0].strip()}")
+            partial.append(new)
+            known.update({key_of(row): row for row in new})
+            report(len(known), "")
+    ordered = [known[key] for key in rows if key in known]
+    write_table(table, [(rows[key_of(row)], row) for row in ordered])
+    partial.path.unlink(missing_ok=True)
+
+
+def is_whole(table: Path, rows: Mapping[Key, Row]) -> bool:
+    """Whether the table has the scores of these completions, of all of them, and of nothing else."""
+    wanted = {key for key, row in rows.items() if "error" not in row}
+    scored = read_table(table)
+    if scored is None or {key_of(one) for one in scored} != wanted or any(map(asked_again, scored)):
+        return False
+    return all(one["of"] == digest(rows[key_of(one)]) for one in scored)
+
+
+def finished_scores(table: Path, rows: Mapping[Key, Row]) -> dict[Key, Row]:
+    """The scores in a table that are of these very completions, in the form of the partial file."""
+    found: dict[Key, Row] = {}
+    for one in read_table(table) or ():
+        key = key_of(one)
+        if key in rows and not asked_again(one) and one["of"] == digest(rows[key]):
+            row = found.setdefault(key, {**key.as_row(), "of": one["of"], "scores": []})
+            row["scores"].append({name: one[name] for name in ("role", "reward", "maximum", "parts", "unscorable")})
+    return found
+
+
+def asked_again(score: Mapping[str, Any]) -> bool:
+    """Whether a judge's server failed: no verdict on the completion, and another run asks once more."""
+    return (score["unscorable"] or "").startswith(f"{ChatError.__module__}.{ChatError.__name__}: ")
+
+
+def digest(row: Row) -> str:
+    """Of what a score is of: the completions of a row."""
+    return hashlib.sha256(json.dumps(turns_of(row) if "error" not in row else None).encode()).hexdigest()[:16]
+
+
+def score_rows(plan: Plan, rows: Sequence[Row], workers: Workers) -> tuple[list[Row], list[str]]:
+    """A row of scores for each row of completions, and why some have none."""
+    replays = [_Replay(plan, row) for row in rows]
+    while waiting := [replay for replay in replays if replay.play.pending is not None]:
+        jobs = [replay.play.pending for replay in waiting]
+        for replay, result in zip(waiting, workers.run([j for j in jobs if isinstance(j, Job)]), strict=True):
+            replay.advance(result)
+    scored = [replay.scored() for replay in replays]
+    return scored, [replay.play.failure for replay in replays if replay.play.failure is not None]
+
+
+class _Replay:
+    """An episode that is answered from its record. After each move it waits for a job, or is over."""
+
+    def __init__(self, plan: Plan, row: Row) -> None:
+        self.row, self.key = row, key_of(row)
+        planned = plan.task(self.key.task)
+        self._answers = iter(turns_of(row))
+        rng = episode_rng(plan.config.seed, self.key.index, self.key.sample)
+        self.play = Play(planned.task.play(planned.examples[self.key.index], rng))
+        self.advance(None)
+
+    def advance(self, value: Any) -> None:  # noqa: ANN401 - a job's result
+        """Go on with a job's result to the next job."""
+        self.play.advance(value)
+        while self.play.pending is not None and not isinstance(self.play.pending, Job):
+            role, answer = next(self._answers, ("", ""))
+            if role == self.play.pending.role:
+                self.play.advance(answer)
+            else:
+                self.play.fail(self.row.get("failure") or "the episode asks for other turns than were recorded")
+
+    def scored(self) -> Row:
+        """The scores of the evaluated model's roles, with the reason of those that have none."""
+        failure = self.play.failure
+        scores = []
+        for role in spoken_of(self.row) or (SOLO,):
+            reward = None if failure is not None else self.play.rewards.get(role)
+            reason = failure.strip().splitlines()[-1] if failure is not None else f"no reward for {role}"
+            scores.append({"role": role, **_plain(reward), "unscorable": None if reward is not None else reason})
+        return {**self.key.as_row(), "of": digest(self.row), "scores": scores}
+
+
+def _plain(reward: Reward | None) -> dict[str, Any]:
+    if reward is None:
+        return {"reward": None, "maximum": None, "parts": {}}
+    parts = {name: float(value) for name, value in reward.parts.items()}
+    return {"reward": float(reward.value), "maximum": float(reward.maximum), "parts": parts}

@@ -1,0 +1,145 @@
+"""A model behind an OpenAI-compatible server plays episodes, single-turn and multi-turn, many at a time.
+
+A call that fails for good makes an error row, which holds no completion and is asked again by the next run. It is never
+taken for an answer.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from loguru import logger
+
+from minrl.episode import Play
+from minrl.openai_client import ChatClient, ChatError, ChatReply
+from minrl.pipeline.episodes import Recorder, episode_rng, row_of, turn_seed
+from minrl.pipeline.models import NamedModel
+from minrl.pipeline.plan import Batch, Plan, PlannedTask
+from minrl.pipeline.rows import Key, Row
+from minrl.types import Job, Message, Prompt, Turn
+from minrl.workers import Workers
+
+FAILURES_IN_A_ROW = 20
+"""A server that failed so many calls without one answer between them is left alone: the next run asks it again."""
+
+AHEAD = 4
+"""Episodes that are handed out for each call in flight, so that none waits for the disk."""
+
+
+class ServedSampler:
+    """A server's model. Temperature, seeds and limits are those of a local one; what it makes of them is its own."""
+
+    def __init__(self, plan: Plan, model: NamedModel, workers: Workers) -> None:
+        config = plan.config
+        self.config, self.model, self.workers = config, model, workers
+        self.client = connect(plan, model)
+        self._pool = ThreadPoolExecutor(config.api.api_concurrency)
+        self._in_workers = threading.Lock()
+
+    def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
+        """A row for each episode, in the order in which they end."""
+        waiting: Iterator[tuple[Batch, int, int]] = (
+            (batch, *episode) for batch in batches for episode in batch.episodes()
+        )
+        playing: set[Future[Row]] = set()
+        failures = 0
+        while True:
+            for batch, index, sample in waiting:
+                playing.add(self._pool.submit(self._play, task, batch, index, sample))
+                if len(playing) >= AHEAD * self.config.api.api_concurrency:
+                    break
+            if not playing:
+                return
+            ended, playing = wait(playing, return_when=FIRST_COMPLETED)
+            rows = [future.result() for future in ended]
+            yield rows
+            for row in rows:
+                failures = failures + 1 if "error" in row else 0
+            if failures >= FAILURES_IN_A_ROW:
+                logger.error(f"{self.model.name}: {failures} failures in a row, the last: {rows[-1].get('error')}")
+                waiting = iter(())
+                playing = {future for future in playing if not future.cancel()}
+
+    def close(self) -> None:
+        """End the connections."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.client.close()  # ends the calls that threads of the pool still wait for
+
+    def _play(self, task: PlannedTask, batch: Batch, index: int, sample: int) -> Row:
+        """One episode from its first turn to its last."""
+        key = Key(self.model.name, task.name, batch.mode.name, index, sample)
+        example, recorder = task.examples[index], Recorder(task.task)
+        play = Play(recorder.task.play(example, episode_rng(self.config.seed, index, sample)))
+        said: dict[str, _Conversation] = {}
+        play.advance(None)
+        try:
+            while play.pending is not None:
+                if isinstance(play.pending, Job):
+                    with self._in_workers:
+                        result = self.workers.run([play.pending])[0]
+                    play.advance(result)
+                else:
+                    turn = play.pending
+                    conversation = said.setdefault(turn.role, _Conversation())
+                    play.advance(self._ask(conversation, turn, key, batch.mode.temperature))
+        except ChatError as error:
+            return {**key.as_row(), "example": example.id, "error": str(error)}
+        (record,) = recorder.records
+        spoken = {role: said[role].facts() for role in record.roles}
+        return row_of(key, example, record, spoken, play.failure)
+
+    def _ask(self, conversation: "_Conversation", turn: Turn, key: Key, temperature: float) -> str:
+        """The model's next words in the conversation."""
+        conversation.messages += as_messages(turn.message)
+        (reply,) = self.client.complete(
+            conversation.messages,
+            temperature=temperature,
+            max_tokens=self.config.max_tokens,
+            seed=turn_seed(self.config.seed, key, turn.role, conversation.turns),
+            stop=self.config.stop_strings,
+        )
+        conversation.answer(reply)
+        return reply.text
+
+
+class _Conversation:
+    """What one role was shown and said so far."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.turns = 0
+        self.finish_reason = "stop"
+        self._tokens: list[int | None] = []
+
+    def answer(self, reply: ChatReply) -> None:
+        """Add the model's reply."""
+        self.messages.append({"role": "assistant", "content": reply.text})
+        self.turns += 1
+        self._tokens.append(reply.usage.completion_tokens)
+        if reply.finish_reason != "stop" and self.finish_reason != "length":
+            self.finish_reason = reply.finish_reason
+
+    def facts(self) -> Mapping[str, Any]:
+        """What a row keeps beside the text; no number of tokens where the server did not say."""
+        known = [count for count in self._tokens if count is not None]
+        tokens = sum(known) if len(known) == len(self._tokens) else None
+        return {"tokens": tokens, "finish_reason": self.finish_reason}
+
+
+def connect(plan: Plan, model: NamedModel) -> ChatClient:
+    """The client for a server's model. A missing key or a wrong address is refused."""
+    api = plan.config.api
+    return ChatClient(
+        model.served_name,
+        model.base_url or "",
+        timeout_s=api.api_timeout_s,
+        concurrency=api.api_concurrency,
+        retries=api.api_retries,
+        key_variable=api.api_key_variable,
+    )
+
+
+def as_messages(prompt: Prompt) -> list[Message]:
+    """A prompt as chat messages: a string is what the user says."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

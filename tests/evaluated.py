@@ -1,0 +1,93 @@
+"""What the tests of evaluate.py share: two tiny models, tasks in a file, and a way to run the program."""
+
+import json
+from pathlib import Path
+
+import evaluate
+from minrl.config import ModelConfig
+from minrl.models import small_qwen3, word_tokenizer
+from minrl.policy import as_policy, save_policy
+from minrl.processes import Processes
+
+TASKS = '''
+"""Say an even number of words; or roll a die, say a word, and be asked again."""
+
+from dataclasses import dataclass
+from minrl.tasks.task import Task, TaskDefinition, split
+from minrl.types import Example, Job, Reward, Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    count: int = 24
+    """Examples."""
+    broken: bool = False
+    """Whether the reward raises for some."""
+
+
+def reward(completion, example):
+    said = completion.split()
+    if example["broken"] and len(said) % 3 == 0:
+        raise RuntimeError("cannot judge " + str(len(said)))
+    return Reward(float(len(said) % 2 == 0), {"words": float(len(said)), "short": float(len(said) < 4)})
+
+
+def dialogue(example, rng):
+    die = rng.randint(1, 6)
+    first = yield Turn("asked", f"numbers {die}")
+    second = yield Turn("asked", "numbers 2")
+    judged = yield Job(reward, (first + " " + second, example), cheap=True)
+    return {"asked": Reward(float((len(first.split()) + die) % 2 == 0), judged.parts)}
+
+
+def examples(options):
+    for n in range(options.count):
+        yield Example(f"e{n}", f"numbers {n % 9 + 1}", {"broken": options.broken}, {"odd": str(n % 2)})
+
+
+def make(options, data_path):
+    return Task(split(examples(options), 0.5), reward, cheap=not options.broken)
+
+
+def make_dialogue(options, data_path):
+    return Task(split(examples(options), 0.5), None, episode=dialogue)
+
+
+even = TaskDefinition(Options, make)
+talk = TaskDefinition(Options, make_dialogue)
+'''
+
+WORDS = ["numbers", *(str(n) for n in range(10))]
+FLAGS = ["--samples", "4", "--max-tokens", "5", "--device", "cpu", "--threads", "1", "--batch-size", "16"]
+FLAGS += ["--quiet", "--reward-workers", "1"]
+
+
+def save_models(folder: Path) -> list[str]:
+    """Two models that differ in their seed."""
+    config = ModelConfig(device="cpu", threads=1)
+    paths = []
+    for seed in (0, 1):
+        tokenizer = word_tokenizer(WORDS)
+        policy = as_policy(small_qwen3(tokenizer, 64, 1, 2, seed), tokenizer, config, Processes(config))
+        save_policy(policy, folder / f"model{seed}")
+        paths.append(str(folder / f"model{seed}"))
+    return paths
+
+
+def run(*arguments, flags=FLAGS):
+    """The program's exit status."""
+    return evaluate.main([*map(str, arguments), *flags])
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (Path(folder) / "completions.jsonl").read_text().splitlines()]
+
+
+def summary_of(folder):
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def files_of(folder):
+    """What an interrupted evaluation must have in common with one that was not."""
+    names = ("completions.jsonl", "scores.parquet", "summary.csv", "summary.md", "charts/pass_at_1.png")
+    return {name: (Path(folder) / name).read_bytes() for name in names}

@@ -1,0 +1,329 @@
+"""evaluate.py as a whole: models x tasks -> one folder, stopped and resumed, forced, checked, refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from minrl.config import EvaluationConfig, ModelConfig, RolloutConfig
+from minrl.engines.torch_engine import TorchEngine
+from minrl.evaluation import evaluate as evaluate_while_training
+from minrl.pipeline import generate, local, report, score
+from minrl.pipeline.folder import locked
+from minrl.policy import load_policy
+from minrl.processes import Processes
+from minrl.tasks import load_task
+from minrl.types import UserError
+from minrl.workers import Workers
+from tests import evaluated
+from tests.evaluated import files_of, rows_of, run, summary_of
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluated")
+    (folder / "evaluated_tasks.py").write_text(evaluated.TASKS)
+    evaluated.save_models(folder)
+    return folder
+
+
+@pytest.fixture
+def models(place):
+    return [str(place / "model0"), str(place / "model1")]
+
+
+@pytest.fixture
+def tasks(place):
+    return [f"{place}/evaluated_tasks.py:{name}" for name in ("even", "talk")]
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """An evaluation that nothing interrupted."""
+    tasks = [f"{place}/evaluated_tasks.py:{name}" for name in ("even", "talk")]
+    assert run("--models", place / "model0", place / "model1", "--tasks", *tasks, "--output", place / "whole") == 0
+    return place / "whole"
+
+
+def test_one_folder_has_everything(whole):
+    rows, summary = rows_of(whole), summary_of(whole)
+    examples = {task: len({r["index"] for r in rows if r["task"] == task}) for task in ("even", "talk")}
+    assert len(rows) == 2 * 5 * sum(examples.values())  # two models, four samples and a greedy one
+    assert [(r["label"], r["task"]) for r in summary["results"]] == [
+        (model, task) for model in ("model0", "model1") for task in ("even", "talk")
+    ]
+    table = parquet.read_table(whole / "scores.parquet").to_pandas()
+    assert len(table) == len(rows) and table.unscorable.isna().all()
+    assert set(table.columns) >= {"part/words", "part/short", "category/odd", "tokens", "finish_reason", "solved"}
+    pictures = {f"charts/{path.stem}" for path in (whole / "charts").glob("*.png")}
+    assert {"charts/pass_at_1", "charts/pass_at_k", "charts/differences", "charts/parts-even"} <= pictures
+    assert "charts/categories-talk" in pictures
+    events = EventAccumulator(str(whole / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["images"]) == pictures
+    assert events.Images("charts/pass_at_1")[0].encoded_image_string == (whole / "charts/pass_at_1.png").read_bytes()
+    assert "| model1 | " in (whole / "summary.md").read_text()
+
+
+def test_the_figures_are_those_of_the_completions(whole):
+    # By hand from the texts: solved is an even number of words; pass@2 of 4 samples with c solved ones is
+    # 1 - C(4-c, 2) / 6: 0, 1/2, 5/6, 1, 1.
+    of_pair = [r for r in rows_of(whole) if r["task"] == "even" and r["model"].endswith("model0")]
+    sampled = [r for r in of_pair if r["mode"] == "sampled"]
+    solved = {}
+    for row in sampled:
+        solved.setdefault(row["index"], []).append(len(row["completion"].split()) % 2 == 0)
+    counts = [sum(of_example) for of_example in solved.values()]
+    assert all(len(of_example) == 4 for of_example in solved.values()) and 0 < sum(counts) < len(sampled)
+    result = summary_of(whole)["results"][0]
+    assert result["pass@1"] == result["pass@k"]["1"]["value"] == pytest.approx(sum(counts) / len(sampled))
+    assert result["pass@k"]["2"]["value"] == pytest.approx(np.mean([(0, 1 / 2, 5 / 6, 1, 1)[c] for c in counts]))
+    assert result["pass@k"]["4"]["value"] == pytest.approx(np.mean([c > 0 for c in counts]))
+    greedy = [len(r["completion"].split()) % 2 == 0 for r in of_pair if r["mode"] == "greedy"]
+    assert result["pass@1_greedy"] == pytest.approx(np.mean(greedy))
+    assert result["parts"]["words"] == pytest.approx(np.mean([len(r["completion"].split()) for r in sampled]))
+    odd = [len(r["completion"].split()) % 2 == 0 for r in sampled if r["category"] == {"odd": "1"}]
+    assert result["by_category"]["odd=1"]["pass@1"] == result["categories"]["odd=1"] == pytest.approx(np.mean(odd))
+    assert (result["n"], result["missing"], result["unscorable"]) == (len(sampled), 0, 0)
+
+
+@pytest.mark.parametrize("name", ["even", "talk"])
+def test_it_samples_and_rewards_what_train_does(whole, place, name):
+    # Same seeds, same texts, and a multi-turn episode with dice gets on replay what it was paid when it was played.
+    config = ModelConfig(device="cpu", threads=1)
+    policy = load_policy(str(place / "model1"), config, Processes(config))
+    task, workers = load_task(f"{place}/evaluated_tasks.py:{name}"), Workers(1, 30.0)
+    settings = EvaluationConfig(eval_samples=4)
+    sampling = RolloutConfig(max_tokens=5)
+    there = evaluate_while_training(policy, TorchEngine(policy), workers, task, settings, sampling, 0)
+    here = next(r for r in summary_of(whole)["results"] if (r["label"], r["task"]) == ("model1", name))
+    expected = there.to_json()
+    assert {key: here[key] for key in expected if key != "ci95"} == {
+        key: value for key, value in expected.items() if key != "ci95"
+    }
+    assert here["ci95"] == pytest.approx(expected["ci95"])
+
+
+class Stopped(BaseException):
+    """The program ends here."""
+
+
+def stop_after(monkeypatch, owner, name, calls):
+    usual, made = getattr(owner, name), []
+
+    def counting(*args, **kwargs):
+        made.append(1)
+        if len(made) > calls:
+            raise Stopped
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, counting)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "calls"),
+    [(local.LocalSampler, "_play", 3), (local.LocalSampler, "_play", 9), (score, "score_rows", 5), (report, "tidy", 0)],
+)
+def test_stopped_anywhere_it_goes_on_to_the_same_result(
+    whole, models, tasks, tmp_path, monkeypatch, owner, name, calls
+):
+    command = ["--models", *models, "--tasks", *tasks, "--output", tmp_path / "out"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, owner, name, calls)
+        with pytest.raises(Stopped):
+            run(*command)
+    assert not (tmp_path / "out/summary.json").exists()
+    for name in ("completions.jsonl", "scores.partial.jsonl"):
+        if (path := tmp_path / "out" / name).exists():
+            path.write_bytes(path.read_bytes()[:-9])  # and the last line was not written to its end
+    assert run(*command) == 0
+    assert files_of(tmp_path / "out") == files_of(whole)
+
+
+def test_what_is_done_is_not_done_again_unless_forced(whole, models, tasks, monkeypatch):
+    command = ["--models", *models, "--tasks", *tasks, "--output", whole]
+    before = files_of(whole)
+    stages = {"generate": (local.LocalSampler, "_play"), "score": (score, "score_rows"), "report": (report, "tidy")}
+    made = {stage: stop_after(monkeypatch, *where, 10**9) for stage, where in stages.items()}
+    for forced, again in (
+        ([], []),
+        (["--force", "report"], ["report"]),
+        (["--pass-at", "1", "3"], ["report"]),
+        ([], ["report"]),
+        (["--force", "score"], ["score", "report"]),
+        (["--force"], ["generate", "score", "report"]),
+    ):
+        for calls in made.values():
+            calls.clear()
+        assert run(*command, *forced) == 0
+        assert [stage for stage, calls in made.items() if calls] == again
+        assert "--pass-at" in forced or files_of(whole) == before
+    (whole / "charts/pass_at_1.png").unlink()
+    assert run(*command) == 0 and files_of(whole) == before
+
+
+def test_a_damaged_table_or_completion_is_made_again(whole, models, tasks, monkeypatch):
+    before = files_of(whole)
+    table, completions = whole / "scores.parquet", whole / "completions.jsonl"
+    table.write_bytes(table.read_bytes()[:-100])
+    lines = completions.read_text().splitlines(keepends=True)
+    completions.write_text("".join([*lines[:3], lines[3][:40] + "\n", *lines[5:]]))  # one damaged, one lost
+    generated = stop_after(monkeypatch, local.LocalSampler, "_play", 10**9)
+    assert run("--models", *models, "--tasks", *tasks, "--output", whole) == 0
+    assert len(generated) == 1  # the batch that both are of
+    assert files_of(whole) == before
+
+
+def test_a_further_model_is_added_and_the_others_are_kept(whole, models, tasks, tmp_path, monkeypatch):
+    command = ["--tasks", *tasks, "--output", tmp_path]
+    assert run("--checkpoint", models[0], *command) == 0
+    generated = stop_after(monkeypatch, local, "load_policy", 1)
+    assert run("--models", *models, *command) == 0
+    assert len(generated) == 1
+    assert files_of(tmp_path) == files_of(whole)
+    with pytest.raises(UserError, match=r"model .*model0, which is not named now: choose another --output"):
+        run("--checkpoint", models[1], *command)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--temperature", "0.5"], r"temperature 1\.0, now 0\.5: choose another --output, or .* --force generate"),
+        (["--max-tokens", "6"], "max_tokens 5, now 6"),
+        (["--seed", "1"], "seed 0, now 1"),
+        (["--even.count", "30"], "even: options count 24, now 30"),
+        (["--examples", "3"], "even: examples"),
+        (["--reward-deadline-s", "7"], r"reward_deadline_s 30.0, now 7.0: .* --force score"),
+    ],
+)
+def test_other_settings_are_refused_by_name_and_nothing_is_touched(whole, models, tasks, flags, message):
+    before = files_of(whole)
+    kept = [flag for flag in evaluated.FLAGS if flags[0] != "--max-tokens" or flag not in ("--max-tokens", "5")]
+    with pytest.raises(UserError, match=message) as refused:
+        run("--models", *models, "--tasks", *tasks, "--output", whole, *flags, flags=kept)
+    assert "\n" not in str(refused.value) and files_of(whole) == before
+
+
+def test_other_weights_at_the_same_place_are_refused(place, tasks, tmp_path):
+    (model,) = evaluated.save_models(tmp_path)[:1]
+    command = ["--checkpoint", model, "--task", tasks[0], "--output", tmp_path / "out", "--examples", "2"]
+    assert run(*command) == 0
+    for path in Path(model).glob("*.safetensors"):
+        path.write_bytes((place / "model1" / path.name).read_bytes())
+    with pytest.raises(UserError, match=r"other weights of .*model0"):
+        run(*command)
+    assert run(*command, "--force") == 0
+
+
+def test_a_changed_reward_is_refused_until_scores_are_forced(models, tmp_path, monkeypatch):
+    source = tmp_path / "changing_task.py"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # both versions are as long and as old
+    command = ["--checkpoint", models[0], "--task", f"{source}:even", "--output", tmp_path / "out", "--no-charts"]
+
+    def changed_to(text):
+        source.write_text(text)
+        sys.modules.pop("changing_task", None)
+
+    changed_to(evaluated.TASKS)
+    assert run(*command) == 0
+    completions = (tmp_path / "out/completions.jsonl").read_bytes()
+    before = summary_of(tmp_path / "out")["results"][0]["pass@1"]
+    changed_to(evaluated.TASKS.replace("% 2 == 0), {", "% 2 == 1), {"))
+    with pytest.raises(UserError, match=r"even: program .*--force score"):
+        run(*command)
+    assert run(*command, "--force", "score") == 0
+    assert summary_of(tmp_path / "out")["results"][0]["pass@1"] == pytest.approx(1 - before)
+    assert (tmp_path / "out/completions.jsonl").read_bytes() == completions
+
+
+def test_what_cannot_be_scored_says_why_and_is_not_solved(models, tasks, tmp_path):
+    command = ["--checkpoint", models[0], "--task", tasks[0], "--even.broken", "--output", tmp_path]
+    assert run(*command) == 0
+    table = parquet.read_table(tmp_path / "scores.parquet").to_pylist()
+    words = {(r["mode"], r["index"], r["sample"]): len(r["completion"].split()) for r in rows_of(tmp_path)}
+    for line in table:
+        count = words[line["mode"], line["index"], line["sample"]]
+        expected = f"RuntimeError: cannot judge {count}" if count % 3 == 0 else None
+        assert line["unscorable"] == expected and (line["reward"] is None) == (count % 3 == 0)
+        assert line["solved"] == (count % 2 == 0 and count % 3 != 0)
+    result = summary_of(tmp_path)["results"][0]
+    assert result["unscorable"] == sum(line["unscorable"] is not None for line in table) > 0
+
+
+def test_a_dry_run_checks_and_generates_nothing(models, tasks, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(generate, "sampler_of", None)
+    loud = [flag for flag in evaluated.FLAGS if flag != "--quiet"]
+    command = ["--models", *models, "--tasks", *tasks, "--output", tmp_path / "out", "--dry-run"]
+    assert run(*command, flags=loud) == 0
+    said = capsys.readouterr().err
+    assert said.count(" to generate") == 5 and not (tmp_path / "out").exists()
+    for wrong, message in (
+        (["--models", tmp_path / "nothing"], "cannot load model"),
+        (["--models", models[0], models[0]], "more than once"),
+        (["--models", models[0], "--tasks", "evn"], "no task 'evn'"),
+        (["--models", "openai:x@ftp://y"], "must begin with http"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(*wrong, "--output", tmp_path / "out", "--dry-run")
+
+
+def test_greedy_alone_at_temperature_0(models, tasks, tmp_path):
+    flags = [flag for flag in evaluated.FLAGS if flag not in ("--samples", "4")]
+    command = ["--checkpoint", models[0], "--task", tasks[0], "--temperature", "0", "--output", tmp_path]
+    assert run(*command, flags=flags) == 0
+    assert {row["mode"] for row in rows_of(tmp_path)} == {"greedy"}
+    result = summary_of(tmp_path)["results"][0]
+    assert result["pass@1"] == result["pass@1_greedy"] and list(result["pass@k"]) == ["1"]
+
+
+def test_the_short_form_writes_and_shows_one_result(models, tasks, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for samples in ("2", "3"):  # each has a folder of its own
+        flags = ["--samples", samples, *evaluated.FLAGS[2:]]
+        assert run("--checkpoint", models[0], "--task", tasks[0], "--output", "result.json", flags=flags) == 0
+        result = json.loads(Path("result.json").read_text())
+        assert json.loads(capsys.readouterr().out) == result
+        assert result["model"] == models[0] and result["task"] == "even" and result["options"]["count"] == 24
+        assert result["n"] == int(samples) * result["examples"] and len(result["ci95"]) == 2
+    assert len(list(Path("evaluations").glob("even-*"))) == 2
+
+
+def test_two_programs_do_not_write_to_one_folder(models, tasks, tmp_path):
+    with locked(tmp_path / "out"), pytest.raises(UserError, match="another program is writing"):
+        run("--checkpoint", models[0], "--task", tasks[0], "--output", tmp_path / "out")
+
+
+def test_a_folder_of_other_things_is_left_alone(models, tasks, place):
+    with pytest.raises(UserError, match="and no evaluation"):
+        run("--checkpoint", models[0], "--task", tasks[0], "--output", place)
+
+
+@pytest.mark.slow
+def test_killed_in_each_stage_it_resumes_to_the_same_result(whole, models, tasks, tmp_path):
+    command = [sys.executable, str(ROOT / "evaluate.py"), "--models", *models, "--tasks", *tasks, *evaluated.FLAGS]
+    command += ["--output", str(tmp_path / "out")]
+
+    def start():
+        return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path, text=True)
+
+    for name in ("completions.jsonl", "scores.partial.jsonl"):
+        program, watched = start(), tmp_path / "out" / name
+        while program.poll() is None and not (watched.exists() and watched.stat().st_size):
+            time.sleep(0.002)
+        os.kill(program.pid, signal.SIGKILL)
+        assert program.wait() in (-signal.SIGKILL, 0), program.stderr.read()
+    last = start()
+    _, errors = last.communicate()
+    assert last.returncode == 0, errors
+    assert files_of(tmp_path / "out") == files_of(whole)

@@ -1,0 +1,59 @@
+"""pass@k and differences by hand."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from minrl.evaluation import pass_at_k, wilson
+from minrl.pipeline.figures import Score, example_values, paired_difference, pass_figure, plain
+from minrl.types import Reward
+
+
+@pytest.mark.parametrize(("n", "solved"), [(1, 0), (1, 1), (5, 0), (5, 2), (6, 5), (6, 6)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_solution(n, solved):
+    samples = [True] * solved + [False] * (n - solved)
+    for k in range(1, n + 1):
+        subsets = list(itertools.combinations(samples, k))
+        assert pass_at_k(n, solved, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_pass_at_k_of_many_samples_does_not_overflow():
+    assert 0.999 < pass_at_k(10_000, 5_000, 100) <= 1.0
+    assert pass_at_k(10_000, 1, 100) == pytest.approx(0.01)
+
+
+def score(index, solved, role="policy"):
+    return Score("m", "t", "sampled", index, f"e{index}", role, Reward(float(solved)), 3.0, False)
+
+
+def test_a_value_for_each_example_is_the_mean_of_its_roles():
+    scores = [score(0, 1, "x"), score(0, 0, "x"), score(0, 0, "o"), score(0, 0, "o"), score(1, 1, "x")]
+    assert example_values(scores, 1) == {0: 0.25, 1: 1.0}
+    assert example_values(scores, 2) == {0: 0.5}  # only the first has two samples
+    value, _, examples = pass_figure(scores, 2)
+    assert (value, examples) == (0.5, 1)
+
+
+def test_the_paired_interval_is_narrower_than_the_two_apart():
+    # 100 examples of very different difficulty; the second model solves 10 more of them and loses none.
+    before = np.array([1.0] * 45 + [0.0] * 55)
+    after = np.array([1.0] * 55 + [0.0] * 45)
+    found = paired_difference(before, after)
+    assert found["difference"] == pytest.approx(0.1)
+    assert (found["better"], found["worse"], found["same"]) == (10, 0, 90)
+    # The standard error is sqrt(0.1 * 0.9 / 100) = 0.03; apart it would be sqrt(2 * 0.25 / 100) = 0.07.
+    low, high = found["ci95"]
+    assert low == pytest.approx(0.1 - 1.96 * 0.03, abs=0.012) and high == pytest.approx(0.1 + 1.96 * 0.03, abs=0.012)
+
+
+def test_models_that_agree_on_every_example_are_no_certainty():
+    zeros = np.zeros(40)
+    found = paired_difference(zeros, zeros)
+    # Both are 0 of 40, whose Wilson interval ends at 0.0876: so far may each be above the other.
+    assert found["difference"] == 0.0
+    assert found["ci95"] == pytest.approx([-wilson(0.0, 40)[1], wilson(0.0, 40)[1]])
+
+
+def test_json_has_no_nan():
+    assert plain({"a": [float("nan"), 1.0], "b": (2.0, "x", None)}) == {"a": [None, 1.0], "b": [2.0, "x", None]}

@@ -1,0 +1,150 @@
+"""Models behind a server: a real one on this machine that is slow, busy, broken, and at last right."""
+
+import hashlib
+import sys
+import time
+
+import pytest
+
+from minrl.pipeline import served
+from minrl.pipeline.models import find_models
+from minrl.types import UserError
+from tests import evaluated
+from tests.chat_server import ChatServer, answer
+from tests.evaluated import files_of, rows_of, run, summary_of
+
+FLAGS = "--samples 3 --max-tokens 5 --quiet --reward-workers 1 --api-retries 0 --no-charts".split()  # noqa: SIM905
+BROKEN = (500, {}, '{"error": {"message": "out of order"}}')
+
+
+def says(body):
+    """What the model answers: a function of what it was shown and of the seed."""
+    seen = str([message["content"] for message in body["messages"]]) + str(body["seed"] * (body["temperature"] > 0))
+    return answer(" ".join("1" * (1 + hashlib.sha256(seen.encode()).digest()[0] % 5)))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-test")
+    server = ChatServer(says)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    (tmp_path / "served_tasks.py").write_text(evaluated.TASKS)
+    return [f"{tmp_path}/served_tasks.py:{name}" for name in ("even", "talk")]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch):
+    """Each test's folder has a file of that name."""
+    before = list(sys.path)
+    yield
+    sys.modules.pop("served_tasks", None)
+    sys.path[:] = before
+
+
+def scores_of(folder):
+    return {(r["label"], r["task"]): r.get("pass@1") for r in summary_of(folder)["results"]}
+
+
+def test_single_turns_and_conversations_are_played_and_scored(server, tasks, tmp_path):
+    command = ["--models", f"openai:m@{server.url}", "--tasks", *tasks, "--output", tmp_path / "out"]
+    assert run(*command, flags=FLAGS) == 0
+    rows = rows_of(tmp_path / "out")
+    assert len({(r["task"], r["mode"], r["index"], r["sample"]) for r in rows}) == len(rows)
+    turns = sum(len(row.get("turns", [1])) for row in rows)
+    assert len(server.asked) == turns and set(server.keys) == {"Bearer sk-secret-of-the-test"}
+    second = [body["messages"] for body in server.asked if len(body["messages"]) == 3]
+    assert len(second) == sum("turns" in row for row in rows)
+    assert {tuple(m["role"] for m in messages) for messages in second} == {("user", "assistant", "user")}
+    assert {body["temperature"] for body in server.asked} == {0.0, 1.0}
+    assert {body["max_tokens"] for body in server.asked} == {5}
+    seeds = [body["seed"] for body in server.asked if body["temperature"] == 1.0]
+    even = [r for r in rows if (r["task"], r["mode"]) == ("even", "sampled")]
+    solved = sum(len(r["completion"].split()) % 2 == 0 for r in even)
+    assert scores_of(tmp_path / "out")["m", "even"] == pytest.approx(solved / len(even))
+    assert len(set(seeds)) > len(even)  # the two tasks number their examples alike, turns and samples differ
+    assert even[0]["tokens"] == 3 and even[0]["finish_reason"] == "stop"
+
+
+def test_failures_are_error_rows_that_are_asked_again_and_no_answers(server, tasks, tmp_path):
+    whole = ["--models", f"openai:m@{server.url}", "--tasks", *tasks, "--output"]
+    assert run(*whole, tmp_path / "whole", flags=FLAGS) == 0
+    calls = []
+
+    def failing(body):
+        calls.append(body)
+        return BROKEN if len(calls) % 3 == 0 else says(body)
+
+    server.reply = failing
+    assert run(*whole, tmp_path / "out", flags=FLAGS) == 1
+    rows, summary = rows_of(tmp_path / "out"), summary_of(tmp_path / "out")
+    errors = [row for row in rows if "error" in row]
+    assert errors and all("status 500: out of order" in row["error"] and "completion" not in row for row in errors)
+    assert not summary["complete"] and sum(r["missing"] for r in summary["results"]) == len(errors)
+    answered = [r for r in rows if (r["task"], r["mode"]) == ("even", "sampled") and "error" not in r]
+    solved = sum(len(r["completion"].split()) % 2 == 0 for r in answered)
+    assert scores_of(tmp_path / "out")["m", "even"] == pytest.approx(solved / len(answered))  # of what was answered
+    server.reply = says
+    before = len(server.asked)
+    assert run(*whole, tmp_path / "out", flags=FLAGS) == 0
+    assert len(server.asked) - before == sum(2 if row["task"] == "talk" else 1 for row in errors)
+    first, second = files(tmp_path / "whole"), files(tmp_path / "out")
+    assert first == second
+
+
+def files(folder):
+    (folder / "charts").mkdir(exist_ok=True)
+    (folder / "charts/pass_at_1.png").touch()
+    return files_of(folder)
+
+
+def test_a_server_that_is_gone_is_left_alone_after_a_while(server, tasks, tmp_path):
+    server.reply = lambda body: BROKEN
+    command = ["--models", f"openai:m@{server.url}", "--task", tasks[0], "--even.count", "200"]
+    assert run(*command, "--output", tmp_path / "out", flags=FLAGS) == 1
+    most = served.FAILURES_IN_A_ROW + (served.AHEAD + 1) * 8
+    assert served.FAILURES_IN_A_ROW <= len(server.asked) <= most < 300
+    assert not summary_of(tmp_path / "out")["complete"]
+    assert "pass@1" not in summary_of(tmp_path / "out")["results"][0]
+
+
+def test_calls_are_bounded_and_many_at_a_time(server, tasks, tmp_path):
+    until = time.monotonic() + 60
+
+    def slow(body):
+        while server.most < 3 and time.monotonic() < until:  # three come at a time, or none is answered for a minute
+            time.sleep(0.01)
+        return says(body)
+
+    server.reply = slow
+    command = ["--models", f"openai:m@{server.url}", "--task", tasks[0], "--output", tmp_path / "out"]
+    assert run(*command, "--api-concurrency", "3", flags=FLAGS) == 0
+    assert server.most == 3
+
+
+def test_a_dry_run_asks_for_the_list_of_models_and_for_nothing_else(server, tasks, tmp_path, capsys):
+    command = ["--models", f"openai:other@{server.url}", "--task", tasks[0], "--output", tmp_path / "out", "--dry-run"]
+    assert run(*command, flags=[flag for flag in FLAGS if flag != "--quiet"]) == 0
+    assert not server.asked and "the server lists m and not this one" in capsys.readouterr().err
+    server.close()
+    with pytest.raises(UserError, match="no connection"):
+        run(*command, flags=FLAGS)
+
+
+def test_names_of_servers_models():
+    (model,) = find_models(["openai:org/name@v2@http://127.0.0.1:1/v1"])
+    assert (model.served_name, model.base_url) == ("org/name@v2", "http://127.0.0.1:1/v1")
+    (model,) = find_models(["openai:gpt"])
+    assert (model.served_name, model.base_url) == ("gpt", "")
+    with pytest.raises(UserError, match="openai:MODEL@BASE_URL"):
+        find_models(["openai:"])
+
+
+def test_an_opponent_beside_a_servers_model_is_refused(server, tmp_path):
+    flags = ["--task", "tictactoe", "--tictactoe.opponent", "frozen", "--opponent", "x"]
+    with pytest.raises(UserError, match="plays beside local models only"):
+        run("--models", f"openai:m@{server.url}", *flags, "--output", tmp_path, flags=FLAGS)
