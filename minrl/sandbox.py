@@ -225,7 +225,10 @@ def level() -> str:
 
 def describe() -> str:
     """One line for the user: what stands around untrusted code on this machine."""
-    return f"untrusted code runs under {LEVELS[level()]}"
+    chosen = level()
+    bare = chosen == "limits" and os.geteuid() != 0
+    warning = ". As you are not root it may change YOUR files, too: install bubblewrap" if bare else ""
+    return f"untrusted code runs under {LEVELS[chosen]}{warning}"
 
 
 @functools.cache

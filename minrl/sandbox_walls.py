@@ -53,12 +53,12 @@ def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> No
     Their first process ends with the command, and with it the kernel ends all others.
     """
     processes, root = processes_allowed(call, uid), os.geteuid() == 0
+    gid = os.getegid()  # inside it is unknown until it is mapped
     own(call["writable"], uid)
     flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
     checked(LIBC.unshare(flags if root else flags | CLONE_NEWUSER), "unshare")
     die_with_parent()
     if not root:
-        gid = os.getegid()
         for name, content in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(content)
