@@ -34,8 +34,8 @@ INSTRUCTIONS = (
 )
 EMPTY = "123456789"
 LINES = ("123", "456", "789", "147", "258", "369", "159", "357")
-HELD_OUT_GAMES = 125
-"""Games of each match in the evaluation: 500 in all, so that each is played once by default."""
+HELD_OUT_GAMES = 250
+"""Games of each match in the evaluation: 1000 in all, of which about half are played by default."""
 OPENINGS = 240
 """Training examples for each number of moves that an opening has."""
 
