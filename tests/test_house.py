@@ -50,6 +50,7 @@ DOORS = {
     "peft": {"minrl.lora"},
     "bitsandbytes": {"minrl.optimizer"},
     "openai": {"minrl.openai_client"},
+    "reasoning_gym": {"minrl.tasks.reasoning_gym"},
     "matplotlib": {"minrl.charts"},
     "pyarrow": {"minrl.pipeline.table"},
     "tree_sitter": {"minrl.tasks.rust_syntax"},

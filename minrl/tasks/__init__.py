@@ -2,10 +2,10 @@
 
 import difflib
 import keyword
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from minrl.config import task_key
-from minrl.tasks import code, code_game, connections, countdown, gsm8k, hanoi, math, rust, tictactoe
+from minrl.tasks import code, code_game, connections, countdown, gsm8k, hanoi, math, reasoning_gym, rust, tictactoe
 from minrl.tasks.outside import (
     definition_in_file,
     definition_installed,
@@ -30,6 +30,12 @@ TASK_DEFINITIONS: dict[str, TaskDefinition] = {
 }
 
 
+TASK_FAMILIES: dict[str, Callable[[str], TaskDefinition]] = {
+    "reasoning_gym": reasoning_gym.define,
+}
+"""Tasks by `family/member`: what defines each member of a family from its name."""
+
+
 def load_task(name: str, options: Mapping[str, object] | None = None, data_path: str = "") -> Task:
     """The task of that name, made from what `options` holds for it (its defaults where that is nothing)."""
     definition = find_definition(name)
@@ -38,10 +44,15 @@ def load_task(name: str, options: Mapping[str, object] | None = None, data_path:
 
 
 def find_definition(name: str) -> TaskDefinition:
-    """A built-in task by its name, one in a file by `path/to/file.py:name`, or one of an installed package."""
+    """A built-in task by its name or `family/member`, one in a file by `path/to/file.py:name`, or one of an installed
+    package.
+    """
     in_file = definition_in_file(name)
     if in_file is not None:
         return in_file
+    family, slash, member = name.partition("/")
+    if slash and family in TASK_FAMILIES:
+        return TASK_FAMILIES[family](member)
     installed = installed_tasks()
     offers = installed.get(name, [])
     if name in TASK_DEFINITIONS and offers:
@@ -52,7 +63,7 @@ def find_definition(name: str) -> TaskDefinition:
         raise UserError(f"{' and '.join(map(provider, offers))} offer a task {name!r} each: uninstall one of them")
     if offers:
         return definition_installed(offers[0])
-    known = [*TASK_DEFINITIONS, *installed]
+    known = [*TASK_DEFINITIONS, *(f"{family}/NAME" for family in TASK_FAMILIES), *installed]
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]}? " if close else ""
     raise UserError(f"no task {name!r}: {meant}choose one of {', '.join(known)}, or name a file: path/to/file.py:name")

@@ -1,0 +1,244 @@
+"""The generators of the reasoning-gym library (arXiv:2505.24760), each a task: `--task reasoning_gym/leg_counting`.
+
+    Your task is to count how many legs there are in total when given a list of animals. ... How many legs are there in
+    total if you have 12 spiders, 3 cows?      ->      12 * 8 + 3 * 4 = 108 <answer>108</answer>
+
+The library makes the problems and its verifiers score the answers, from 0 to 1. Around a verifier:
+
+- it is given what the library's `extract_answer` finds; a completion without answer tags is 0, and so is an answer that
+  is absurdly long, without asking it;
+- what it raises, a score outside [0, 1], and a problem whose own answer it does not score 1, make the completion
+  unscorable, with the reason;
+- some verifiers hand the answer to `eval` or to sympy's `parse_expr`, which executes what it reads. Here they get a
+  reader of literals, and one of plain formulas, in their place.
+"""
+
+import ast
+import contextlib
+import difflib
+import functools
+import hashlib
+import importlib
+import json
+import keyword
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, check_held_out_share, split
+from minrl.types import Example, Prompt, Reward, UserError, require
+
+MAX_ANSWER_CHARACTERS = 10_000
+"""Longer answers are wrong without a look at them, unless the problem's own is nearly as long."""
+
+EVALUATING = (
+    "algorithmic.binary_matrix",
+    "algorithmic.number_sorting",
+    "algorithmic.spiral_matrix",
+    "algorithmic.string_insertion",
+    "games.n_queens",
+)
+"""Modules whose verifiers call `eval`, to read lists."""
+
+PARSING = {
+    "algebra.intermediate_integration": "sympy",
+    "algebra.polynomial_multiplication": "sp",
+    "algebra.simple_integration": "sympy",
+    "games.countdown": "",
+    "games.puzzle24": "",
+}
+"""Modules whose verifiers call sympy's `parse_expr`, and what they call sympy (empty: they know the function alone)."""
+
+FUNCTIONS = frozenset(("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "exp", "log", "ln", "sqrt"))
+"""What a formula may call."""
+
+NOTES = {"codeio": "this generator executes the library's own code snippets in this process"}
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+)|(?P<word>[A-Za-z][A-Za-z0-9]*)|[-+*/^(),!])\s*"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGymOptions:
+    """Which problems are made, and how they are posed."""
+
+    size: int = 500
+    """Problems to make; those that come twice count once."""
+    seed: int = 0
+    """Seed of the problems."""
+    generator: str = ""
+    """JSON object with options of the generator, such as {"min_animals": 2}. Empty: its own defaults."""
+    prompt: Literal["default", "DeepSeekZero", "simple", "direct", "chain_of_draft"] = "default"
+    """Which of the library's system prompts stands before the question."""
+    held_out_share: float = 0.2
+    """Share of the problems that is never trained on."""
+
+    def __post_init__(self) -> None:
+        check_held_out_share("reasoning_gym", self.held_out_share)
+        require(self.size >= 1, f"size must be at least 1 problem, got {self.size}")
+        require(self.seed >= 0, f"seed must be 0 or more, got {self.seed}")
+
+
+def define(name: str) -> TaskDefinition:
+    """The task of that generator. A name that the library does not know is refused with those that are near."""
+    known = library().factory.DATASETS
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(sorted(known))}"
+        raise UserError(f"reasoning-gym has no generator {name!r}: {hint}")
+
+    def make(options: ReasoningGymOptions, data_path: str) -> Task:
+        if data_path:
+            raise UserError(f"reasoning_gym makes its own problems and takes no --data-path, got {data_path!r}")
+        _dataset(name, options.generator)  # what it refuses is refused now
+        notes = (NOTES[name],) if name in NOTES else ()
+        verify = functools.partial(reward, name=name, generator=options.generator)
+        return Task(DeferredDataset(lambda: _problems(name, options)), verify, notes=lambda: notes)
+
+    return TaskDefinition(ReasoningGymOptions, make)
+
+
+def reward(completion: str, example: Example, name: str, generator: str) -> Reward:
+    """The verifier's score of the answer. Raises where it has none, which makes the completion unscorable."""
+    answer = extract_answer(completion)
+    if answer is None:
+        return Reward(0.0, {"answered": 0.0})
+    entry = {"question": example["question"], "answer": example["answer"], "metadata": example["metadata"]}
+    own = entry["answer"]
+    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(own or "")):
+        return Reward(0.0, {"answered": 1.0})
+    score = _score(name, generator, answer, entry)
+    if own is not None and answer != own and score < 1:
+        theirs = _score(name, generator, own, entry)
+        if theirs < 1:
+            raise ValueError(f"the verifier of {name} scores the problem's own answer {theirs:g}: is the row whole?")
+    return Reward(score, {"answered": 1.0})
+
+
+def extract_answer(completion: str) -> str | None:
+    """What the library finds in the last `<answer>...</answer>`, in linear time. None where there is none."""
+    before, closed, _ = completion.rpartition("</answer>")
+    return library().utils.extract_answer(before + closed) if closed else None
+
+
+def _score(name: str, generator: str, answer: str, entry: Mapping[str, Any]) -> float:
+    score = _verifier(name, generator)(answer, dict(entry))
+    if not isinstance(score, int | float) or not 0 <= score <= 1:
+        raise ValueError(f"the verifier of {name} must give a score from 0 to 1, got {score!r}")
+    return float(score)
+
+
+@functools.lru_cache(maxsize=64)
+def _verifier(name: str, generator: str) -> Callable[[str, dict[str, Any]], Any]:
+    return _dataset(name, generator).score_answer
+
+
+def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
+    """Made in this process, in the order of their number."""
+    dataset = _dataset(name, options.generator, options.size, options.seed)
+    system = library().utils.SYSTEM_PROMPTS[options.prompt]
+    examples: dict[str, Example] = {}
+    with contextlib.redirect_stdout(sys.stderr):  # some generators print
+        for number in range(options.size):
+            try:
+                entry = dataset[number]
+            except Exception as error:  # the generator is the library's and may raise anything
+                raise _refused(name, f"cannot make problem {number}", error) from error
+            question = str(entry["question"])
+            identity = hashlib.sha256(question.encode()).hexdigest()[:16]
+            prompt: Prompt = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+            fields = {"question": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
+            examples.setdefault(identity, Example(identity, prompt, fields))
+    return split(examples.values(), options.held_out_share)
+
+
+def _dataset(name: str, generator: str, size: int = 1, seed: int = 0) -> Any:  # noqa: ANN401 - the library's
+    try:
+        chosen = json.loads(generator or "{}")
+    except json.JSONDecodeError:
+        chosen = None
+    if not isinstance(chosen, dict):
+        raise UserError(f'generator must be a JSON object, such as {{"min_animals": 2}}, got {generator!r}')
+    try:
+        if "datasets" in chosen:  # a mixture of generators
+            spec = library().composite.DatasetSpec
+            chosen["datasets"] = [spec(**{"weight": 1.0, "config": {}, **one}) for one in chosen["datasets"]]
+        with contextlib.redirect_stdout(sys.stderr):
+            return library().create_dataset(name, **{**chosen, "size": size, "seed": seed})
+    except Exception as error:  # the generator's own checks, of any kind
+        raise _refused(name, f"cannot be made with the options {generator or '{}'}", error) from error
+
+
+def _refused(name: str, what: str, error: Exception) -> UserError:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return UserError(f"reasoning_gym/{name} {what}: {reason[:200]}")
+
+
+@functools.cache
+def library() -> Any:  # noqa: ANN401 - the library
+    """reasoning-gym, loaded when first needed, with verifiers that execute nothing of an answer."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of a library that it uses
+            import reasoning_gym
+            import reasoning_gym.composite
+            import reasoning_gym.utils
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{error.name} is not installed: make setup EXTRA=reasoning-gym, or pip install reasoning-gym"
+        ) from error
+    for module in EVALUATING:
+        _module(module).eval = ast.literal_eval
+    for module, sympy in PARSING.items():
+        shadowed = _module(module)
+        if sympy:
+            setattr(shadowed, sympy, _PlainSympy())
+        else:
+            shadowed.parse_expr = parse_formula
+    return reasoning_gym
+
+
+def _module(name: str) -> Any:  # noqa: ANN401 - a module of the library
+    return importlib.import_module(f"reasoning_gym.{name}")
+
+
+class _PlainSympy:
+    """sympy as a verifier's module sees it: all of it, but formulas are read by `parse_formula`."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever sympy has
+        import sympy
+
+        return parse_formula if name == "parse_expr" else getattr(sympy, name)
+
+
+def parse_formula(text: str, **options: Any) -> Any:  # noqa: ANN401 - a sympy expression
+    """sympy's `parse_expr` for plain formulas; `ValueError` for anything that could do more than compute."""
+    from sympy.parsing.sympy_parser import parse_expr
+
+    if not is_formula(text):
+        raise ValueError("not a plain formula")
+    return parse_expr(text, **options)
+
+
+def is_formula(text: str) -> bool:
+    """Whether a text has numbers, variables, operators and calls of known functions, and nothing else.
+
+    >>> [is_formula(text) for text in ("2*x**2 + log(x)/3", "test()", "(x)(1)", "x.y", "__import__('os')", "[1]")]
+    [True, False, False, False, False, False]
+    """
+    position, callable_before, known_function = 0, False, False
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None or keyword.iskeyword(token["word"] or ""):
+            return False
+        opens = token.group().strip() == "("
+        if opens and callable_before and not known_function:
+            return False
+        callable_before = bool(token["word"] or token["number"]) or token.group().strip() in (")", "!")
+        known_function = token["word"] in FUNCTIONS
+        position = token.end()
+    return True

@@ -1,0 +1,258 @@
+"""The generators of reasoning-gym as tasks: scored by the library, and guarded from what its verifiers do."""
+
+import json
+import pickle
+import sys
+
+import pytest
+
+import evaluate
+import train
+from minrl.command_line import parse_trainer
+from minrl.tasks import load_task
+from minrl.tasks.reasoning_gym import (
+    EVALUATING,
+    PARSING,
+    ReasoningGymOptions,
+    extract_answer,
+    is_formula,
+    library,
+    parse_formula,
+)
+from minrl.types import Job, UserError
+from minrl.workers import Failure, call
+
+LEGS = "reasoning_gym/leg_counting"
+
+
+def load(name="leg_counting", **options):
+    chosen = {"size": 6, "held_out_share": 1.0, **options}
+    return load_task(f"reasoning_gym/{name}", {f"reasoning_gym/{name}": ReasoningGymOptions(**chosen)})
+
+
+def problems(task):
+    return [*task.dataset.train, *task.dataset.held_out]
+
+
+def said(answer):
+    return f"<think> hm </think> <answer>{answer}</answer>"
+
+
+def test_the_librarys_own_answers_are_solved_and_others_are_not():
+    task = load()
+    for example in problems(task):
+        assert task.reward(said(example["answer"]), example).solved
+        wrong = str(int(example["answer"]) + 1)
+        assert task.reward(said(wrong), example).value < 1
+        assert task.reward(example["answer"], example).parts == {"answered": 0.0}  # without tags there is no answer
+        assert task.reward("", example).value == 0
+        assert not task.reward(example.prompt[1]["content"], example).solved  # the prompt copied back
+
+
+def test_the_last_answer_counts_as_the_library_has_it():
+    example = problems(load())[0]
+    wrong, right = said("no"), said(example["answer"])
+    assert load().reward(wrong + right, example).solved and not load().reward(right + wrong, example).solved
+    for text in (
+        "<answer> a\nb </answer> c",
+        "<answer>x",
+        "x</answer>",
+        "<answer>1<answer>2</answer>3</answer>",
+        said(""),
+    ):
+        assert extract_answer(text) == library().utils.extract_answer(text)
+    assert extract_answer("<answer>" * 200_000) is None  # at once: the library's pattern takes hours
+
+
+def test_problems_are_split_by_their_question_the_same_each_time():
+    task, again = (load(size=60, held_out_share=0.2) for _ in range(2))
+    assert [e.id for e in task.dataset.train] == [e.id for e in again.dataset.train]
+    train_questions = {e["question"] for e in task.dataset.train}
+    held_out = {e["question"] for e in task.dataset.held_out}
+    assert train_questions and held_out and not train_questions & held_out
+    assert {e["question"] for e in problems(load(size=60, seed=1))} != train_questions | held_out
+    assert {
+        len(e["metadata"]["animals"]) for e in problems(load(generator='{"min_animals": 2, "max_animals": 2}'))
+    } == {2}
+    # tower_of_hanoi has few problems: what comes twice counts once
+    hanoi = problems(load("tower_of_hanoi", size=40, generator='{"min_disks": 3, "max_disks": 3}'))
+    assert len({e.id for e in hanoi}) == len(hanoi) < 40
+
+
+def test_the_prompt_is_the_librarys():
+    example = problems(load(prompt="direct"))[0]
+    assert example.prompt[0] == {"role": "system", "content": library().utils.SYSTEM_PROMPTS["direct"]}
+    assert example.prompt[1] == {"role": "user", "content": example["question"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("leg_count", "did you mean leg_counting"), ("zzz", "it has ab, acre"), ("", "no generator ''")],
+)
+def test_an_unknown_generator_is_refused_with_those_that_are_near(name, why):
+    with pytest.raises(UserError, match=why):
+        load_task(f"reasoning_gym/{name}")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"generator": "[1]"}, "generator must be a JSON object"),
+        ({"generator": "{"}, "generator must be a JSON object"),
+        ({"generator": '{"min_legs": 2}'}, "leg_counting cannot be made with the options .* unexpected keyword"),
+        ({"generator": '{"min_animals": 9, "max_animals": 1}'}, "cannot be made with the options"),
+        ({"size": 0}, "size must be at least 1"),
+        ({"seed": -1}, "seed must be 0 or more"),
+        ({"held_out_share": 0.0}, r"held_out_share must be in \(0, 1\]"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(options, why):
+    with pytest.raises(UserError, match=why) as error:
+        load(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_verifier_raises_is_unscorable_with_its_reason():
+    task = load("prime_factorization")
+    example = problems(task)[0]
+    good, bad = (call(Job(task.reward, (said(answer), example))) for answer in (example["answer"], "hello"))
+    assert good.solved and isinstance(bad, Failure) and "invalid literal for int()" in bad.reason
+
+
+def test_a_score_outside_the_range_is_refused(monkeypatch):
+    task, example = load(), problems(load())[0]
+    from minrl.tasks import reasoning_gym
+
+    for score in (1.5, -0.1, float("nan"), None):
+        monkeypatch.setattr(reasoning_gym, "_verifier", lambda *_, score=score: lambda answer, entry: score)
+        with pytest.raises(ValueError, match="must give a score from 0 to 1"):
+            task.reward(said("1"), example)
+
+
+def test_a_row_that_lost_something_is_refused_and_not_scored_low():
+    """arc_agi compares tuples with what JSON made lists, and would score the right answer 0.05."""
+    task = load("arc_agi", size=3)
+    example = problems(task)[0]
+    assert task.reward(said(example["answer"]), example).solved
+    torn = type(example)(example.id, "", json.loads(json.dumps(dict(example.fields))))
+    with pytest.raises(ValueError, match=r"its own answer|own answer 0\.0"):
+        task.reward(said("1"), torn)
+
+
+def test_an_absurdly_long_answer_is_wrong_without_a_look_at_it():
+    task, example = load("palindrome_generation"), problems(load("palindrome_generation"))[0]
+    assert task.reward(said("a" * 1_000_000), example).value == 0
+
+
+ATTACKS = (
+    "__import__('os').system('touch {file}')",
+    "[__import__('pathlib').Path('{file}').touch()]",
+    "exec(\"open('{file}', 'w')\")",
+    "open('{file}', 'w').close() or 24",
+    "(lambda: open('{file}', 'w'))()",
+    "[x for x in [open('{file}', 'w')]]",
+    "5! + open('{file}', 'w')",
+    "preview(x, output='png', filename='{file}')",
+    'S(\'__import__("os").system("touch {file}")\')',
+)
+
+
+@pytest.mark.parametrize("module", [*EVALUATING, *PARSING])
+def test_no_answer_is_executed(module, tmp_path):
+    name = {"algebra.simple_integration": "simple_integration"}.get(module, module.partition(".")[2])
+    task = load(name, size=2)
+    for number, attack in enumerate(ATTACKS):
+        file = tmp_path / f"{number}"
+        for example in problems(task):
+            assert task.reward(said(attack.replace("{file}", str(file))), example).value < 1
+        assert not file.exists(), attack
+    for example in problems(task):
+        assert task.reward(said(example["answer"]), example).solved  # the guards leave right answers alone
+
+
+def test_the_attacks_would_work_without_the_guards(tmp_path):
+    """Otherwise the test above would prove nothing."""
+    eval(ATTACKS[0].replace("{file}", str(tmp_path / "file")))
+    assert (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["test()", "test ()", "(test)()", "x.y", "1 .real", "1..real", "'a'", "[1]", "{1}", "a_b", "f(x)", "5(3)", "x!(3)",
+     "lambda x", "x if y else z", "x;y", "x:=1", "log(x)(y)", "x@y", "x\\y", "0x1g.a", "é"],
+)  # fmt: skip
+def test_only_formulas_are_parsed(text):
+    assert not is_formula(text)
+    with pytest.raises(ValueError, match="not a plain formula"):
+        parse_formula(text)
+
+
+def test_formulas_are_parsed_as_before():
+    from sympy.parsing.sympy_parser import parse_expr
+
+    for text in ("(1 + 2) * 3 - 4/2", "-x**2/2 + 3*log(x) + C", "exp(-x)*sin(2*x)", "5!", "1.5e3", ".5*x**2", "((x))"):
+        assert is_formula(text) and parse_formula(text) == parse_expr(text)
+
+
+def test_literals_are_read_as_before():
+    task = load("spiral_matrix", size=2)
+    example = problems(task)[0]
+    # the library pays 0.1 for a Python list of the right numbers
+    assert task.reward(said(str(example["answer"].split())), example).value == 0.1
+
+
+def test_a_mixture_of_generators_is_one_task():
+    mixed = '{"datasets": [{"name": "leg_counting"}, {"name": "chain_sum", "weight": 2, "config": {"max_terms": 2}}]}'
+    task = load("composite", generator=mixed)
+    for example in problems(task):
+        assert task.reward(said(example["answer"]), example).solved
+
+
+def test_the_library_is_named_where_it_is_missing(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    library.cache_clear()
+    try:
+        with pytest.raises(UserError, match=r"reasoning_gym is not installed: make setup EXTRA=reasoning-gym, or pip"):
+            load_task(LEGS)
+    finally:
+        library.cache_clear()
+
+
+def test_its_options_are_flags_under_its_name():
+    config, options = parse_trainer(["--task", LEGS, "--reasoning-gym-leg-counting.size", "30"])
+    assert options[LEGS] == ReasoningGymOptions(size=30) and config.run_name == "reasoning_gym-leg_counting-grpo-seed0"
+    pickle.dumps(load_task(LEGS, options).reward)  # it goes to the workers
+
+
+def test_training_needs_a_model_and_no_local_data(tmp_path):
+    places = ["--runs-dir", str(tmp_path), "--checkpoints-dir", str(tmp_path)]
+    with pytest.raises(UserError, match="the embedded base model cannot play 'reasoning_gym/leg_counting'"):
+        train.main(["--task", LEGS, *places])
+    with pytest.raises(UserError, match="takes no --data-path"):
+        train.main(["--task", LEGS, "--data-path", "x.jsonl", "--model-id", "x", *places])
+
+
+@pytest.mark.slow
+def test_completions_of_others_are_scored(tmp_path):
+    example = problems(load())[0]
+    rows = [{"completion": said(example["answer"]), **example.fields}, {"completion": said("1"), "answer": "2"}]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--task", LEGS, "--completions", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    assert evaluate.main([*flags, "--reward-deadline-s", "600", "--reward-workers", "1"]) == 0
+    right, lacking = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
+    assert right["solved"] and lacking["error"] == "the row lacks 'question', which the reward reads"
+
+
+@pytest.mark.slow
+def test_every_generator_is_a_task_whose_own_answers_are_solved():
+    """Four take seconds for a problem; benchmarks/reasoning_gym_table.py has them too."""
+    slow = {"composite", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"}
+    names = sorted({*library().factory.DATASETS} - slow)
+    assert len(names) > 95
+    for name in names:
+        task = load(name, size=2, held_out_share=1.0)
+        for example in problems(task):
+            if example["answer"] is not None:
+                assert task.reward(said(example["answer"]), example).solved, name
