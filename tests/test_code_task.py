@@ -16,7 +16,7 @@ from minrl.tasks.code_values import Malformed, from_json, to_json
 from minrl.types import Example, UserError
 
 OPTIONS = CodeOptions(timeout_s=60.0, memory_mib=256)
-STRICT = CodeOptions(timeout_s=2.0, memory_mib=256)
+STRICT = CodeOptions(timeout_s=1.0, memory_mib=256)
 """For programs that may wait to be stopped. One that passes passes with more time, too."""
 
 
@@ -176,6 +176,11 @@ def test_at_every_level_nothing_passes_that_should_not(level, name, monkeypatch)
     monkeypatch.setattr(sandbox, "level", lambda: level)
     assert paid(WORTHLESS[name], options=STRICT).value == 0.0
     assert paid(SMALLEST["code"]).solved
+
+
+def test_the_processors_time_decides_before_the_clock_does():
+    limits = CodeOptions(timeout_s=7.0).limits
+    assert (limits.cpu_s, limits.wall_s) == (7.0, 14.0)
 
 
 def test_printing_and_noise_cost_nothing():

@@ -70,7 +70,7 @@ class CodeGameOptions:
     max_digits: int = 12
     """An integer with more digits is none."""
     time_limit_s: float = 3.0
-    """Longest run of a program, in seconds."""
+    """Longest run of a program, in seconds of processor time; by the clock twice as many, for busy machines."""
     runs: int = 3
     """How often a program runs; all runs must print the same."""
     held_out_share: float = 0.25
@@ -146,7 +146,8 @@ def judge_program(program: str, options: CodeGameOptions) -> Verdict:
     """Run the program as often as the options say and compare what it printed."""
     if refusal(program, options):
         return Verdict("refused")
-    limits = Limits(wall_s=options.time_limit_s, cpu_s=options.time_limit_s, memory_mib=256, output_bytes=4096)
+    seconds = options.time_limit_s
+    limits = Limits(wall_s=2 * seconds, cpu_s=seconds, memory_mib=256, output_bytes=4096)
     printed = set()
     for _ in range(options.runs):
         outcome = run([*python(), "program.py"], {"program.py": program}, limits)
