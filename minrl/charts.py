@@ -137,10 +137,10 @@ def bars(
 
 
 def percent(axes: Axes, which: str = "y") -> None:
-    """The axis shows shares as percentages."""
+    """The axis shows shares as percentages, with as many decimals as its ticks need."""
     from matplotlib.ticker import PercentFormatter
 
-    (axes.yaxis if which == "y" else axes.xaxis).set_major_formatter(PercentFormatter(1.0, decimals=0))
+    (axes.yaxis if which == "y" else axes.xaxis).set_major_formatter(PercentFormatter(1.0))
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from minrl.config import TrainerConfig
 from minrl.evaluate_config import EvaluateConfig
+from minrl.report.__main__ import ReportConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
 
@@ -29,7 +30,7 @@ FLOORS = {
     "minrl.tensorboard_log minrl.wandb_log minrl.rollout_metrics minrl.clock minrl.bars "
     "minrl.optimizer minrl.checkpoint minrl.command_line minrl.charts minrl.episode minrl.judge",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
-    "minrl.sft minrl.viewer minrl.screen minrl.run minrl.parts minrl.record minrl.pipeline",
+    "minrl.sft minrl.viewer minrl.report minrl.screen minrl.run minrl.parts minrl.record minrl.pipeline",
     4: "train evaluate",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
@@ -166,7 +167,7 @@ def fields_of(cls):
             yield cls, name
 
 
-PROGRAMS = (TrainerConfig, EvaluateConfig, SftConfig, FilterConfig, ExpertIterationConfig)
+PROGRAMS = (TrainerConfig, EvaluateConfig, SftConfig, FilterConfig, ExpertIterationConfig, ReportConfig)
 CONFIGS = [field for program in PROGRAMS for field in fields_of(program)]
 CONFIGS += [field for definition in TASK_DEFINITIONS.values() for field in fields_of(definition.options)]
 CONFIGS = list(dict.fromkeys(CONFIGS))

@@ -1,0 +1,104 @@
+"""The report as Markdown: what the runs reached, where the seconds went, in which settings they differ."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minrl.report.runs import RunData, Score, differences
+
+NOTHING = "-"
+
+
+def markdown(runs: Sequence[RunData], pictures: Mapping[str, str], command: str) -> str:
+    """The whole report. `pictures` are file names by what they show."""
+    parts = [f"# {' / '.join(run.name for run in runs)}", results(runs)]
+    parts += [f"![{what}]({name})" for what, name in pictures.items()]
+    remarks = [run.unfinished for run in runs if run.unfinished]
+    if remarks:
+        parts.append("\n".join(f"- {remark}" for remark in remarks))
+    parts += ["## Cost", cost(runs), "## Settings", settings(runs), f"Made by `{command}`."]
+    return "\n\n".join(parts) + "\n"
+
+
+def results(runs: Sequence[RunData]) -> str:
+    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task."""
+    header = ["run", "task", "algorithm", "seed", "steps", "before", "after", "greedy"]
+    rows = []
+    for run in runs:
+        for task in run.tasks or [""]:
+            scores = run.scores(task) if task else []
+            first, last = (scores[0], scores[-1]) if scores else (None, None)
+            before = first if first is not None and first.step == 0 else None
+            greedy = f"{_greedy(before)} to {_greedy(last)}"
+            algorithm = run.summary.get("algorithm") or run.config.get("algorithm", NOTHING)
+            about = [run.name, task or NOTHING, algorithm, run.config.get("seed", NOTHING), run.last_step]
+            rows.append([*map(str, about), _interval(before), _interval(last), greedy])
+    return table(header, rows)
+
+
+def cost(runs: Sequence[RunData]) -> str:
+    """Seconds, tokens per second and memory; the seconds of a step by phase; on which machine."""
+    phases = list(dict.fromkeys(phase for run in runs for phase in run.seconds_by_phase()))
+    columns: list[tuple[str, list[str]]] = [
+        ("seconds, all in all", [_number(run.summary.get("seconds"), 0) for run in runs]),
+        ("seconds a step", [_number(run.mean("time/step_s"), 3) for run in runs]),
+        *[(f"... {phase}", [_number(run.seconds_by_phase().get(phase), 3) for run in runs]) for phase in phases],
+        ("sampled tokens/s", [_number(run.mean("speed/rollout_tokens_per_s"), 0) for run in runs]),
+        ("peak memory, GiB", [_number(max(run.curve("memory/peak_gib")[1], default=None), 2) for run in runs]),
+        ("machine", [_machine(run.record) for run in runs]),
+        ("commit", [str(run.record.get("commit") or NOTHING)[:12] for run in runs]),
+    ]
+    return table(["", *[run.name for run in runs]], [[name, *values] for name, values in columns])
+
+
+def settings(runs: Sequence[RunData]) -> str:
+    """The settings that differ between the runs; for a single run those that its command named."""
+    if len(runs) == 1:
+        command = " ".join(map(str, runs[0].record.get("command", [])))
+        return f"`{command or NOTHING}`; every setting is in config.json."
+    found = differences(runs)
+    if not found:
+        return "The runs differ in no setting."
+    rows = [[f"`--{name.replace('_', '-')}`", *map(_value, values)] for name, values in found.items()]
+    return table(["", *[run.name for run in runs]], rows)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; a bar or line break in a cell does not end it.
+
+    >>> print(table(["a", "b"], [["1", "x|y"]]))
+    | a | b |
+    |---|---|
+    | 1 | x\\|y |
+    """
+    lines = [list(header), ["---"] * len(header), *[[_cell(cell) for cell in row] for row in rows]]
+    shown = ["| " + " | ".join(line) + " |" for line in lines]
+    shown[1] = shown[1].replace(" ", "")
+    return "\n".join(shown)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _interval(score: Score | None) -> str:
+    if score is None:
+        return NOTHING
+    return f"{score.pass_at_1:.1%} ({100 * score.low:.1f} to {100 * score.high:.1f})"
+
+
+def _greedy(score: Score | None) -> str:
+    return NOTHING if score is None else f"{score.greedy:.1%}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def _value(value: Any) -> str:  # noqa: ANN401 - a setting
+    return NOTHING if value is None else f"`{json.dumps(value)}`"
+
+
+def _machine(record: Mapping[str, Any]) -> str:
+    machine = record.get("machine", {})
+    return f"{machine.get('cuda') or machine.get('processor') or NOTHING}, {machine.get('threads', '?')} threads"
