@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml requirements/pins.txt requirements/overrides.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.8
 	@echo "installing the pinned dependencies into $(VENV)"
-	@$(BIN)/uv pip install --python $(BIN)/python --quiet --system-certs --editable ".$(if $(EXTRA),[$(EXTRA)])" --group dev \
+	@$(BIN)/uv pip install --python $(BIN)/python $$(test -t 2 || echo --quiet) --system-certs --editable ".$(if $(EXTRA),[$(EXTRA)])" --group dev \
 		--constraints requirements/pins.txt --overrides requirements/overrides.txt
 	@touch $@
 

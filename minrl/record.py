@@ -236,7 +236,8 @@ class Record:
             screen.samples(after[name].rollouts, self.parts.policy)
         logger.info(f"{self.state.step} steps in {self.state.seconds:.0f} s; checkpoint {self._saved}")
         command = "tensorboard" if shutil.which("tensorboard") else f"{Path(sys.executable).parent}/tensorboard"
-        logger.info(f"curves: {command} --logdir {self.config.logging.runs_dir}")
+        logger.info(f"curves: {command} --logdir {self.config.logging.runs_dir} (tab CUSTOM SCALARS)")
+        logger.info(f"report: python -m minrl.report {self.run.folder}")
 
     def _note(self) -> str:
         """What stands beside the bar."""
