@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from minrl.tensorboard_log import TensorBoardLog, cut_events
-from minrl.types import Reward, Rollout
+from minrl.types import ROLLOUT_SCHEMA, Reward, Rollout
 from minrl.wandb_log import WandbLog
 
 TAGS = (
@@ -94,9 +94,6 @@ HISTOGRAMS = ("engine/importance_weight", "rollout/completion_tokens", "reward/v
 
 OPEN_PREFIXES = ("reward/part/", "reward/role/", "eval/", "baseline/")
 """Prefixes under which names come from tasks."""
-
-ROLLOUT_SCHEMA = 2
-"""Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
 
 
 class Board(Protocol):

@@ -83,6 +83,7 @@ class Record:
             cut_after, tasks, logger_name = step if step else -1, list(self.parts.tasks), self.config.logging.logger
             self._log = MetricsLog(self.run.folder, cut_after, tasks, hyperparameters(self.run), logger_name)
             self.parts.screen.log_to(self.run.folder / "log.txt")
+            refresh_page(self.run.folder)  # what a resume cut away is not to be read any more
         logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
         for name, task in self.parts.tasks.items():
             for note in task.notes():

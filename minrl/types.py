@@ -20,6 +20,9 @@ CausalModel = Any
 SOLO = "policy"
 """The role of a task in which only one player writes."""
 
+ROLLOUT_SCHEMA = 2
+"""Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
+
 
 class UserError(ValueError):
     """A mistake that the user can mend. The message is one line: what was given, what is allowed."""

@@ -4,6 +4,8 @@ import base64
 import gzip
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from rollout_runs import line, many, write_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from minrl.metrics import MetricsLog
 from minrl.types import PlayedTurn, Reward, UserError
 from minrl.update import Updated
 from minrl.viewer import build
@@ -174,6 +177,15 @@ def test_a_run_without_rollouts_gets_no_page_by_itself(tmp_path):
     assert not (folder / PAGE).exists()
 
 
+def test_what_a_resume_cut_away_goes_from_the_page(tmp_path):
+    folder = write_run(tmp_path / "run", {10: many(2, 2), 20: many(2, 2)})
+    refresh_page(folder)
+    for step in (20, 10):
+        MetricsLog(folder, cut_after=step - 1).close()
+        refresh_page(folder)
+        assert sorted(packed_steps(folder / PAGE)) == ([10] if step == 20 else [])
+
+
 def test_the_command_writes_the_page_of_a_run_by_its_name(tmp_path, capsys):
     folder = write_run(tmp_path / "mine", {10: many(4, 2)})
     assert main(["mine", "--runs-dir", str(tmp_path), "--tokens-per-step", "1"]) == 0
@@ -209,3 +221,8 @@ def test_a_rollout_of_two_roles_says_who_took_which_turn():
     one = line([[" 1"], [" 2"]], roles=("x",), episode=episode, reward=Reward(1.0))
     (rollout,) = encode([one])["rollouts"]
     assert rollout["episode"] == [["x", "1", "stop", None], ["o", "2", "length", "said"], ["x", "3", "stop", None]]
+
+
+def test_the_command_starts_without_torch():
+    code = "import minrl.viewer.__main__, sys; assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -124,7 +124,7 @@ ESCAPE, ENTER, LEFT, RIGHT, DOWN = "\ue00c", "\ue007", "\ue012", "\ue014", "\ue0
 
 def test_nothing_that_a_model_wrote_becomes_html(tmp_path, open_page):
     one = line([HOSTILE], prompt="<b>bold</b></script>", example_id="<i>id</i>", shown="<u>")
-    two = line([HOSTILE, HOSTILE], group=1, slot=1, parts={}, roles=("<script>alert(3)</script>",))
+    two = line([HOSTILE, HOSTILE], group=1, slot=1, roles=("<script>alert(3)</script>",))
     page = open_page(make_page(write_run(tmp_path / "run", {10: [one, two]})))
     scripts = page.count("script")
     assert page.count("#board img, #board b b, #board i, #board u, #board script") == 0
@@ -142,7 +142,7 @@ def test_script_that_gets_into_the_page_is_not_run(tmp_path, open_page, chromium
     """The second wall: were a text put in as HTML after all, the page's policy would refuse it."""
     path = make_page(write_run(tmp_path / "run", {10: [line([[" a"]])]}))
     page = open_page(path)
-    page.run("document.body.insertAdjacentHTML('beforeend', '<img src=\"data:,\" onerror=\"window.broken = 1\">')")
+    page.run("document.body.insertAdjacentHTML('beforeend', '<img src onerror=\"window.broken = 1\">')")
     page.run("const s = document.createElement('script'); s.textContent = 'window.broken = 1'; document.body.append(s)")
     time.sleep(0.2)
     assert page.run("return window.broken") is None
@@ -210,8 +210,8 @@ def test_tokens_are_coloured_by_each_number(page):
     assert colours(page, 0)[0] == ("neg", 4) and colours(page, 1)[0] == ("pos", 8)
     assert colours(page, 2)[0][0] == "" and page.texts("#legend .ticks b") == ["−2", "0", "+2"]
     page.keys("c")  # importance weight: on a scale of powers of two from one half to two
-    assert colours(page, 0) == [("pos", 8), ("neg", 8), ("", 8)]
-    assert colours(page, 2) == [("unknown", 3), ("unknown", 3)]
+    assert colours(page, 0) == [("pos", 8), ("neg", 8), ("", 0)]
+    assert colours(page, 2) == [("unknown", 0), ("unknown", 0)]
     page.keys("c")  # engine gap: the largest of the step is 1e-4
     assert [one[0] for one in colours(page, 0) + colours(page, 2)] == ["neg"] * 3 + ["unknown"] * 2
     assert page.texts("#legend .ticks b") == ["−1.0e−4", "0", "+1.0e−4"]
@@ -352,6 +352,7 @@ def test_what_is_missing_is_said(tmp_path, open_page):
     assert "the page holds 2 of the 6 rollouts in rollouts/" in page.text("#summary")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_steps", [1, 25])
 def test_ten_thousand_rollouts_open_in_under_two_seconds(tmp_path, open_page, chromium, num_steps):
     """Seconds of the page's own thread until the first rollouts stand there: what else the machine does is left out."""

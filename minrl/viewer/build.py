@@ -75,7 +75,7 @@ def refresh_page(folder: Path) -> None:
     """Make the page anew during a run, once there are rollouts. A page that cannot be made is told of, no more: the
     run is worth more than a page that `python -m minrl.viewer` makes at any time.
     """
-    if not any((folder / "rollouts").glob("step_*.jsonl.gz")):
+    if not any((folder / "rollouts").glob("step_*.jsonl.gz")) and not (folder / PAGE).exists():
         return
     try:
         make_page(folder)

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minrl.metrics import ROLLOUT_SCHEMA
-from minrl.types import UserError
+from minrl.types import ROLLOUT_SCHEMA, UserError
 
 Line = Mapping[str, Any]
 

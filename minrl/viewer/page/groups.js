@@ -54,6 +54,8 @@ function drawBoard(step) {
   board.drawn = 0;
   if (!board.items.length) element.append(emptyNote(step));
   drawMore();
+  const first = element.querySelector(".rollout");
+  if (first) first.tabIndex = 0;
 }
 
 function drawMore() {

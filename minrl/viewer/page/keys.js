@@ -34,6 +34,7 @@ function leaveField(event, field) {
   event.preventDefault();
   if (field.id === "search" && field.value) setQuery("");
   field.blur();
+  draw();
   document.getElementById("board").focus({ preventScroll: true });
 }
 
@@ -47,6 +48,7 @@ function walkRows(by) {
   }
   const next = rows[now < 0 ? firstInSight(rows) : Math.max(0, Math.min(rows.length - 1, now + by))];
   if (!next) return;
+  for (const row of rows) row.tabIndex = row === next ? 0 : -1;
   next.focus({ preventScroll: true });
   next.scrollIntoView({ block: "nearest" });
   if (detail.rollout) openDetail(rolloutAt(next), next);

@@ -51,7 +51,10 @@ function setChoice(name, value) {
   document.getElementById(name).value = value;
 }
 
+const typing = { timer: 0 };
+
 function setQuery(query) {
+  clearTimeout(typing.timer);
   state.query = query;
   document.getElementById("search").value = query;
 }
@@ -112,12 +115,11 @@ function listen() {
   document.addEventListener("mouseover", (event) => (event.target.closest(".t") ? showTip(event.target.closest(".t")) : hideTip()));
   document.addEventListener("focusin", (event) => (event.target.matches(".t") ? showTip(event.target) : hideTip()));
   document.addEventListener("scroll", hideTip, true);
-  let waiting = 0;
   const search = document.getElementById("search");
   search.oninput = () => {
     state.query = search.value;
-    clearTimeout(waiting);
-    waiting = setTimeout(draw, 120);
+    clearTimeout(typing.timer);
+    typing.timer = setTimeout(draw, 120);
   };
   new IntersectionObserver(([entry]) => entry.isIntersecting && drawMore(), { rootMargin: "600px" }).observe(document.getElementById("more"));
 }

@@ -61,6 +61,7 @@ function colourToken(element, r, i, range) {
   const scale = SCALES[state.colour];
   const value = scale.value(r, i);
   element.classList.remove("pos", "neg", "seq", "unknown");
+  element.style.removeProperty("--level");
   if (value === null) {
     element.classList.toggle("unknown", state.colour !== "none");
     return;
