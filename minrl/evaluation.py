@@ -23,8 +23,6 @@ from minrl.workers import Workers
 MIN_SAMPLES = 500
 """Completions behind a sampled held-out figure, where the number of samples is left to MinRL."""
 
-T = TypeVar("T", bound="Outcome")
-
 BOOTSTRAP_RESAMPLES = 2000
 Z95 = 1.959963984540054
 
@@ -48,6 +46,9 @@ class Outcome(Protocol):
     @property
     def truncated(self) -> bool:
         """Whether the length limit cut a turn off."""
+
+
+T = TypeVar("T", bound=Outcome)
 
 
 @dataclass(frozen=True)

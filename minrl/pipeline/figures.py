@@ -36,7 +36,7 @@ class Score:
 def score_of(line: Mapping[str, Any]) -> Score:
     """The score on a line that `read_table` gave."""
     reward = None if line["reward"] is None else Reward(line["reward"], line["parts"], line["maximum"])
-    tokens = math.nan if line["tokens"] is None else line["tokens"]
+    tokens = math.nan if line["tokens"] is None else float(line["tokens"])
     named = {name: line[name] for name in ("model", "task", "mode", "index", "role", "category")}
     return Score(
         **named,

@@ -153,7 +153,7 @@ def _categories(path: Path, of_task: Sequence[Result]) -> None:
 def _differences(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
     """The paired differences with their intervals, a row for each model and task, around the line of no difference."""
     labels = _unique([one["label"] for one in found])
-    with picture(path, width=8.0, height=1.6 + 0.45 * len(found)) as (_, (axes,)):
+    with picture(path, width=8.0, height=1.6 + 0.45 * len(found)) as (figure, (axes,)):
         for row, one in enumerate(reversed(found)):
             low, high = one["ci95"]
             style = {"color": color(1 + labels.index(one["label"])), "capsize": 4, "fmt": "o", "markersize": 7}
@@ -166,5 +166,6 @@ def _differences(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
         axes.set_yticks(range(len(found)), [f"{one['task']}: {one['label']}" for one in reversed(found)])
         axes.set_ylim(-0.6, len(found) - 0.4)
         percent(axes, "x")
-        axes.set_xlabel(f"difference of pass@1 to {found[0]['baseline_label']}, same examples, 95 % interval")
-        axes.set_title("paired difference")
+        axes.set_xlabel("on the same examples, 95 % interval")
+        title = f"pass@1 minus that of {found[0]['baseline_label']}"
+        figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)
