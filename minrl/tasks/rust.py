@@ -85,7 +85,8 @@ class RustOptions(QualityWeights):
     build_seconds: float = 60.0
     """Limit for each cargo command of one solution, in seconds."""
     test_seconds: float = 10.0
-    """Limit for running all tests of one solution, in seconds."""
+    """Limit for running all tests of one solution, in seconds of processor time; by the clock twice as many, for busy
+    machines."""
     build_memory_mib: int = 4096
     """Memory (address space) for the compiler, in MiB."""
     test_memory_mib: int = 1024
@@ -114,7 +115,7 @@ class RustOptions(QualityWeights):
                 output_bytes=output,
             ),
             tests=Limits(
-                wall_s=self.test_seconds,
+                wall_s=2 * self.test_seconds,
                 cpu_s=self.test_seconds,
                 memory_mib=self.test_memory_mib,
                 output_bytes=output,
