@@ -2,16 +2,18 @@
 
     python benchmarks/gpu.py                       a Qwen3-0.6B-shaped model with random weights, made here
     python benchmarks/gpu.py --batch-invariant     what batch-invariant sampling costs
+    python benchmarks/gpu.py --trl                 step time and peak memory against TRL with vLLM on the same card
     python benchmarks/gpu.py --tiny                a small model, on any machine: does the benchmark itself work
 
 Nothing is downloaded. Prints, over the steps after the first two: seconds of each phase, rollout tokens/s, model FLOPs
 utilisation of the update, memory taken at the end of each phase, the gap between the engine's log-probabilities and the
-policy's, and a sync's time next to a plain copy of the same bytes.
+policy's, a sync's time next to a plain copy of the same bytes, and the log-probabilities' next to the bare product.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +30,7 @@ import train
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm_engine import VllmEngine
+from minrl.head import chunked_logprobs
 from minrl.models import save_model, small_qwen3, word_tokenizer
 from minrl.policy import Policy, load_policy, master_weights
 from minrl.processes import Processes
@@ -131,6 +134,25 @@ def report_loop(steps: list[dict[str, float]], parameters: int) -> None:
     print(f"update: {flops / update_s / 1e12:.2f} TFLOP/s (6 x parameters x computed tokens){share}")
 
 
+def report_head(tiny: bool) -> None:
+    """Log-probabilities and entropies of scored positions over the bare product of hidden states and output head."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokens, width, vocabulary = (64, 64, 1000) if tiny else (8192, 1024, 151_936)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    hidden = torch.randn(tokens, width, device=device, dtype=dtype)
+    weight = torch.randn(vocabulary, width, device=device, dtype=dtype) / width**0.5
+    labels = torch.randint(vocabulary, (tokens,), device=device)
+    part = max(1, tokens // 16)  # the bare product's result must fit as well
+
+    def bare() -> None:
+        for rows in hidden.split(part):
+            rows @ weight.T
+
+    with torch.no_grad():
+        fused, product = seconds_of(lambda: chunked_logprobs(hidden, weight, labels, 1.0)), seconds_of(bare)
+    print(f"log-probabilities {fused * 1e3:.2f} ms, bare product {product * 1e3:.2f} ms: {fused / product:.2f} times")
+
+
 def report_sync(model: Path, batch_invariant: bool) -> None:
     """Sync against its floor; with batch invariance, whether a request alone gets the tokens it gets in a batch."""
     policy = load_policy(str(model), ModelConfig(), Processes(ModelConfig()))
@@ -155,6 +177,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--trl", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
@@ -164,6 +187,9 @@ def main() -> None:
         flags = ["--batch-invariant"] if options.batch_invariant else []
         report_loop(run_loop(model, options.steps, options.tiny, *flags), parameters)
         report_sync(model, options.batch_invariant)
+        report_head(options.tiny)
+        if options.trl:
+            subprocess.run([sys.executable, Path(__file__).parent / "gpu_trl.py", model], check=True)
 
 
 def _finish() -> None:

@@ -121,17 +121,17 @@ class Sides:
         for number in range(count + warmup):
             others = wait_until_quiet() if number >= warmup else 0.0
             names = list(self._ends) if number % 2 == 0 else list(self._ends)[::-1]
-            seconds, facts = {}, {}
+            seconds, facts, cpu = {}, {}, {}
             for name in names:
                 before, started = _machine_busy_s(), time.perf_counter()
                 self._ends[name].send(number)
-                seconds[name], facts[name], cpu_s = self._receive(name)
+                seconds[name], facts[name], cpu[name] = self._receive(name)
                 elapsed = time.perf_counter() - started
-                load = (_machine_busy_s() - before - cpu_s) / elapsed / (os.cpu_count() or 1)
+                load = (_machine_busy_s() - before - cpu[name]) / elapsed / (os.cpu_count() or 1)
                 others = max(others, load if elapsed > 0.2 else 0.0)  # the kernel counts in hundredths of a second
             require_equal(facts)
             if number >= warmup:
-                kept.append({"seconds": seconds, "facts": facts, "others_load": others})
+                kept.append({"seconds": seconds, "cpu_s": cpu, "facts": facts, "others_load": others})
         return kept
 
     def close(self) -> None:
@@ -164,7 +164,9 @@ def compare(
     ours, theirs = sides
     against, reach, aim = marks
     seconds = {name: statistics.median(one["seconds"][name] for one in kept) for name in sides}
-    print(f"{what}: " + ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in seconds.items()), flush=True)
+    cpu = statistics.median(one["cpu_s"][ours] / one["cpu_s"][theirs] for one in kept)
+    listed = ", ".join(f"{name} {value * 1e3:.1f} ms" for name, value in seconds.items())
+    print(f"{what}: {listed}; ratio of CPU seconds {cpu:.3f}", flush=True)
     return Row(
         what,
         against,
@@ -172,7 +174,7 @@ def compare(
         aim,
         [one["seconds"][ours] / one["seconds"][theirs] for one in kept],
         others_load=max(one["others_load"] for one in kept),
-        facts={"seconds": seconds, "facts": kept[-1]["facts"], "rounds": kept},
+        facts={"seconds": seconds, "ratio_of_cpu_seconds": cpu, "rounds": kept},
     )
 
 

@@ -1,13 +1,15 @@
 """How torch uses a CPU well.
 
-torch sends float32 matrix products to MKL, which is slow on processors that are not Intel's; oneDNN, which torch
-brings along too, does the forward and the input gradient 1.5 to 2.5 times faster on a Zen 5 (LOG.md). The weight
-gradient stays with MKL, where the two are even. And the C library gives large freed blocks back to the system at
-once, so that every operation's output is page-faulted in anew: keeping them is worth a third of a forward pass.
+torch sends float32 matrix products to MKL, which makes no use of AVX-512 on processors that are not Intel's; oneDNN,
+which torch brings along too, does the forward and the input gradient 1.5 to 2.5 times faster on a Zen 5 (LOG.md). The
+weight gradient stays with MKL, where the two are even, and so does everything where there is AVX2 only. And the C
+library gives large freed blocks back to the system at once, so that every operation's output is page-faulted in anew:
+keeping them is worth a third of a forward pass.
 """
 
 import ctypes
 import sys
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -71,5 +73,7 @@ def _autocast() -> bool:
     return torch.is_autocast_enabled("cpu")
 
 
+@cache
 def _onednn_available() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return available and torch.backends.cpu.get_cpu_capability() != "AVX2"
