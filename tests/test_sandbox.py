@@ -281,6 +281,22 @@ for address in (('127.0.0.1', {server.getsockname()[1]}), ('1.1.1.1', 53)):
         assert run(level, source).text == "refused\n" * 2
 
 
+def test_every_wall_stands_by_itself(level):
+    # Each is hidden behind another one from the tests of what a program can do.
+    if level not in WALLED:
+        pytest.skip("the level `limits` has no walls")
+    kinds = ("net", "pid", "ipc", "uts", "mnt")
+    source = f"""
+import os
+for kind in {kinds}: print(os.readlink('/proc/self/ns/' + kind))
+print(bool(os.statvfs('/').f_flag & os.ST_RDONLY))
+"""
+    *namespaces, read_only = run(level, source).text.split()
+    assert len(namespaces) == len(kinds)
+    assert not set(namespaces) & {os.readlink(f"/proc/self/ns/{kind}") for kind in kinds}
+    assert read_only == "True"
+
+
 @needs_filter
 def test_no_socket_of_any_family_can_be_made(level):
     # AF_VSOCK (40) would reach the host of a virtual machine from any network namespace
