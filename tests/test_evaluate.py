@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,14 +66,25 @@ def test_one_folder_has_everything(whole):
     table = parquet.read_table(whole / "scores.parquet").to_pandas()
     assert len(table) == len(rows) and table.unscorable.isna().all()
     assert set(table.columns) >= {"part/words", "part/short", "category/odd", "tokens", "finish_reason", "solved"}
-    pictures = {f"charts/{path.stem}" for path in (whole / "charts").glob("*.png")}
+    assert "| model1 | " in (whole / "summary.md").read_text()
+
+
+def test_pictures_are_drawn_where_they_are_missing(whole, models, tasks, tmp_path):
+    drawn = shutil.copytree(whole, tmp_path / "drawn")
+    command = ["--models", *models, "--tasks", *tasks, "--output", drawn]
+    flags = [flag for flag in evaluated.FLAGS if flag != "--no-charts"]
+    assert run(*command, flags=flags) == 0
+    pictures = {f"charts/{path.stem}" for path in (drawn / "charts").glob("*.png")}
     assert {"charts/pass_at_1", "charts/pass_at_k", "charts/differences", "charts/parts-even"} <= pictures
     assert "charts/categories-talk" in pictures
-    events = EventAccumulator(str(whole / "tensorboard"))
+    events = EventAccumulator(str(drawn / "tensorboard"))
     events.Reload()
     assert set(events.Tags()["images"]) == pictures
-    assert events.Images("charts/pass_at_1")[0].encoded_image_string == (whole / "charts/pass_at_1.png").read_bytes()
-    assert "| model1 | " in (whole / "summary.md").read_text()
+    first = (drawn / "charts/pass_at_1.png").read_bytes()
+    assert events.Images("charts/pass_at_1")[0].encoded_image_string == first
+    (drawn / "charts/pass_at_1.png").unlink()
+    assert run(*command, flags=flags) == 0
+    assert (drawn / "charts/pass_at_1.png").read_bytes() == first
 
 
 def test_the_figures_are_those_of_the_completions(whole):
@@ -169,7 +181,7 @@ def test_what_is_done_is_not_done_again_unless_forced(whole, models, tasks, monk
         assert run(*command, *forced) == 0
         assert [stage for stage, calls in made.items() if calls] == again
         assert "--pass-at" in forced or files_of(whole) == before
-    (whole / "charts/pass_at_1.png").unlink()
+    (whole / "summary.csv").unlink()
     assert run(*command) == 0 and files_of(whole) == before
 
 
@@ -229,7 +241,7 @@ def test_other_weights_at_the_same_place_are_refused(place, tasks, tmp_path):
 def test_a_changed_reward_is_refused_until_scores_are_forced(models, tmp_path, monkeypatch):
     source = tmp_path / "changing_task.py"
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # both versions are as long and as old
-    command = ["--checkpoint", models[0], "--task", f"{source}:even", "--output", tmp_path / "out", "--no-charts"]
+    command = ["--checkpoint", models[0], "--task", f"{source}:even", "--output", tmp_path / "out"]
 
     def changed_to(text):
         source.write_text(text)
