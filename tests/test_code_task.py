@@ -245,6 +245,18 @@ assert caught == 'list index out of range'
     assert paid("def pick(x): return 1", row).value == 0.0
 
 
+def test_types_of_pythons_own_cross_by_name():
+    row = mbpp(
+        "def without(items, kind): return [item for item in items if not isinstance(item, kind)]",
+        "assert without((4, 7.5), int) == [7.5]",
+        "assert without((4, 'a'), str) == [4] and without((4, [5]), (list, dict)) == [4]",
+        "assert without((1, int), float) == [1, int]",
+    )
+    assert paid(row["code"], row).solved
+    forged = "class M(type):\n    def __eq__(self, other): return True\nclass E(metaclass=M): pass\n"
+    assert paid(forged + "def without(items, kind): return [E]", row).value == 0.0
+
+
 def test_classes_of_the_program_are_used_across_the_pipe():
     reference = """
 class Stack:
@@ -356,7 +368,14 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
     ):
         back = from_json(json.loads(json.dumps(to_json(value, pytest.fail))), pytest.fail)
         assert back == plain and type(back) is type(plain)
-    for value in (object(), range(3), iter([]), type("E", (int,), {"__eq__": lambda self, other: True})(1), len, int):
+    for value in (
+        object(),
+        range(3),
+        iter([]),
+        type("E", (int,), {"__eq__": lambda self, other: True})(1),
+        len,
+        object,
+    ):
         assert to_json(value, lambda _: 7) == ["handle", 7]
     assert math.isnan(from_json(to_json(math.nan, pytest.fail), pytest.fail))
 
@@ -365,7 +384,8 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
     "data",
     [
         [], ["passed", 0], ["int", 5], ["int", "zz"], ["float", "7"], ["complex", "1"], ["dict", 1], ["dict", [1]],
-        ["set", ["list"]], ["dict", [["list"], 1]], ["handle", "0"], ["handle"], {"a": 1}, ["eval"], ["bytes", "q"],
+        ["set", ["list"]], ["dict", [["list"], 1]], ["handle", "0"], ["handle"], {"a": 1}, ["eval"],
+        ["type", "object"], ["type", 1], ["bytes", "q"],
     ],
     ids=repr,
 )  # fmt: skip

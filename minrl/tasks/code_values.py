@@ -16,6 +16,7 @@ MAX_MESSAGE = 16 * 2**20
 LONG_INTEGER_BITS = 1000
 GATHERED: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+TYPES = {kind.__name__: kind for kind in PLAIN}
 
 
 class Malformed(Exception):
@@ -62,7 +63,8 @@ def to_json(value: Any, handle: Callable[[Any], int]) -> Any:  # noqa: ANN401 - 
     if kind is not None:
         items: Iterable[Any] = GATHERED[kind.__name__].__iter__(value)
         return [kind.__name__, *(to_json(item, handle) for item in items)]
-    return ["handle", handle(value)]
+    named = [name for name, plain in TYPES.items() if value is plain]  # a type of Python's own, such as `int`
+    return ["type", *named] if named else ["handle", handle(value)]
 
 
 def from_json(data: Any, handle: Callable[[int], Any]) -> Any:  # noqa: ANN401 - whatever was sent
@@ -82,6 +84,8 @@ def from_json(data: Any, handle: Callable[[int], Any]) -> Any:  # noqa: ANN401 -
             return {from_json(key, handle): from_json(item, handle) for key, item in pairs}
         case ["handle", int() as number]:
             return handle(number)
+        case ["type", str() as name] if name in TYPES:
+            return TYPES[name]
         case ["list" | "tuple" | "set" | "frozenset" as name, *items]:
             return GATHERED[name](from_json(item, handle) for item in items)
     raise Malformed(f"no value: {str(data)[:80]}")
