@@ -7,7 +7,6 @@ import pytest
 from minrl.config import (
     AlgorithmConfig,
     BaseModelConfig,
-    EvaluateConfig,
     EvaluationConfig,
     LoggingConfig,
     ModelConfig,
@@ -15,6 +14,7 @@ from minrl.config import (
     RolloutConfig,
     TrainerConfig,
 )
+from minrl.evaluate_config import EvaluateConfig
 from minrl.types import UserError
 
 REFUSED = [

@@ -8,7 +8,8 @@ import pytest
 
 from minrl.base_model import base_model_path
 from minrl.command_line import from_dict, parse_trainer, parse_with_tasks, to_dict
-from minrl.config import BaseModelConfig, EvaluateConfig, TrainerConfig, task_key
+from minrl.config import BaseModelConfig, TrainerConfig, task_key
+from minrl.evaluate_config import EvaluateConfig
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes, source_outside
 from minrl.tasks.outside import installed_tasks
 from minrl.types import Job, UserError
@@ -253,7 +254,7 @@ def test_a_name_that_cannot_begin_a_flag_is_refused(install, entry):
 
 def test_an_unknown_name_gets_a_suggestion_and_the_list(install):
     install("elevens_package", SOURCE, elevens="elevens_package:TASK")
-    names = ", ".join([*TASK_DEFINITIONS, "elevens"])
+    names = ", ".join([*TASK_DEFINITIONS, "reasoning_gym/NAME", "elevens"])
     with pytest.raises(
         UserError, match=rf"no task 'elven': did you mean elevens\? choose one of {names}, or name a file"
     ):
