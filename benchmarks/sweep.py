@@ -93,7 +93,7 @@ def table(options: argparse.Namespace) -> str:
         f"Before training it is {statistics.mean(before):.1%} ({min(before):.1%} to {max(before):.1%}) for all, which",
         f"start from the same base model. {time.strftime('%Y-%m-%d')}.",
         "",
-        "A step makes one update here, so every ratio is 1 and no bound is met: rows that differ in nothing else (`grpo`",
+        "A step makes one update, so every ratio is 1 and no bound is met: rows that differ in nothing else (`grpo`",
         "and `dual_clip`, `dapo` and `cispo`) are the same to the last digit, as they must be.",
         "",
         "| algorithm | after | greedy | entropy of the last five steps, nats per token |",

@@ -49,5 +49,7 @@ def _texts_of(
 
 
 def _decoded(tokenizer: Any, sequences: list[tuple[int, ...]]) -> dict[tuple[int, ...], str]:  # noqa: ANN401
+    if not sequences:  # which `batch_decode` takes for one empty text
+        return {}
     texts = tokenizer.batch_decode([list(sequence) for sequence in sequences], clean_up_tokenization_spaces=False)
     return dict(zip(sequences, texts, strict=True))
