@@ -15,7 +15,7 @@ RIGHT, WRONG = "<answer> 7 + 5 - 3 </answer>", "<answer> 3 + 5 + 7 </answer>"
 
 @pytest.fixture
 def score(tmp_path):
-    workers = Workers(1, 10.0)
+    workers = Workers(1, 120.0)
 
     def run(*lines):
         source, output = tmp_path / "in.jsonl", tmp_path / "out/scored.jsonl"

@@ -114,7 +114,7 @@ def test_it_samples_and_rewards_what_train_does(whole, place, name):
     # Same seeds, same texts, and a multi-turn episode with dice gets on replay what it was paid when it was played.
     config = ModelConfig(device="cpu", threads=1)
     policy = load_policy(str(place / "model1"), config, Processes(config))
-    task, workers = load_task(f"{place}/evaluated_tasks.py:{name}"), Workers(1, 30.0)
+    task, workers = load_task(f"{place}/evaluated_tasks.py:{name}"), Workers(1, 120.0)
     settings = EvaluationConfig(eval_samples=4)
     sampling = RolloutConfig(max_tokens=5)
     there = evaluate_while_training(policy, TorchEngine(policy), workers, task, settings, sampling, 0)

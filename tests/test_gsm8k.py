@@ -141,7 +141,7 @@ def test_weights_decide_what_is_paid():
 def test_a_megabyte_of_anything_is_read_in_about_its_length(completion):
     started = time.process_time()
     reward(completion, GOLD)
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 60
 
 
 def test_boxes_are_read_balanced_and_outermost():

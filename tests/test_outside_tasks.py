@@ -119,7 +119,7 @@ def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
     (decoy / file.name).write_text("raise RuntimeError('the wrong file')")
     monkeypatch.chdir(decoy)  # where a worker starts must not decide which file it imports
     task = load_task(f"{file}:elevens")
-    workers = Workers(1, 30.0)
+    workers = Workers(1, 120.0)
     try:
         example = task.dataset.train[0]
         right = " ".join(["7"] * example["count"])

@@ -77,7 +77,7 @@ ZERO_AT_COUNTDOWN = {
 def test_countdown_pays_nothing_for_what_is_no_answer(completion):
     started = time.process_time()
     assert countdown(completion, NUMBERS).value == 0.0
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 60
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ ZERO_AT_HANOI = {
 def test_hanoi_pays_nothing_for_what_goes_nowhere(completion):
     started = time.process_time()
     assert hanoi(completion, BOARD).value == 0.0
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 60
 
 
 @pytest.mark.parametrize(

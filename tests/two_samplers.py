@@ -39,7 +39,7 @@ def config_of(refill_rounds: int) -> TrainerConfig:
 def sampled_steps(refill_rounds: int, processes: Processes) -> list[dict]:
     """For each step: the examples wanted in each round, this process's own rollouts, everybody's, and the state."""
     config, state, steps = config_of(refill_rounds), TrainState(), []
-    policy, workers = tiny_policy(processes), Workers(1, 30.0)
+    policy, workers = tiny_policy(processes), Workers(1, 120.0)
     policy.model.float()
     for _ in range(STEPS):
         state.step += 1
