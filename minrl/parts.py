@@ -63,23 +63,18 @@ class Parts:
 @contextmanager
 def assemble(run: Run) -> Iterator[Parts]:
     """Everything a run needs; what it holds is released at the end. The trained task alone is judged."""
-    tasks = load_tasks(run) if run.config.rollout.task else {}
-    with open_judge(run.config.judge) as judge:
-        trained = task_key(run.config.rollout.task)
-        yield from _with_screen(run, {name: judged(t, judge if name == trained else None) for name, t in tasks.items()})
-
-
-def _with_screen(run: Run, tasks: dict[str, Task]) -> Iterator[Parts]:
-    """The parts of a run whose tasks are there."""
     config = run.config
-    processes = Processes(config.model)
-    if config.rollout.prompts_per_step % processes.count:
-        raise UserError(
-            f"{run.program.draws} ({config.rollout.prompts_per_step}) must be a multiple of the number of processes "
-            f"({processes.count}): each draws whole groups"
-        )
-    with Screen(config.logging.quiet, show=processes.main) as screen:
-        yield from _on_screen(run, tasks, processes, screen)
+    tasks, trained = load_tasks(run) if config.rollout.task else {}, task_key(config.rollout.task)
+    with open_judge(config.judge) as judge:
+        tasks = {name: judged(task, judge if name == trained else None) for name, task in tasks.items()}
+        processes = Processes(config.model)
+        if config.rollout.prompts_per_step % processes.count:
+            raise UserError(
+                f"{run.program.draws} ({config.rollout.prompts_per_step}) must be a multiple of the number of "
+                f"processes ({processes.count}): each draws whole groups"
+            )
+        with Screen(config.logging.quiet, show=processes.main) as screen:
+            yield from _on_screen(run, tasks, processes, screen)
 
 
 def _on_screen(run: Run, tasks: dict[str, Task], processes: Processes, screen: Screen) -> Iterator[Parts]:
