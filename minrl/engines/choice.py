@@ -13,22 +13,29 @@ DEFAULT_SEQUENCES = 256
 """Completions that vLLM samples at a time where nobody says how many there will be."""
 
 
+def takes_vllm(config: EngineConfig, device: str) -> bool:
+    """Whether vLLM samples for a policy on this kind of device; refused in one line where it is to and cannot."""
+    build = installed_build()
+    if config.engine == "torch" or (config.engine == "auto" and not (device == "cuda" and build == "cuda")):
+        return False
+    reason = refusal(device, build)
+    if reason is not None:
+        raise UserError(reason)
+    return True
+
+
 def make_engine(
     config: EngineConfig,
     policy: Policy,
     sequences: int = DEFAULT_SEQUENCES,
     going_on: Callable[[], str] = lambda: "",
 ) -> Engine:
-    """The engine for this policy. One that is not installed or cannot run here is refused in one line.
+    """The engine for this policy, refused where `takes_vllm` refuses it.
 
     `sequences` is how many completions a batch has; `going_on` says, should the engine hang, how the run is resumed.
     """
-    device, build = policy.device.type, installed_build()
-    if config.engine == "torch" or (config.engine == "auto" and not (device == "cuda" and build == "cuda")):
+    if not takes_vllm(config, policy.device.type):
         return TorchEngine(policy)
-    reason = refusal(device, build)
-    if reason is not None:
-        raise UserError(reason)
     from minrl.engines.vllm_engine import VllmEngine
 
     return VllmEngine(config, policy, sequences, going_on)

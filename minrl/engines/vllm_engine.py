@@ -184,11 +184,12 @@ class VllmEngine:
             shape.architectures = [type(self.policy.model).__name__]  # a model made in memory does not say it
             shape.save_pretrained(folder)
             self.policy.tokenizer.save_pretrained(folder)
+            dtype: Any = str(self.dtype).removeprefix("torch.")
             return LLM(
                 model=str(folder),
                 runner="generate",
                 load_format="dummy",
-                dtype=str(self.dtype).removeprefix("torch."),
+                dtype=dtype,
                 max_model_len=self.context_length,
                 max_num_seqs=sequences,
                 logprobs_mode="processed_logprobs",

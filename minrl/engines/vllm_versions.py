@@ -38,8 +38,8 @@ def refusal(device: str, build: str | None) -> str | None:
             "--engine vllm runs on Linux with a CUDA card or an x86-64 CPU, "
             f"this is {platform.system()} on {platform.machine()}: use --engine torch"
         )
-    if device == "cpu" and not _has_avx512():
-        return "--engine vllm on a CPU needs AVX-512, which this one lacks: use --engine torch"
+    if device == "cpu" and not _has_avx2():
+        return "--engine vllm on a CPU needs AVX2, which this one lacks: use --engine torch"
     if build is None:
         return f"--engine vllm needs vLLM, which is not installed: {mend}"
     if build != device:
@@ -129,9 +129,9 @@ def torch_left_alone() -> Iterator[None]:
         torch.set_rng_state(state)
 
 
-def _has_avx512() -> bool:
+def _has_avx2() -> bool:
     cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and "avx512f" in cpuinfo.read_text()
+    return cpuinfo.exists() and "avx2" in cpuinfo.read_text()
 
 
 def _version(package: str) -> str | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from minrl.engines.vllm_versions import installed_build, refusal
+from minrl.engines.choice import takes_vllm
 from minrl.openai_client import ChatError
 from minrl.pipeline.generate import missing
 from minrl.pipeline.models import NamedModel
@@ -41,9 +41,7 @@ def check_models(plan: Plan, rows: Mapping[Key, Row], folder: Path, screen: Scre
 def _check_local(plan: Plan, model: NamedModel) -> None:
     config = plan.config
     policy = load_policy(model.name, config.model, Processes(config.model))
-    reason = refusal(policy.device.type, installed_build()) if config.engine.engine == "vllm" else None
-    if reason is not None:
-        raise UserError(reason)
+    takes_vllm(config.engine, policy.device.type)
     for task in plan.tasks:
         if task.task.episode is None:
             _check_prompts(policy, model, task, config.max_tokens)
