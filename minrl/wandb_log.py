@@ -8,6 +8,7 @@ offline run cannot be continued, so it is written anew from metrics.jsonl.
 """
 
 import html
+import importlib
 import importlib.util
 import os
 import secrets
@@ -67,6 +68,8 @@ class WandbLog:
                 f"W&B did not begin the run: {' '.join(str(error).split())}; log in with `wandb login`, set "
                 "WANDB_MODE=offline, or leave --logger wandb out"
             ) from error
+        if importlib.util.find_spec("pandas"):  # else W&B imports it within the first histogram: seconds of a step
+            importlib.import_module("pandas")
         self._next = self._run.step
         for line in earlier:
             self.scalars(line["step"], {tag: value for tag, value in line.items() if tag != "step"})
