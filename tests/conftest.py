@@ -1,6 +1,7 @@
 """What the tests share: a tiny policy, a tiny task, rollouts by hand, and settings that keep the suite fast."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny matrices: a second thread only costs
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -22,6 +23,14 @@ from minrl.types import SOLO, Example, Reward, Rollout
 from minrl.workers import Workers
 
 CPU = ModelConfig(device="cpu", threads=1)
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """A run answers Ctrl-C in its own way; the tests after it do not."""
+    previous = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.demonstrations import read_demonstrations
 from minrl.sft.expert_iteration import keep_correct
 from minrl.types import Reward, UserError
+from tests.killing import killed_at
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --base-steps 200
@@ -26,17 +27,6 @@ SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-m
     --eval-examples 8 --eval-samples 16"""
 FLAGS = SETTINGS.split()
 NAME = "hanoi-expert-iteration-seed0"
-
-
-class Killed(BaseException):
-    """Stands for a process that ends here."""
-
-
-@pytest.fixture(autouse=True)
-def _handlers():
-    previous = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture(scope="module")
@@ -152,22 +142,10 @@ MOMENTS = [("sample_round", 1), ("keep_correct", 2), ("sft_step", 2), ("measure"
 
 
 @pytest.mark.parametrize(("moment", "call"), MOMENTS)
-def test_a_run_that_ends_anywhere_continues_to_the_same_weights(
-    tmp_path, uninterrupted, with_base, monkeypatch, moment, call
-):
-    usual, calls = getattr(expert_iteration, moment), []
+def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, uninterrupted, with_base, moment, call):
     with_base(tmp_path)
-
-    def stopping(*args, **kwargs):
-        calls.append(moment)
-        if len(calls) == call:
-            raise Killed
-        return usual(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(expert_iteration, moment, stopping)
-        with pytest.raises(Killed):
-            expert_iteration.main([*FLAGS, *folders(tmp_path)])
+    with killed_at(expert_iteration, moment, call):
+        expert_iteration.main([*FLAGS, *folders(tmp_path)])
     assert expert_iteration.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert_as_never_stopped(tmp_path, uninterrupted)
 

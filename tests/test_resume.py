@@ -16,6 +16,7 @@ import train
 from minrl.checkpoint import newest_complete
 from minrl.metrics import read_metrics
 from minrl.types import UserError
+from tests.killing import killed_at
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --base-steps 200
@@ -24,17 +25,6 @@ SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-m
     --device cpu"""
 FLAGS = SETTINGS.split()
 STEPS = list(range(7))  # step 0 is the evaluation before the first
-
-
-class Killed(BaseException):
-    """Stands for a process that ends here."""
-
-
-@pytest.fixture(autouse=True)
-def _handlers():
-    previous = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, previous)
 
 
 @pytest.fixture(scope="module")
@@ -87,21 +77,9 @@ def assert_as_never_stopped(folder, whole):
 
 @pytest.mark.parametrize("moment", ["rollout", "update_policy", "save_checkpoint"])
 @pytest.mark.parametrize("step", [1, 4])
-def test_a_run_that_was_stopped_anywhere_continues_to_the_same_weights(
-    folder, uninterrupted, monkeypatch, step, moment
-):
-    usual, calls = getattr(train, moment), []
-
-    def stopping(*args, **kwargs):
-        calls.append(moment)
-        if len(calls) == step:
-            raise Killed
-        return usual(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, moment, stopping)
-        with pytest.raises(Killed):
-            train.main([*FLAGS, *folders(folder)])
+def test_a_run_that_was_stopped_anywhere_continues_to_the_same_weights(folder, uninterrupted, step, moment):
+    with killed_at(train, moment, step):
+        train.main([*FLAGS, *folders(folder)])
     assert train.main(["--resume", "latest", "--runs-dir", str(folder / "runs")]) == 0
     assert_as_never_stopped(folder, uninterrupted[1])
 

@@ -32,6 +32,7 @@ from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
 from minrl.tasks import load_task
 from minrl.types import UserError
 from minrl.update import optimizer_step
+from tests.killing import killed_at
 
 ROOT = Path(__file__).parent.parent
 BOUND = 1e-6
@@ -264,13 +265,6 @@ def lines_of(folder):
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
-@pytest.fixture(autouse=True)
-def _handlers():
-    previous = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, previous)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, rows_file):
     folder = tmp_path_factory.mktemp("whole")
@@ -299,26 +293,10 @@ def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
     assert json.loads((run / "config.json").read_text())["program"] == "python -m minrl.sft"
 
 
-class Killed(BaseException):
-    """Stands for a process that ends here."""
-
-
 @pytest.mark.parametrize(("moment", "call"), [("sft_step", 2), ("measure", 2), ("save_checkpoint", 2), ("sft_step", 6)])
-def test_a_run_that_ends_anywhere_continues_to_the_same_weights(
-    tmp_path, rows_file, uninterrupted, monkeypatch, moment, call
-):
-    usual, calls = getattr(sft, moment), []
-
-    def stopping(*args, **kwargs):
-        calls.append(moment)
-        if len(calls) == call:
-            raise Killed
-        return usual(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(sft, moment, stopping)
-        with pytest.raises(Killed):
-            sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file)])
+def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, rows_file, uninterrupted, moment, call):
+    with killed_at(sft, moment, call):
+        sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file)])
     assert sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert_as_never_stopped(tmp_path, uninterrupted[1])
 

@@ -1,7 +1,6 @@
 """The whole loop on a CPU: with every algorithm the reward goes up, in seconds."""
 
 import json
-import signal
 from dataclasses import dataclass
 
 import pytest
@@ -28,14 +27,12 @@ def loop(policy, sevens, tmp_path, monkeypatch):
         "--prompts-per-step 8 --group-size 8 --max-tokens 4 --learning-rate 5e-3 --warmup-steps 0 --eval-every 0 "
         "--eval-examples 8 --eval-samples 4 --save-every 0 --rollouts-every 0 --threads 1 --device cpu --quiet "
     ).split()
-    previous = signal.getsignal(signal.SIGINT)
 
     def run(*more):
         status = train.main([*flags, *more])
         return status, next((tmp_path / "runs").glob("*"), None)
 
-    yield run
-    signal.signal(signal.SIGINT, previous)
+    return run
 
 
 def test_data_for_evaluation_only_is_refused_before_a_model_is_loaded(sevens, monkeypatch, tmp_path):

@@ -114,26 +114,16 @@ class SftConfig:
     @property
     def trainer(self) -> TrainerConfig:
         """What the run is assembled from; without a task nothing is sampled, and no other engine is started."""
-        return TrainerConfig(
-            steps=max(1, self.steps),
-            seed=self.seed,
-            data_path=self.reward.data_path,
-            model=self.model,
-            base=self.base,
-            rollout=RolloutConfig(
-                task=self.reward.task,
-                prompts_per_step=self.batch_size,
-                max_tokens=self.max_tokens,
-                stop_strings=self.stop_strings,
-                reward_deadline_s=self.reward.reward_deadline_s,
-                reward_workers=self.reward.reward_workers,
-            ),
-            optimizer=self.optimizer,
-            lora=self.lora,
-            evaluation=self.evaluation,
-            logging=self.logging,
-            engine=self.engine if self.reward.task else EngineConfig(engine="torch"),
+        rollout = RolloutConfig(
+            task=self.reward.task,
+            prompts_per_step=self.batch_size,
+            max_tokens=self.max_tokens,
+            stop_strings=self.stop_strings,
+            reward_deadline_s=self.reward.reward_deadline_s,
+            reward_workers=self.reward.reward_workers,
         )
+        engine = self.engine if self.reward.task else EngineConfig(engine="torch")
+        return _trainer(self, max(1, self.steps), rollout, engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,29 +197,36 @@ class ExpertIterationConfig:
     @property
     def trainer(self) -> TrainerConfig:
         """What the run is assembled from: a round is a step."""
-        return TrainerConfig(
-            steps=self.rounds,
-            seed=self.seed,
-            data_path=self.reward.data_path,
-            model=self.model,
-            base=self.base,
-            rollout=RolloutConfig(
-                task=self.reward.task,
-                prompts_per_step=self.sample_batch_size,
-                group_size=self.samples_per_example,
-                max_tokens=self.max_tokens,
-                temperature=self.temperature,
-                stop_strings=self.stop_strings,
-                reward_deadline_s=self.reward.reward_deadline_s,
-                reward_workers=self.reward.reward_workers,
-                max_unscorable_frac=self.max_unscorable_frac,
-            ),
-            optimizer=self.optimizer,
-            lora=self.lora,
-            evaluation=self.evaluation,
-            logging=self.logging,
-            engine=self.engine,
+        rollout = RolloutConfig(
+            task=self.reward.task,
+            prompts_per_step=self.sample_batch_size,
+            group_size=self.samples_per_example,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            stop_strings=self.stop_strings,
+            reward_deadline_s=self.reward.reward_deadline_s,
+            reward_workers=self.reward.reward_workers,
+            max_unscorable_frac=self.max_unscorable_frac,
         )
+        return _trainer(self, self.rounds, rollout, self.engine)
+
+
+def _trainer(
+    config: SftConfig | ExpertIterationConfig, steps: int, rollout: RolloutConfig, engine: EngineConfig
+) -> TrainerConfig:
+    return TrainerConfig(
+        steps=steps,
+        seed=config.seed,
+        data_path=config.reward.data_path,
+        model=config.model,
+        base=config.base,
+        rollout=rollout,
+        optimizer=config.optimizer,
+        lora=config.lora,
+        evaluation=config.evaluation,
+        logging=config.logging,
+        engine=engine,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
