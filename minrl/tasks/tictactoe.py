@@ -10,9 +10,10 @@ The demonstrations are legal random games. Before each move they name a square t
 blocked, and then move anywhere: what the position holds is known from the start, what to do with it is left to learn.
 
 What identifies an example is the match: who plays against whom, from which opening, and which game of it this is.
-Training games begin after 0 to `max_opening` legal moves that leave the game a draw between perfect players: a policy
-that always began at the empty board would soon see a handful of games only, and one that began where a player is lost
-would be taught by luck. Held out are whole games against a random and a perfect opponent, as either player, which
+Training games begin after 0 to `max_opening` legal moves: a policy that always began at the empty board would soon see
+a handful of games only. Three in four openings are a draw between perfect players, since where a player is lost it is
+luck that is rewarded; one in four holds a mistake, since a policy that never meets one forgets how to use it, and then
+to avoid it. Held out are whole games against a random and a perfect opponent, as either player, which
 training against oneself never meets. Against the perfect one a draw is the best result: there `solved`, a win, is 0,
 and the shares of draws and losses are what counts.
 """
@@ -220,14 +221,16 @@ def make(options: TictactoeOptions, data_path: str) -> Task:
 
 
 def openings(longest: int) -> Iterator[Board]:
-    """`OPENINGS` boards after each number of moves from 0 to `longest`: all from which perfect players draw, shuffled,
-    as often as it takes.
+    """`OPENINGS` boards after each number of moves from 0 to `longest`, each kind shuffled, and as often as it takes:
+    every fourth is won for one of two perfect players, where there are such boards, the others are a draw.
     """
     boards = [EMPTY]
     for moves in range(longest + 1):
-        fair = [board for board in boards if value(board) == 0]
-        order = random.Random(moves).sample(fair, len(fair))
-        yield from itertools.islice(itertools.cycle(order), OPENINGS)
+        rng = random.Random(moves)
+        drawn = [board for board in boards if value(board) == 0]
+        decided = [board for board in boards if value(board) != 0] or drawn
+        cycles = [itertools.cycle(rng.sample(kind, len(kind))) for kind in (drawn, decided)]
+        yield from (next(cycles[n % 4 == 3]) for n in range(OPENINGS))
         following = {played(board, square) for board in boards for square in free_squares(board)}
         boards = sorted(board for board in following if winner(board) is None)
 
