@@ -168,9 +168,9 @@ class MetricsLog:
         """The rollouts of a step as compressed JSON lines, in a file that appears when it is whole."""
         path = self.folder / "rollouts" / f"step_{step:06d}.jsonl.gz"
         temporary = path.with_suffix(".tmp")
-        with gzip.open(temporary, "wt", compresslevel=3) as file:
+        with gzip.open(temporary, "wb", compresslevel=3) as file:
             for line in lines:
-                file.write(json.dumps({"schema": ROLLOUT_SCHEMA, "step": step, **line}) + "\n")
+                file.write(f"{json.dumps({'schema': ROLLOUT_SCHEMA, 'step': step, **line})}\n".encode())
         temporary.rename(path)
 
     def flush(self) -> None:
@@ -205,8 +205,8 @@ def rollout_line(
     reward = rollout.reward
     return {
         **vars(rollout),
-        "loss_mask": [int(value) for value in rollout.loss_mask],
-        "rollout_logprobs": [round(value, 6) for value in rollout.rollout_logprobs],
+        "loss_mask": list(map(int, rollout.loss_mask)),
+        "rollout_logprobs": np.round(rollout.rollout_logprobs, 6).tolist(),
         "episode": [vars(turn) for turn in rollout.episode],
         "purpose": purpose,
         "prompt": prompt,

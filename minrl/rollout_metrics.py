@@ -1,6 +1,7 @@
 """What the rollouts of a step look like: numbers by tag, distributions, and a few of them to read."""
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ def distributions(rollouts: Sequence[Rollout], logprobs: Float[Tensor, " S"]) ->
     """Rewards and lengths of the rollouts, and the raw importance weight exp(policy - engine) of their S sampled
     tokens, those left out that the policy did not score (NaN).
     """
-    sampled = [p for r in rollouts for p, mask in zip(r.rollout_logprobs, r.loss_mask, strict=True) if mask]
+    sampled = [logprob for r in rollouts for logprob in compress(r.rollout_logprobs, r.loss_mask)]
     gap = logprobs.double().cpu().numpy() - np.array(sampled, dtype=np.float64)
     return {
         "reward/value": np.array([r.reward.value for r in rollouts if r.reward is not None], dtype=np.float64),

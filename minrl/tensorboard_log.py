@@ -69,6 +69,9 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 """The closed rows: charts by title, each with regular expressions of its tags."""
 
+BINS = 64
+"""Bars of a histogram, as many as W&B draws. Numpy's "auto" imports more of numpy in the step that first uses it."""
+
 
 def page(tasks: Sequence[str]) -> Layout:
     """The rows of charts; the first has the four curves that matter, with the held-out score of these tasks."""
@@ -125,7 +128,7 @@ class TensorBoardLog:
 
     def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
         """How values are spread, in the tab HISTOGRAMS."""
-        self._add(histogram(tag, values, "auto"), step)
+        self._add(histogram(tag, values, BINS), step)
 
     def flush(self) -> None:
         """Everything on the disk."""

@@ -68,7 +68,7 @@ class WandbLog:
                 f"W&B did not begin the run: {' '.join(str(error).split())}; log in with `wandb login`, set "
                 "WANDB_MODE=offline, or leave --logger wandb out"
             ) from error
-        if importlib.util.find_spec("pandas"):  # else W&B imports it within the first histogram: seconds of a step
+        if importlib.util.find_spec("pandas"):  # else W&B imports it within the first text or histogram: seconds
             importlib.import_module("pandas")
         self._next = self._run.step
         for line in earlier:
@@ -86,7 +86,7 @@ class WandbLog:
 
     def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
         """How values are spread."""
-        self._send(step, {f"{tag}_spread": self._wandb.Histogram(values.tolist())})
+        self._send(step, {f"{tag}_spread": self._wandb.Histogram(np_histogram=np.histogram(values, bins=64))})
 
     def flush(self) -> None:
         """W&B's own process writes everything by itself."""

@@ -3,8 +3,10 @@
 import builtins
 import json
 import struct
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,8 @@ from wandb.proto.wandb_internal_pb2 import Record
 from minrl.metrics import LOGGERS, MetricsLog
 from minrl.types import UserError
 from minrl.wandb_log import require_wandb
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -130,3 +134,26 @@ def test_without_wandb_nothing_of_it_is_imported(tmp_path, monkeypatch):
     log.log(1, {"reward/mean": 1.0})
     log.close()
     assert set(LOGGERS) == {"tensorboard", "wandb"}
+
+
+IMPORTS = """
+import sys
+from pathlib import Path
+import numpy as np
+from minrl.metrics import HISTOGRAMS, MetricsLog
+
+log = MetricsLog(Path(sys.argv[1]), logger="wandb")
+before = set(sys.modules)
+log.text("samples/train", "**reward 1**", 1)
+log.histograms(1, {tag: np.arange(9.0) for tag in HISTOGRAMS})
+log.log(1, {"reward/mean": 1.0})
+print(*sorted(set(sys.modules) - before))
+log.close()
+"""
+
+
+def test_a_step_pays_for_no_import(tmp_path):
+    """Neither pandas, which W&B imports with the first text, nor the part of numpy that chooses a number of bars."""
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout) == (0, "\n"), ended.stdout + ended.stderr

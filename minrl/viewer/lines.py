@@ -1,6 +1,7 @@
 """What is written down of a step's rollouts: a JSON object each, with everything that the page shows."""
 
 from collections.abc import Sequence
+from math import isnan
 from typing import Any
 
 from torch import Tensor
@@ -17,13 +18,15 @@ def training_lines(
 ) -> list[dict[str, Any]]:
     """The step's training rollouts (N of them, with advantages (N,)) and what the update knew of them."""
     lines, start = readable(policy, rollouts, "train"), 0
+    logprobs = _rounded(updated.logprobs)
+    weights = None if updated.importance_weights is None else _rounded(updated.importance_weights)
     for line, rollout, advantage in zip(lines, rollouts, advantages.tolist(), strict=True):
         sampled = slice(start, start + rollout.num_sampled)
         start += rollout.num_sampled
         line["advantage"] = advantage
-        line["logprobs"] = _scored(updated.logprobs[sampled])
-        if updated.importance_weights is not None:
-            line["importance_weights"] = _scored(updated.importance_weights[sampled])
+        line["logprobs"] = _scored(logprobs[sampled])
+        if weights is not None:
+            line["importance_weights"] = _scored(weights[sampled])
     return lines
 
 
@@ -32,12 +35,16 @@ def readable(policy: Policy, rollouts: Sequence[Rollout], purpose: str) -> list[
     texts, special = token_texts(policy.tokenizer, [one.ids for one in rollouts]), set(policy.tokenizer.all_special_ids)
     lines = []
     for rollout, tokens in zip(rollouts, texts, strict=True):
-        prompt = policy.decode_all(rollout.ids[: rollout.prompt_length])
+        prompt = "".join(tokens[: rollout.prompt_length])
         marked = [index for index, token in enumerate(rollout.ids) if token in special]
         lines.append({**rollout_line(rollout, purpose, prompt, None, None), "tokens": tokens, "special": marked})
     return lines
 
 
-def _scored(values: Tensor) -> list[float] | None:
+def _rounded(values: Tensor) -> list[float]:
+    return values.double().round(decimals=6).tolist()
+
+
+def _scored(values: list[float]) -> list[float] | None:
     """None where the update did not compute the rollout."""
-    return None if values.isnan().any() else [round(value, 6) for value in values.tolist()]
+    return None if any(map(isnan, values)) else values
