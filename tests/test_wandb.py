@@ -142,7 +142,7 @@ from pathlib import Path
 import numpy as np
 from minrl.metrics import HISTOGRAMS, MetricsLog
 
-log = MetricsLog(Path(sys.argv[1]), logger="wandb")
+log = MetricsLog(Path(sys.argv[1]), logger=sys.argv[2])
 before = set(sys.modules)
 log.text("samples/train", "**reward 1**", 1)
 log.histograms(1, {tag: np.arange(9.0) for tag in HISTOGRAMS})
@@ -152,8 +152,9 @@ log.close()
 """
 
 
-def test_a_step_pays_for_no_import(tmp_path):
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_step_pays_for_no_import(tmp_path, logger):
     """Neither pandas, which W&B imports with the first text, nor the part of numpy that chooses a number of bars."""
-    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path), logger]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stdout) == (0, "\n"), ended.stdout + ended.stderr
