@@ -19,6 +19,7 @@ from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import Example, Request, Reward, Turn, UserError
 from tests.conftest import CPU
+from tests.killing import killed_at
 
 EXAMPLES = split([Example(str(n), "numbers 1 2", {}) for n in range(8)], 0.5)
 SAMPLING = Sampling(1.0, frozenset({2}))
@@ -158,20 +159,10 @@ def weights_of(runs, name):
     return json.loads((runs / name / "summary.json").read_text())["weights_sha256"]
 
 
-def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, tmp_path, monkeypatch):
+def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, tmp_path):
     assert train.main(run_flags) == 0
-    usual, calls = train.update_policy, []
-
-    def stopping(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return usual(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "update_policy", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            train.main(run_flags)
+    with killed_at(train, "update_policy", 3):
+        train.main(run_flags)
     runs = tmp_path / "runs"
     assert train.main(["--resume", str(runs / "tictactoe-spiral-seed0-2"), "--runs-dir", str(runs)]) == 0
     whole, resumed = weights_of(runs, "tictactoe-spiral-seed0"), weights_of(runs, "tictactoe-spiral-seed0-2")
