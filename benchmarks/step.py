@@ -2,6 +2,7 @@
 
     make setup EXTRA=bench
     python benchmarks/step.py            1M and 5M parameters, 8 prompts x 8, 32 + 64 tokens; then lengths that vary
+    python benchmarks/step.py --trl-dtypes default float32      TRL in its default bfloat16, and in our float32
 
 Our side is `train.py` itself, TRL's its GRPOTrainer: all 64 completions in one generation and one micro-batch, which is
 faster on a CPU than its default of 8 at a time. Both train the same model on the same prompts, and the completions of
@@ -13,6 +14,7 @@ import contextlib
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -233,22 +235,25 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["1M", "5M"])
     parser.add_argument("--lengths", nargs="+", default=["fixed", "varying"])
     parser.add_argument(
-        "--trl-dtype", default="default", help="float32 or bfloat16 instead of TRL's default (bfloat16)"
+        "--trl-dtypes",
+        nargs="+",
+        default=["default"],
+        help="float32 or bfloat16 beside or in place of TRL's default (bfloat16)",
     )
     parser.add_argument("--alone", action="store_true", help="our side only: no TRL, no ratio")
     options = parser.parse_args()
     rows = []
-    for size in options.sizes:
-        for lengths in options.lengths:
-            work = Work(size=size, varying=lengths == "varying", dtype=options.trl_dtype)
-            if options.alone:
-                alone(work, options.rounds)
-                continue
-            marks = ("TRL 1.16", 0.33, 0.20) if work.varying else ("TRL 1.16", 0.40, 0.25)
-            row = compare(
-                f"whole GRPO step, {size}, {lengths} lengths", marks, {"ours": ours, "TRL": trl}, work, options.rounds
-            )
-            rows += [row, *counters(row)]
+    for size, lengths, dtype in product(options.sizes, options.lengths, options.trl_dtypes):
+        work = Work(size=size, varying=lengths == "varying", dtype=dtype)
+        if options.alone:
+            alone(work, options.rounds)
+            continue
+        against = "TRL 1.16" if dtype == "default" else f"TRL 1.16, {dtype}"
+        marks = (against, 0.33, 0.20) if work.varying else (against, 0.40, 0.25)
+        row = compare(
+            f"whole GRPO step, {size}, {lengths} lengths", marks, {"ours": ours, "TRL": trl}, work, options.rounds
+        )
+        rows += [row, *counters(row)]
     if rows:
         save("step", rows)
 
