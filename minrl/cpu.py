@@ -33,6 +33,12 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
+def for_few_rows(weight: Tensor) -> Tensor:
+    """The same weight, laid out as MKL multiplies few rows by it fastest where it is the one who does: by columns."""
+    mkl = weight.dtype == torch.float32 and weight.device.type == "cpu" and not _onednn_available()
+    return weight.T.contiguous().T if mkl else weight
+
+
 def speed_up_linears(model: nn.Module) -> None:
     """Let every linear layer of a float32 model on the CPU use `product`. The weights stay where they are."""
     if not _onednn_available():

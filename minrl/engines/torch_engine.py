@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.cpu import product
+from minrl.cpu import for_few_rows, product
 from minrl.engines import PromptReuse, Sampling
 from minrl.engines.decoder import make_decoder
 from minrl.lora import merged_weight
@@ -87,7 +87,7 @@ class _Batch:
     def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling) -> None:
         self.policy, self.requests, self.sampling = policy, requests, sampling
         self.decoder = make_decoder(policy.model)
-        self.head = merged_weight(policy.model.get_output_embeddings())
+        self.head = for_few_rows(merged_weight(policy.model.get_output_embeddings()))
         self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
         self.limits = np.array([request.max_tokens for request in requests])
         self.stop_ids = np.array(sorted(sampling.stop_ids))
@@ -191,7 +191,9 @@ def _inverse_cdf(probabilities: Float[Tensor, "N V"], u: Float[Tensor, " N"]) ->
     """The block of tokens in which the cumulative probability passes u, then the token: only that block's tokens are
     summed one by one.
     """
-    blocks = F.pad(probabilities, (0, -probabilities.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))  # (N, B, BLOCK)
+    missing = -probabilities.shape[1] % BLOCK
+    padded = F.pad(probabilities, (0, missing)) if missing else probabilities  # `pad` copies for nothing too
+    blocks = padded.unflatten(1, (-1, BLOCK))  # (N, B, BLOCK)
     sums = blocks.sum(-1)
     cdf = sums.double().cumsum(-1)
     threshold = _below(u.double() * cdf[:, -1], cdf[:, -1])
