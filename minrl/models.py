@@ -143,7 +143,7 @@ def _not_found(path: str, error: Exception, cached_only: bool) -> str:
     if cached_only:
         why = "offline mode is on (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else f"the hub {ENDPOINT} cannot be reached"
         return (
-            f"cannot load model {path!r}: no such folder here, it is not cached, and {why}; give a local folder as "
-            "--model-id, or leave --model-id out for the embedded base model"
+            f"cannot load model {path!r}: no such folder here, it is not cached, and {why}; give a local folder "
+            "(training without --model-id makes a small base model of its own)"
         )
     return f"cannot load model {path!r}: the hub did not give it ({reason}); check the name, or give a local folder"
