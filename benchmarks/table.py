@@ -15,15 +15,17 @@ from pathlib import Path
 
 from harness import HEADER, RESULTS, Row
 
+from minrl.engines.vllm_versions import installed_build, refusal
+
 BENCHMARKS = {"step": "trl", "update": "", "rollout": "vllm", "memory": "", "startup": "", "growth": ""}
 """Each with the library that it needs beside MinRL's own."""
 
 
 def runnable(name: str) -> bool:
-    """Whether what the benchmark compares with is here. vLLM's CPU build needs AVX2."""
+    """Whether what the benchmark compares with is here, and for vLLM whether it can run on this CPU."""
     library = BENCHMARKS[name]
-    if library == "vllm" and "avx2" not in Path("/proc/cpuinfo").read_text():
-        return False
+    if library == "vllm":
+        return refusal("cpu", installed_build()) is None
     return not library or find_spec(library) is not None
 
 
