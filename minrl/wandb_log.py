@@ -86,7 +86,7 @@ class WandbLog:
 
     def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
         """How values are spread."""
-        self._send(step, {f"{tag}_spread": self._wandb.Histogram(np_histogram=np.histogram(values, bins=64))})
+        self._send(step, {f"{tag}_spread": self._wandb.Histogram(values.tolist())})
 
     def flush(self) -> None:
         """W&B's own process writes everything by itself."""
