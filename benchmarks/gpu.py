@@ -7,7 +7,8 @@
 
 Nothing is downloaded. Prints, over the steps after the first two: seconds of each phase, rollout tokens/s, model FLOPs
 utilisation of the update, memory taken at the end of each phase, the gap between the engine's log-probabilities and the
-policy's, a sync's time next to a plain copy of the same bytes, and the log-probabilities' next to the bare product.
+policy's, a sync's time next to a plain copy of the same bytes, the log-probabilities' next to the bare product, and
+attention's next to padded rows.
 """
 
 import argparse
@@ -27,13 +28,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # train.py lies beside the package
 
 import train
+from minrl.attention import Attention, plan_attention
+from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm_engine import VllmEngine
 from minrl.head import chunked_logprobs
 from minrl.models import save_model, small_qwen3, word_tokenizer
+from minrl.padded_attention import PaddedAttention
 from minrl.policy import Policy, load_policy, master_weights
 from minrl.processes import Processes
+from minrl.scoring import sampled_rollout
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.types import Example, Request, Reward
@@ -153,6 +158,27 @@ def report_head(tiny: bool) -> None:
     print(f"log-probabilities {fused * 1e3:.2f} ms, bare product {product * 1e3:.2f} ms: {fused / product:.2f} times")
 
 
+def report_attention(tiny: bool) -> None:
+    """Forward and backward of one layer's attention over a step's stream: runs without padding over padded rows."""
+    groups, members, prompt, heads, width = (4, 4, 8, 2, 32) if tiny else (32, 8, 128, 16, 128)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rollouts = [
+        sampled_rollout([group] * prompt, [1] * (prompt + member * prompt // 2))
+        for group in range(groups)
+        for member in range(members)
+    ]
+    stream = pack(rollouts, range(len(rollouts))).to(torch.device(device))
+    shapes = [(1, count, len(stream.input_ids), width) for count in (heads, heads // 2, heads // 2)]
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    inputs = [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+
+    def timed(attend: Attention) -> float:
+        return seconds_of(lambda: attend(*inputs, width**-0.5, None).sum().backward())
+
+    runs, rows = timed(plan_attention(stream)), timed(PaddedAttention(stream))
+    print(f"attention {runs * 1e3:.2f} ms, in padded rows {rows * 1e3:.2f} ms: {runs / rows:.2f} times")
+
+
 def report_sync(model: Path, batch_invariant: bool) -> None:
     """Sync against its floor; with batch invariance, whether a request alone gets the tokens it gets in a batch."""
     policy = load_policy(str(model), ModelConfig(), Processes(ModelConfig()))
@@ -188,6 +214,7 @@ def main() -> None:
         report_loop(run_loop(model, options.steps, options.tiny, *flags), parameters)
         report_sync(model, options.batch_invariant)
         report_head(options.tiny)
+        report_attention(options.tiny)
         if options.trl:
             subprocess.run([sys.executable, Path(__file__).parent / "gpu_trl.py", model], check=True)
 

@@ -20,6 +20,9 @@ from torch import Tensor
 
 from minrl.types import Rollout
 
+Run = list[int]
+"""Tokens of a stream, one after another."""
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -43,6 +46,17 @@ class Stream:
     scored: Int[Tensor, " S"]
     labels: Int[Tensor, " S"]
     token_index: Int[Tensor, " S"]
+
+    def runs(self) -> tuple[list[Run], list[Run], list[Run]]:
+        """The tokens of each prompt, those of each suffix, and those of all suffixes of each prompt."""
+        prompts, suffixes = (
+            [row[:length] for row, length in zip(index.tolist(), lengths.tolist(), strict=True)]
+            for index, lengths in ((self.prefix_index, self.prefix_lengths), (self.suffix_index, self.suffix_lengths))
+        )
+        followers: list[Run] = [[] for _ in prompts]
+        for suffix, prompt in zip(suffixes, self.prefix_of.tolist(), strict=True):
+            followers[prompt] += suffix
+        return prompts, suffixes, followers
 
     def to(self, device: torch.device) -> "Stream":
         """The same on another device."""

@@ -42,6 +42,9 @@ class ModelConfig:
     """Where the policy trains. auto: CUDA where there is a card."""
     threads: int = 0
     """CPU threads of torch. 0: one per core that this process may use."""
+    activation_checkpointing: Literal["auto", "always", "never"] = "auto"
+    """Keep only each layer's input for the backward pass, and compute the rest again. auto: where it would not fit the
+    free memory; the gradient is the same."""
 
     def __post_init__(self) -> None:
         require(self.threads >= 0, f"threads must be 0 (one per core) or more, got {self.threads}")

@@ -8,18 +8,22 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from minrl.activations import LARGEST_SHARE, kept_bytes
+from minrl.batch import Stream, pack
 from minrl.config import ModelConfig
 from minrl.cpu import speed_up_linears
 from minrl.lora import SUBFOLDER, Adapters, MergedWeights, adapted_layers, base_of, fold_in, require_peft
 from minrl.models import load_model, save_model
 from minrl.processes import Processes
-from minrl.scoring import supports_packing, verify_scoring
+from minrl.scoring import sampled_rollout, score, supports_packing, verify_scoring
 from minrl.types import CausalModel, Message, Prompt, UserError
 
 _SENTINEL = "\u2042"
@@ -38,6 +42,15 @@ class Policy:
     version: int = 0
     reference: CausalModel | None = None
     adapters: Adapters | None = None
+    activation_checkpointing: Literal["auto", "always", "never"] = "auto"
+
+    def score(self, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+        """`minrl.scoring.score` of the policy, in its precision. Where a backward pass follows for which the
+        activations do not fit into the free memory, they are computed again.
+        """
+        recompute = torch.is_grad_enabled() and self._recomputes(len(stream.input_ids))
+        with self.processes.autocast():
+            return score(self.model, stream, temperature, recompute)
 
     @contextmanager
     def as_reference(self) -> Iterator[CausalModel]:
@@ -64,10 +77,31 @@ class Policy:
         """Tokens that the model takes, prompt and completions together."""
         return self.model.config.max_position_embeddings
 
+    @cached_property
+    def activation_bytes(self) -> float:
+        """Bytes that a forward pass keeps for each token of a stream: what longer streams keep more than shorter."""
+        lengths = 16, 32
+        stop = len(self.tokenizer) - 1
+        kept = []
+        for length in lengths:
+            rollout = sampled_rollout([stop], [stop] * length)
+            stream = pack([rollout], [0]).to(self.device)
+            with self.processes.autocast():
+                kept.append(kept_bytes(partial(score, self.model, stream, 1.0)))
+        return (kept[1] - kept[0]) / (lengths[1] - lengths[0])
+
+    def _recomputes(self, tokens: int) -> bool:
+        """Whether the backward pass of so many tokens computes the activations again."""
+        if self.activation_checkpointing != "auto":
+            return self.activation_checkpointing == "always"
+        free = self.free_memory()
+        return free is not None and tokens * self.activation_bytes > LARGEST_SHARE * free
+
     def free_memory(self) -> int | None:
         """Bytes that are free where the weights are; None where the system does not say."""
         if self.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.device)[0]
+            unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            return torch.cuda.mem_get_info(self.device)[0] + unused
         if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
             return None
         meminfo = Path("/proc/meminfo")
@@ -149,7 +183,13 @@ def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes
     """A policy around a model and tokenizer that are already in memory."""
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
     speed_up_linears(model)
-    return Policy(model, tokenizer, processes, config.template_options)
+    return Policy(
+        model,
+        tokenizer,
+        processes,
+        config.template_options,
+        activation_checkpointing=config.activation_checkpointing,
+    )
 
 
 def master_weights(model: CausalModel) -> dict[str, Tensor]:

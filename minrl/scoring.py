@@ -5,12 +5,15 @@ their own; the logits of a whole stream never exist (minrl/head.py).
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from minrl.activations import recomputed
 from minrl.attention import ATTENTION, plan_attention
 from minrl.batch import Stream, pack
 from minrl.head import chunked_logprobs
@@ -21,19 +24,25 @@ LARGEST_GAP = 0.01
 """Nats by which a model's own log-probability may differ from `score`'s by rounding alone."""
 
 
-def score(model: CausalModel, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Log-probability of each scored label at the temperature, and the entropy it was drawn with (nats)."""
+def score(
+    model: CausalModel, stream: Stream, temperature: float, recompute: bool = False
+) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+    """Log-probability of each scored label at the temperature, and the entropy it was drawn with (nats).
+
+    `recompute`: the backward pass computes each layer again, for which only its input is kept.
+    """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    inputs = {
+    inputs: dict[str, Any] = {
         "input_ids": stream.input_ids[None],
         "position_ids": stream.positions[None],
         "use_cache": False,
     }
+    attention = partial(_packed_attention, decoder) if supports_packing(model) else nullcontext
     if supports_packing(model):
-        with _packed_attention(decoder):
-            hidden = decoder(**inputs, stream=plan_attention(stream)).last_hidden_state[0]
+        inputs["stream"] = plan_attention(stream)
     else:
         assert len(stream.prefix_of) == 1, "a model without the attention interface is scored one rollout at a time"
+    with attention(), recomputed(decoder, attention) if recompute else nullcontext():
         hidden = decoder(**inputs).last_hidden_state[0]
     return chunked_logprobs(hidden[stream.scored], merged_weight(head), stream.labels, temperature)
 
@@ -49,7 +58,7 @@ def verify_scoring(model: CausalModel) -> None:
     biased output head or attends in a way of its own. Told by two short rollouts with a common prompt.
     """
     ids = torch.linspace(1, model.get_output_embeddings().weight.shape[0] - 1, 9).long().tolist()
-    rollouts = [_sampled(ids[:3], ids[3:7]), _sampled(ids[:3], [*ids[:1], *ids[7:]])]
+    rollouts = [sampled_rollout(ids[:3], ids[3:7]), sampled_rollout(ids[:3], [*ids[:1], *ids[7:]])]
     device = next(model.parameters()).device
     gap = 0.0
     for part in [[0, 1]] if supports_packing(model) else [[0], [1]]:
@@ -67,7 +76,8 @@ def verify_scoring(model: CausalModel) -> None:
         )
 
 
-def _sampled(prompt: list[int], completion: list[int]) -> Rollout:
+def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:
+    """A rollout of these tokens, to be scored."""
     ids, zeros = prompt + completion, [0.0] * len(prompt + completion)
     mask = [False] * len(prompt) + [True] * len(completion)
     return Rollout(ids, mask, zeros, [(len(prompt), len(ids))], len(prompt), "", 0, 0, "", 0, 0)

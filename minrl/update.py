@@ -144,8 +144,7 @@ class _Update:
         streams = self._streams(indices)
         with activity("update", len(streams)) as report:
             for number, stream in enumerate(streams, 1):
-                with self.policy.processes.autocast():
-                    logprobs, entropy = score(self.policy.model, stream, self.config.rollout.temperature)
+                logprobs, entropy = self.policy.score(stream, self.config.rollout.temperature)
                 loss = self._loss(stream, logprobs, entropy, weights)
                 loss.backward()
                 self.pending = True

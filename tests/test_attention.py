@@ -1,10 +1,12 @@
 """Attention inside a packed stream equals plain attention over what each token may see, gradients too."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 
-from minrl import attention
-from minrl.attention import JoinedAttention, plan_attention
+from minrl import rectangle_attention, varlen_attention
+from minrl.attention import CardAttention, JoinedAttention, plan_attention
 from minrl.batch import pack
 from minrl.padded_attention import PaddedAttention
 
@@ -17,6 +19,11 @@ GROUPS = {
     "many lengths": [(7, [1, 40, 2, 38, 11, 12]), (30, [3, 25]), (6, [40])],
     "alike": [(4, [5, 5]), (4, [5, 5])],
 }
+
+
+def card(stream):
+    """The attention of a CUDA card; its kernel is replaced by `flash_on_cpu`."""
+    return CardAttention(stream)
 
 
 @pytest.fixture
@@ -75,9 +82,72 @@ def with_gradients(attend, tensors):
     return [output, *torch.autograd.grad((output * weights.to(output.dtype)).sum(), tensors)]
 
 
+def attended(query, key, value, seen, scale):
+    """(Lq, H, C), (Lk, K, C) twice, (Lq, Lk) -> probabilities (H, Lq, Lk) and normalizers (H, Lq), by the formula."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = (torch.einsum("qhc,khc->hqk", query, key) * scale).masked_fill(~seen, -torch.inf)
+    return scores, scores.logsumexp(-1)
+
+
+def flash_forward(query, key, value, *settings, scale, **_):
+    """What torch's kernel for runs of different lengths computes, run by run."""
+    starts, key_starts, longest, key_longest, _dropout, causal, _debug = settings
+    assert starts.dtype == key_starts.dtype == torch.int32
+    assert (starts.diff().max(), key_starts.diff().max()) == (longest, key_longest)
+    assert (starts[-1], key_starts[-1]) == (len(query), len(key))
+    outputs, normalizers = [], []
+    for q, k, v in runs_of(starts, key_starts, query, key, value):
+        scores, normalizer = attended(q, k, v, seen_by(q, k, causal), scale)
+        repeated = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+        outputs.append(torch.einsum("hqk,khc->qhc", (scores - normalizer[..., None]).exp(), repeated))
+        normalizers.append(normalizer)
+    empty = query.new_empty(0)
+    return torch.cat(outputs), torch.cat(normalizers, dim=1), torch.zeros(2, dtype=torch.uint64), empty, empty
+
+
+def flash_backward(grad, query, key, value, out, *settings, scale, **_):
+    """Its gradients: those of softmax's outputs under the normalizer that is given."""
+    normalizer, starts, key_starts, _longest, _key_longest, _dropout, causal, *_random = settings
+    grads = [], [], []
+    columns = [normalizer[:, a:b] for a, b in pairwise(starts.tolist())]
+    parts = runs_of(starts, key_starts, query, key, value)
+    outs = zip(grad.split(starts.diff().tolist()), out.split(starts.diff().tolist()), strict=True)
+    for (q, k, v), (g, o), column in zip(parts, outs, columns, strict=True):
+        scores, _ = attended(q, k, v, seen_by(q, k, causal), scale)
+        p = (scores - column[..., None]).exp()
+        keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        ds = p * (torch.einsum("qhc,khc->hqk", g, values) - (g * o).sum(-1).T[..., None]) * scale
+        shared = (len(k), k.shape[1], -1, k.shape[2])
+        grads[0].append(torch.einsum("hqk,khc->qhc", ds, keys))
+        grads[1].append(torch.einsum("hqk,qhc->khc", ds, q).view(shared).sum(2))
+        grads[2].append(torch.einsum("hqk,qhc->khc", p, g).view(shared).sum(2))
+    return tuple(map(torch.cat, grads))
+
+
+def runs_of(starts, key_starts, query, key, value):
+    bounds = zip(pairwise(starts.tolist()), pairwise(key_starts.tolist()), strict=True)
+    return [(query[a:b], key[c:d], value[c:d]) for (a, b), (c, d) in bounds]
+
+
+def seen_by(query, key, causal):
+    everything = torch.ones(len(query), len(key), dtype=torch.bool)
+    return everything.tril() if causal else everything
+
+
+@pytest.fixture
+def flash_on_cpu(monkeypatch):
+    """torch's kernels for runs on a card, by the formula on the CPU, called through torch's own signature of them."""
+    monkeypatch.setattr(varlen_attention, "takes", lambda query, window: window is None)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_flash_attention_forward", flash_forward, "CPU")
+        library.impl("_flash_attention_backward", flash_backward, "CPU")
+        yield
+
+
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("way", [JoinedAttention, PaddedAttention])
+@pytest.mark.parametrize("way", [plan_attention, PaddedAttention, card])
+@pytest.mark.usefixtures("flash_on_cpu")
 def test_attention_and_gradients_are_the_plain_ones(way, groups, window, stream_of):
     stream = stream_of(GROUPS[groups])
     tensors = inputs(len(stream.input_ids), torch.float64)
@@ -94,7 +164,7 @@ def test_attention_in_lower_precision(dtype, bound, stream_of):
     exact = [x.detach().double().requires_grad_() for x in tensors]
     expected = with_gradients(lambda *x: plain(*x, visible(stream, None), 0.3), exact)
     for new, old in zip(
-        with_gradients(lambda *x: JoinedAttention(stream)(*x, 0.3, None), tensors), expected, strict=True
+        with_gradients(lambda *x: plan_attention(stream)(*x, 0.3, None), tensors), expected, strict=True
     ):
         assert new.dtype == dtype
         torch.testing.assert_close(new.double() / old.abs().max(), old / old.abs().max(), atol=bound, rtol=0)
@@ -104,18 +174,45 @@ def test_large_scores_leave_no_trace_in_padding(stream_of):
     # Scores of about 300: their exponentials overflow float32, also those of the queries that pad a row.
     stream = stream_of(GROUPS["many lengths"])
     tensors = inputs(len(stream.input_ids), torch.float32, size=15.0)
-    for tensor in with_gradients(lambda *x: JoinedAttention(stream)(*x, 0.5, None), tensors):
+    for tensor in with_gradients(lambda *x: plan_attention(stream)(*x, 0.5, None), tensors):
         assert tensor.isfinite().all()
 
 
 def test_rows_of_a_part_are_of_about_the_same_length(stream_of, monkeypatch):
-    monkeypatch.setattr(attention, "WORTH_SLOTS", 0)
+    monkeypatch.setattr(rectangle_attention, "WORTH_SLOTS", 0)
     stream = stream_of(GROUPS["many lengths"])
-    for part in JoinedAttention(stream).parts(None):
+    parts = rectangle_attention.plan(stream, None)
+    for part in parts:
         lengths = torch.bincount(part.slots // part.queries.shape[1])
-        assert lengths.min() >= attention.SHORTEST * lengths.max()
-    covered = torch.cat([part.tokens for part in JoinedAttention(stream).parts(None) if part.own])
+        assert lengths.min() >= rectangle_attention.SHORTEST * lengths.max()
+    covered = torch.cat([part.tokens for part in parts if part.own])
     assert sorted(covered.tolist()) == list(range(len(stream.input_ids)))
+
+
+def test_a_card_attends_by_runs_without_a_copy_of_what_sees_itself(stream_of):
+    stream = stream_of(GROUPS["ragged"])
+    own, across = varlen_attention.plan(stream)
+    # Prompts of 5, 2 and 1 tokens, each followed by what its completions feed: all but their last tokens.
+    assert own.starts.diff().tolist() == [5, 5, 2, 2, 1, 3, 1, 8]
+    assert own.tokens == own.key_tokens == slice(None)
+    assert (across.starts.diff().tolist(), across.key_starts.diff().tolist()) == ([7, 4, 8], [5, 2, 1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "window", "capability", "takes"),
+    [
+        (torch.bfloat16, 128, None, (9, 0), True),
+        (torch.float16, 64, None, (8, 0), True),
+        (torch.float32, 64, None, (9, 0), False),
+        (torch.bfloat16, 64, 4096, (9, 0), False),
+        (torch.bfloat16, 36, None, (9, 0), False),
+        (torch.bfloat16, 264, None, (9, 0), False),
+        (torch.bfloat16, 64, None, (7, 5), False),
+    ],
+)
+def test_what_flash_attention_takes(dtype, width, window, capability, takes, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert varlen_attention.takes(torch.empty(1, 2, 3, width, dtype=dtype), window) is takes
 
 
 def test_a_cpu_attends_by_parts(stream_of):

@@ -23,7 +23,8 @@ SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.ex
 FLOORS = {
     0: "minrl minrl.types minrl.config minrl.learning_config minrl.progress minrl.evaluate_config",
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.lora minrl.sandbox "
-    "minrl.attention minrl.padded_attention minrl.head "
+    "minrl.attention minrl.padded_attention minrl.rectangle_attention minrl.varlen_attention minrl.head "
+    "minrl.activations "
     "minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_filter minrl.sandbox_slot "
     "minrl.openai_client minrl.reply_cache minrl.tasks",
     2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "

@@ -21,7 +21,6 @@ from minrl.processes import Processes
 from minrl.progress import activity
 from minrl.record import Record
 from minrl.rollout import draw_examples
-from minrl.scoring import score
 from minrl.types import Rollout
 from minrl.update import optimizer_step
 
@@ -104,9 +103,7 @@ def _scored(
     batches = micro_batches(rows, range(len(rows)), budget)
     with activity("scoring", len(batches)) as report:
         for number, part in enumerate(batches, 1):
-            with policy.processes.autocast():
-                scored = score(policy.model, pack(rows, part).to(policy.device), temperature)
-            yield scored
+            yield policy.score(pack(rows, part).to(policy.device), temperature)
             report(number)
 
 

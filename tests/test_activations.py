@@ -1,0 +1,85 @@
+"""Activations are computed again where memory is short, and nothing else changes."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from minrl.activations import LARGEST_SHARE, kept_bytes, recomputed
+from minrl.batch import pack
+from minrl.scoring import score
+from minrl.types import UserError
+
+
+@pytest.fixture
+def stream(make_rollout):
+    rollouts = [make_rollout([11, 12, 13], [7] * length, group=0) for length in (9, 30, 4)]
+    return pack(rollouts, range(3))
+
+
+def test_kept_bytes_are_those_of_the_saved_tensors():
+    a, b = torch.randn(100, requires_grad=True), torch.randn(100, requires_grad=True)
+    assert kept_bytes(lambda: a * b) == 2 * 400  # each one's gradient needs the other
+    assert kept_bytes(lambda: a * a) == 400
+    assert kept_bytes(lambda: (a.exp() * b).sum()) == 2 * 400  # what exp gives serves exp and the product
+    assert kept_bytes(lambda: a + b) == 0
+
+
+def gradients(policy, stream, recompute):
+    policy.model.zero_grad()
+    logprobs, entropy = score(policy.model, stream, 0.7, recompute)
+    (logprobs.sum() + 0.3 * entropy.sum()).backward()
+    return logprobs, [weight.grad.clone() for weight in policy.model.parameters()]
+
+
+def test_recomputed_activations_give_the_same_gradient_bit_for_bit(policy, stream):
+    kept, again = gradients(policy, stream, False), gradients(policy, stream, True)
+    torch.testing.assert_close(again, kept, atol=0, rtol=0)
+    assert kept_bytes(lambda: score(policy.model, stream, 0.7, True)) < kept_bytes(
+        lambda: score(policy.model, stream, 0.7)
+    )
+
+
+def test_a_model_without_packing_is_recomputed_too(policy, make_rollout, monkeypatch):
+    monkeypatch.setattr(type(policy.model), "_supports_attention_backend", False)
+    alone = pack([make_rollout([11, 12, 13], [7] * 9)], [0])
+    torch.testing.assert_close(gradients(policy, alone, True), gradients(policy, alone, False), atol=0, rtol=0)
+
+
+def test_layers_are_as_before_afterwards(policy):
+    decoder = policy.model.get_decoder()
+    with pytest.raises(KeyError), recomputed(decoder, nullcontext):
+        assert all("forward" in vars(layer) for layer in decoder.layers)
+        raise KeyError
+    assert not any("forward" in vars(layer) for layer in decoder.layers)
+
+
+def test_a_model_without_layers_is_refused_in_one_line():
+    refused = pytest.raises(UserError, match="Linear has no list of layers: choose --activation-checkpointing never")
+    with refused, recomputed(torch.nn.Linear(2, 2), nullcontext):
+        pass
+
+
+def test_activation_bytes_are_what_each_further_token_keeps(policy, make_rollout):
+    streams = [pack([make_rollout([11], [7] * length)], [0]) for length in (100, 180)]
+    short, long = (kept_bytes(lambda stream=stream: score(policy.model, stream, 1.0)) for stream in streams)
+    assert policy.activation_bytes == pytest.approx((long - short) / 80, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("choice", "free", "expected"),
+    [("auto", 1.01, False), ("auto", 0.99, True), ("auto", None, False), ("always", 99, True), ("never", 0.01, False)],
+)
+def test_memory_decides_unless_the_user_does(choice, free, expected, policy, stream, monkeypatch):
+    """`free`: in units of what the stream's activations need; None where the system does not say."""
+    needed = len(stream.input_ids) * policy.activation_bytes / LARGEST_SHARE
+    monkeypatch.setattr(policy, "free_memory", lambda: None if free is None else free * needed)
+    monkeypatch.setattr(policy, "activation_checkpointing", choice)
+    calls = []
+    handle = policy.model.get_decoder().layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    logprobs, _ = policy.score(stream, 1.0)
+    logprobs.sum().backward()
+    with torch.no_grad():
+        policy.score(stream, 1.0)  # nothing is kept for a backward pass: nothing to decide
+    handle.remove()
+    assert len(calls) == (3 if expected else 2)
