@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+FEW_ROWS = 256
+"""Rows of a step of sampling: more than these MKL multiplies as fast either way."""
+
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
@@ -33,10 +36,17 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def for_few_rows(weight: Tensor) -> Tensor:
-    """The same weight, laid out as MKL multiplies few rows by it fastest where it is the one who does: by columns."""
-    mkl = weight.dtype == torch.float32 and weight.device.type == "cpu" and not _onednn_available()
-    return weight.T.contiguous().T if mkl else weight
+def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`product` of x (..., D) where no gradient is wanted. Up to `FEW_ROWS` of them MKL multiplies up to 1.8 times
+    faster from the weight's side: then the rows of the result are its columns in memory.
+    """
+    rows = x.numel() // x.shape[-1]
+    mkl = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and not _onednn_available()
+    if not mkl or rows > FEW_ROWS or _autocast():
+        return product(x, weight, bias)
+    columns = x.reshape(rows, -1).T
+    made = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
+    return made.T.unflatten(0, x.shape[:-1])
 
 
 def speed_up_linears(model: nn.Module) -> None:

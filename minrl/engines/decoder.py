@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.cpu import product
+from minrl.cpu import few_rows_product
 from minrl.lora import merged_weight
 from minrl.types import CausalModel
 
@@ -106,10 +106,12 @@ class LlamaDecoder:
         end = self.length + ids.shape[1]
         for layer, cache in zip(self.layers, self.cache, strict=True):
             normed = self._normed(hidden, layer.input_norm)
-            hidden = hidden + product(self._attend(layer, normed, rotary, cache, mask, end), layer.out, layer.out_bias)
+            hidden = hidden + few_rows_product(
+                self._attend(layer, normed, rotary, cache, mask, end), layer.out, layer.out_bias
+            )
             normed = self._normed(hidden, layer.mlp_norm)
-            gate, up = product(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            hidden = hidden + product(self.activation(gate) * up, layer.down, layer.down_bias)
+            gate, up = few_rows_product(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+            hidden = hidden + few_rows_product(self.activation(gate) * up, layer.down, layer.down_bias)
         self.length = end
         return self._normed(hidden, self.decoder.norm.weight)
 
@@ -124,7 +126,7 @@ class LlamaDecoder:
     ) -> Tensor:
         """(N, Q, D) -> (N, Q, heads * C), with the new keys and values written into the cache."""
         rows, queries, _ = x.shape
-        heads = product(x, layer.qkv, layer.qkv_bias).view(rows, queries, -1, self.head_dim)
+        heads = few_rows_product(x, layer.qkv, layer.qkv_bias).view(rows, queries, -1, self.head_dim)
         rotated = heads[:, :, : self.heads + self.kv_heads]  # queries and keys are normed and turned alike
         if layer.query_key_norm is not None:
             rotated = self._normed(rotated, layer.query_key_norm)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.cpu import for_few_rows, product
+from minrl.cpu import few_rows_product, product
 from minrl.engines import PromptReuse, Sampling
 from minrl.engines.decoder import make_decoder
 from minrl.lora import merged_weight
@@ -87,7 +87,7 @@ class _Batch:
     def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling) -> None:
         self.policy, self.requests, self.sampling = policy, requests, sampling
         self.decoder = make_decoder(policy.model)
-        self.head = for_few_rows(merged_weight(policy.model.get_output_embeddings()))
+        self.head = merged_weight(policy.model.get_output_embeddings())
         self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
         self.limits = np.array([request.max_tokens for request in requests])
         self.stop_ids = np.array(sorted(sampling.stop_ids))
@@ -115,7 +115,7 @@ class _Batch:
         rows = np.arange(len(self.requests))  # which request each row of the decoder's cache is
         hidden = self._prefill()
         for position in range(int(self.limits.max())):
-            logits = product(hidden, self.head.to(hidden.dtype)).float()
+            logits = few_rows_product(hidden, self.head.to(hidden.dtype)).float()
             sampled, logprobs = sample(logits, self._uniforms(rows, position), self.sampling.temperature)
             going = self._record(rows, position, sampled, logprobs)
             report(len(self.requests) - int(going.sum()))
