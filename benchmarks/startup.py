@@ -33,7 +33,7 @@ def watched(*arguments):
     print("SECONDS", imported - started, now - imported, now - first[0], flush=True)
     raise SystemExit(0)
 train.rollout, update.optimizer_step = timed_rollout, watched
-train.main(sys.argv[1:])
+train.run_main(train.main)
 """
 
 

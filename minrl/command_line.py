@@ -7,6 +7,7 @@ Whatever is refused is refused in one line.
 import contextlib
 import dataclasses
 import difflib
+import gc
 import io
 import itertools
 import re
@@ -78,6 +79,7 @@ def parse(cls: type[T], arguments: Sequence[str], description: str | None = None
 
 def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     """Run a script's main: the user's mistakes end it with one line and exit status 2."""
+    gc.freeze()  # what the imports made stays: a collection that looks at all of it again takes 0.2 s
     try:
         sys.exit(main(sys.argv[1:]))
     except UserError as error:

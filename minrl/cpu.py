@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FEW_ROWS = 256
+FEW_ROWS = 512
 """Rows of a step of sampling: more than these MKL multiplies as fast either way."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h

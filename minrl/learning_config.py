@@ -98,7 +98,7 @@ class OptimizerConfig:
     """Decay of AdamW's second moment."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this L2 norm. 0: never."""
-    micro_batch_tokens: int = 16384
+    micro_batch_tokens: int = 8192
     """Tokens in one forward pass: memory only, the gradient does not depend on it."""
 
     def __post_init__(self) -> None:

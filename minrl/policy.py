@@ -7,7 +7,7 @@ version counts its updates, so that every completion can say which weights sampl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,9 @@ from minrl.processes import Processes
 from minrl.scoring import sampled_rollout, score, supports_packing, verify_scoring
 from minrl.types import CausalModel, Message, Prompt, UserError
 
+KEPT_PROMPTS = 1024
+"""Prompts whose ids are kept."""
+
 _SENTINEL = "\u2042"
 
 
@@ -43,6 +46,7 @@ class Policy:
     reference: CausalModel | None = None
     adapters: Adapters | None = None
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
+    _encoded: dict[str, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     def score(self, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """`minrl.scoring.score` of the policy, in its precision. Where a backward pass follows for which the
@@ -118,7 +122,18 @@ class Policy:
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: a string as it is, messages through the chat template."""
+        """Token ids of a prompt: a string as it is, messages through the chat template.
+
+        The last ones are kept, since each member of a group asks for the same.
+        """
+        asked = repr(prompt)
+        if asked not in self._encoded:
+            if len(self._encoded) >= KEPT_PROMPTS:
+                self._encoded.clear()
+            self._encoded[asked] = self._encode(prompt)
+        return list(self._encoded[asked])
+
+    def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
         return self._ids_of(self._render(prompt, generation=True))

@@ -77,7 +77,7 @@ class LlamaDecoder:
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
         shape = (2, len(prompts), self.kv_heads, longest + slots, self.head_dim)
-        self.cache = [torch.zeros(shape, dtype=self.layers[0].qkv.dtype, device=device) for _ in self.layers]
+        self.cache = [torch.empty(shape, dtype=self.layers[0].qkv.dtype, device=device) for _ in self.layers]
         self.rotary = self._rotary_table(longest + slots)
         self.length = 0
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
@@ -87,8 +87,15 @@ class LlamaDecoder:
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the cache."""
-        self.cache = [cache.index_select(1, rows) for cache in self.cache]
+        self.cache = [self._selected(cache, rows) for cache in self.cache]
         self.padding = self.padding[rows]
+
+    def _selected(self, cache: Tensor, rows: Tensor) -> Tensor:
+        """These rows; slots that nothing is written into yet are not copied."""
+        selected = cache.new_empty(2, len(rows), *cache.shape[2:])
+        written = slice(0, self.length)
+        torch.index_select(cache[:, :, :, written], 1, rows, out=selected[:, :, :, written])
+        return selected
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to every row."""
