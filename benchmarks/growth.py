@@ -18,6 +18,9 @@ from update import Update, best_product, flops
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 
+SMALL_TURNS = 3
+"""Turns of the smallest size in each round."""
+
 BYTES_PER_S = 10e9
 """What a core reads from memory, roughly: it only weighs the bytes against the operations."""
 
@@ -33,54 +36,61 @@ def rollout_bytes(work: Work) -> float:
     return 4.0 * (work.max_tokens * weights + cached)
 
 
-def cost(work: Work, rounds: int) -> tuple[float, float, float]:
-    """Median seconds of a rollout and of an update, and the load of others."""
-    update = Update(work)
-    engine = TorchEngine(update.policy)
-    rollouts, updates, loads = [], [], []
-    for number in range(rounds + 1):
-        loads.append(wait_until_quiet())
+class Growing:
+    """The work at one size: an engine and a policy of its own, and the least that it must compute."""
+
+    def __init__(self, size: str, what: str, factor: int, rate: float) -> None:
+        self.factor = factor
+        self.work = Work(size=size, prompts=8 * factor)
+        if what == "context":
+            self.work = Work(size=size, prompt_tokens=32 * factor, max_tokens=64 * factor)
+        self.update = Update(self.work)
+        self.engine = TorchEngine(self.update.policy)
+        counted = flops(self.work, random_rollouts(self.work))
+        self.floors = counted / 3 / rate + rollout_bytes(self.work) / BYTES_PER_S, counted / rate
+
+    def costs(self, number: int) -> tuple[float, float]:
+        """Seconds of a rollout and of an update over the least."""
         started = time.perf_counter()
-        engine.generate(work.requests(number), Sampling(1.0, frozenset()))
-        rollouts.append(time.perf_counter() - started)
-        updates.append(update.run(work, number)[0])
-    return statistics.median(rollouts[1:]), statistics.median(updates[1:]), max(loads[1:])
+        self.engine.generate(self.work.requests(number), Sampling(1.0, frozenset()))
+        rollout_s = time.perf_counter() - started
+        return rollout_s / self.floors[0], self.update.run(self.work, number)[0] / self.floors[1]
 
 
-def grown(size: str, what: str, factor: int) -> Work:
-    """The work with as many times the rollouts or the context."""
-    if what == "rollouts":
-        return Work(size=size, prompts=8 * factor)
-    return Work(size=size, prompt_tokens=32 * factor, max_tokens=64 * factor)
+def rounds_of(size: str, what: str, factors: list[int], rounds: int, rate: float) -> tuple[list[list], float]:
+    """Costs by round, factor and phase, and the worst load of others. All sizes take their turn in every round, the
+    smallest `SMALL_TURNS` times: what a machine does changes within minutes.
+    """
+    sizes = [Growing(size, what, factor, rate) for factor in factors]
+    for one in sizes:
+        one.costs(0)
+    kept, loads = [], []
+    for number in range(1, rounds + 1):
+        loads.append(wait_until_quiet())
+        small = [sizes[0].costs(number + turn) for turn in range(SMALL_TURNS)]
+        kept.append([tuple(map(statistics.median, zip(*small, strict=True))), *(s.costs(number) for s in sizes[1:])])
+    return kept, max(loads)
 
 
 def main() -> None:
     """A row for rollouts and update each, by what grows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", default="1M")
     parser.add_argument("--factors", type=int, nargs="+", default=[1, 2, 4, 8])
     options = parser.parse_args()
     rate = best_product()["float32"]
     rows = []
     for what in ("rollouts", "context"):
-        units: dict[str, list[float]] = {"rollout": [], "update": []}
-        loads = []
-        for factor in options.factors:
-            work = grown(options.size, what, factor)
-            rollout_s, update_s, load = cost(work, options.rounds)
-            counted = flops(work, random_rollouts(work))
-            floor = counted / 3 / rate + rollout_bytes(work) / BYTES_PER_S
-            units["rollout"].append(rollout_s / floor)
-            units["update"].append(update_s / (counted / rate))
-            loads.append(load)
-            print(f"{what} x{factor}: rollout {rollout_s:.3f} s, update {update_s:.3f} s", flush=True)
-        for phase, costs in units.items():
-            name = f"{phase}: time over counted work, {what} x{options.factors[-1]} over x1, {options.size}"
-            worst = max(one / costs[0] for one in costs[1:])
-            row = Row(name, "1", 1.15, 1.0, [worst], others_load=max(loads), facts={"relative to the floor": costs})
-            rows.append(row)
-            print(f"{phase}, {what}: " + " ".join(f"{one:.2f}" for one in costs), flush=True)
+        kept, load = rounds_of(options.size, what, options.factors, options.rounds, rate)
+        for phase, name in enumerate(("rollout", "update")):
+            medians = [
+                statistics.median(costs[place][phase] for costs in kept) for place in range(len(options.factors))
+            ]
+            print(f"{name}, {what}, time over the least: " + " ".join(f"{one:.2f}" for one in medians), flush=True)
+            grown = [costs[-1][phase] / costs[0][phase] for costs in kept]
+            title = f"{name}: time over counted work, {what} x{options.factors[-1]} over x1, {options.size}"
+            rows.append(Row(title, "1", 1.15, 1.0, grown, others_load=load, facts={"over the least": medians}))
     save("growth", rows)
 
 
