@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from minrl.batch import pack
-from minrl.engines import Sampling, torch_engine
+from minrl.engines import Sampling, decoder, torch_engine
 from minrl.engines.decoder import LlamaDecoder, TransformersDecoder, make_decoder
 from minrl.engines.torch_engine import TorchEngine, sample, uniforms
 from minrl.models import word_tokenizer
@@ -190,6 +191,37 @@ def test_a_prompt_shared_by_a_group_is_prefilled_once(engine, monkeypatch):
     monkeypatch.setattr(LlamaDecoder, "prefill", counted)
     engine.generate([Request(list(prompt), seed, 2) for prompt in ([5, 6], [7]) for seed in range(8)], NO_STOP)
     assert sorted(map(list, prefilled)) == [[5, 6], [7]]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_plain_products_attend_as_torch_does(masked):
+    query, cache = torch.randn(3, 2, 4, 8, dtype=torch.float64), torch.randn(2, 3, 2, 9, 8, dtype=torch.float64)
+    keys, values = cache[:, :, :, :6]  # as in use: the first slots of a longer cache
+    mask = torch.ones(3, 1, 4, 6, dtype=torch.bool)
+    mask[1, :, :, :3] = False
+    expected = F.scaled_dot_product_attention(query, keys, values, mask if masked else None)
+    attended = decoder._by_products(query, keys, values, mask if masked else None)
+    torch.testing.assert_close(attended, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_decoders_norm_is_torchs(dtype, shaped):
+    made = make_decoder(shaped("qwen3").model)
+    x, weight = torch.randn(4, 3, 16).to(dtype), torch.randn(16).to(dtype)
+    expected = F.rms_norm(x, (16,), None, made.eps) * weight
+    torch.testing.assert_close(made._normed(x, weight), expected)
+    small = x * 1e-3  # where the constant below the root is felt
+    torch.testing.assert_close(made._normed(small, weight), F.rms_norm(small, (16,), None, made.eps) * weight)
+
+
+def test_in_bfloat16_the_gap_to_the_policy_is_small(shaped, make_rollout):
+    policy = shaped("qwen3")
+    requests = requests_for(PROMPTS)
+    with torch.autocast("cpu", torch.bfloat16):
+        completions = TorchEngine(policy).generate(requests, NO_STOP)
+        expected = scored(policy, make_rollout, requests, completions, 1.0)
+    reported = torch.tensor([value for completion in completions for value in completion.logprobs])
+    assert (reported - expected).abs().mean() < 0.1 * reported.std()
 
 
 def test_no_request_is_no_completion(engine):

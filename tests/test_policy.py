@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from minrl import cpu
 from minrl.config import ModelConfig
-from minrl.cpu import OneDnnLinear, product
+from minrl.cpu import OneDnnLinear, few_rows_product, product
 from minrl.models import ASSISTANT, END, USER
 from minrl.policy import as_policy, load_policy, master_weights
 from minrl.types import UserError
@@ -24,6 +25,21 @@ def test_a_string_is_fed_as_it_is_and_messages_through_the_template(policy):
     ]
     expected = f"{USER} numbers 1 {ASSISTANT} 2 {END} {USER} 3 {ASSISTANT}"
     assert policy.encode_prompt(messages) == ids_of(policy, expected)
+
+
+def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy, monkeypatch):
+    asked = []
+    tokenizer = policy.tokenizer
+    monkeypatch.setattr(policy, "tokenizer", lambda text: asked.append(text) or tokenizer(text))
+    monkeypatch.setattr(policy, "_encoded", {})
+    first = policy.encode_prompt("numbers 1 2")
+    first.append(0)
+    assert policy.encode_prompt("numbers 1 2") == first[:-1]
+    assert asked == ["numbers 1 2"]
+    monkeypatch.setattr("minrl.policy.KEPT_PROMPTS", 2)
+    for prompt in ("1", "2", "1"):
+        policy.encode_prompt(prompt)
+    assert asked == ["numbers 1 2", "1", "2", "1"]  # the third prompt made room for itself
 
 
 def test_the_next_turn_closes_the_completion_once(policy):
@@ -108,6 +124,17 @@ def test_the_fast_product_is_a_linear_layer_gradients_too(bias):
     torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-5)
     double = torch.randn(3, 33, dtype=torch.float64)
     torch.testing.assert_close(product(double, plain.weight.double()), double @ plain.weight.double().T)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 5), (3, 4, 5), (cpu.FEW_ROWS + 1, 5)])
+def test_few_rows_are_multiplied_as_many_are(shape, bias, monkeypatch):
+    monkeypatch.setattr(cpu, "_onednn_available", lambda: False)  # as on a CPU where MKL multiplies
+    x, weight, offset = torch.randn(shape), torch.randn(7, 5), torch.randn(7) if bias else None
+    made = few_rows_product(x, weight, offset)
+    assert made.shape == (*shape[:-1], 7)
+    assert made.is_contiguous() == (len(x) > cpu.FEW_ROWS or len(x) == 1)
+    torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, offset))
 
 
 def test_a_policy_runs_without_dropout(policy):
