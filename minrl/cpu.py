@@ -31,7 +31,7 @@ def keep_freed_memory() -> None:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias` by the fastest product there is for float32 on this CPU; plain torch elsewhere."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and _onednn_available():
+    if _in_float32(x, weight) and _onednn_available():
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
@@ -41,8 +41,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     faster from the weight's side: then the rows of the result are its columns in memory.
     """
     rows = x.numel() // x.shape[-1]
-    mkl = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and not _onednn_available()
-    if not mkl or rows > FEW_ROWS or _autocast():
+    if rows > FEW_ROWS or not _in_float32(x, weight) or _onednn_available():
         return product(x, weight, bias)
     columns = x.reshape(rows, -1).T
     made = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
@@ -63,7 +62,7 @@ class OneDnnLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
-        if x.dtype == self.weight.dtype == torch.float32 and x.device.type == "cpu" and not _autocast():
+        if _in_float32(x, self.weight):
             return _Product.apply(x, self.weight, self.bias)
         return super().forward(x)
 
@@ -85,8 +84,16 @@ class _Product(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias
 
 
-def _autocast() -> bool:
-    return torch.is_autocast_enabled("cpu")
+def computed(weight: Tensor) -> Tensor:
+    """The weight in the precision that products have: what multiplies many times is cast once."""
+    device = weight.device.type
+    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+
+
+def _in_float32(x: Tensor, weight: Tensor) -> bool:
+    """Whether their product is one of float32 on a CPU."""
+    same = x.dtype == weight.dtype == torch.float32
+    return same and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
 @cache

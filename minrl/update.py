@@ -142,11 +142,13 @@ class _Update:
         """Add up the gradients of one optimizer step's rollouts."""
         weights = self._token_weights(indices)
         streams = self._streams(indices)
-        with activity("update", len(streams)) as report:
+        # Around all micro-batches, so that autocast casts each weight once for the whole optimizer step.
+        with activity("update", len(streams)) as report, self.policy.processes.autocast():
             for number, stream in enumerate(streams, 1):
                 logprobs, entropy = self.policy.score(stream, self.config.rollout.temperature)
-                loss = self._loss(stream, logprobs, entropy, weights)
-                loss.backward()
+                with torch.autocast(self.policy.device.type, enabled=False):
+                    loss = self._loss(stream, logprobs, entropy, weights)
+                    loss.backward()
                 self.pending = True
                 report(number)
 

@@ -1,5 +1,7 @@
 """The embedded engine: exact, seeded, and blind to what else is in the batch."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from minrl.models import word_tokenizer
 from minrl.policy import as_policy
 from minrl.scoring import score
 from minrl.types import Request
+from tests.casts import Casts
 from tests.conftest import CPU
 from tests.test_scoring import SHAPES, SMALL
 
@@ -222,6 +225,16 @@ def test_in_bfloat16_the_gap_to_the_policy_is_small(shaped, make_rollout):
         expected = scored(policy, make_rollout, requests, completions, 1.0)
     reported = torch.tensor([value for completion in completions for value in completion.logprobs])
     assert (reported - expected).abs().mean() < 0.1 * reported.std()
+
+
+def test_each_weight_is_cast_once_for_a_batch_of_completions(shaped):
+    policy = shaped("qwen3")
+    with torch.autocast("cpu", torch.bfloat16), Casts() as casts:
+        TorchEngine(policy).generate(requests_for(PROMPTS), NO_STOP)
+    layers = make_decoder(policy.model).layers
+    products = [layer.qkv for layer in layers] + [layer.gate_up for layer in layers] + [policy.model.lm_head.weight]
+    for shape, times in Counter(tuple(weight.shape) for weight in products).items():
+        assert casts.shapes[shape] == times
 
 
 def test_no_request_is_no_completion(engine):

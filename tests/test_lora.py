@@ -91,10 +91,10 @@ def test_the_engine_samples_from_base_and_adapters_together(policy, targets, dec
 
 
 def test_in_bfloat16_the_embedded_engine_is_corrected_for(policy, monkeypatch):
-    monkeypatch.setattr(type(policy.processes), "dtype", torch.bfloat16)
     assert TorchEngine(policy).exact
-    adapt(policy)
+    monkeypatch.setattr(type(policy.processes), "dtype", torch.bfloat16)
     assert not TorchEngine(policy).exact
+    adapt(policy)
     exact = merged_weight(policy.model.model.layers[0].mlp.up_proj)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(merged_weight(policy.model.model.layers[0].mlp.up_proj), exact)

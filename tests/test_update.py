@@ -17,6 +17,7 @@ from minrl.processes import Processes
 from minrl.scoring import score
 from minrl.types import Reward
 from minrl.update import update_policy
+from tests.casts import Casts
 
 BOUND = 1e-6
 """In double precision; transformers' RMSNorm computes in float32 inside."""
@@ -250,3 +251,15 @@ def test_a_single_optimizer_step_scores_once(policy, rollouts):
     assert once["policy/ratio_max"] == 1.0
     assert twice["policy/ratio_max"] > 1.0
     assert twice["update/computed_tokens"] == 2 * once["update/computed_tokens"]
+
+
+def test_each_weight_is_cast_once_for_all_micro_batches(policy, rollouts, monkeypatch):
+    policy.model.float()
+    monkeypatch.setattr(policy.processes, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
+    with Casts() as casts:
+        steps, _ = gradients(policy, rollouts, settings("grpo", passes_per_step=1, micro_batch_tokens=12))
+    assert len(steps) == 1
+    # hidden size 32, two heads of 32, one for keys and values, an MLP of 96; one layer
+    assert [casts.shapes[shape] for shape in [(64, 32), (32, 64), (32, 96)]] == [1, 1, 1]
+    assert casts.shapes[32, 32] == casts.shapes[96, 32] == 2  # keys and values; gate and up
+    assert all(gradient.dtype == torch.float32 for gradient in steps[0].values())

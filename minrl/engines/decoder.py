@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.cpu import few_rows_product
+from minrl.cpu import computed, few_rows_product
 from minrl.lora import merged_weight
 from minrl.types import CausalModel
 
@@ -50,7 +50,8 @@ class LlamaDecoder:
     """The decoder of a Llama-, Qwen2- or Qwen3-shaped model with a static cache.
 
     Query, key and value products are one product, and so are the MLP's gate and up: their weights are merged with
-    their adapters and laid side by side when the decoder is made, which is once per batch of completions.
+    their adapters, laid side by side and cast when the decoder is made, which is once per batch of completions. The
+    cache has the products' precision too.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -141,8 +142,9 @@ class LlamaDecoder:
         new = cache[:, :, :, self.length : end]
         new[0] = rotated[:, :, self.heads :].transpose(1, 2)
         new[1] = heads[:, :, self.heads + self.kv_heads :].transpose(1, 2)
-        keys, values = cache[:, :, :, :end].to(rotated.dtype)
-        query = rotated[:, :, : self.heads].unflatten(2, (self.kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        keys, values = cache[:, :, :, :end]
+        query = rotated[:, :, : self.heads].to(cache.dtype).unflatten(2, (self.kv_heads, -1))
+        query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None:
             mask = mask.expand(-1, -1, self.repeats, -1, -1).flatten(2, 3)  # (N, 1, R * Q, L)
         attend = _by_products if queries == 1 and _products_pay(query) else F.scaled_dot_product_attention
@@ -180,16 +182,21 @@ class _Layer:
             counts = [linear.out_features // attention.head_dim for linear in qkv[:2]]
             norms = attention.q_norm.weight, attention.k_norm.weight
             self.query_key_norm = torch.cat([w.expand(n, -1) for w, n in zip(norms, counts, strict=True)])
-        self.out, self.out_bias = merged_weight(attention.o_proj), attention.o_proj.bias
+        self.out, self.out_bias = _side_by_side(attention.o_proj)
         self.mlp_norm = layer.post_attention_layernorm.weight
         self.gate_up, self.gate_up_bias = _side_by_side(mlp.gate_proj, mlp.up_proj)
-        self.down, self.down_bias = merged_weight(mlp.down_proj), mlp.down_proj.bias
+        self.down, self.down_bias = _side_by_side(mlp.down_proj)
 
 
 def _side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
-    weight = torch.cat([merged_weight(linear) for linear in linears])
+    """Weights and biases of layers with the same input as one layer's, in the precision of their product."""
+    weight = _joined([merged_weight(linear) for linear in linears])
     has_bias = linears[0].bias is not None
-    return weight, torch.cat([linear.bias for linear in linears]) if has_bias else None
+    return computed(weight), computed(_joined([linear.bias for linear in linears])) if has_bias else None
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def _products_pay(query: Tensor) -> bool:
