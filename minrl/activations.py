@@ -2,7 +2,7 @@
 section 4: one segment for each layer).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -17,18 +17,22 @@ LARGEST_SHARE = 0.7
 
 
 def kept_bytes(run: Callable[[], object]) -> int:
-    """Bytes of all tensors that the call keeps for a backward pass, those that share memory counted once."""
+    """Bytes of all tensors that the call saves for a backward pass, those that share memory counted once."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
+        kept[tensor.untyped_storage().data_ptr()] = tensor.detach()  # itself, it would keep its own graph for ever
+        return tensor.detach()
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = run()  # its graph keeps them alive: no two have the same address
-    total = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-    del result
-    return total
+        run()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def layers_of(decoder: CausalModel) -> Sequence[nn.Module]:
+    """The longest list of modules in it; empty where there is none."""
+    lists: list[list[nn.Module]] = [list(child) for child in decoder.children() if isinstance(child, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 @contextmanager
@@ -37,20 +41,23 @@ def recomputed(decoder: CausalModel, meanwhile: Callable[[], AbstractContextMana
 
     There is no dropout in a policy: the second time is bit for bit the first.
     """
-    lists = [module for module in decoder.children() if isinstance(module, nn.ModuleList)]
-    if not lists:
+    layers = layers_of(decoder)
+    if not layers:
         raise UserError(f"{type(decoder).__name__} has no list of layers: choose --activation-checkpointing never")
-    layers = max(lists, key=len)
     again = partial(
         checkpoint,
         use_reentrant=False,
         preserve_rng_state=False,
         context_fn=lambda: (nullcontext(), meanwhile()),
     )
+    before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         layer.forward = partial(again, layer.forward)
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward

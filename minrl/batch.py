@@ -47,6 +47,12 @@ class Stream:
     labels: Int[Tensor, " S"]
     token_index: Int[Tensor, " S"]
 
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of the prompts' rows, and of the suffixes' with a copy of the longest prompt before each."""
+        (_, longest_prompt), (suffixes, longest) = self.prefix_index.shape, self.suffix_index.shape
+        return self.prefix_index.numel() + suffixes * (longest_prompt + longest)
+
     def runs(self) -> tuple[list[Run], list[Run], list[Run]]:
         """The tokens of each prompt, those of each suffix, and those of all suffixes of each prompt."""
         prompts, suffixes = (

@@ -8,8 +8,10 @@ keeping them is worth a third of a forward pass.
 """
 
 import ctypes
+import os
 import sys
 from functools import cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,29 @@ def keep_freed_memory() -> None:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def free_bytes() -> int | None:
+    """Memory that can be had, what the page cache holds included, within a container's limit; None where the system
+    does not say.
+    """
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
+        free, allowed = int(available.split()[1]) * 1024, _below_the_limit(Path("/sys/fs/cgroup"))
+        return free if allowed is None else min(free, allowed)
+    if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
+        return None
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _below_the_limit(group: Path) -> int | None:
+    """Bytes up to the limit of a control group (version 2); None where it has none."""
+    limit = (group / "memory.max").read_text().strip() if (group / "memory.max").exists() else "max"
+    if limit == "max":
+        return None
+    stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(limit) - int((group / "memory.current").read_text()) + int(stat["inactive_file"])
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -84,10 +109,10 @@ class _Product(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias
 
 
-def computed(weight: Tensor) -> Tensor:
-    """The weight in the precision that products have: what multiplies many times is cast once."""
-    device = weight.device.type
-    return weight.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else weight
+def computed(factor: Tensor) -> Tensor:
+    """What is multiplied, in the precision that products have: what multiplies many times is cast once."""
+    device = factor.device.type
+    return factor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else factor
 
 
 def _in_float32(x: Tensor, weight: Tensor) -> bool:

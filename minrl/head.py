@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.cpu import product
+from minrl.cpu import computed, product
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**25}
 """Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 128 MiB."""
@@ -30,10 +30,12 @@ def chunked_logprobs(
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
     """`log_softmax(hidden @ weight.T / temperature)` at the labels, and its entropy, without all the logits at once.
 
-    Products are in the input's precision, sums in float32 or better.
+    Products are in the input's precision, or autocast's, forward and backward; sums in float32 or better.
     """
+    hidden = computed(hidden)
     kept = torch.is_grad_enabled() and len(hidden) * len(weight) <= KEPT_LOGITS
-    return _ChunkedLogprobs.apply(hidden, weight, labels, temperature, kept)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _ChunkedLogprobs.apply(hidden, weight, labels, temperature, kept)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

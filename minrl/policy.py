@@ -4,7 +4,6 @@ A `Policy` is a transformers model with float32 master weights, its tokenizer an
 version counts its updates, so that every completion can say which weights sampled it.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minrl.activations import LARGEST_SHARE, kept_bytes
+from minrl.activations import LARGEST_SHARE, kept_bytes, layers_of
 from minrl.batch import Stream, pack
 from minrl.config import ModelConfig
-from minrl.cpu import speed_up_linears
+from minrl.cpu import free_bytes, speed_up_linears
 from minrl.lora import SUBFOLDER, Adapters, MergedWeights, adapted_layers, base_of, fold_in, require_peft
 from minrl.models import load_model, save_model
 from minrl.processes import Processes
@@ -46,15 +45,24 @@ class Policy:
     reference: CausalModel | None = None
     adapters: Adapters | None = None
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
-    _encoded: dict[str, list[int]] = field(default_factory=dict, repr=False, compare=False)
+    _encoded: dict[object, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     def score(self, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """`minrl.scoring.score` of the policy, in its precision. Where a backward pass follows for which the
         activations do not fit into the free memory, they are computed again.
         """
-        recompute = torch.is_grad_enabled() and self._recomputes(len(stream.input_ids))
+        recompute = torch.is_grad_enabled() and self._recomputes(stream)
         with self.processes.autocast():
             return score(self.model, stream, temperature, recompute)
+
+    @contextmanager
+    def casts_kept(self) -> Iterator[None]:
+        """Inside, every `score` uses the same casts of the trained weights; only `score` computes in their precision.
+
+        Not around an optimizer step, and not around passes without a gradient if others follow that need one.
+        """
+        with self.processes.autocast(), torch.autocast(self.device.type, enabled=False):
+            yield
 
     @contextmanager
     def as_reference(self) -> Iterator[CausalModel]:
@@ -81,38 +89,43 @@ class Policy:
         """Tokens that the model takes, prompt and completions together."""
         return self.model.config.max_position_embeddings
 
+    def activation_bytes(self, stream: Stream) -> float:
+        """Bytes that a forward pass of the stream keeps for the backward pass, about."""
+        linear, quadratic = self._activation_growth
+        tokens = len(stream.input_ids)
+        if self.device.type == "cuda" and self.processes.dtype == torch.float32:
+            tokens = stream.padded_tokens  # what attends in padded rows, with a copy of the prompt for each
+        return linear * tokens + quadratic * tokens**2
+
     @cached_property
-    def activation_bytes(self) -> float:
-        """Bytes that a forward pass keeps for each token of a stream: what longer streams keep more than shorter."""
-        lengths = 16, 32
-        stop = len(self.tokenizer) - 1
+    def _activation_growth(self) -> tuple[float, float]:
+        """Bytes that each token of a stream keeps, and each pair of tokens, from three short streams."""
+        short = 16
         kept = []
-        for length in lengths:
-            rollout = sampled_rollout([stop], [stop] * length)
+        for length in (short, 2 * short, 4 * short):
+            rollout = sampled_rollout([0], [0] * length)  # any token: what is kept does not depend on it
             stream = pack([rollout], [0]).to(self.device)
             with self.processes.autocast():
                 kept.append(kept_bytes(partial(score, self.model, stream, 1.0)))
-        return (kept[1] - kept[0]) / (lengths[1] - lengths[0])
+        first, second = kept[1] - kept[0], kept[2] - kept[1]
+        quadratic = (second - 2 * first) / (6 * short**2)
+        return first / short - 3 * short * quadratic, quadratic
 
-    def _recomputes(self, tokens: int) -> bool:
-        """Whether the backward pass of so many tokens computes the activations again."""
+    def _recomputes(self, stream: Stream) -> bool:
+        """Whether the backward pass of the stream computes the activations again."""
         if self.activation_checkpointing != "auto":
             return self.activation_checkpointing == "always"
         free = self.free_memory()
-        return free is not None and tokens * self.activation_bytes > LARGEST_SHARE * free
+        short = free is not None and self.activation_bytes(stream) > LARGEST_SHARE * free
+        return short and len(layers_of(self.model.get_decoder())) > 0
 
     def free_memory(self) -> int | None:
-        """Bytes that are free where the weights are; None where the system does not say."""
+        """Bytes that are free where the weights are, for this process; None where the system does not say."""
         if self.device.type == "cuda":
             unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
             return torch.cuda.mem_get_info(self.device)[0] + unused
-        if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
-            return None
-        meminfo = Path("/proc/meminfo")
-        if meminfo.exists():  # what the page cache holds can be had too
-            available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
-            return int(available.split()[1]) * 1024
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = free_bytes()
+        return None if free is None else free // self.processes.count
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -124,9 +137,9 @@ class Policy:
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string as it is, messages through the chat template.
 
-        The last ones are kept, since each member of a group asks for the same.
+        They are kept for a while, since each member of a group asks for the same.
         """
-        asked = repr(prompt)
+        asked = prompt if isinstance(prompt, str) else tuple(tuple(message.items()) for message in prompt)
         if asked not in self._encoded:
             if len(self._encoded) >= KEPT_PROMPTS:
                 self._encoded.clear()

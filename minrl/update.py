@@ -132,9 +132,10 @@ class _Update:
     def score_frozen(self, model: CausalModel) -> Float[Tensor, " S"]:
         """The log-probabilities of the sampled tokens under a model as it is now; 0 where nothing is to be learned."""
         scored = torch.zeros_like(self.batch.rollout_logprobs, dtype=torch.float64)
-        for stream in self._streams(range(len(self.batch.rollouts))):
-            with self.policy.processes.autocast():
-                logprobs, _ = score(model, stream, self.config.rollout.temperature)
+        streams = self._streams(range(len(self.batch.rollouts)))
+        with self.policy.processes.autocast():
+            scores = [score(model, stream, self.config.rollout.temperature)[0] for stream in streams]
+        for stream, logprobs in zip(streams, scores, strict=True):
             scored[stream.token_index.cpu()] = logprobs.cpu().double()
         return scored
 
@@ -142,13 +143,11 @@ class _Update:
         """Add up the gradients of one optimizer step's rollouts."""
         weights = self._token_weights(indices)
         streams = self._streams(indices)
-        # Around all micro-batches, so that autocast casts each weight once for the whole optimizer step.
-        with activity("update", len(streams)) as report, self.policy.processes.autocast():
+        with activity("update", len(streams)) as report, self.policy.casts_kept():
             for number, stream in enumerate(streams, 1):
                 logprobs, entropy = self.policy.score(stream, self.config.rollout.temperature)
-                with torch.autocast(self.policy.device.type, enabled=False):
-                    loss = self._loss(stream, logprobs, entropy, weights)
-                    loss.backward()
+                loss = self._loss(stream, logprobs, entropy, weights)
+                loss.backward()
                 self.pending = True
                 report(number)
 

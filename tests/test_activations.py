@@ -1,10 +1,12 @@
 """Activations are computed again where memory is short, and nothing else changes."""
 
+import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
 
+from minrl import cpu
 from minrl.activations import LARGEST_SHARE, kept_bytes, recomputed
 from minrl.batch import pack
 from minrl.scoring import score
@@ -23,6 +25,19 @@ def test_kept_bytes_are_those_of_the_saved_tensors():
     assert kept_bytes(lambda: a * a) == 400
     assert kept_bytes(lambda: (a.exp() * b).sum()) == 2 * 400  # what exp gives serves exp and the product
     assert kept_bytes(lambda: a + b) == 0
+
+
+def test_nothing_of_the_graph_outlives_the_count():
+    weight = torch.randn(4, 4, requires_grad=True)
+    held = []
+
+    def run():
+        inner = weight * 2
+        held.append(weakref.ref(inner))
+        return (inner @ inner).exp()  # exp saves its own output
+
+    kept_bytes(run)
+    assert held[0]() is None
 
 
 def gradients(policy, stream, recompute):
@@ -60,10 +75,31 @@ def test_a_model_without_layers_is_refused_in_one_line():
         pass
 
 
-def test_activation_bytes_are_what_each_further_token_keeps(policy, make_rollout):
-    streams = [pack([make_rollout([11], [7] * length)], [0]) for length in (100, 180)]
-    short, long = (kept_bytes(lambda stream=stream: score(policy.model, stream, 1.0)) for stream in streams)
-    assert policy.activation_bytes == pytest.approx((long - short) / 80, rel=0.01)
+def weight_bytes(policy):
+    """What linear layers save for the gradient of their input; the weights of norms are few."""
+    return sum(weight.nbytes for weight in policy.model.parameters())
+
+
+def test_activation_bytes_grow_with_the_tokens_of_a_packed_stream(policy, stream, make_rollout):
+    group = pack([make_rollout(list(range(5, 35)), [7] * length) for length in (40, 61, 80)], range(3))
+    alone = pack([make_rollout([11], [7] * 100)], [0])
+    for one in (group, alone):
+        kept = kept_bytes(lambda one=one: score(policy.model, one, 1.0)) - weight_bytes(policy)
+        assert policy.activation_bytes(one) == pytest.approx(kept, rel=0.03)
+    assert policy._activation_growth[1] == 0
+
+
+def test_activation_bytes_know_attention_that_keeps_a_square(policy, make_rollout, monkeypatch):
+    monkeypatch.setattr(type(policy.model), "_supports_attention_backend", False)
+    policy.model.config._attn_implementation = "eager"
+    alone = pack([make_rollout([11], [7] * 300)], [0])
+    kept = kept_bytes(lambda: score(policy.model, alone, 1.0)) - weight_bytes(policy)
+    assert policy.activation_bytes(alone) == pytest.approx(kept, rel=0.03)
+
+
+def test_padded_rows_count_a_prompt_for_each_suffix(stream):
+    # one prompt of 3 tokens, suffixes of 8, 29 and 3: three rows of 3 + 29 tokens beside the prompt
+    assert stream.padded_tokens == 3 + 3 * (3 + 29)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +108,7 @@ def test_activation_bytes_are_what_each_further_token_keeps(policy, make_rollout
 )
 def test_memory_decides_unless_the_user_does(choice, free, expected, policy, stream, monkeypatch):
     """`free`: in units of what the stream's activations need; None where the system does not say."""
-    needed = len(stream.input_ids) * policy.activation_bytes / LARGEST_SHARE
+    needed = policy.activation_bytes(stream) / LARGEST_SHARE
     monkeypatch.setattr(policy, "free_memory", lambda: None if free is None else free * needed)
     monkeypatch.setattr(policy, "activation_checkpointing", choice)
     calls = []
@@ -83,3 +119,19 @@ def test_memory_decides_unless_the_user_does(choice, free, expected, policy, str
         policy.score(stream, 1.0)  # nothing is kept for a backward pass: nothing to decide
     handle.remove()
     assert len(calls) == (3 if expected else 2)
+
+
+def test_processes_share_what_is_free(policy, monkeypatch):
+    monkeypatch.setattr("minrl.policy.free_bytes", lambda: 1000)
+    assert policy.free_memory() == 1000
+    monkeypatch.setattr(type(policy.processes), "count", 4)
+    assert policy.free_memory() == 250
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max", None), ("5000", 5000 - 3000 + 700)])
+def test_a_container_has_no_more_than_its_limit(limit, expected, tmp_path):
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text("3000\n")
+    (tmp_path / "memory.stat").write_text("anon 2000\ninactive_file 700\nactive_file 300\n")
+    assert cpu._below_the_limit(tmp_path) == expected
+    assert cpu._below_the_limit(tmp_path / "no group") is None

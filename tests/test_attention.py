@@ -92,6 +92,7 @@ def attended(query, key, value, seen, scale):
 def flash_forward(query, key, value, *settings, scale, **_):
     """What torch's kernel for runs of different lengths computes, run by run."""
     starts, key_starts, longest, key_longest, _dropout, causal, _debug = settings
+    assert all(tensor.stride(-1) == 1 for tensor in (query, key, value))
     assert starts.dtype == key_starts.dtype == torch.int32
     assert (starts.diff().max(), key_starts.diff().max()) == (longest, key_longest)
     assert (starts[-1], key_starts[-1]) == (len(query), len(key))
@@ -108,6 +109,12 @@ def flash_forward(query, key, value, *settings, scale, **_):
 def flash_backward(grad, query, key, value, out, *settings, scale, **_):
     """Its gradients: those of softmax's outputs under the normalizer that is given."""
     normalizer, starts, key_starts, _longest, _key_longest, _dropout, causal, *_random = settings
+    assert normalizer.is_contiguous() and normalizer.shape == (
+        query.shape[1],
+        len(query),
+    )  # the kernel reads its memory
+    assert all(tensor.stride(-1) == 1 for tensor in (grad, query, key, value, out))
+    assert grad.dtype == query.dtype == key.dtype == value.dtype == out.dtype
     grads = [], [], []
     columns = [normalizer[:, a:b] for a, b in pairwise(starts.tolist())]
     parts = runs_of(starts, key_starts, query, key, value)

@@ -207,7 +207,7 @@ def test_plain_products_attend_as_torch_does(masked):
     torch.testing.assert_close(attended, expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_decoders_norm_is_torchs(dtype, shaped):
     made = make_decoder(shaped("qwen3").model)
     x, weight = torch.randn(4, 3, 16).to(dtype), torch.randn(16).to(dtype)

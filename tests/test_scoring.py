@@ -212,3 +212,24 @@ def test_a_model_that_cannot_be_scored_right_is_refused(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_that_is_scored_right_is_not_refused(shape):
     scoring.verify_scoring(make_model(SHAPES[shape], torch.float32))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_autocast_is_the_heads_precision_forward_and_backward(kept, monkeypatch):
+    monkeypatch.setattr("minrl.head.KEPT_LOGITS", 10**9 if kept else 0)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(5, 8, generator=generator), torch.randn(300, 8, generator=generator)
+    labels = torch.tensor([1, 2, 3, 4, 5])
+
+    def gradients(hidden, weight, autocast):
+        leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            logprobs, entropy = chunked_logprobs(*leaves, labels, 1.3)
+        (logprobs.sum() + entropy.sum()).backward()
+        return logprobs, entropy, *(leaf.grad.float() for leaf in leaves)
+
+    expected = gradients(hidden.bfloat16(), weight.bfloat16(), autocast=False)
+    actual = gradients(hidden, weight, autocast=True)
+    for new, old in zip(actual[:3], expected[:3], strict=True):
+        torch.testing.assert_close(new, old, atol=0, rtol=0)
+    torch.testing.assert_close(actual[3], expected[3], atol=1e-2, rtol=1e-2)  # summed in the weight's own float32

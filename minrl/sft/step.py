@@ -60,9 +60,10 @@ def accumulate(policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int)
     own = sum(row.num_sampled for row in rows)
     tokens = int(policy.processes.sum(torch.tensor(own, device=policy.device)).item())
     totals = torch.zeros(3, dtype=torch.float64)
-    for logprobs, entropy in _scored(policy, rows, micro_batch_tokens, temperature=1.0):
-        (-logprobs.sum() / tokens).backward()
-        totals += _sums(logprobs.detach(), entropy.detach())
+    with policy.casts_kept():
+        for logprobs, entropy in _scored(policy, rows, micro_batch_tokens, temperature=1.0):
+            (-logprobs.sum() / tokens).backward()
+            totals += _sums(logprobs.detach(), entropy.detach())
     return _over_processes(policy, totals)
 
 

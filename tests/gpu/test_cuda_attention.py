@@ -9,7 +9,9 @@ import torch
 from minrl import varlen_attention
 from minrl.attention import CardAttention
 from minrl.batch import pack
+from minrl.models import small_qwen3, word_tokenizer
 from minrl.padded_attention import PaddedAttention
+from minrl.scoring import score
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,13 +19,17 @@ pytestmark = [
 ]
 
 HEADS, KV_HEADS = 8, 4
-GROUPS = [(300, [1, 257, 40]), (7, [130, 2]), (64, [64]), (33, [1, 1])]
+GROUPS = {
+    "ragged": [(300, [1, 257, 40]), (7, [130, 2]), (64, [64]), (33, [1, 1])],
+    "one query": [(5, [2]), (7, [2])],  # which the kernel turns into heads
+    "nothing across": [(1, [1]), (1, [1])],
+}
 
 
-@pytest.fixture
-def stream(make_rollout):
+@pytest.fixture(params=GROUPS)
+def stream(request, make_rollout):
     rollouts = []
-    for group, (prompt, lengths) in enumerate(GROUPS):
+    for group, (prompt, lengths) in enumerate(GROUPS[request.param]):
         ids = [1000 * group + n for n in range(prompt)]
         rollouts += [make_rollout(ids, [7] * length, group=group) for length in lengths]
     return pack(rollouts, range(len(rollouts))).to(torch.device("cuda"))
@@ -55,3 +61,22 @@ def test_autocast_decides_the_precision_of_what_normalization_left_in_float32(st
     with torch.autocast("cuda", torch.bfloat16):
         assert CardAttention(stream)(*inputs, 0.1, None).dtype == torch.bfloat16
     assert CardAttention(stream)(*inputs, 0.1, None).dtype == torch.float32
+
+
+def scored(device, stream, recompute, autocast):
+    words = word_tokenizer([str(number) for number in range(40)])
+    model = small_qwen3(words, 128, 3, 4, seed=0).to(device)
+    with torch.autocast(device, torch.bfloat16, enabled=autocast):
+        logprobs, entropy = score(model, stream.to(torch.device(device)), 0.8, recompute)
+    (logprobs.sum() + 0.1 * entropy.sum()).backward()
+    return [logprobs, entropy, *(weight.grad for weight in model.parameters())]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_model_learns_on_a_card_what_it_learns_on_a_cpu(recompute, make_rollout):
+    rollouts = [make_rollout(list(range(5, 45)), [7 + length % 30] * length) for length in (3, 40, 81)]
+    stream = pack(rollouts, range(3))
+    exact = scored("cpu", stream, False, autocast=False)
+    for new, old in zip(scored("cuda", stream, recompute, autocast=True), exact, strict=True):
+        size = old.abs().max()
+        torch.testing.assert_close(new.float().cpu() / size, old / size, atol=5e-2, rtol=0)
