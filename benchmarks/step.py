@@ -35,14 +35,12 @@ class PacedRun:
 
     def install(self) -> None:
         """Put this object between the loop and what it calls."""
-        from minrl import update
         from minrl.engines.torch_engine import TorchEngine
         from minrl.record import Record
 
-        generate, score = TorchEngine.generate, update.score
+        generate = TorchEngine.generate
         begin, measured, end_step = Record.begin, Record.measured, Record.end_step
         TorchEngine.generate = lambda engine, *args: self.generate(generate, engine, *args)
-        update.score = lambda *args: self.score(score, *args)
         Record.begin = lambda record: self.begin(begin, record)
         Record.measured = lambda record, metrics: self.measured(measured, record, metrics)
         Record.end_step = lambda record: self.end_step(end_step, record)
@@ -57,14 +55,14 @@ class PacedRun:
         self.unique = sum(map(len, prompts)) + self.tokens - len(requests)  # last tokens are labels only
         return completions
 
-    def score(self, score, model, stream, temperature):
+    def forward(self, decoder, arguments, named) -> None:
         """Count what goes through the model beside the rollout."""
-        self.forwarded += len(stream.input_ids)
-        return score(model, stream, temperature)
+        self.forwarded += named["input_ids"].numel()
 
     def begin(self, begin, record) -> None:
         """All is made: the first turn."""
         begin(record)
+        record.parts.policy.model.get_decoder().register_forward_pre_hook(self.forward, with_kwargs=True)
         self.turns.ready()
         self._wait(record)
 
@@ -200,6 +198,7 @@ def _flags(work: Work, folder: str) -> list[str]:
 def counters(row: Row) -> list[Row]:
     """What the rounds of our side counted."""
     facts = [one["facts"]["ours"] for one in row.facts["rounds"]]
+    assert all(fact["forwarded_over_computed"] >= 1 for fact in facts), "the update's own forward pass was not counted"
     name = row.what.removeprefix("whole GRPO step, ")
     return [
         Row(
