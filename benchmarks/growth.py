@@ -40,7 +40,6 @@ class Growing:
     """The work at one size: an engine and a policy of its own, and the least that it must compute."""
 
     def __init__(self, size: str, what: str, factor: int, rate: float) -> None:
-        self.factor = factor
         self.work = Work(size=size, prompts=8 * factor)
         if what == "context":
             self.work = Work(size=size, prompt_tokens=32 * factor, max_tokens=64 * factor)

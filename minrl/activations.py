@@ -21,8 +21,9 @@ def kept_bytes(run: Callable[[], object]) -> int:
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.detach()  # itself, it would keep its own graph for ever
-        return tensor.detach()
+        alone = tensor.detach()  # itself, it would keep its own graph for ever
+        kept[tensor.untyped_storage().data_ptr()] = alone
+        return alone
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         run()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from minrl import rectangle_attention, varlen_attention
 from minrl.batch import Stream
+from minrl.cpu import computed
 from minrl.padded_attention import PaddedAttention
 from minrl.types import CausalModel, UserError
 
@@ -92,9 +93,7 @@ class CardAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
-        if torch.is_autocast_enabled("cuda"):
-            dtype = torch.get_autocast_dtype("cuda")
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query, key, value = computed(query), computed(key), computed(value)
         attend = self._runs if varlen_attention.takes(query, window) else self._rows
         return attend(query, key, value, scale, window)
 
