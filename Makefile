@@ -10,6 +10,7 @@ NVIDIA := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/
 EXTRA ?= $(if $(NVIDIA),vllm)
 STAMP := $(VENV)/installed$(if $(EXTRA),-$(EXTRA))
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export UV_COMPILE_BYTECODE := 1# once here, for machines whose Python keeps nothing of what it compiles
 
 .PHONY: train test check setup bench clean
 
@@ -17,7 +18,7 @@ train: $(STAMP)
 	@$(BIN)/python train.py $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff format --check .
@@ -37,6 +38,7 @@ $(STAMP): pyproject.toml requirements/pins.txt requirements/overrides.txt
 	@echo "installing the pinned dependencies into $(VENV)"
 	@$(BIN)/uv pip install --python $(BIN)/python $$(test -t 2 || echo --quiet) --system-certs --editable ".$(if $(EXTRA),[$(EXTRA)])" --group dev \
 		--constraints requirements/pins.txt --overrides requirements/overrides.txt
+	@$(BIN)/python -m compileall -q minrl
 	@touch $@
 
 clean:

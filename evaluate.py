@@ -11,7 +11,6 @@ row, in order, with `reward`, `solved` and `parts` added; a row that cannot be s
 under `error`.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from minrl.command_line import parse_with_tasks, run_main
 from minrl.completions import score_file
 from minrl.config import TaskOptions
 from minrl.evaluate_config import EvaluateConfig
+from minrl.json_text import json_text
 from minrl.judge import open_judge
 from minrl.tasks import load_task
 from minrl.types import require
@@ -73,9 +73,9 @@ def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
     result = _flat(summary) if len(summary["results"]) == 1 else summary
     if config.output.endswith(".json"):
         Path(config.output).parent.mkdir(parents=True, exist_ok=True)
-        Path(config.output).write_text(json.dumps(result, indent=1) + "\n")
+        Path(config.output).write_text(json_text(result, indent=1) + "\n")
     single = result is not summary
-    sys.stdout.write(json.dumps(result, indent=1) + "\n" if single else (folder / "summary.md").read_text())
+    sys.stdout.write(json_text(result, indent=1) + "\n" if single else (folder / "summary.md").read_text())
     sys.stderr.write(f"{folder}: completions.jsonl, scores.parquet, summary.json, summary.csv, summary.md, charts/\n")
     return 0 if summary["complete"] else INCOMPLETE
 

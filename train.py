@@ -23,8 +23,8 @@ from minrl.command_line import parse_trainer, run_main
 from minrl.parts import Parts, assemble
 from minrl.preflight import preflight
 from minrl.record import Record
-from minrl.rollout import gather_rollouts, rollout, tracked_plan, training_plan
-from minrl.run import open_run
+from minrl.resume import open_run
+from minrl.rollout import rollout, tracked_plan, training_plan
 from minrl.sampling import Draw, at_temperature, choose_examples, observe
 from minrl.update import update_policy
 
@@ -37,19 +37,19 @@ def train(parts: Parts, record: Record) -> None:
         state.step += 1
         config = at_temperature(parts.config, state)
         with record.timed("time/rollout_s"):
-            draw = Draw(config, policy.processes)
+            draw = Draw(config)
             while draw.prompts:  # once, and again for what --refill-rounds replaces
-                examples = choose_examples(task.dataset.train, draw.config, state, policy.processes)
-                plan = training_plan(draw.config, state, policy.processes, draw.drawn)
+                examples = choose_examples(task.dataset.train, draw.config, state)
+                plan = training_plan(draw.config, state, draw.drawn)
                 draw.add(rollout(policy, engine, parts.workers, task, examples, plan))
-            rollouts, mine = gather_rollouts(draw.sampled, policy.processes)
-        record.rollouts(rollouts, draw.sampled.failures)
+        rollouts = draw.sampled.rollouts
+        record.rollouts(draw.sampled)
         observe(state, parts.config, rollouts)
 
         with record.timed("time/compare_s"):
             comparison = algorithm.compare(rollouts, state.baselines)
             state.baselines = comparison.baselines
-            batch = make_batch(rollouts[mine], comparison.advantages[mine])
+            batch = make_batch(rollouts, comparison.advantages)
         with record.timed("time/update_s"):
             engine.sleep()
             updated = update_policy(policy, parts.optimizer, batch, algorithm, config, state.step, not engine.exact)
@@ -61,9 +61,9 @@ def train(parts: Parts, record: Record) -> None:
         if record.due(config.logging.rollouts_every):
             with record.timed("time/eval_s"):
                 tracked = rollout(policy, engine, parts.workers, task, *tracked_plan(task, config))
-            record.save_rollouts(rollouts[mine], comparison.advantages[mine], updated, tracked.rollouts)
+            record.save_rollouts(rollouts, comparison.advantages, updated, tracked.rollouts)
         if record.evaluation_due():
-            with record.timed("time/eval_s"):
+            with record.evaluating():
                 record.evaluation(parts.evaluate())
         record.end_step()
         if record.due(config.logging.save_every) or record.interrupted:
@@ -72,16 +72,17 @@ def train(parts: Parts, record: Record) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Say how good the policy is, train it, and say it again."""
-    config, options = parse_trainer(arguments)
-    choose_algorithm(config)
-    with assemble(open_run(config, options, arguments)) as parts, Record(parts, STARTED) as record:
+    run = open_run(*parse_trainer(arguments), arguments)
+    choose_algorithm(run.config)  # what cannot work is refused before anything slow
+    with assemble(run) as parts, Record(parts, STARTED) as record:
+        config = parts.config
         if config.preflight and parts.state.step == 0:
             record.findings(preflight(parts.policy, parts.engine, parts.workers, parts.task, config))
         if config.preflight_only:
             return 0
         record.begin()
-        if parts.state.step == 0 and config.evaluation.eval_first:
-            with record.timed("time/eval_s"):
+        if record.evaluation_owed():
+            with record.evaluating():
                 record.evaluation(parts.evaluate())
             record.end_step()
         train(parts, record)

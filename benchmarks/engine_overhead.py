@@ -11,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable
 
+from harness import doing
+
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm_engine import VllmEngine, sampling_parameters
@@ -40,6 +42,7 @@ def main() -> None:
     model = small_qwen3(tokenizer, options.hidden_size, options.layers, 4, seed=0)
     policy = as_policy(model, tokenizer, ModelConfig(), Processes(ModelConfig()))
     count = options.prompts * options.group_size
+    doing("starting vLLM")
     engine = VllmEngine(EngineConfig(engine="vllm"), policy, count)
     requests = [
         Request(
@@ -70,6 +73,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(options.rounds + 2):
         for name, run in ways.items():
+            doing(f"round {number + 1} of {options.rounds + 2}, {name}")
             started = time.perf_counter()
             run()
             if number >= 2:  # the first rounds warm up

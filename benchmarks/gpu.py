@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from harness import doing
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # train.py lies beside the package
@@ -207,15 +208,20 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
+        doing("making the model")
         make_model(model, options.tiny)
         parameters = sum(path.stat().st_size for path in model.glob("*.safetensors")) // 4
         print(f"{_card()}, torch {torch.__version__}, {parameters / 1e6:.1f} million parameters")
         flags = ["--batch-invariant"] if options.batch_invariant else []
+        doing(f"{options.steps} steps of train.py")
         report_loop(run_loop(model, options.steps, options.tiny, *flags), parameters)
+        doing("a sync against a plain copy")
         report_sync(model, options.batch_invariant)
+        doing("log-probabilities and attention by themselves")
         report_head(options.tiny)
         report_attention(options.tiny)
         if options.trl:
+            doing("TRL beside it")
             subprocess.run([sys.executable, Path(__file__).parent / "gpu_trl.py", model], check=True)
 
 

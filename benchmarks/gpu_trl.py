@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from gpu import PROMPT_WORDS, even_words, run_loop
-from harness import Row, save
+from harness import Row, doing, save
 
 from minrl.types import Example
 
@@ -114,8 +114,11 @@ def main() -> None:
         return
     seconds: list[float] = []
     memory: list[float] = []
-    for _ in range(options.rounds):
-        found = {side: run_side(side, options.model) for side in SIDES}
+    for number in range(options.rounds):
+        found = {}
+        for side in SIDES:
+            doing(f"{side}, round {number + 1} of {options.rounds}")
+            found[side] = run_side(side, options.model)
         per_token = {name: statistics.median(s / tokens for s, tokens in one["steps"]) for name, one in found.items()}
         seconds.append(per_token["ours"] / per_token["trl"])
         memory.append(found["ours"]["peak_gib"] / found["trl"]["peak_gib"])

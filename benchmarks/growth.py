@@ -11,7 +11,7 @@ import argparse
 import statistics
 import time
 
-from harness import Row, save, wait_until_quiet
+from harness import Row, doing, save, wait_until_quiet
 from shapes import SHAPES, Work, random_rollouts
 from update import Update, best_product, flops
 
@@ -60,11 +60,13 @@ def rounds_of(size: str, what: str, factors: list[int], rounds: int, rate: float
     """Costs by round, factor and phase, and the worst load of others. All sizes take their turn in every round, the
     smallest `SMALL_TURNS` times: what a machine does changes within minutes.
     """
+    doing(f"{what}: making {len(factors)} sizes")
     sizes = [Growing(size, what, factor, rate) for factor in factors]
     for one in sizes:
         one.costs(0)
     kept, loads = [], []
     for number in range(1, rounds + 1):
+        doing(f"{what}, up to x{factors[-1]}: round {number} of {rounds}")
         loads.append(wait_until_quiet())
         small = [sizes[0].costs(number + turn) for turn in range(SMALL_TURNS)]
         kept.append([tuple(map(statistics.median, zip(*small, strict=True))), *(s.costs(number) for s in sizes[1:])])

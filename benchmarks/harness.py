@@ -15,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,39 @@ QUIET = 0.05
 
 PATIENCE_S = float(os.environ.get("BENCH_PATIENCE_S", "60"))
 """How long to wait for a quiet machine before a round."""
+
+SAY_EVERY_S = 25.0
+"""How long a benchmark may print nothing about what it is doing."""
+
+
+class Voice:
+    """Says on stderr every `every_s` seconds what goes on, until the process or `end` ends it."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s, self._what = every_s, ""
+        self._started = 0.0
+        self._ended = threading.Event()
+
+    def doing(self, what: str) -> None:
+        """From now on this is what goes on."""
+        self._what = what
+        if not self._started:
+            self._started = time.perf_counter()
+            threading.Thread(target=self._speak, daemon=True).start()
+
+    def end(self) -> None:
+        """Say nothing more."""
+        self._ended.set()
+
+    def _speak(self) -> None:
+        while not self._ended.wait(self._every_s):
+            elapsed = time.perf_counter() - self._started
+            sys.stderr.write(f"[{elapsed:4.0f} s] {self._what}\n")
+            sys.stderr.flush()
+
+
+doing = Voice(SAY_EVERY_S).doing
+"""What every benchmark calls before each of its parts, so that nobody has to guess whether it hangs."""
 
 
 @dataclass
@@ -102,11 +136,13 @@ class Turns:
 class Sides:
     """Processes that take turns. `sides` maps a name to a function at the top of a module."""
 
-    def __init__(self, sides: Mapping[str, Callable[[Turns, Any], None]], options: Any) -> None:
+    def __init__(self, what: str, sides: Mapping[str, Callable[[Turns, Any], None]], options: Any) -> None:
+        self._what = what
         context = multiprocessing.get_context("spawn")
         self._ends: dict[str, Connection] = {}
         self._processes = []
         for name, side in sides.items():
+            doing(f"{what}: making {name}")
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(side, theirs, options), daemon=True)
             process.start()
@@ -119,10 +155,14 @@ class Sides:
         """Seconds and facts of each side in each round, and the share that other processes used meanwhile."""
         kept = []
         for number in range(count + warmup):
-            others = wait_until_quiet() if number >= warmup else 0.0
+            warm = number >= warmup
+            place = f"round {number - warmup + 1} of {count}" if warm else f"warming up, {number + 1} of {warmup}"
+            doing(f"{self._what}: {place}, waiting for a quiet machine")
+            others = wait_until_quiet() if warm else 0.0
             names = list(self._ends) if number % 2 == 0 else list(self._ends)[::-1]
             seconds, facts, cpu = {}, {}, {}
             for name in names:
+                doing(f"{self._what}: {place}, {name}")
                 before, started = _machine_busy_s(), time.perf_counter()
                 self._ends[name].send(number)
                 seconds[name], facts[name], cpu[name] = self._receive(name)
@@ -130,7 +170,7 @@ class Sides:
                 load = (_machine_busy_s() - before - cpu[name]) / elapsed / (os.cpu_count() or 1)
                 others = max(others, load if elapsed > 0.2 else 0.0)  # the kernel counts in hundredths of a second
             require_equal(facts)
-            if number >= warmup:
+            if warm:
                 kept.append({"seconds": seconds, "cpu_s": cpu, "facts": facts, "others_load": others})
         return kept
 
@@ -156,7 +196,7 @@ def compare(
     rounds: int,
 ) -> Row:
     """Seconds of the first side over seconds of the second, round by round."""
-    turns = Sides(sides, options)
+    turns = Sides(what, sides, options)
     try:
         kept = turns.rounds(rounds)
     finally:

@@ -16,6 +16,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from harness import doing
+
 from minrl.metrics import LOGGERS, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +36,7 @@ def main() -> None:
     loggers = [name for name in LOGGERS if name == "tensorboard" or find_spec(name) is not None]
     with tempfile.TemporaryDirectory() as folder:
         for name in loggers:
+            doing(f"{options.steps} steps with {name}")
             arguments = ["--logger", name, "--steps", str(options.steps), "--eval-every", "0", "--quiet", *more]
             places = ["--runs-dir", f"{folder}/{name}", "--checkpoints-dir", f"{folder}/checkpoints"]
             subprocess.run(

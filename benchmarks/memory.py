@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    sides = Sides({"chunked": chunked, "plain": plain}, (options.tokens, options.width, options.vocabulary))
+    sides = Sides("memory", {"chunked": chunked, "plain": plain}, (options.tokens, options.width, options.vocabulary))
     kept = sides.rounds(options.rounds, warmup=0)
     sides.close()
     ratios = []

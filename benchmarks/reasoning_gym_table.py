@@ -12,6 +12,8 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from harness import doing
+
 from minrl.tasks import load_task
 from minrl.tasks.reasoning_gym import ReasoningGymOptions, library
 from minrl.tasks.task import Task
@@ -44,6 +46,7 @@ def main() -> None:
 
 def line(name: str, size: int) -> dict | None:
     """Print what was found of one generator, and return it; None where it makes nothing."""
+    doing(f"making and scoring {name}")
     task = load_task(f"reasoning_gym/{name}", {f"reasoning_gym/{name}": settings(name, size)})
     try:
         examples = [*task.dataset.train, *task.dataset.held_out]

@@ -51,6 +51,7 @@ def vllm(turns: Turns, work: Work) -> None:
             max_model_len=work.prompt_tokens + work.max_tokens,
             max_num_seqs=work.prompts * work.group,
             logprobs_mode="processed_logprobs",
+            kv_cache_memory_bytes=work.cache_bytes(),  # its default is a share that nobody else may touch
         )
     turns.ready()
     while True:

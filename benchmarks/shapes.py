@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from minrl.config import ModelConfig
-from minrl.models import save_model, small_qwen3, word_tokenizer
+from minrl.models import HEAD_DIM, save_model, small_qwen3, word_tokenizer
 from minrl.policy import Policy, as_policy
 from minrl.processes import Processes
 from minrl.tasks import Task
@@ -28,6 +28,9 @@ class Shape:
 
 SHAPES = {"1M": Shape(192, 2, 4, 1000), "5M": Shape(256, 4, 8, 8192)}
 """1.0 and 5.2 million parameters: the embedded base model's shape, and one with a vocabulary that weighs."""
+
+VLLM_BLOCK = 128
+"""Tokens of a block of vLLM's cache on a CPU: a row takes whole ones."""
 
 PROMPTS, GROUP, PROMPT_TOKENS, MAX_TOKENS = 8, 8, 32, 64
 
@@ -50,6 +53,13 @@ class Work:
         count = self.prompts * self.group
         rng = random.Random(number)
         return [rng.randint(1, self.max_tokens) for _ in range(count)] if self.varying else [self.max_tokens] * count
+
+    def cache_bytes(self) -> int:
+        """Keys and values of all rows at their longest in vLLM's blocks, and of the block that it keeps empty."""
+        shape = SHAPES[self.size]
+        blocks = self.prompts * self.group * -(-(self.prompt_tokens + self.max_tokens) // VLLM_BLOCK) + 1
+        values = 2 * shape.layers * (shape.heads // 2) * HEAD_DIM
+        return blocks * VLLM_BLOCK * values * getattr(torch, self.dtype).itemsize
 
     def prompt_ids(self) -> list[list[int]]:
         """Different prompts of the same length."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from harness import ROOT, Row, save, wait_until_quiet
+from harness import ROOT, Row, doing, save, wait_until_quiet
 
 FLAGS = ["--no-preflight", "--no-eval-first", "--eval-every", "0", "--eval-examples", "1", "--quiet"]
 
@@ -55,9 +55,11 @@ def main() -> None:
     parser.add_argument("--checkpoints-dir", default=str(ROOT / "checkpoints"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        doing("making the base model, where there is none")
         first_step(folder, options.checkpoints_dir)  # makes the base model, fills the page cache
         loads, seconds = [], []
         for number in range(options.rounds):
+            doing(f"start {number + 1} of {options.rounds}")
             loads.append(wait_until_quiet())
             seconds.append(first_step(f"{folder}/{number}", options.checkpoints_dir))
     for imports, beyond, step in seconds:

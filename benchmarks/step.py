@@ -259,7 +259,7 @@ def main() -> None:
 
 def alone(work: Work, rounds: int) -> None:
     """Seconds of our steps and their phases."""
-    sides = Sides({"ours": ours}, work)
+    sides = Sides("whole GRPO step", {"ours": ours}, work)
     for one in sides.rounds(rounds):
         facts = {name: round(value, 4) for name, value in one["facts"]["ours"].items()}
         print(f"{one['seconds']['ours'] * 1e3:.1f} ms, others {one['others_load']:.0%}, {facts}")

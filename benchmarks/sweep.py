@@ -17,6 +17,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from harness import doing
+
 from minrl.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +69,7 @@ def train(options: argparse.Namespace, name: str, seed: int) -> float:
     threads = max(1, len(os.sched_getaffinity(0)) // options.at_once)
     folders = ["--runs-dir", str(options.folder), "--checkpoints-dir", str(options.folder / "checkpoints")]
     flags = ["--algorithm", name, "--seed", str(seed), "--steps", str(options.steps), "--threads", str(threads)]
+    doing(f"training, {options.at_once} at once; {name} seed {seed} began last")
     started = time.perf_counter()
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     subprocess.run(

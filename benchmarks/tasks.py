@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness import doing
+
 from minrl.tasks import load_task
 from minrl.tasks.boxed import boxed
 from minrl.tasks.connections import groups_of
@@ -44,6 +46,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Print a table, a line for each way to answer."""
     options = parse()
+    doing(f"loading {options.task}")
     task = load_task(options.task, data_path=options.data_path)
     for note in task.notes():
         print(note)
@@ -62,6 +65,7 @@ def main() -> None:
         if options.answers and name not in options.answers:
             continue
         jobs = [Job(task.reward, (answer(example), example), cheap=task.cheap) for example in examples]
+        doing(f"{options.task}: grading {len(jobs)} answers, {name}")
         started = time.perf_counter()
         results = workers.run(jobs)
         seconds = time.perf_counter() - started
@@ -78,6 +82,7 @@ def main() -> None:
     if "reference" in missed:
         print(f"\nreferences that do not solve their example: {', '.join(missed['reference']) or 'none'}")
     if options.cases:
+        doing(f"comparing {options.cases}")
         agreement(options.cases)
 
 

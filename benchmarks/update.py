@@ -13,7 +13,7 @@ import statistics
 import time
 
 import torch
-from harness import Row, Turns, compare, save, wait_until_quiet
+from harness import Row, Turns, compare, doing, save, wait_until_quiet
 from shapes import SHAPES, Work, make_policy, random_rollouts
 
 from minrl.algorithms import choose_algorithm
@@ -115,6 +115,7 @@ def utilisation(size: str, rounds: int, against: str) -> Row:
     update = Update(work)
     values, loads, rates = [], [], {}
     for number in range(rounds + 2):
+        doing(f"update FLOP/s, {size}: round {number + 1} of {rounds + 2}")
         load = wait_until_quiet()
         rates = best_product()
         seconds, _ = update.run(work, number)

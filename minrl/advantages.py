@@ -90,9 +90,9 @@ def relative_to_mean(
     more. (Order n, the paper's theorem, needs its baseline in groups that nobody solved too; Algorithm 1 drops it.)
     A group whose mean is not above 0 gets 0, since the weight would be infinite or turned around.
     """
-    counts = _group_sums(scorable.to(rewards.dtype), groups).clamp(min=1)
-    mean = _group_sums(torch.where(scorable, rewards, 0.0), groups) / counts
-    weight = torch.where(mean > 0, 1 / torch.where(mean > 0, mean, 1.0), 0.0)
+    counts = _group_sums(scorable.to(rewards.dtype), groups)
+    mean = _group_sums(torch.where(scorable, rewards, 0.0), groups) / counts  # NaN where nobody could be scored
+    weight = torch.where(mean > 0, 1 / mean, 0.0)
     return _centred(rewards, scorable, groups) * weight[groups], baselines
 
 
@@ -197,8 +197,7 @@ def _centred(
 ) -> Float[Tensor, " N"]:
     """r minus its group's mean; exactly 0 in a group without spread, whose mean may be rounded."""
     scored = torch.where(scorable, rewards, 0.0)
-    counts = _group_sums(scorable.to(rewards.dtype), groups).clamp(min=1)
-    mean = _group_sums(scored, groups) / counts
+    mean = _group_sums(scored, groups) / _group_sums(scorable.to(rewards.dtype), groups)
     return torch.where(scorable & spread(rewards, scorable, groups)[groups], scored - mean[groups], 0.0)
 
 

@@ -44,6 +44,7 @@ CLIP = Limits(clip_low=0.2, clip_high=0.2)
 class Algorithm:
     """What is compared, what is minimised, how tokens are averaged, what the ratio is of and how far it may go.
 
+    `makes_up_for_equal_groups` says that the advantages are already scaled up by what groups without spread dilute.
     `group_relative` says that a rollout is compared with its group only, so that a group of one teaches nothing.
     `ratio_level` is a key of `minrl.losses.LEVELS`. `overlong` are the longest completion allowed and the buffer before
     it in which a penalty grows; no buffer, no penalty.
@@ -55,6 +56,7 @@ class Algorithm:
     limits: Limits = NO_LIMITS
     ratio_level: str = "token"
     group_relative: bool = True
+    makes_up_for_equal_groups: bool = False
     overlong: tuple[int, int] = (0, 0)
 
     @property
@@ -106,7 +108,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     # arXiv:2602.02710, Algorithm 1, divided by the step's tokens in place of its completions.
     "maxrl": Algorithm(relative_to_mean, policy_gradient, token_mean),
     # arXiv:2504.02546, equations 5 and 7 of its ICLR 2026 version, without its threshold for sampling on.
-    "gpg": Algorithm(group_policy_gradient, policy_gradient, token_mean),
+    "gpg": Algorithm(group_policy_gradient, policy_gradient, token_mean, makes_up_for_equal_groups=True),
     # arXiv:2501.03262v9, section 3.1. Departure: the mean over all tokens, where its equation 1 takes that of each
     # completion first.
     "reinforce_pp": Algorithm(normalize_rewards_over_batch, clipped_surrogate, token_mean, CLIP, group_relative=False),
@@ -142,6 +144,11 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
     if not algorithm.group_relative and (settings.drop_equal_groups or config.sampling.refill_rounds):
         raise UserError(
             f"{name} learns from groups whose rewards are all equal: leave out drop_equal_groups and refill_rounds"
+        )
+    if algorithm.makes_up_for_equal_groups and settings.drop_equal_groups:
+        raise UserError(
+            f"{name} makes up for groups whose rewards are all equal by itself, by B / (B - M), and drop_equal_groups "
+            "would do it again: leave out drop_equal_groups"
         )
     if settings.overlong_buffer >= config.rollout.max_tokens:
         raise UserError(

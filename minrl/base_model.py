@@ -17,10 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from loguru import logger
 
 from minrl.batch import pack
-from minrl.config import BaseModelConfig, ModelConfig
+from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
+from minrl.disk import writing
+from minrl.files import lock_in_turn
 from minrl.models import CHAT_TEMPLATE, small_qwen3, word_tokenizer
+from minrl.optimizer import clipped_step
 from minrl.policy import Policy, as_policy, save_policy
 from minrl.processes import Processes
 from minrl.scoring import score
@@ -64,15 +68,25 @@ def make_base_model(
     processes: Processes,
     progress: Progress,
 ) -> None:
-    """Make the model and write it to the folder, which appears only when it is whole."""
-    tokenizer = word_tokenizer(words)
-    model = small_qwen3(tokenizer, config.base_hidden_size, config.base_layers, config.base_heads, config.base_seed)
-    policy = as_policy(model, tokenizer, model_config, processes)
-    warm_start(policy, task, config, progress)
-    temporary = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    save_policy(policy, temporary)
-    temporary.rename(folder)
+    """Make the model and write it to the folder, which appears only when it is whole.
+
+    Where another process is making it, wait and take what it made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = folder.with_name(f".{folder.name}.lock")
+    with lock_in_turn(place, lambda by: logger.info(f"{by} is making the base model {folder.name}: waiting for it")):
+        if not folder.exists():
+            tokenizer = word_tokenizer(words)
+            width, layers, heads = config.base_hidden_size, config.base_layers, config.base_heads
+            model = small_qwen3(tokenizer, width, layers, heads, config.base_seed)
+            policy = as_policy(model, tokenizer, model_config, processes)
+            warm_start(policy, task, config, progress)
+            temporary = folder.with_name(folder.name + ".tmp")
+            shutil.rmtree(temporary, ignore_errors=True)
+            with writing(temporary):
+                save_policy(policy, temporary)
+                temporary.rename(folder)
+        place.unlink(missing_ok=True)  # nobody asks for it any more
 
 
 def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:
@@ -91,10 +105,8 @@ def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Pr
         stream = pack(rollouts, range(len(rollouts))).to(policy.device)
         logprobs, _ = score(policy.model, stream, temperature=1.0)
         loss = -logprobs.mean()
-        optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
+        clipped_step(policy, optimizer, OptimizerConfig(max_grad_norm=1.0))
         schedule.step()
         progress(step + 1, f"loss {loss.item():.3f}")
 

@@ -12,7 +12,7 @@ every per-token quantity is a tensor over that numbering. How the rollouts are c
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -117,6 +117,16 @@ def split_groups(rollouts: Sequence[Rollout], parts: int) -> list[list[int]]:
     bounds = [len(members) * part // parts for part in range(parts + 1)]
     shares = [members[low:high] for low, high in pairwise(bounds)]
     return [[index for group in share for index in group] for share in shares]
+
+
+def share_of_tokens(rollouts: Sequence[Rollout], indices: Sequence[int], rank: int, count: int) -> list[int]:
+    """The block of the indices that process `rank` of `count` computes, of about as many tokens as every other's.
+
+    A rollout is where its middle is, when the tokens of all are cut into `count` equal pieces.
+    """
+    lengths = [len(rollouts[index].ids) for index in indices]
+    middles = [2 * end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    return [i for i, middle in zip(indices, middles, strict=True) if middle * count // (2 * sum(lengths)) == rank]
 
 
 def micro_batches(rollouts: Sequence[Rollout], indices: Sequence[int], max_tokens: int) -> list[list[int]]:

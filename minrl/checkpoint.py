@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from loguru import logger
 
+from minrl.disk import writing
 from minrl.optimizer import load_optimizer, save_optimizer
 from minrl.policy import Policy, master_weights, save_policy
-from minrl.types import UserError
+from minrl.types import CausalModel, UserError
 
 MANIFEST = "manifest.json"
+STATE = "trainer.json"
+MOMENTS = "optimizer.safetensors"
 
 
 @dataclass
@@ -31,11 +34,14 @@ class TrainState:
     step: int = 0
     examples_drawn: int = 0
     policy_version: int = 0
+    skipped_steps: int = 0
     sampled_tokens: int = 0
     seconds: float = 0.0
     baselines: dict[str, float] = field(default_factory=dict)
     temperature: float = 0.0
     solve_rates: dict[str, float] = field(default_factory=dict)
+    unfinished: dict[str, float] = field(default_factory=dict)
+    """The numbers of the step, where its evaluation is still to come."""
 
     @classmethod
     def from_dict(cls, values: dict) -> "TrainState":
@@ -48,6 +54,11 @@ def step_name(step: int) -> str:
     return f"step_{step:06d}"
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint was saved after, from its name."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
 def save_checkpoint(
     folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, state: TrainState, keep: int
 ) -> Path:
@@ -55,28 +66,39 @@ def save_checkpoint(
     final = folder / step_name(state.step)
     temporary = folder / f".{final.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    save_policy(policy, temporary)
-    save_optimizer(optimizer, policy, temporary / "optimizer.safetensors")
-    (temporary / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
-    _seal(temporary)
-    shutil.rmtree(final, ignore_errors=True)
-    temporary.rename(final)
-    _fsync(folder)
-    complete = [path for path in _by_step(folder) if path != final]
-    for path in complete[: len(complete) + 1 - keep] if keep else ():
-        shutil.rmtree(path)
+    try:
+        with writing(temporary):
+            temporary.mkdir(parents=True)
+            save_policy(policy, temporary)
+            save_optimizer(optimizer, policy, temporary / MOMENTS)
+            (temporary / STATE).write_text(json.dumps(asdict(state), indent=1))
+            _seal(temporary)
+            shutil.rmtree(final, ignore_errors=True)
+            temporary.rename(final)
+            _fsync(folder)
+    except BaseException:  # a full disk, or a second Ctrl-C: what is half written takes room and is of no use
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for path in _by_step(folder)[:-keep] if keep else ():
+        _remove(path)
     return final
 
 
 def load_state(checkpoint: Path) -> TrainState:
     """The trainer's state of a checkpoint."""
-    return TrainState.from_dict(json.loads((checkpoint / "trainer.json").read_text()))
+    return TrainState.from_dict(json.loads((checkpoint / STATE).read_text()))
 
 
 def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """The optimizer's moments of a checkpoint."""
-    load_optimizer(optimizer, policy, checkpoint / "optimizer.safetensors")
+    load_optimizer(optimizer, policy, checkpoint / MOMENTS)
+
+
+def last_saved(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end, as its manifest says, which is written last. What came of it
+    since is not looked at.
+    """
+    return next((path for path in reversed(_by_step(folder)) if (path / MANIFEST).exists()), None)
 
 
 def newest_complete(folder: Path) -> Path | None:
@@ -89,23 +111,34 @@ def newest_complete(folder: Path) -> Path | None:
     return None
 
 
+def damaged(folder: Path) -> dict[Path, str]:
+    """The checkpoints that are not whole, and what is wrong with each."""
+    return {path: problem for path in _by_step(folder) if (problem := damage(path)) is not None}
+
+
 def discard_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints beyond a step that a run goes on from: they belong to another continuation."""
-    for path in _by_step(folder):
-        if int(path.name.removeprefix("step_")) > step:
-            shutil.rmtree(path)
+    """Remove what lies beyond a step that a run goes on from: damaged checkpoints, and those half written."""
+    for path in (*_by_step(folder), *folder.glob(".step_*.tmp")):
+        if path.name.startswith(".") or step_of(path) > step:
+            _remove(path)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; of one that was moved to another disk the link alone."""
+    checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
 
 
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
-    manifest = checkpoint / MANIFEST
     try:
-        expected = json.loads(manifest.read_text())
-    except (OSError, json.JSONDecodeError):
+        expected = json.loads((checkpoint / MANIFEST).read_text())
+    except (OSError, ValueError):
         return f"no readable {MANIFEST}"
+    if not isinstance(expected, dict) or not expected.keys() >= {STATE, MOMENTS}:
+        return f"{MANIFEST} does not list {STATE} and {MOMENTS}"
     for name, digest in expected.items():
         path = checkpoint / name
-        if not path.exists():
+        if not path.is_file():
             return f"{name} is missing"
         if _digest(path) != digest:
             return f"{name} is not what was written"
@@ -127,8 +160,13 @@ def find_checkpoint(path: Path) -> Path:
 
 def weights_sha256(policy: Policy) -> str:
     """Hash over sorted name, dtype, shape and bytes of the float32 master weights, tied ones once."""
+    return model_sha256(policy.model)
+
+
+def model_sha256(model: CausalModel) -> str:
+    """The same of a model."""
     digest = hashlib.sha256()
-    for name, weight in master_weights(policy.model).items():
+    for name, weight in master_weights(model).items():
         array = weight.detach().cpu().contiguous().numpy()
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -136,7 +174,9 @@ def weights_sha256(policy: Policy) -> str:
 
 
 def _by_step(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step_*") if path.is_dir())
+    """The checkpoints in a folder, whole or not, the oldest first."""
+    found = [path for path in folder.glob("step_*") if path.is_dir() and path.name.removeprefix("step_").isdigit()]
+    return sorted(found, key=step_of)
 
 
 def _seal(folder: Path) -> None:

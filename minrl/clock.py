@@ -7,7 +7,7 @@ Every second of a step belongs to exactly one phase, so that the phases add up t
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -49,18 +49,29 @@ class PhaseClock:
             self.seconds[target] = self.seconds.get(target, 0.0) + moved
 
     def end_step(self) -> dict[str, float]:
-        """The step's seconds and memory by tag. The next step begins."""
+        """The step's seconds by tag. The next step begins."""
         self._lap()
-        metrics = {**self.seconds, "time/step_s": self._mark - self._begun, **self.memory}
-        metrics["memory/peak_gib"] = peak_memory_gib()
-        self._begun, self.seconds, self.memory = self._mark, {}, {}
+        metrics = {**self.seconds, "time/step_s": self._mark - self._begun}
+        self._begun, self.seconds = self._mark, {}
         return metrics
+
+    def take_memory(self) -> dict[str, float]:
+        """The memory of this process by tag, since this was last asked."""
+        taken, self.memory = self.memory, {}
+        return {**taken, "memory/peak_gib": peak_memory_gib()}
 
     def _lap(self) -> None:
         """Give the seconds since the last call to the phase that is going on."""
         now, phase = self._now(), self._open[-1] if self._open else OTHER
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._mark
         self._mark = now
+
+
+def speeds(metrics: Mapping[str, float], sampled_tokens: int) -> dict[str, float]:
+    """Tokens per second of the step, of its rollouts and of its update, by tag, from the step's other numbers."""
+    tokens = {"step": sampled_tokens, "rollout": sampled_tokens, "update": metrics.get("update/computed_tokens", 0)}
+    names = {"step": "tokens", "rollout": "rollout_tokens", "update": "update_tokens"}
+    return {f"speed/{names[p]}_per_s": count / metrics[f"time/{p}_s"] for p, count in tokens.items() if count}
 
 
 def peak_memory_gib() -> float:

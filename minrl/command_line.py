@@ -7,10 +7,12 @@ Whatever is refused is refused in one line.
 import contextlib
 import dataclasses
 import difflib
+import errno
 import gc
 import io
 import itertools
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,13 +22,19 @@ import tyro
 import yaml
 
 from minrl.config import TaskOptions, TrainerConfig
+from minrl.disk import refusal
+from minrl.signals import answered, exit_status, stop_at_once
+from minrl.streams import forgive_closed_streams
 from minrl.tasks import flag_identifier, option_classes, with_absolute_path
 from minrl.types import UserError
 
 T = TypeVar("T")
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+REFUSED = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO),
+)
+"""Why the system refuses to read or write a file: the user's to mend, in a folder, a disk or a right."""
 
 PREFIXED = {"prefixed": True}
 """Marks a task's options among the arguments: their flags begin with the task's name."""
@@ -78,19 +86,25 @@ def parse(cls: type[T], arguments: Sequence[str], description: str | None = None
 
 
 def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
-    """Run a script's main: the user's mistakes end it with one line and exit status 2."""
+    """Run a script's main: the user's mistakes end it with one line and exit status 2, a signal with the shells'."""
     gc.freeze()  # what the imports made stays: a collection that looks at all of it again takes 0.2 s
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        sys.exit(_refuse(error))
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(INTERRUPTED)
+    forgive_closed_streams()
+    with answered(stop_at_once):
+        try:
+            sys.exit(main(sys.argv[1:]))
+        except UserError as error:
+            sys.exit(_refuse(str(error)))
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            sys.exit(_refuse(": ".join(filter(None, [error.filename, refusal(error)]))))
+        except KeyboardInterrupt as stop:
+            sys.stderr.write("interrupted\n")
+            sys.exit(getattr(stop, "status", exit_status(signal.SIGINT)))
 
 
-def _refuse(error: UserError) -> int:
-    sys.stderr.write(f"error: {error}\n")
+def _refuse(reason: str) -> int:
+    sys.stderr.write(f"error: {reason}\n")
     return 2
 
 

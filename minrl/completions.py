@@ -1,14 +1,18 @@
 """Scores completions that somebody already has, with a task's reward: no model, no torch.
 
 Rows are JSON objects with `completion` and those of the example's fields that the reward reads. One row comes out for
-each that goes in, in order; one that cannot be scored has `reward: null` and says why under `error`.
+each that goes in, in order; one that cannot be scored has `reward: null` and says why under `error`. Nothing is lost:
+what a row held under the names of the verdict stands under `given`, and a line that is no JSON under `line`.
 """
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minrl.json_text import json_text
 from minrl.judge import Judge, judgement
 from minrl.tasks import Task
 from minrl.types import Example, Job, Reward, UserError
@@ -16,6 +20,12 @@ from minrl.workers import Failure, Workers
 
 CHUNK = 1024
 """Rows in memory at once."""
+
+VERDICT = ("reward", "solved", "parts", "error")
+"""What scoring adds to a row."""
+
+GIVEN = "given"
+"""Where a scored row keeps what it held under the names of the verdict before."""
 
 
 def score_file(
@@ -30,6 +40,8 @@ def score_file(
             "this task is played over several turns and no single completion of it can be scored: "
             "leave out --completions and name a model with --checkpoint"
         )
+    if output.resolve() == source.resolve():
+        raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
     lines = read_lines(source, "completions")
     rows = solved = failed = 0
     temporary = output.with_name(output.name + ".tmp")
@@ -37,7 +49,7 @@ def score_file(
     with temporary.open("w") as file:
         for start in range(0, len(lines), CHUNK):
             for row in score_lines(task, lines[start : start + CHUNK], workers, judge):
-                file.write(json.dumps(row) + "\n")
+                file.write(json_text(row) + "\n")
                 rows, solved, failed = rows + 1, solved + bool(row.get("solved")), failed + (row["reward"] is None)
     temporary.rename(output)
     return rows, solved, failed
@@ -55,27 +67,34 @@ def read_lines(source: Path, what: str) -> list[str]:
 def score_lines(task: Task, lines: list[str], workers: Workers, judge: Judge | None = None) -> Iterator[dict[str, Any]]:
     """The scored row of each line, in order."""
     rows = [_parsed(line) for line in lines]
-    jobs = [_job(task, row, number) for number, row in enumerate(rows) if "error" not in row]
+    jobs = [_job(task, row, number) for number, row in enumerate(rows) if isinstance(row, dict)]
     rewards = workers.run(jobs)
     if judge is not None:
         rewards = _judged(judge, jobs, rewards, workers)
     results = iter(rewards)
-    for row in rows:
-        yield row if row.get("reward", ...) is None and "error" in row else _scored(row, next(results))
+    for line, row in zip(lines, rows, strict=True):
+        yield _scored(row, next(results)) if isinstance(row, dict) else _refused(line, row)
 
 
-def _parsed(line: str) -> dict[str, Any]:
-    """The row on a line, or what is wrong with it."""
+def _parsed(line: str) -> dict[str, Any] | str:
+    """The row on a line as it was before it was ever scored, or what is wrong with the line."""
     try:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError) as error:
-        return _refused({}, f"not JSON: {error}")
+        return f"not JSON: {error}"
     if not isinstance(row, dict):
-        return _refused({"row": row}, "a row must be a JSON object with `completion` and the example's fields")
-    row.pop("error", None)
+        return "a row must be a JSON object with `completion` and the example's fields"
     if not isinstance(row.get("completion"), str):
-        return _refused(row, f"`completion` must be a string, got {type(row.get('completion')).__name__}")
-    return row
+        return f"`completion` must be a string, got {type(row.get('completion')).__name__}"
+    return _unscored(row)
+
+
+def _unscored(row: dict[str, Any]) -> dict[str, Any]:
+    """A row that was scored without the verdict, and with what it held under those names; any other as it is."""
+    given = row.get(GIVEN)
+    if not isinstance(given, dict) or not given.keys() <= set(VERDICT):
+        return row
+    return {**{name: value for name, value in row.items() if name not in (*VERDICT, GIVEN)}, **given}
 
 
 def _job(task: Task, row: dict[str, Any], number: int) -> Job:
@@ -90,20 +109,41 @@ def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers)
     asked = []
     for index in scored:
         completion, example = jobs[index].arguments
-        asked.append(judgement(judge, rewards[index], example.fields.get("prompt"), completion, example))
+        known = {name: value for name, value in example.fields.items() if name not in (*VERDICT, GIVEN)}
+        shown = replace(example, fields=known)  # no verdict is a reference
+        asked.append(judgement(judge, rewards[index], known.get("prompt"), completion, shown))
     for index, reward in zip(scored, workers.run(asked), strict=True):
         rewards[index] = reward
     return rewards
 
 
-def _scored(row: dict[str, Any], result: Reward | Failure) -> dict[str, Any]:
+def _scored(row: dict[str, Any], result: Any) -> dict[str, Any]:  # noqa: ANN401 - the task's own code may return anything
     if isinstance(result, Failure):
         reason = result.reason.strip().splitlines()[-1]
         if reason.startswith("KeyError: "):
             reason = f"the row lacks {reason.removeprefix('KeyError: ')}, which the reward reads"
-        return _refused(row, reason)
-    return {**row, "reward": result.value, "solved": result.solved, "parts": dict(result.parts)}
+        return _with_verdict(row, {"reward": None, "error": reason})
+    if not isinstance(result, Reward):
+        return _with_verdict(row, {"reward": None, "error": f"the task's reward must return a Reward, got {result!r}"})
+    verdict = {"reward": result.value, "solved": result.solved, "parts": dict(result.parts)}
+    return _with_verdict(row, verdict)
 
 
-def _refused(row: dict[str, Any], reason: str) -> dict[str, Any]:
-    return {**row, "reward": None, "error": reason}
+def _refused(line: str, reason: str) -> dict[str, Any]:
+    """What is written for a line that is no row to score."""
+    with contextlib.suppress(ValueError, RecursionError):
+        row = json.loads(line)
+        return _with_verdict(
+            _unscored(row) if isinstance(row, dict) else {"row": row}, {"reward": None, "error": reason}
+        )
+    return {"line": line, "reward": None, "error": reason}
+
+
+def _with_verdict(row: dict[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """The row and its verdict; what the row held under the verdict's names is kept apart."""
+    given = {name: row[name] for name in VERDICT if name in row}
+    return {
+        **{name: value for name, value in row.items() if name not in given},
+        **verdict,
+        **({GIVEN: given} if given else {}),
+    }

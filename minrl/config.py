@@ -6,13 +6,34 @@ flat: `--learning-rate`, `--group-size`. A task's own options live with the task
 
 import json
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from minrl.learning_config import AlgorithmConfig, LoraConfig, OptimizerConfig, SamplingConfig
 from minrl.types import UserError, require
+
+PATH = {"path": "always"}
+"""Marks a setting that names a file or folder: config.json holds it in a form that is good in any working directory."""
+
+PATH_OR_NAME = {"path": "where it exists"}
+"""Marks a setting that names a local folder, or something by a name that is no path."""
+
+T = TypeVar("T")
+
+
+def with_absolute_paths(config: T) -> T:
+    """A config, or a task's options, with absolute paths in the settings that are marked as paths."""
+    changed: dict[str, Any] = {}
+    for one in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, one.name)
+        if is_dataclass(value):
+            changed[one.name] = with_absolute_paths(value)
+        elif value and (one.metadata == PATH or (one.metadata == PATH_OR_NAME and Path(value).exists())):
+            changed[one.name] = os.path.abspath(value)
+    return replace(config, **changed) if changed else config  # type: ignore[type-var]
 
 
 def task_key(task: str) -> str:
@@ -32,7 +53,7 @@ def task_key(task: str) -> str:
 class ModelConfig:
     """Which model is trained."""
 
-    model_id: str = ""
+    model_id: str = field(default="", metadata=PATH_OR_NAME)
     """Hub name or local path of a transformers model. Empty: the small base model that MinRL makes itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products; master weights are float32. auto: bfloat16 on CUDA, float32 on a CPU."""
@@ -109,14 +130,14 @@ class RolloutConfig:
     temperature: float = 1.0
     """Sampling temperature; log-probabilities are scored at the same one."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a completion, beside the model's own end tokens."""
+    """Texts or special tokens that end a completion, beside the model's own end tokens."""
     reward_deadline_s: float = 30.0
     """Longest time that one reward may take in a worker, in seconds; beyond it the rollout is unscorable."""
     reward_workers: int = 0
-    """Processes that compute rewards. 0: one per core."""
+    """Worker processes that compute rewards, over all processes of the run. 0: one per core that may be used."""
     max_unscorable_frac: float = 0.5
     """The run stops when more than this share of a step's rollouts could not be rewarded."""
-    opponent: str = ""
+    opponent: str = field(default="", metadata=PATH_OR_NAME)
     """Model that plays a task's frozen roles: a checkpoint, a run, a folder or a hub name. Empty: the start model."""
 
     def __post_init__(self) -> None:
@@ -168,9 +189,9 @@ class EvaluationConfig:
 class LoggingConfig:
     """Where the run leaves its traces."""
 
-    runs_dir: str = "runs"
+    runs_dir: str = field(default="runs", metadata=PATH)
     """Folder of the runs: metrics, rollouts, summary."""
-    checkpoints_dir: str = "checkpoints"
+    checkpoints_dir: str = field(default="checkpoints", metadata=PATH)
     """Folder of the checkpoints and of the cached base model."""
     save_every: int = 25
     """Save a checkpoint after every so many steps, beside the last one. 0: only the last."""
@@ -201,7 +222,8 @@ class EngineConfig:
     engine_context_length: int = 0
     """Longest prompt and completion together that vLLM takes, in tokens. 0: as long as the model's."""
     engine_cache_gib: float = 0.0
-    """vLLM's key-value memory on a CPU, in GiB. 0: room for a whole batch, at most 4 GiB."""
+    """Memory for keys and values, of vLLM on a CPU and of the embedded engine anywhere, in GiB; the latter samples in
+    turns what does not fit at once. 0: room for a whole batch, at most 4 GiB."""
     engine_memory_frac: float = 0.45
     """Share of the CUDA card's memory that vLLM takes while it samples."""
     engine_sleep: Literal["kv", "all", "off"] = "kv"
@@ -239,8 +261,8 @@ class JudgeConfig:
     judge_retries: int = 4
     """Further attempts after a busy, failing or silent server, with growing pauses."""
     judge_concurrency: int = 8
-    """Judgements that are asked for at the same time."""
-    judge_cache: str = "checkpoints/judge_cache.jsonl"
+    """Judgements that are asked for at the same time, over all processes."""
+    judge_cache: str = field(default="checkpoints/judge_cache.jsonl", metadata=PATH)
     """File that keeps the judge's replies, so that nothing is asked twice. Empty: kept for this run only."""
     judge_key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key of the endpoint; a server of one's own may need none."""
@@ -299,7 +321,7 @@ class TrainerConfig:
     """Before step 1, sample a little and say what would go wrong."""
     preflight_only: bool = False
     """Stop after the preflight."""
-    data_path: str = ""
+    data_path: str = field(default="", metadata=PATH)
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Which model is trained."""

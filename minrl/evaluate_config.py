@@ -74,7 +74,7 @@ class EvaluateConfig:
     reward_deadline_s: float = 30.0
     """Longest time that one reward may take in a worker, in seconds."""
     reward_workers: int = 0
-    """Processes that compute rewards. 0: one per core."""
+    """Processes that compute rewards. 0: one per core that this process may use."""
     opponent: str = ""
     """Model that plays a task's frozen roles: as --checkpoint. Empty: the evaluated model itself."""
     force: tuple[Stage, ...] = ()

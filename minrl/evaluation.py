@@ -1,21 +1,23 @@
 """How good is the policy on problems it never trained on?
 
 A fixed set of held-out examples, sampled with fixed seeds at a temperature, and once greedily. pass@1 is the share
-of completions that solve their example (`Reward.solved`).
+of completions that solve their example (`Reward.solved`). One that could not be scored counts as not solved, and the
+share of these stands beside the figure; where none could be scored there is no figure (NaN).
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines import Engine
+from minrl.json_text import plain
 from minrl.metrics import part_means
 from minrl.policy import Policy
-from minrl.rollout import Plan, rollout
+from minrl.rollout import Plan, Rollouts, rollout
 from minrl.tasks import Task
 from minrl.types import Example, Reward, Rollout
 from minrl.workers import Workers
@@ -29,7 +31,7 @@ Z95 = 1.959963984540054
 
 @runtime_checkable
 class Outcome(Protocol):
-    """What a figure is made of: a rollout, or a line that was written down about one."""
+    """What a figure is made of: a rollout, a line that was written down about one, or an episode that has none."""
 
     @property
     def example_id(self) -> str:
@@ -63,15 +65,38 @@ class Evaluation:
     reward_mean: float
     completion_tokens_mean: float
     truncated_frac: float
+    unscorable_frac: float = 0.0
+    greedy_unscorable_frac: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
     categories: Mapping[str, float] = field(default_factory=dict)
     parts_by_category: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     greedy_parts_by_category: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     rollouts: Sequence[Rollout] = ()
+    failures: Sequence[str] = ()
 
-    def to_json(self) -> dict[str, object]:
-        """Plain values, with the names that summary.json uses."""
-        return {
+    @property
+    def measured(self) -> bool:
+        """Whether any of the sampled completions could be scored."""
+        return not math.isnan(self.pass_at_1)
+
+    def text(self) -> str:
+        """The figures in a sentence."""
+        low, high = self.ci95
+        said = (
+            f"held-out pass@1 {self.pass_at_1:.1%} ({low:.1%} to {high:.1%})" if self.measured else "no held-out pass@1"
+        )
+        if not math.isnan(self.greedy_pass_at_1):
+            said += f", greedy {self.greedy_pass_at_1:.1%}"
+        if self.unscorable_frac or self.greedy_unscorable_frac:
+            said += (
+                f"; {self.unscorable_frac:.1%} of the {self.n} sampled and {self.greedy_unscorable_frac:.1%} of the "
+                "greedy completions could not be scored and count as not solved"
+            )
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the names that summary.json uses; None for a figure that there is not."""
+        values = {
             "pass@1": self.pass_at_1,
             "ci95": list(self.ci95),
             "n": self.n,
@@ -80,14 +105,17 @@ class Evaluation:
             "reward": self.reward_mean,
             "completion_tokens_mean": self.completion_tokens_mean,
             "truncated_frac": self.truncated_frac,
+            "unscorable_frac": self.unscorable_frac,
+            "greedy_unscorable_frac": self.greedy_unscorable_frac,
             "parts": dict(self.parts),
             "categories": dict(self.categories),
             "parts_by_category": {name: dict(parts) for name, parts in self.parts_by_category.items()},
             "greedy_parts_by_category": {name: dict(parts) for name, parts in self.greedy_parts_by_category.items()},
         }
+        return plain(values)
 
     def metrics(self, task: str) -> dict[str, float]:
-        """Scalars by tag."""
+        """Scalars by tag, of the figures that there are."""
         values = {
             "pass@1": self.pass_at_1,
             "pass@1_low": self.ci95[0],
@@ -96,10 +124,12 @@ class Evaluation:
             "reward_mean": self.reward_mean,
             "completion_tokens_mean": self.completion_tokens_mean,
             "truncated_frac": self.truncated_frac,
+            "unscorable_frac": self.unscorable_frac,
+            "greedy_unscorable_frac": self.greedy_unscorable_frac,
         }
         for category, parts in self.parts_by_category.items():
             values.update({f"{category}/{part}": mean for part, mean in parts.items()})
-        return {f"eval/{task}/{name}": value for name, value in values.items()}
+        return {f"eval/{task}/{name}": value for name, value in values.items() if not math.isnan(value)}
 
 
 def evaluate(
@@ -111,36 +141,40 @@ def evaluate(
     sampling: RolloutConfig,
     seed: int,
 ) -> Evaluation:
-    """Sampled and greedy completions of the same held-out examples. An unscorable one counts as not solved."""
+    """Sampled and greedy completions of the same held-out examples. `rollouts` are the sampled ones."""
     examples = list(task.dataset.held_out)[: config.eval_examples]
     samples = config.eval_samples or math.ceil(MIN_SAMPLES / len(examples))
 
-    def play(samples: int, temperature: float) -> list[Rollout]:
+    def play(samples: int, temperature: float) -> Rollouts:
         plan = Plan(
             samples, sampling.max_tokens, temperature, seed, "evaluation", 0, stop_strings=sampling.stop_strings
         )
-        return rollout(policy, engine, workers, task, examples, plan).rollouts
+        return rollout(policy, engine, workers, task, examples, plan)
 
     sampled, greedy = play(samples, config.eval_temperature), play(1, 0.0)
-    return replace(summarize(examples, sampled, greedy), rollouts=[*sampled, *greedy])
+    figures = summarize(examples, sampled.outcomes, greedy.outcomes)
+    return replace(figures, rollouts=sampled.rollouts, failures=[*sampled.failures, *greedy.failures])
 
 
 def summarize(examples: Sequence[Example], sampled: Sequence[Outcome], greedy: Sequence[Outcome]) -> Evaluation:
     """The figures of an evaluation from its outcomes."""
-    solved = np.array([is_solved(rollout) for rollout in sampled], dtype=float)
     categories = by_category(examples, sampled)
     rewards = _rewards(sampled)
+    tokens = [one.num_sampled for one in sampled if not math.isnan(one.num_sampled)]
+    pass_at_1, ci95 = pass_at_one(sampled, [one.example_id for one in sampled])
     return Evaluation(
-        pass_at_1=float(solved.mean()),
-        ci95=interval(solved, [rollout.example_id for rollout in sampled]),
+        pass_at_1=pass_at_1,
+        ci95=ci95,
         n=len(sampled),
         num_examples=len(examples),
-        greedy_pass_at_1=float(np.mean([is_solved(rollout) for rollout in greedy])) if greedy else math.nan,
-        reward_mean=float(np.mean([reward.value for reward in rewards])) if rewards else 0.0,
-        completion_tokens_mean=float(np.mean([rollout.num_sampled for rollout in sampled])),
-        truncated_frac=float(np.mean([rollout.truncated for rollout in sampled])),
+        greedy_pass_at_1=solved_frac(greedy),
+        reward_mean=float(np.mean([reward.value for reward in rewards])) if rewards else math.nan,
+        completion_tokens_mean=float(np.mean(tokens)) if tokens else math.nan,
+        truncated_frac=float(np.mean([one.truncated for one in sampled])),
+        unscorable_frac=_unscorable_frac(sampled),
+        greedy_unscorable_frac=_unscorable_frac(greedy),
         parts=part_means(rewards),
-        categories={name: float(np.mean([is_solved(r) for r in of_it])) for name, of_it in categories.items()},
+        categories={name: solved_frac(of_it) for name, of_it in categories.items()},
         parts_by_category={name: part_means(_rewards(of_it)) for name, of_it in categories.items()},
         greedy_parts_by_category={
             name: part_means(_rewards(of_it)) for name, of_it in by_category(examples, greedy).items()
@@ -148,8 +182,27 @@ def summarize(examples: Sequence[Example], sampled: Sequence[Outcome], greedy: S
     )
 
 
-def _rewards(rollouts: Sequence[Outcome]) -> list[Reward]:
-    return [rollout.reward for rollout in rollouts if rollout.reward is not None]
+def _rewards(outcomes: Sequence[Outcome]) -> list[Reward]:
+    return [one.reward for one in outcomes if one.reward is not None]
+
+
+def _unscorable_frac(outcomes: Sequence[Outcome]) -> float:
+    return 1 - len(_rewards(outcomes)) / len(outcomes) if outcomes else 0.0
+
+
+def solved_frac(outcomes: Sequence[Outcome]) -> float:
+    """The share that is solved, of which what could not be scored is no part; NaN where nothing could be scored."""
+    if not _rewards(outcomes):
+        return math.nan
+    return float(np.mean([is_solved(one) for one in outcomes]))
+
+
+def pass_at_one(outcomes: Sequence[Outcome], examples: Sequence[str]) -> tuple[float, tuple[float, float]]:
+    """pass@1 and its 95 % interval, given the example of each outcome; NaN where nothing could be scored."""
+    value = solved_frac(outcomes)
+    if math.isnan(value):
+        return value, (math.nan, math.nan)
+    return value, interval(np.array([is_solved(one) for one in outcomes], dtype=float), examples)
 
 
 def pass_at_k(n: int, solved: int, k: int) -> float:

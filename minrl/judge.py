@@ -14,13 +14,14 @@ What is judged stands between marks that are a hash of it, which nobody can writ
 import contextlib
 import hashlib
 import json
-import math
 import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from loguru import logger
 
 from minrl.config import JudgeConfig
 from minrl.openai_client import ChatClient
@@ -69,7 +70,7 @@ class Judge:
             retries=config.judge_retries,
             key_variable=config.judge_key_variable,
         )
-        self._cache = ReplyCache(config.judge_cache)
+        self._cache = ReplyCache(config.judge_cache, has_score)
 
     def reward(self, reward: Reward, prompt: Prompt | None, completion: str, example: Example) -> Reward:
         """The task's reward with the judge's part. Raises `ChatError` and `JudgeError` where there is no score."""
@@ -78,6 +79,14 @@ class Judge:
         key = hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
         reply = self._cache.reply(key, lambda: self._ask(messages))
         return with_part(reward, parse_score(reply), self.config.judge_weight)
+
+    def require_server(self) -> None:
+        """See that the server is there and knows the judge, without a question to it: `UserError` where it is not."""
+        known = self._client.served_models()
+        if self.config.judge_model not in known:
+            logger.warning(
+                f"the judge's server lists {', '.join(known[:5]) or 'no models'}, not {self.config.judge_model}"
+            )
 
     def require_answer(self) -> None:
         """Ask once, before anything is paid for: `UserError` where the judge cannot be reached or gives no score."""
@@ -137,6 +146,15 @@ def parse_score(reply: str) -> float:
     return float(match[1]) / BEST
 
 
+def has_score(reply: str) -> bool:
+    """Whether a reply is worth keeping: one without a score is asked for again."""
+    try:
+        parse_score(reply)
+    except JudgeError:
+        return False
+    return True
+
+
 def with_part(reward: Reward, score: float, weight: float) -> Reward:
     """The mean of the task's reward and the judge's score by weight: at its maximum only where both are, and in [0, 1]
     where the task's reward is. The parts `task` and `judge` say what it is made of.
@@ -151,7 +169,8 @@ def with_part(reward: Reward, score: float, weight: float) -> Reward:
     maximum = (1 - weight) * reward.maximum + weight
     missing = (1 - weight) * (reward.maximum - reward.value) + weight * (1 - score)
     parts = {**reward.parts, "task": reward.value, "judge": score}
-    return Reward(maximum - missing, parts, maximum)
+    full = reward.full and (score == 1 or weight == 0)
+    return Reward(maximum - missing, parts, maximum, full)
 
 
 def judged(task: Task, judge: Judge | None) -> Task:
@@ -181,7 +200,7 @@ def _episode(task: Task, judge: Judge, example: Example, rng: random.Random) -> 
     paid = dict(rewards)
     for role, turns in played.items():
         reward = paid.get(role)
-        if isinstance(reward, Reward) and math.isfinite(reward.value):
+        if isinstance(reward, Reward):
             paid[role] = yield judgement(judge, reward, *transcript(turns), example)
     return paid
 
@@ -228,14 +247,20 @@ def _end(lines: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def open_judge(config: JudgeConfig) -> Iterator[Judge | None]:
-    """The judge that a config names, asked once whether it answers; None where it names none."""
+def open_judge(config: JudgeConfig, ask: bool = True) -> Iterator[Judge | None]:
+    """The judge that a config names; None where it names none.
+
+    It is asked once whether it answers; without `ask` only its server is, which costs nothing.
+    """
     if not config.judge_model:
         yield None
         return
     judge = Judge(config)
     try:
-        judge.require_answer()
+        if ask:
+            judge.require_answer()
+        else:
+            judge.require_server()
         yield judge
     finally:
         judge.close()

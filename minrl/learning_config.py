@@ -98,6 +98,8 @@ class OptimizerConfig:
     """Decay of AdamW's second moment."""
     max_grad_norm: float = 1.0
     """The gradient is scaled down to this L2 norm. 0: never."""
+    max_skipped_steps: int = 5
+    """The run stops after this many optimizer steps in a row whose gradient is not finite. Such a step is not taken."""
     micro_batch_tokens: int = 8192
     """Tokens in one forward pass: memory only, the gradient does not depend on it."""
 
@@ -107,6 +109,7 @@ class OptimizerConfig:
         require(self.weight_decay >= 0, f"weight_decay must be 0 or more, got {self.weight_decay}")
         for name in ("adam_beta1", "adam_beta2"):
             require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), got {getattr(self, name)}")
+        require(self.max_skipped_steps >= 1, f"max_skipped_steps must be at least 1, got {self.max_skipped_steps}")
         require(self.max_grad_norm >= 0, f"max_grad_norm must be 0 (off) or more, got {self.max_grad_norm}")
         require(
             self.micro_batch_tokens >= 1,
@@ -163,7 +166,8 @@ class SamplingConfig:
     curriculum: bool = False
     """Draw examples by observed solve rate: those solved half of the time, or never tried, first."""
     target_reward_std: float = 0.0
-    """The temperature follows the mean standard deviation of rewards inside groups to this value. 0: it is fixed."""
+    """The temperature rises or falls, by at most a tenth in each step, until the mean standard deviation of rewards
+    inside groups is this value. 0: it is fixed."""
     min_temperature: float = 0.5
     """Lowest temperature where it is adapted."""
     max_temperature: float = 1.5

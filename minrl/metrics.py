@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from loguru import logger
 
+from minrl.disk import writing
+from minrl.files import whole
+from minrl.json_text import json_text
 from minrl.tensorboard_log import TensorBoardLog, cut_events
 from minrl.types import ROLLOUT_SCHEMA, Reward, Rollout
 from minrl.wandb_log import WandbLog
@@ -45,6 +49,7 @@ TAGS = (
     "policy/learning_rate",
     "policy/ref_kl",
     "policy/optimizer_steps",
+    "policy/skipped_steps",
     "policy/trained_token_frac",
     "engine/logprob_gap_mean",
     "engine/logprob_gap_max",
@@ -147,37 +152,41 @@ class MetricsLog:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One step's scalars, everywhere."""
         check_tags(metrics)
-        for board in self._boards:
-            board.scalars(step, metrics)
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
+        with writing(self.folder):
+            for board in self._boards:
+                board.scalars(step, metrics)
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                file.write(json_text({"step": step, **metrics}) + "\n")
 
     def text(self, tag: str, text: str, step: int) -> None:
         """Readable text."""
-        for board in self._boards:
-            board.text(tag, text, step)
+        with writing(self.folder):
+            for board in self._boards:
+                board.text(tag, text, step)
 
     def histograms(self, step: int, distributions: Mapping[str, np.ndarray]) -> None:
         """How values are spread, by tag; a tag without values is left out."""
         for tag, values in distributions.items():
             assert tag in HISTOGRAMS, f"a histogram that metrics.HISTOGRAMS does not list: {tag}"
-            for board in self._boards if len(values) else ():
-                board.histogram(tag, values, step)
+            with writing(self.folder):
+                for board in self._boards if len(values) else ():
+                    board.histogram(tag, values, step)
 
     def rollouts(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
         """The rollouts of a step as compressed JSON lines, in a file that appears when it is whole."""
         path = self.folder / "rollouts" / f"step_{step:06d}.jsonl.gz"
-        temporary = path.with_suffix(".tmp")
-        with gzip.open(temporary, "wb", compresslevel=3) as file:
+        with whole(path, "wb") as raw, gzip.open(raw, "wb", compresslevel=3) as file:
             for line in lines:
-                file.write(f"{json.dumps({'schema': ROLLOUT_SCHEMA, 'step': step, **line})}\n".encode())
-        temporary.rename(path)
+                file.write(f"{json_text({'schema': ROLLOUT_SCHEMA, 'step': step, **line})}\n".encode())
 
     def flush(self) -> None:
         """Everything on disk, and metrics.csv made anew."""
-        for board in self._boards:
-            board.flush()
-        write_csv(self.folder)
+        with writing(self.folder):
+            for board in self._boards:
+                board.flush()
+            with (self.folder / "metrics.jsonl").open("a") as file:
+                os.fsync(file.fileno())  # a checkpoint that is on the disk has its step's line there
+            write_csv(self.folder)
 
     def close(self, finished: bool = False) -> None:
         """Flush and release the files. `finished` says that the run came to its end."""
@@ -219,20 +228,40 @@ def rollout_line(
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines of metrics.jsonl: a line that was cut off while being written is left out."""
+    """The complete lines of metrics.jsonl: a line that was cut off while being written is left out, and so is a number
+    that was not finite (null).
+    """
+    return [{tag: value for tag, value in line.items() if value is not None} for line in _written_lines(folder)]
+
+
+def _written_lines(folder: Path) -> list[dict[str, Any]]:
+    return [_parsed(line) for line in _whole_lines(folder)]
+
+
+def _whole_lines(folder: Path) -> list[str]:
     path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    return path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    return json.loads(line, parse_constant=lambda name: None)
+
+
+def _is_json(line: str) -> bool:
+    """Whether a line is one; a power failure may have left something else, which the run that goes on writes again."""
+    try:
+        _parsed(line)
+    except ValueError:
+        logger.warning(f"a line of metrics.jsonl is no JSON and is cut away: {line[:40]!r}")
+        return False
+    return True
 
 
 def cut_metrics(folder: Path, step: int) -> None:
     """Keep metrics up to the step, and rollouts likewise."""
-    kept = [line for line in read_metrics(folder) if line["step"] <= step]
-    temporary = folder / "metrics.jsonl.tmp"
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    os.replace(temporary, folder / "metrics.jsonl")
+    kept = [line for line in map(_parsed, filter(_is_json, _whole_lines(folder))) if line["step"] <= step]
+    with whole(folder / "metrics.jsonl") as file:
+        file.writelines(json_text(line) + "\n" for line in kept)
     for path in (folder / "rollouts").glob("step_*"):
         if int(path.name.split("_")[1].split(".")[0]) > step:
             path.unlink()
@@ -242,9 +271,7 @@ def write_csv(folder: Path) -> None:
     """metrics.csv with the same numbers, one column for each tag."""
     lines = read_metrics(folder)
     columns = list(dict.fromkeys(key for line in lines for key in line))
-    temporary = folder / "metrics.csv.tmp"
-    with temporary.open("w", newline="") as file:
+    with whole(folder / "metrics.csv") as file:
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
         writer.writerows(lines)
-    os.replace(temporary, folder / "metrics.csv")

@@ -5,11 +5,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from loguru import logger
 from safetensors.torch import load_file, save_file
 
 from minrl.config import OptimizerConfig
 from minrl.policy import Policy, master_weights
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 FINAL_FRAC = 0.1
 """Share of the peak learning rate that a falling schedule ends with."""
@@ -49,6 +50,36 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     done = min(1.0, max(0, step - config.warmup_steps) / max(1, steps - config.warmup_steps))
     left = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
     return config.learning_rate * warmup * (FINAL_FRAC + (1 - FINAL_FRAC) * left)
+
+
+def clipped_step(policy: Policy, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> float:
+    """Scale the gradient down to `max_grad_norm` (L2; 0: never) and step. The norm before that.
+
+    A gradient whose norm is not finite is dropped: weights, moments and the policy's version stay as they are.
+    `max_skipped_steps` of these in a row raise `UserError`.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    norm = float(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or float("inf")))
+    if math.isfinite(norm):
+        optimizer.step()
+        policy.version += 1
+        policy.skipped_steps = 0
+    else:
+        _skip(policy, norm, config.max_skipped_steps)
+    optimizer.zero_grad()
+    return norm
+
+
+def _skip(policy: Policy, norm: float, limit: int) -> None:
+    """Count an optimizer step that is not taken, say so, and stop where there were too many in a row."""
+    policy.skipped_steps += 1
+    in_a_row = f"{policy.skipped_steps} in a row; the run stops at {limit}"
+    logger.warning(f"optimizer step skipped: the norm of its gradient is {norm} ({in_a_row})")
+    require(
+        policy.skipped_steps < limit,
+        f"the gradient of {limit} optimizer steps in a row was not finite (max_skipped_steps): start a new run from "
+        "the last checkpoint (--model-id) with a lower --learning-rate or with --dtype float32",
+    )
 
 
 def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:

@@ -1,8 +1,10 @@
 """The parts that a run is put together from: tasks, policy, engine, workers, optimizer, state."""
 
+import math
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,21 +14,29 @@ from minrl.base_model import base_model_path, make_base_model, require_demonstra
 from minrl.checkpoint import TrainState
 from minrl.command_line import read_config_file
 from minrl.config import TrainerConfig, task_key
+from minrl.cores import cpu_cores
+from minrl.disk import require_writable
 from minrl.engines import Engine
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.evaluation import Evaluation, evaluate
-from minrl.judge import judged, open_judge
+from minrl.judge import Judge, judged, open_judge
 from minrl.lora import Adapters
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
+from minrl.preflight import leave_out_too_long, require_room
 from minrl.processes import Processes
 from minrl.progress import activity
 from minrl.run import RUN_RECORD, Run
+from minrl.run_folder import owned
 from minrl.screen import Screen
 from minrl.tasks import TASK_DEFINITIONS, Task, find_definition, load_task, source_outside
 from minrl.types import UserError, require
+from minrl.wandb_log import require_login
 from minrl.workers import Workers
+
+START, OPPONENT = "start model", "opponent"
+"""The models of a run that config.json names."""
 
 
 @dataclass
@@ -64,39 +74,57 @@ class Parts:
 def assemble(run: Run) -> Iterator[Parts]:
     """Everything a run needs; what it holds is released at the end. The trained task alone is judged."""
     config = run.config
-    tasks, trained = load_tasks(run) if config.rollout.task else {}, task_key(config.rollout.task)
-    with open_judge(config.judge) as judge:
-        tasks = {name: judged(task, judge if name == trained else None) for name, task in tasks.items()}
-        processes = Processes(config.model)
-        if config.rollout.prompts_per_step % processes.count:
-            raise UserError(
-                f"{run.program.draws} ({config.rollout.prompts_per_step}) must be a multiple of the number of "
-                f"processes ({processes.count}): each draws whole groups"
-            )
-        takes_vllm(config.engine, processes.device.type)  # refused now, not after the base model is made
-        with Screen(config.logging.quiet, show=processes.main) as screen:
-            yield from _on_screen(run, tasks, processes, screen)
+    with (
+        closing(Processes(config.model)) as processes,
+        Screen(config.logging.quiet, show=processes.main) as screen,
+        owned(run, processes) as run,
+    ):
+        tasks = load_tasks(run) if config.rollout.task else {}
+        with opened_judge(config, processes) as judge:
+            takes_vllm(config.engine, processes.device.type)  # refused now, not after the base model is made
+            yield from _on_screen(run, tasks, judge, processes, screen)
 
 
-def _on_screen(run: Run, tasks: dict[str, Task], processes: Processes, screen: Screen) -> Iterator[Parts]:
+def opened_judge(config: TrainerConfig, processes: Processes) -> AbstractContextManager[Judge | None]:
+    """The judge, of whom the processes together ask no more at a time than one would; the first asks for an answer."""
+    concurrency = processes.split(config.judge.judge_concurrency)
+    return open_judge(replace(config.judge, judge_concurrency=concurrency), ask=processes.main)
+
+
+def _on_screen(
+    run: Run, tasks: dict[str, Task], judge: Judge | None, processes: Processes, screen: Screen
+) -> Iterator[Parts]:
     """The parts of a run whose tasks, processes and screen are there; released when the caller is done with them."""
     config = run.config
+    require_places(run)
     policy, state = prepare_policy(run, tasks, processes, screen)
     optimizer = make_optimizer(policy, config.optimizer)
+    require_room(policy, config, run.checkpoints)
     if run.checkpoint is not None:
         checkpoint.restore_optimizer(run.checkpoint, policy, optimizer)
-    workers = Workers(config.rollout.reward_workers, config.rollout.reward_deadline_s)
-    sequences = config.rollout.prompts_per_step * config.rollout.group_size // processes.count
+    reward_workers = processes.split(config.rollout.reward_workers or cpu_cores())
+    workers = Workers(reward_workers, config.rollout.reward_deadline_s)
+    sequences = math.ceil(config.rollout.prompts_per_step / processes.count) * config.rollout.group_size
     opponent = frozen_opponent(run, tasks, processes, screen)
     engine = make_engine(config.engine, policy, sequences, lambda: how_to_go_on(run))
     if opponent is not None:
-        engine = EngineWithOpponent(engine, opponent, policy)
+        engine = EngineWithOpponent(engine, opponent, policy, config.engine.engine_cache_gib)
     try:
+        tasks = {name: leave_out_too_long(policy, engine, name, task) for name, task in tasks.items()}
+        trained = task_key(config.rollout.task)
+        tasks = {name: judged(task, judge if name == trained else None) for name, task in tasks.items()}
         yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
     finally:
         engine.close()
         workers.close()
-        processes.close()
+
+
+def require_places(run: Run) -> None:
+    """Refuse, before anything slow, a run that could not write down what it does."""
+    for folder in (run.folder, run.checkpoints):
+        require_writable(folder)
+    if run.config.logging.logger == "wandb":
+        require_login()
 
 
 def how_to_go_on(run: Run) -> str:
@@ -146,18 +174,52 @@ def prepare_policy(
     if run.checkpoint is None or config.algorithm.kl_coef or adapted:
         start = start_model(run, tasks, processes, screen)
     policy = load_policy(str(start if adapted else run.checkpoint or start), config.model, processes)
-    policy.version = state.policy_version
+    policy.version, policy.skipped_steps = state.policy_version, state.skipped_steps
+    if adapted or run.checkpoint is None:
+        note_model(run, START, start, policy)
     if adapted:
         policy.adapters = Adapters(policy.model, config.lora, start, config.seed)
         if run.checkpoint is not None:
             policy.adapters.load(run.checkpoint)
     elif config.algorithm.kl_coef:
-        policy.reference = load_policy(start, config.model, processes).model.requires_grad_(False)
+        reference = load_policy(start, config.model, processes)
+        note_model(run, START, start, reference)
+        policy.reference = reference.model.requires_grad_(False)
     return policy, state
 
 
+def note_model(run: Run, role: str, path: str, policy: Policy) -> None:
+    """Write down where a model of the run is and the hash of its weights; a run that goes on must find the same."""
+    digest = checkpoint.weights_sha256(policy)
+    known = run.models.get(role, {}).get("weights_sha256", digest)
+    if known != digest:
+        raise UserError(
+            f"the {role} of run {run.folder} in {path} has other weights than when the run began: put the former back "
+            f"(sha256 {known[:12]}, now {digest[:12]}), or start a new run"
+        )
+    run.models[role] = {"path": os.path.abspath(path) if Path(path).exists() else path, "weights_sha256": digest}
+
+
+def known_model(run: Run, role: str) -> str | None:
+    """Where a model of a run that goes on is: where it was, or under the same name among the run's checkpoints, where
+    these were moved. None where the run has none written down.
+    """
+    if role not in run.models:
+        return None
+    path = Path(run.models[role]["path"])
+    moved = Path(run.config.logging.checkpoints_dir) / path.name
+    if path.is_absolute() and not path.exists() and not moved.exists():
+        raise UserError(f"the {role} of run {run.folder}, {path}, is not there: put it back, or start a new run")
+    return str(moved if path.is_absolute() and not path.exists() else path)
+
+
 def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
-    """Where the model is that the run starts from: the one the user named, or the task's embedded base model."""
+    """Where the model is that the run starts from: the one it began with, the one the user named, or the task's
+    embedded base model.
+    """
+    known = known_model(run, START)
+    if known is not None:
+        return known
     if run.config.model.model_id:
         return run.config.model.model_id
     if not run.config.rollout.task:
@@ -171,8 +233,12 @@ def frozen_opponent(run: Run, tasks: Mapping[str, Task], processes: Processes, s
     if not any(task.frozen_opponent for task in tasks.values()):
         return None
     if config.rollout.opponent:
-        return load_policy(resolve_model(config.rollout.opponent), config.model, processes)
-    return load_policy(start_model(run, tasks, processes, screen), config.model, processes)
+        role, path = OPPONENT, known_model(run, OPPONENT) or resolve_model(config.rollout.opponent)
+    else:
+        role, path = START, start_model(run, tasks, processes, screen)
+    opponent = load_policy(path, config.model, processes)
+    note_model(run, role, path, opponent)
+    return opponent
 
 
 def no_frozen_role(name: str) -> str:

@@ -4,7 +4,7 @@ A `Policy` is a transformers model with float32 master weights, its tokenizer an
 version counts its updates, so that every completion can say which weights sampled it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -13,17 +13,19 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
+from loguru import logger
 from torch import Tensor
 
 from minrl.activations import LARGEST_SHARE, kept_bytes, layers_of
 from minrl.batch import Stream, pack
 from minrl.config import ModelConfig
+from minrl.context import context_length
 from minrl.cpu import free_bytes, speed_up_linears
 from minrl.lora import SUBFOLDER, Adapters, MergedWeights, adapted_layers, base_of, fold_in, require_peft
 from minrl.models import load_model, save_model
 from minrl.processes import Processes
 from minrl.scoring import sampled_rollout, score, supports_packing, verify_scoring
-from minrl.types import CausalModel, Message, Prompt, UserError
+from minrl.types import CausalModel, Message, Prompt, UserError, require
 
 KEPT_PROMPTS = 1024
 """Prompts whose ids are kept."""
@@ -33,8 +35,9 @@ _SENTINEL = "\u2042"
 
 @dataclass
 class Policy:
-    """The trained model and its tokenizer. `version` counts the updates since the model was made; `reference` is
-    frozen, where a KL term needs one and there are no adapters to switch off.
+    """The trained model and its tokenizer. `version` counts the updates since the model was made, `skipped_steps` the
+    last optimizer steps in a row whose gradient was not finite; `reference` is frozen, where a KL term needs one and
+    there are no adapters to switch off.
     """
 
     model: CausalModel
@@ -42,6 +45,7 @@ class Policy:
     processes: Processes
     chat_template_options: dict[str, Any]
     version: int = 0
+    skipped_steps: int = 0
     reference: CausalModel | None = None
     adapters: Adapters | None = None
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
@@ -87,7 +91,7 @@ class Policy:
     @property
     def context_length(self) -> int:
         """Tokens that the model takes, prompt and completions together."""
-        return self.model.config.max_position_embeddings
+        return context_length(self.model)
 
     def activation_bytes(self, stream: Stream) -> float:
         """Bytes that a forward pass of the stream keeps for the backward pass, about."""
@@ -134,6 +138,11 @@ class Policy:
         ids = set(named if isinstance(named, list) else [named])
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
+    def stop_tokens(self, strings: Iterable[str]) -> frozenset[int]:
+        """The ids of those strings that are a token by themselves, such as `<|im_end|>`."""
+        ids = {string: self.tokenizer.convert_tokens_to_ids(string) for string in strings}
+        return frozenset(i for string, i in ids.items() if i is not None and self.decode_all([i]) == string)
+
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string as it is, messages through the chat template.
 
@@ -150,6 +159,14 @@ class Policy:
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
         return self._ids_of(self._render(prompt, generation=True))
+
+    def fits(self, prompt: Prompt, length: int) -> bool:
+        """Whether the prompt has fewer than `length` tokens. What is short in bytes is not encoded: a token has at
+        least one, but for those that a tokenizer adds at the ends.
+        """
+        text = prompt if isinstance(prompt, str) else self._render(prompt, generation=True)
+        short = len(text.encode()) + self.tokenizer.num_special_tokens_to_add() < length
+        return short or len(self._encode(prompt)) < length
 
     def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:
         """Token ids that follow a sampled completion when the same role is shown the next message.
@@ -204,6 +221,11 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
         raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
     policy = as_policy(model, tokenizer, config, processes)
     verify_scoring(policy.model)
+    if policy.context_length < (whole := model.config.get_text_config().max_position_embeddings):
+        logger.warning(
+            f"{path} is kept to the original {policy.context_length} tokens of its context of {whole}, prompt and "
+            "completion together: beyond them LongRoPE changes what every token before was sampled from"
+        )
     return policy
 
 
@@ -226,7 +248,11 @@ def master_weights(model: CausalModel) -> dict[str, Tensor]:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says."""
+    """Model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. `UserError` where a weight
+    is not finite: nobody could go on from it.
+    """
+    for name, weight in master_weights(policy.model).items():
+        require(bool(weight.isfinite().all()), f"{name} is not finite and is not saved: lower --learning-rate")
     adapters, merged = policy.adapters, None
     if adapters is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,25 +3,60 @@
 A few training examples are sampled and rewarded; each finding is one line: what is wrong and how to mend it.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from loguru import logger
 
 from minrl.config import TrainerConfig
+from minrl.disk import free_bytes
 from minrl.engines import Engine
-from minrl.policy import Policy
+from minrl.policy import Policy, master_weights
 from minrl.rollout import Plan, rollout
-from minrl.tasks import Task
-from minrl.types import Rollout
+from minrl.tasks import Dataset, Task
+from minrl.types import Rollout, require
 from minrl.workers import Workers
 
 EXAMPLES = 8
 SLOW_REWARD_S = 1.0
 BYTES_PER_WEIGHT = 16
 """float32 weight, gradient and AdamW's two moments."""
+MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
+"""What a checkpoint takes for both moments of a weight."""
+
+
+def leave_out_too_long(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
+    """The task without the examples whose prompts leave no room for a completion: counted, and said.
+
+    What an episode of the task's own shows first is known when it is played: one that does not fit is unscorable.
+    """
+    if task.episode is not None:
+        return task
+    splits, limit = {"training": task.dataset.train, "held-out": task.dataset.held_out}, engine.context_length
+    kept = {split: [one for one in of_it if policy.fits(one.prompt, limit)] for split, of_it in splits.items()}
+    left_out = []
+    for split, whole in splits.items():
+        if len(kept[split]) < len(whole):
+            left_out.append(f"{len(whole) - len(kept[split])} of {len(whole)} {split}")
+            require(
+                bool(kept[split]),
+                f"no {split} example of {name} leaves room for a completion in the {limit} tokens that the model "
+                "takes: choose shorter examples, or a longer context (another model; --engine-context-length)",
+            )
+    if not left_out:
+        return task
+    logger.warning(
+        f"{name}: {' and '.join(left_out)} examples are left out: their prompts alone fill the {limit} tokens that the "
+        "model takes"
+    )
+    return replace(task, dataset=Dataset(kept["training"], kept["held-out"]))
 
 
 def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:
     """Findings, one line each; empty when all is well."""
-    findings = memory_findings(policy)
+    findings = memory_findings(policy) + disk_findings(policy, config)
     settings = config.rollout
     plan = Plan(
         settings.group_size,
@@ -34,8 +69,8 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
     )
     workers.take_seconds()
     sampled = rollout(policy, engine, workers, task, list(task.dataset.train)[:EXAMPLES], plan)
-    findings += rollout_findings(sampled.rollouts, sampled.failures, policy, settings.max_tokens)
-    per_reward = workers.take_seconds() / max(1, len(sampled.rollouts))
+    findings += rollout_findings(sampled.rollouts, sampled.failures, policy, settings.max_tokens, len(sampled.lost))
+    per_reward = max(policy.processes.gather([workers.take_seconds()])) / max(1, len(sampled.rollouts))
     if per_reward > SLOW_REWARD_S:
         findings.append(
             f"a reward takes {per_reward:.1f} s: it will dominate each step; raise --reward-workers or make it faster"
@@ -44,16 +79,16 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
 
 
 def rollout_findings(
-    rollouts: Sequence[Rollout], failures: Sequence[str], policy: Policy, max_tokens: int
+    rollouts: Sequence[Rollout], failures: Sequence[str], policy: Policy, max_tokens: int, num_lost: int = 0
 ) -> list[str]:
-    """What the sampled rollouts give away."""
+    """What the sampled rollouts give away, and the episodes that came to none."""
     findings = []
     truncated = sum(rollout.truncated for rollout in rollouts) / max(1, len(rollouts))
-    ends = sum(any(i in policy.stop_ids for i in rollout.ids[rollout.prompt_length :]) for rollout in rollouts)
-    if rollouts and ends == 0:
+    ended = [r for r in rollouts if not r.truncated or policy.stop_ids & set(r.ids[r.prompt_length :])]
+    if rollouts and not ended:
         findings.append(
             f"no completion produced an end token {sorted(policy.stop_ids)}: the model may not be tuned for this "
-            "chat template; choose an instruction-tuned model, or give --stop-strings"
+            "chat template; choose an instruction-tuned model, or name what ends an answer with --stop-strings"
         )
     elif truncated > 0.5:
         findings.append(
@@ -63,7 +98,8 @@ def rollout_findings(
     if failures:
         last_line = failures[0].strip().splitlines()[-1]
         findings.append(
-            f"{len(failures)} of {len(rollouts)} rewards failed, the first with: {last_line}; mend the task's reward"
+            f"{len(failures)} of {len(rollouts) + num_lost} rewards failed, the first with: {last_line}; "
+            "mend the task's reward"
         )
     values = {rollout.reward.value for rollout in rollouts if rollout.reward is not None}
     if len(values) == 1:
@@ -85,3 +121,40 @@ def memory_findings(policy: Policy) -> list[str]:
         f"training {weights / 1e9:.1f}B weights needs about {needed / 2**30:.0f} GiB and {free / 2**30:.0f} GiB are "
         "free: choose a smaller model or a larger machine, or train adapters with --lora-rank 16"
     ]
+
+
+def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
+    """Bytes of a checkpoint, about: float32 weights, and the moments of those that train."""
+    counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
+    trained = sum(count for weight, count in counts.items() if weight.requires_grad)
+    adapters_alone = config.lora.lora_rank > 0 and config.lora.lora_checkpoint == "adapter"
+    saved = trained if adapters_alone else sum(counts.values())
+    return 4 * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
+
+
+def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
+    """Refuse a run that has no room for a single checkpoint."""
+    needed, free = checkpoint_bytes(policy, config), free_bytes(folder)
+    require(
+        needed < free,
+        f"a checkpoint takes about {_size(needed)} and {folder} has {_size(free)} free: make room there, or name "
+        "another disk with --checkpoints-dir",
+    )
+
+
+def disk_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+    """Whether the checkpoints that stay on the disk fit, and the one that is written before the oldest goes."""
+    settings = config.logging
+    saves = math.ceil(config.steps / settings.save_every) if settings.save_every else 1
+    count = min(saves, settings.keep_checkpoints + 1) if settings.keep_checkpoints else saves
+    needed, free = count * checkpoint_bytes(policy, config), free_bytes(Path(settings.checkpoints_dir))
+    if needed < free:
+        return []
+    return [
+        f"{count} checkpoints take about {_size(needed)} and {settings.checkpoints_dir} has {_size(free)} free: keep "
+        "fewer with --keep-checkpoints, or name another disk with --checkpoints-dir"
+    ]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,10 +1,9 @@
 """Device, precision and the other processes of the run, by accelerate.
 
-Launched plainly there is one process and every sum is its own; `accelerate launch train.py` starts several. Each rolls
-out and trains on whole groups of its own; gradients and counts are summed.
+Launched plainly there is one process and every sum is its own; `accelerate launch train.py` starts several. Each plays
+a share of the examples and computes a share of each optimizer step; all know all rollouts, and decide alike.
 """
 
-import os
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +13,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from minrl.config import ModelConfig
+from minrl.cores import cpu_cores
 from minrl.cpu import keep_freed_memory
 from minrl.types import UserError
 
@@ -27,7 +27,7 @@ class Processes:
         on_cpu = config.device == "cpu" or not torch.cuda.is_available()
         dtype = config.dtype if config.dtype != "auto" else ("float32" if on_cpu else "bfloat16")
         self._accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if dtype == "bfloat16" else "no")
-        torch.set_num_threads(config.threads or max(1, cpu_cores() // self.count))
+        torch.set_num_threads(config.threads or self.split(cpu_cores()))
         keep_freed_memory()
 
     @property
@@ -67,15 +67,18 @@ class Processes:
         """The items of all processes, in order of rank."""
         return items if self.count == 1 else gather_object(items)
 
+    def share(self, total: int) -> slice:
+        """This process's block of so many things in order. Blocks differ by one at most and may be empty."""
+        return slice(self.rank * total // self.count, (self.rank + 1) * total // self.count)
+
     def close(self) -> None:
         """Leave the process group; without this torch aborts when the interpreter ends."""
         self._accelerator.end_training()
 
+    def split(self, total: int) -> int:
+        """How much of something that the processes divide is this one's: at least 1."""
+        return max(1, total // self.count)
+
     def wait(self) -> None:
         """Go on when all processes are here."""
         self._accelerator.wait_for_everyone()
-
-
-def cpu_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

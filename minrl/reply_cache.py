@@ -19,10 +19,13 @@ BEGINNING = b'{"key": "'
 
 
 class ReplyCache:
-    """Replies by key. Safe for threads and processes. An empty path: kept in memory only."""
+    """Replies by key. Safe for threads and processes. An empty path: kept in memory only.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    A reply that is not `worth_keeping` is handed on and forgotten, so that it is asked for again.
+    """
+
+    def __init__(self, path: str, worth_keeping: Callable[[str], bool] = lambda reply: True) -> None:
+        self.path, self._worth_keeping = path, worth_keeping
         self._replies: dict[str, str] = {}
         self._asked: dict[str, Future[str]] = {}
         self._read_bytes, self._lock = 0, Lock()
@@ -63,6 +66,8 @@ class ReplyCache:
 
     def _kept(self, key: str, reply: str) -> str:
         """Write the reply down, unless another process was first: then its reply is the one."""
+        if not self._worth_keeping(reply):
+            return reply
         line = BEGINNING + json.dumps(key).encode()[1:] + b', "reply": ' + json.dumps(reply).encode() + b"}\n"
         with self._lock:
             if self.path:
@@ -92,4 +97,5 @@ class ReplyCache:
             entry = json.loads(line)
         except ValueError:  # torn: nobody has used this reply
             return
-        self._replies.setdefault(entry["key"], entry["reply"])
+        if self._worth_keeping(entry["reply"]):
+            self._replies.setdefault(entry["key"], entry["reply"])

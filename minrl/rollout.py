@@ -3,13 +3,16 @@
 An episode is a generator (see `minrl.types.Episode`). All episodes of a call advance together: in each round every
 episode that waits for a completion is one request of a single engine call.
 
+Several processes play a block of the examples each. A completion's seed is made of the example's number in the whole
+call, so that what is sampled does not depend on how many processes there are.
+
 The ids of a role's sequence only ever grow: a turn is appended to what was sampled, never rendered again.
 """
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
 from minrl.checkpoint import TrainState
@@ -17,9 +20,8 @@ from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
 from minrl.episode import Play
 from minrl.policy import Policy
-from minrl.processes import Processes
 from minrl.tasks import Task
-from minrl.types import Completion, Example, Job, PlayedTurn, Request, Rollout, Turn, UserError
+from minrl.types import SOLO, Completion, Example, Job, LostEpisode, PlayedTurn, Request, Rollout, Turn
 from minrl.workers import Workers
 
 T = TypeVar("T")
@@ -29,9 +31,6 @@ TRACKED_EXAMPLES = 4
 
 EPISODE = "episode"
 """What the seed of an episode's own `rng` is for, where a role's name stands in the seed of a completion."""
-
-GROUPS_PER_PROCESS = 2**32
-"""Numbers of groups that each process has for itself."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +54,55 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The rollouts of a call, in order of example, sample and role, and why some could not be scored. `reasons` has an
-    entry for each episode, None where nothing failed.
+    """The rollouts of a call, in order of example, sample and role. `failures` say what is wrong with the rewards of an
+    episode, for each with which something is; `reasons` why an episode failed, None where it came to its end; `lost`
+    are those that failed before they had a rollout.
     """
 
     rollouts: list[Rollout]
     failures: list[str]
     reasons: list[str | None] = field(default_factory=list)
+    lost: list[LostEpisode] = field(default_factory=list)
+
+    @property
+    def outcomes(self) -> list[Rollout | LostEpisode]:
+        """The rollouts, and what the lost episodes would have been: each once for each of its roles."""
+        roles = lost_roles([(one.example_id, one.role) for one in self.rollouts], [one.example_id for one in self.lost])
+        return [*self.rollouts, *(replace(one, role=role) for one in self.lost for role in roles[one.example_id])]
 
 
 def rollout(
     policy: Policy, engine: Engine, workers: Workers, task: Task, examples: Sequence[Example], plan: Plan
 ) -> Rollouts:
-    """Play `group_size` episodes of each example. Groups are numbered over (example, role) in order."""
+    """Play `group_size` episodes of each example, a share of the examples in each process: all get the rollouts of all.
+    Groups are numbered over (example, role) in order.
+    """
+    share = policy.processes.share(len(examples))
+    own = replace(plan, first_slot=plan.first_slot + share.start)
+    return joined(policy.processes.gather([_play(policy, engine, workers, task, examples[share], own)]))
+
+
+def joined(parts: Sequence[Rollouts]) -> Rollouts:
+    """One after the other, the groups of each numbered after those of the parts before it."""
+    first_group = 0
+    for part in parts:
+        for one in part.rollouts:
+            one.group += first_group
+        first_group = 1 + max((one.group for one in part.rollouts), default=first_group - 1)
+    return Rollouts(**{f.name: [one for part in parts for one in getattr(part, f.name)] for f in fields(Rollouts)})
+
+
+def _play(
+    policy: Policy, engine: Engine, workers: Workers, task: Task, examples: Sequence[Example], plan: Plan
+) -> Rollouts:
+    """This process's share of a call of `rollout`."""
     episodes = [
-        _Playing(policy, task, example, slot, sample, plan)
+        _Playing(policy, task, example, slot, sample, plan, engine.context_length)
         for slot, example in enumerate(examples, plan.first_slot)
         for sample in range(plan.first_sample, plan.first_sample + plan.group_size)
     ]
-    sampling = Sampling(plan.temperature, policy.stop_ids, plan.stop_strings)
+    stop_ids = policy.stop_ids | policy.stop_tokens(plan.stop_strings)
+    sampling = Sampling(plan.temperature, stop_ids, plan.stop_strings)
     for episode in episodes:
         episode.advance(None)
     while waiting := [episode for episode in episodes if episode.pending is not None]:
@@ -88,7 +117,24 @@ def rollout(
         for (episode, _), completion in zip(asked, completions, strict=True):
             episode.receive(completion)
     reasons = [episode.failure for episode in episodes]
-    return Rollouts(_numbered(episodes), [reason for reason in reasons if reason is not None], reasons)
+    failures = [episode.problem for episode in episodes if episode.problem is not None]
+    lost = [LostEpisode(episode.example.id) for episode in episodes if episode.lost]
+    return Rollouts(_numbered(episodes), failures, reasons, lost)
+
+
+def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[str, list[str]]:
+    """The roles that the policy would have had in the lost episodes of an example, from the (example id, role) of what
+    was played: those of the example's other episodes. Where it has none, those that every other example has in common,
+    and where that is none, a single one.
+
+    >>> lost_roles([("a", "x"), ("a", "o"), ("b", "x")], ["a", "c"])
+    {'a': ['o', 'x'], 'c': ['x']}
+    """
+    roles: dict[str, set[str]] = {}
+    for example_id, role in played:
+        roles.setdefault(example_id, set()).add(role)
+    shared = set.intersection(*roles.values()) if roles else set()
+    return {example_id: sorted(roles.get(example_id, shared) or {SOLO}) for example_id in lost}
 
 
 def completion_seed(run_seed: int, *path: int | str) -> int:
@@ -97,17 +143,15 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def draw_examples(examples: Sequence[T], config: TrainerConfig, state: TrainState, processes: Processes) -> list[T]:
-    """This process's share of the step's examples. The order is a function of the seed and the epoch alone."""
-    total = config.rollout.prompts_per_step
-    share = total // processes.count
-    first = state.examples_drawn + processes.rank * share
+def draw_examples(examples: Sequence[T], config: TrainerConfig, state: TrainState) -> list[T]:
+    """The step's examples. The order is a function of the seed and the epoch alone."""
+    first, total = state.examples_drawn, config.rollout.prompts_per_step
     state.examples_drawn += total
-    orders = {epoch: _order(config.seed, epoch, len(examples)) for epoch in _epochs(first, share, len(examples))}
-    return [examples[orders[draw // len(examples)][draw % len(examples)]] for draw in range(first, first + share)]
+    orders = {epoch: _order(config.seed, epoch, len(examples)) for epoch in _epochs(first, total, len(examples))}
+    return [examples[orders[draw // len(examples)][draw % len(examples)]] for draw in range(first, first + total)]
 
 
-def training_plan(config: TrainerConfig, state: TrainState, processes: Processes, drawn: int = 0) -> Plan:
+def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> Plan:
     """How the step's examples are sampled, after `drawn` of them were."""
     settings = config.rollout
     return Plan(
@@ -117,7 +161,7 @@ def training_plan(config: TrainerConfig, state: TrainState, processes: Processes
         config.seed,
         "train",
         state.step,
-        first_slot=drawn + processes.rank * settings.prompts_per_step // processes.count,
+        first_slot=drawn,
         stop_strings=settings.stop_strings,
     )
 
@@ -129,23 +173,12 @@ def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan
     return list(task.dataset.held_out[:TRACKED_EXAMPLES]), plan
 
 
-def gather_rollouts(sampled: Rollouts, processes: Processes) -> tuple[list[Rollout], slice]:
-    """The rollouts of all processes, and which of them are this one's. Groups keep apart."""
-    if processes.count == 1:
-        return sampled.rollouts, slice(None)
-    for rollout in sampled.rollouts:
-        rollout.group += processes.rank * GROUPS_PER_PROCESS
-    counts = processes.gather([len(sampled.rollouts)])
-    start = sum(counts[: processes.rank])
-    return processes.gather(sampled.rollouts), slice(start, start + len(sampled.rollouts))
-
-
 def _order(seed: int, epoch: int, count: int) -> list[int]:
     return random.Random(f"{seed}/{epoch}").sample(range(count), count)
 
 
-def _epochs(first: int, share: int, count: int) -> range:
-    return range(first // count, (first + share - 1) // count + 1)
+def _epochs(first: int, total: int, count: int) -> range:
+    return range(first // count, (first + total - 1) // count + 1)
 
 
 @dataclass
@@ -171,8 +204,11 @@ class _Seat:
 class _Playing(Play):
     """One episode in progress and the seats of its roles."""
 
-    def __init__(self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan) -> None:
+    def __init__(
+        self, policy: Policy, task: Task, example: Example, slot: int, sample: int, plan: Plan, context_length: int
+    ) -> None:
         self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
+        self.context_length = context_length
         self.may_freeze = task.frozen_opponent
         self.seats: dict[str, _Seat] = {}
         self.played: list[PlayedTurn] = []
@@ -193,15 +229,14 @@ class _Playing(Play):
         else:
             shown = self.policy.encode_prompt(turn.message)
             seat.prompt_length, seat.seed = len(shown), self._seed(turn.role, 0)
-        room = self.policy.context_length - len(seat.ids) - len(shown)
-        if room < 1 and seat.turns:
-            self.fail(f"turn {len(seat.turns) + 1} of {turn.role} has no room in the model's context")
-            return None
+        room = self.context_length - len(seat.ids) - len(shown)
         if room < 1:
-            raise UserError(
-                f"the prompt of example {self.example.id!r} has {len(shown)} tokens and the model takes "
-                f"{self.policy.context_length}: choose shorter examples or a model with a longer context"
+            before = len(seat.ids) + len(shown)
+            self.fail(
+                f"turn {len(seat.turns) + 1} of {turn.role} has no room: {before} tokens come before it and the model "
+                f"takes {self.context_length} (example {self.example.id!r})"
             )
+            return None
         seat.append(shown, None)
         seed = self._seed(turn.role, len(seat.turns))
         return Request(list(seat.ids), seed, min(self.plan.max_tokens, room), turn.frozen)

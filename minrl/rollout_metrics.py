@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.metrics import part_means
 from minrl.types import Rollout
 
@@ -15,9 +16,9 @@ SHOWN_CHARACTERS = 2000
 """Longest part of a prompt or completion that is shown among the samples."""
 
 
-def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int) -> dict[str, float]:
+def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int, num_lost: int = 0) -> dict[str, float]:
     """What a step's rollouts look like, by tag. Rewards are over those that could be scored; a share of the limit of
-    `max_tokens` is a turn's.
+    `max_tokens` is a turn's. `num_lost` completions never came to be: their episodes failed before the first turn.
     """
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     rewards = [rollout.reward for rollout in scored if rollout.reward is not None]
@@ -29,7 +30,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int) -> dict[str, f
         "reward/mean": float(values.mean()),
         "reward/std": float(values.std()),
         "reward/solved_frac": float(np.mean([float(reward.solved) for reward in rewards] or [0.0])),
-        "reward/unscorable_frac": 1 - len(scored) / len(rollouts),
+        "reward/unscorable_frac": 1 - len(scored) / (len(rollouts) + num_lost),
         "rollout/completion_tokens_mean": float(lengths.mean()),
         "rollout/completion_tokens_max": float(lengths.max()),
         "rollout/limit_frac": float(lengths.sum() / max(1, turns * max_tokens)),
@@ -40,6 +41,20 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int) -> dict[str, f
         **{f"reward/part/{part}": mean for part, mean in part_means(rewards).items()},
         **_by_role(scored),
     }
+
+
+def over_processes(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What each process has measured of itself, as one: tokens add up, of memory and gaps the largest counts.
+
+    >>> over_processes([{"prompt_tokens": 30.0, "prompt_tokens_computed": 3.0, "memory/peak_gib": 1.0},
+    ...                 {"prompt_tokens": 10.0, "prompt_tokens_computed": 7.0, "memory/peak_gib": 2.0}])
+    {'memory/peak_gib': 2.0, 'engine/prompt_reuse_frac': 0.75}
+    """
+    tags = dict.fromkeys(tag for share in shares for tag in share)
+    values = {tag: [share[tag] for share in shares if tag in share] for tag in tags}
+    asked, computed = (sum(values.pop(tag, [])) for tag in (PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED))
+    metrics = {tag: max(measured) for tag, measured in values.items()}
+    return metrics | ({"engine/prompt_reuse_frac": 1 - computed / asked} if asked else {})
 
 
 def _by_outcome(scored: Sequence[Rollout]) -> dict[str, float]:

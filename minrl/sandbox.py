@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from minrl.cores import cpu_cores
 from minrl.types import UserError
 
 Status = Literal["ok", "error", "timeout", "memory", "output"]
@@ -207,9 +208,9 @@ def run(
 
 
 def run_all(calls: Sequence[Call], at_once: int = 0, level_name: str = "") -> list[Outcome]:
-    """Run many calls, so many at once (0: one for each core), and return their outcomes in order."""
+    """Run many calls, so many at once (0: one for each usable core), and return their outcomes in order."""
     chosen = level_name or level()
-    with ThreadPoolExecutor(at_once or os.cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(at_once or cpu_cores()) as threads:
         return list(threads.map(lambda call: start(call, chosen).result(), calls))
 
 

@@ -16,9 +16,13 @@ from torch import Tensor
 from minrl.activations import recomputed
 from minrl.attention import ATTENTION, plan_attention
 from minrl.batch import Stream, pack
+from minrl.context import context_length
 from minrl.head import chunked_logprobs
 from minrl.lora import merged_weight
 from minrl.types import CausalModel, Rollout, UserError
+
+WINDOW = 4
+"""Tokens of a window of attention while scoring is verified."""
 
 LARGEST_GAP = 0.01
 """Nats by which a model's own log-probability may differ from `score`'s by rounding alone."""
@@ -55,24 +59,28 @@ def supports_packing(model: CausalModel) -> bool:
 @torch.no_grad()
 def verify_scoring(model: CausalModel) -> None:
     """Refuse a model whose own log-probabilities are not those of `score`: one that caps or scales its logits, has a
-    biased output head or attends in a way of its own. Told by two short rollouts with a common prompt.
+    biased output head or attends in a way of its own. Told by two short rollouts with a common prompt, which are
+    longer than the windows of attention: those are narrowed for it.
     """
-    ids = torch.linspace(1, model.get_output_embeddings().weight.shape[0] - 1, 9).long().tolist()
-    rollouts = [sampled_rollout(ids[:3], ids[3:7]), sampled_rollout(ids[:3], [*ids[:1], *ids[7:]])]
+    ids = torch.linspace(1, model.get_output_embeddings().weight.shape[0] - 1, 18).long().tolist()
+    prompt = ids[: 2 * WINDOW]
+    rollouts = [sampled_rollout(prompt, ids[8:14]), sampled_rollout(prompt, [*ids[:1], *ids[14:]])]
     device = next(model.parameters()).device
     gap = 0.0
-    for part in [[0, 1]] if supports_packing(model) else [[0], [1]]:
-        scores, _ = score(model, pack(rollouts, part).to(device), temperature=1.0)
-        own = []
-        for rollout in (rollouts[index] for index in part):
-            row = torch.tensor([rollout.ids], device=device)
-            logprobs = model(input_ids=row, use_cache=False).logits[0].float().log_softmax(-1)
-            own.append(logprobs[2:-1].gather(1, row[0, 3:, None])[:, 0])
-        gap = max(gap, float((torch.cat(own) - scores).abs().max()))
+    with _narrow_windows(model):
+        for part in [[0, 1]] if supports_packing(model) else [[0], [1]]:
+            scores, _ = score(model, pack(rollouts, part).to(device), temperature=1.0)
+            own = []
+            for rollout in (rollouts[index] for index in part):
+                row = torch.tensor([rollout.ids], device=device)
+                logprobs = model(input_ids=row, use_cache=False).logits[0].float().log_softmax(-1)
+                own.append(logprobs[len(prompt) - 1 : -1].gather(1, row[0, len(prompt) :, None])[:, 0])
+            gap = max(gap, float((torch.cat(own) - scores).abs().max()))
     if not gap <= LARGEST_GAP:
         raise UserError(
             f"{type(model).__name__} cannot be trained: its own log-probabilities differ by {gap:.3g} nats from those "
-            "of plain attention and a plain output head (capped or scaled logits?); choose a Llama- or Qwen-shaped one"
+            "of plain attention and a plain output head (capped or scaled logits, a window of a kind of its own?); "
+            "choose a Llama- or Qwen-shaped one"
         )
 
 
@@ -81,6 +89,26 @@ def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:
     ids, zeros = prompt + completion, [0.0] * len(prompt + completion)
     mask = [False] * len(prompt) + [True] * len(completion)
     return Rollout(ids, mask, zeros, [(len(prompt), len(ids))], len(prompt), "", 0, 0, "", 0, 0)
+
+
+@contextmanager
+def _narrow_windows(model: CausalModel) -> Iterator[None]:
+    """Windows that the model's context can outgrow are WINDOW tokens wide inside. They are named in the config, which
+    a model makes its masks by, and by some layers.
+    """
+    holders = [
+        holder
+        for holder in (model.config.get_text_config(), *model.modules())
+        if WINDOW < (vars(holder).get("sliding_window") or 0) < context_length(model)
+    ]
+    windows = [holder.sliding_window for holder in holders]
+    try:
+        for holder in holders:
+            holder.sliding_window = WINDOW
+        yield
+    finally:
+        for holder, window in zip(holders, windows, strict=True):
+            holder.sliding_window = window
 
 
 @contextmanager

@@ -4,7 +4,8 @@ Quiet where it is told to be, and without bars where the output is not a termina
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from minrl.bars import Bars
+from minrl.disk import writing
 from minrl.evaluation import is_solved
 from minrl.policy import Policy
 from minrl.progress import listening
@@ -61,10 +63,10 @@ class Screen:
     def log_to(self, path: Path) -> None:
         """Keep the messages in a file too, with those from before there was one."""
         logger.remove(self._keeping)
-        with path.open("a") as file:
+        with writing(path), path.open("a") as file:
             file.writelines(self._early)
         self._early.clear()
-        self._keeping = logger.add(path, **IN_FILE)
+        self._keeping = logger.add(partial(_append, path), **IN_FILE)
 
     def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int, str], None]]:
         """A bar with time left; yields `report(steps done, what to show beside it)`."""
@@ -109,12 +111,22 @@ class Screen:
         self.console.print(message.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
+def _append(path: Path, message: str) -> None:
+    """Add a message to the file. Where the disk is full, it has been shown, and whatever the run cannot do without will
+    fail: this must not come between.
+    """
+    with suppress(OSError), path.open("a") as file:
+        file.write(message)
+
+
 def _interval(evaluation: dict | None) -> str:
-    if evaluation is None:
+    if evaluation is None or evaluation["pass@1"] is None:
         return "-"
     low, high = evaluation["ci95"]
     return f"{evaluation['pass@1']:.1%} ({low:.1%} to {high:.1%})"
 
 
 def _greedy(evaluation: dict | None) -> str:
-    return "-" if evaluation is None else f"{evaluation['pass@1_greedy']:.1%}"
+    if evaluation is None or evaluation["pass@1_greedy"] is None:
+        return "-"
+    return f"{evaluation['pass@1_greedy']:.1%}"

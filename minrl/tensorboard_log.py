@@ -3,6 +3,9 @@
 The page is the tab CUSTOM SCALARS; its first row has the four curves that matter, the closed rows below it the rest.
 """
 
+import itertools
+import os
+import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +30,7 @@ from tensorboard.plugins.hparams.metadata import (
     SESSION_END_INFO_TAG,
     SESSION_START_INFO_TAG,
 )
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import histogram, hparams, text
 
 HEADERS = (CONFIG_SUMMARY_TAG, EXPERIMENT_TAG, SESSION_START_INFO_TAG, SESSION_END_INFO_TAG)
@@ -42,7 +45,7 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
         ],
         "parts of the reward": [r"reward/part/.*"],
         "roles": [r"reward/role/[^/]*"],
-        "unscorable share": [r"reward/unscorable_frac"],
+        "unscorable share": [r"reward/unscorable_frac", r"eval/.*/unscorable_frac"],
     },
     "Completions": {
         "tokens": [r"rollout/completion_tokens_mean", r"rollout/completion_tokens_(un)?solved_mean"],
@@ -71,6 +74,34 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
 
 BINS = 64
 """Bars of a histogram, as many as W&B draws. Numpy's "auto" imports more of numpy in the step that first uses it."""
+
+
+class EventFile:
+    """A new event file, written here and now. tensorboard's own writer hands the events to a thread, where nobody
+    catches what a full disk raises.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, folder: Path, suffix: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        number = f"{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
+        path = folder / f"events.out.tfevents.{int(time.time()):010d}.{number}{suffix}"
+        self._file = path.open("wb")
+        self._records = RecordWriter(self._file)
+        self.add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def add(self, event: Event) -> None:
+        """Append an event."""
+        self._records.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        """Everything in the file."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and release the file."""
+        self._file.close()
 
 
 def page(tasks: Sequence[str]) -> Layout:
@@ -108,7 +139,7 @@ class TensorBoardLog:
         settings: Mapping[str, object] | None,
         earlier: Sequence[Mapping[str, Any]],
     ) -> None:
-        self._writer = EventFileWriter(str(folder))
+        self._file = EventFile(folder)
         self._add(_page_summary(tasks), 0)
         shown = {name: value if _is_number(value) else str(value) for name, value in (settings or {}).items()}
         results = dict.fromkeys(["reward/mean", *(f"eval/{task}/pass@1" for task in tasks)], 0.0)
@@ -121,6 +152,7 @@ class TensorBoardLog:
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step's numbers, in one event."""
         self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]), step)
+        self.flush()
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Markdown, in the tab TEXT."""
@@ -132,16 +164,16 @@ class TensorBoardLog:
 
     def flush(self) -> None:
         """Everything on the disk."""
-        self._writer.flush()
+        self._file.flush()
 
     def close(self, finished: bool) -> None:
         """Release the files; a run that came to its end says so in the tab HPARAMS."""
         if finished and self._begun:
             self._add(self._ended, 0)
-        self._writer.close()
+        self._file.close()
 
     def _add(self, summary: Summary, step: int) -> None:
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
 
 
 def _page_summary(tasks: Sequence[str]) -> Summary:
@@ -158,12 +190,12 @@ def cut_events(folder: Path, step: int) -> None:
     """
     old = sorted(folder.glob("events.out.tfevents.*"))
     events = dict.fromkeys(data for path in old for data in RawEventFileLoader(str(path)).Load())
-    writer = EventFileWriter(str(folder), filename_suffix=".resumed")
+    kept = EventFile(folder, suffix=".resumed")
     for event in map(Event.FromString, events):
         header = any(value.tag in HEADERS for value in event.summary.value)
         if event.step <= step and not event.HasField("file_version") and not header:
-            writer.add_event(event)
-    writer.close()
+            kept.add(event)
+    kept.close()
     for path in old:
         path.unlink()
 
@@ -176,11 +208,11 @@ def write_pictures(folder: Path, pictures: Sequence[Path]) -> None:
     """PNG files as images of TensorBoard, under their names, in place of all that the folder held."""
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
-    writer = EventFileWriter(str(folder))
+    file = EventFile(folder)
     for path in pictures:
         data = path.read_bytes()
         width, height = struct.unpack(">II", data[16:24])  # of the header, which is the first chunk of every PNG
         image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=data)
         value = Summary.Value(tag=f"charts/{path.stem}", image=image)
-        writer.add_event(Event(step=0, wall_time=path.stat().st_mtime, summary=Summary(value=[value])))
-    writer.close()
+        file.add(Event(step=0, wall_time=path.stat().st_mtime, summary=Summary(value=[value])))
+    file.close()

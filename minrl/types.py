@@ -4,6 +4,7 @@ Every other file speaks in these words. Only the standard library is imported he
 worker or a test can use them without loading torch.
 """
 
+import math
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,9 @@ SOLO = "policy"
 
 ROLLOUT_SCHEMA = 2
 """Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
+
+
+LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 
 
 class UserError(ValueError):
@@ -60,18 +64,51 @@ class Example:
 class Reward:
     """What a task paid for one completion. `value` is what is trained on; `parts` are for the curves.
 
-    >>> Reward(1.0).solved, Reward(0.9).solved
+    The maximum is reached by a full solution only, unless the task says itself what is one (`full`): a task that pays
+    for style on top of a solution. All numbers are finite, and kept as floats. `UserError` where one is not, or where
+    the value is above its maximum.
+
+    >>> Reward(0.7 + 0.2 + 0.1).solved, Reward(0.9).solved
     (True, False)
     """
 
     value: float
     parts: Mapping[str, float] = field(default_factory=dict)
     maximum: float = 1.0
+    full: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("value", "maximum"):
+            object.__setattr__(self, name, _finite(f"the {name} of a reward", getattr(self, name)))
+        parts = {name: _finite(f"part {name!r} of a reward", part) for name, part in self.parts.items()}
+        object.__setattr__(self, "parts", parts)
+        require(
+            self.value <= self.maximum or self._at_maximum,
+            f"a reward must be at most its maximum, got {self.value:g} of {self.maximum:g}: pay less, or give Reward "
+            "the highest value that a completion can have as `maximum`",
+        )
 
     @property
     def solved(self) -> bool:
-        """Whether the reward is at its maximum, which only a full solution reaches."""
-        return self.value >= self.maximum
+        """Whether a full solution was paid: the reward is at its maximum, or the task says so."""
+        return self._at_maximum if self.full is None else self.full
+
+    @property
+    def _at_maximum(self) -> bool:
+        """A sum of n floats is off by up to n * 1.1e-16 of the sum of their sizes: that of thousands is covered."""
+        return math.isclose(self.value, self.maximum, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def _finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give anything
+    """The number as a float: JSON and the table of scores take no other kind, such as numpy's. What float32 cannot
+    hold would be infinite in a loss or a chart.
+    """
+    try:
+        value = float(number)
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    require(abs(value) <= LARGEST_FLOAT32, f"{what} must be a finite number, got {number!r}: float32 ends at 3.4e38")
+    return value
 
 
 @dataclass(frozen=True)
@@ -136,6 +173,20 @@ class PlayedTurn:
     seed: int
     finish_reason: str
     text: str | None = None
+
+
+@dataclass(frozen=True)
+class LostEpisode:
+    """An episode that failed before the policy's first turn: a completion that could not be scored, and has no rollout.
+
+    `role` is empty where it is not known which role it would have been.
+    """
+
+    example_id: str
+    role: str = ""
+    reward: None = None
+    num_sampled: float = math.nan
+    truncated: bool = False
 
 
 @dataclass

@@ -2,64 +2,38 @@
 
 N rollouts, S sampled tokens of the step.
 
-The gradient is the same for every micro-batch size, packing and order of rollouts: each token's weight is fixed for
-the whole optimizer step before the rollouts are cut into micro-batches, and gradients add up.
+The gradient is the same for every micro-batch size, packing, order of rollouts and number of processes: each token's
+weight is fixed for the whole optimizer step before its rollouts are shared among the processes and cut into
+micro-batches, and gradients add up. Every process knows the whole batch, so that all agree on what a step is made of.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minrl.algorithms import Algorithm
-from minrl.batch import Batch, Stream, micro_batches, pack, split_groups
-from minrl.config import TrainerConfig
+from minrl.batch import Batch, Stream, micro_batches, pack, share_of_tokens, split_groups
+from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.losses import LEVELS, clipped_fractions, importance_weights, kl_penalty
-from minrl.optimizer import learning_rate
+from minrl.optimizer import clipped_step, learning_rate
 from minrl.policy import Policy
 from minrl.progress import activity
 from minrl.scoring import score
+from minrl.token_totals import TokenTotals
 from minrl.types import CausalModel
 
 
-def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> float:
-    """Sum the gradients over the processes, scale them down to the L2 norm (0: never), step. The norm before that."""
+def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> float:
+    """Sum the gradients over the processes and take a `clipped_step`, the same in each. The norm before clipping."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     if policy.processes.count > 1:
         for weight in weights:
             weight.grad = policy.processes.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
-    norm = float(torch.nn.utils.clip_grad_norm_(weights, max_grad_norm or float("inf")))
-    optimizer.step()
-    optimizer.zero_grad()
-    policy.version += 1
-    return norm
-
-
-@dataclass
-class _Totals:
-    """Sums over the tokens of a step, for the curves."""
-
-    tokens: int = 0
-    loss: float = 0.0
-    entropy: float = 0.0
-    ref_kl: float = 0.0
-    clip_low: float = 0.0
-    clip_high: float = 0.0
-    ratio_max: float = 0.0
-    gap: float = 0.0
-    gap_max: float = 0.0
-    kl: float = 0.0
-    raw_weight: float = 0.0
-    raw_weight_min: float = math.inf
-    raw_weight_max: float = 0.0
-    weight: float = 0.0
-    weight_squared: float = 0.0
-    capped: float = 0.0
-    computed_tokens: int = 0
-    grad_norms: list[float] = field(default_factory=list)
+    return clipped_step(policy, optimizer, config)
 
 
 def update_policy(
@@ -71,7 +45,8 @@ def update_policy(
     step: int,
     correct_engine: bool,
 ) -> "Updated":
-    """Train on the batch: `passes_per_step` x `minibatches_per_pass` optimizer steps.
+    """Train on the batch, which is the same in all processes: `passes_per_step` x `minibatches_per_pass` optimizer
+    steps, of each of which a process computes a share of the gradient, perhaps nothing.
 
     With a single optimizer step the old log-probabilities are the current ones, detached: no second forward. With
     more they are scored once, before the first; so are the reference's, where there is a KL term. Where no rollout has
@@ -89,13 +64,14 @@ def update_policy(
     for group in optimizer.param_groups:
         group["lr"] = learning_rate(config.optimizer, step, config.steps)
     for _ in range(settings.passes_per_step):
-        for indices in split_groups(batch.rollouts, settings.minibatches_per_pass):
-            update.accumulate(indices)
+        for minibatch in update.minibatches:
+            update.accumulate(minibatch)
             update.apply(optimizer)
     metrics = update.metrics()
     metrics["policy/learning_rate"] = learning_rate(config.optimizer, step, config.steps)
     metrics["rollout/temperature"] = config.rollout.temperature
-    return Updated(metrics, update.logprobs, update.importance_weights if update.cap else None)
+    logprobs, importance_weights = update.per_token()
+    return Updated(metrics, logprobs, importance_weights if update.cap else None)
 
 
 @dataclass(frozen=True)
@@ -120,80 +96,88 @@ class _Update:
         self.cap = config.algorithm.importance_cap if correct_engine else 0.0
         self.lengths = batch.completion_lengths
         self.counted = self._counted()  # (N,)
+        self.teaches = self.counted & ((batch.advantages != 0) | config.algorithm.regularized)  # (N,)
+        self.minibatches = split_groups(batch.rollouts, config.algorithm.minibatches_per_pass)
         self.advantages = batch.advantages[batch.rollout_of]  # (S,)
         self.old_logprobs: Tensor | None = None  # (S,)
         self.ref_logprobs: Tensor | None = None  # (S,)
         self.logprobs = torch.full_like(batch.rollout_logprobs, torch.nan)  # (S,)
         self.importance_weights = torch.full_like(self.logprobs, torch.nan)  # (S,)
-        self.totals = _Totals()
+        self.totals = TokenTotals()
+        self.grad_norms: list[float] = []
         self.pending = False
 
     @torch.no_grad()
     def score_frozen(self, model: CausalModel) -> Float[Tensor, " S"]:
-        """The log-probabilities of the sampled tokens under a model as it is now; 0 where nothing is to be learned."""
+        """The log-probabilities of the sampled tokens under a model as it is now; 0 where this process learns nothing
+        from them.
+        """
         scored = torch.zeros_like(self.batch.rollout_logprobs, dtype=torch.float64)
-        streams = self._streams(range(len(self.batch.rollouts)))
+        streams = self._streams(sorted(index for minibatch in self.minibatches for index in self._share(minibatch)))
         with self.policy.processes.autocast():
             scores = [score(model, stream, self.config.rollout.temperature)[0] for stream in streams]
         for stream, logprobs in zip(streams, scores, strict=True):
             scored[stream.token_index.cpu()] = logprobs.cpu().double()
         return scored
 
-    def accumulate(self, indices: Sequence[int]) -> None:
-        """Add up the gradients of one optimizer step's rollouts."""
-        weights = self._token_weights(indices)
-        streams = self._streams(indices)
+    def accumulate(self, minibatch: Sequence[int]) -> None:
+        """Add up the gradients of this process's share of one optimizer step's rollouts."""
+        weights = self._token_weights(minibatch)
+        streams = self._streams(self._share(minibatch))
+        self.pending = bool(self.teaches[minibatch].any())  # in some process: all must step together
         with activity("update", len(streams)) as report, self.policy.casts_kept():
             for number, stream in enumerate(streams, 1):
                 logprobs, entropy = self.policy.score(stream, self.config.rollout.temperature)
                 loss = self._loss(stream, logprobs, entropy, weights)
                 loss.backward()
-                self.pending = True
                 report(number)
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Sum the gradients over the processes, clip, step."""
-        if not self._pending_anywhere():
+        if not self.pending:
             return
-        self.totals.grad_norms.append(optimizer_step(self.policy, optimizer, self.config.optimizer.max_grad_norm))
+        self.grad_norms.append(optimizer_step(self.policy, optimizer, self.config.optimizer))
         self.pending = False
 
     def metrics(self) -> dict[str, float]:
-        """Means over the trained tokens, by tag."""
-        t, norms = self.totals, self.totals.grad_norms
-        count = max(1, t.tokens)
+        """Means over the trained tokens of all processes, by tag."""
+        totals = TokenTotals.over(self.policy.processes.gather([self.totals]))
+        norms = [norm for norm in self.grad_norms if math.isfinite(norm)]
+        passes = self.config.algorithm.passes_per_step
         metrics = {
-            "policy/loss": t.loss,
-            "policy/entropy": t.entropy / count,
+            **totals.metrics(),
             "policy/grad_norm": sum(norms) / len(norms) if norms else 0.0,
-            "policy/clip_low_frac": t.clip_low / count,
-            "policy/clip_high_frac": t.clip_high / count,
-            "policy/ratio_max": t.ratio_max,
             "policy/optimizer_steps": len(norms),
-            "policy/trained_token_frac": t.tokens
-            / max(1, self.config.algorithm.passes_per_step * len(self.advantages)),
-            "engine/logprob_gap_mean": t.gap / count,
-            "engine/logprob_gap_max": t.gap_max,
-            "engine/kl": t.kl / count,
-            "update/computed_tokens": t.computed_tokens,
+            "policy/skipped_steps": len(self.grad_norms) - len(norms),
+            "policy/trained_token_frac": totals.tokens / max(1, passes * len(self.advantages)),
         }
         if self.ref_logprobs is not None:
-            metrics["policy/ref_kl"] = t.ref_kl / count
-        if t.tokens:
-            metrics["engine/importance_weight_mean"] = t.raw_weight / t.tokens
-            metrics["engine/importance_weight_min"] = t.raw_weight_min
-            metrics["engine/importance_weight_max"] = t.raw_weight_max
+            metrics["policy/ref_kl"] = totals.ref_kl / max(1, totals.tokens)
         if self.cap:
-            metrics["engine/importance_cap_frac"] = t.capped / count
-            metrics["engine/ess"] = t.weight**2 / max(count * t.weight_squared, 1e-30) if t.tokens else 1.0
+            metrics.update(totals.corrections())
         return metrics
 
+    def per_token(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+        """The log-probabilities and importance weights that the processes computed, together."""
+        own = torch.stack([self.logprobs, self.importance_weights])
+        computed = ~own.isnan()
+        sums = torch.stack([torch.where(computed, own, 0.0), computed.to(own.dtype)]).to(self.policy.device)
+        values, counts = self.policy.processes.sum(sums).cpu()  # each token was computed by one process
+        logprobs, importance_weights = torch.where(counts > 0, values, torch.nan)
+        return logprobs, importance_weights
+
+    def _share(self, minibatch: Sequence[int]) -> list[int]:
+        """What this process computes of an optimizer step's rollouts. Those of advantage 0 have something to teach
+        only where KL or entropy count.
+        """
+        teaching = [index for index in minibatch if self.teaches[index]]
+        processes = self.policy.processes
+        return share_of_tokens(self.batch.rollouts, teaching, processes.rank, processes.count)
+
     def _streams(self, indices: Sequence[int]) -> list[Stream]:
-        """Streams of the rollouts that have something to teach: of advantage 0 only where KL or entropy count."""
-        teaches = self.counted & ((self.batch.advantages != 0) | self.config.algorithm.regularized)
-        active = [index for index in indices if teaches[index]]
-        budget = self.config.optimizer.micro_batch_tokens if self.policy.packed else 1
-        parts = micro_batches(self.batch.rollouts, active, budget)
+        """Streams of the rollouts, each with as many as fit in a micro-batch."""
+        budget = self.config.optimizer.micro_batch_tokens if self.policy.packed else 0  # 0: each rollout by itself
+        parts = micro_batches(self.batch.rollouts, indices, budget)
         return [pack(self.batch.rollouts, part).to(self.policy.device) for part in parts]
 
     def _counted(self) -> Bool[Tensor, " N"]:
@@ -202,20 +186,18 @@ class _Update:
         """
         settings, rollouts = self.config.algorithm, self.batch.rollouts
         taught = {r.group for r, a in zip(rollouts, self.batch.advantages.tolist(), strict=True) if a}
-        masked = torch.tensor([settings.overlong == "mask" and r.truncated for r in rollouts])
-        dropped = torch.tensor([settings.drop_equal_groups and r.group not in taught for r in rollouts])
+        masked = torch.tensor([settings.overlong == "mask" and r.truncated for r in rollouts], dtype=torch.bool)
+        dropped = torch.tensor(
+            [settings.drop_equal_groups and r.group not in taught for r in rollouts], dtype=torch.bool
+        )
         return self.batch.scorable & ~masked & ~dropped
 
-    def _token_weights(self, indices: Sequence[int]) -> Float[Tensor, " N"]:
-        """The weight of each rollout's tokens in this optimizer step, normalised over all processes.
-
-        Rollouts of advantage 0 are counted.
-        """
+    def _token_weights(self, minibatch: Sequence[int]) -> Float[Tensor, " N"]:
+        """The weight of each rollout's tokens in this optimizer step. Rollouts of advantage 0 are counted."""
         counted = torch.zeros(len(self.lengths), dtype=torch.bool)
-        counted[list(indices)] = True
+        counted[minibatch] = True
         counted &= self.counted
-        counts = torch.tensor([counted.sum(), self.lengths[counted].sum()], device=self.policy.device)
-        num_rollouts, num_tokens = self.policy.processes.sum(counts).tolist()
+        num_rollouts, num_tokens = int(counted.sum()), int(self.lengths[counted].sum())
         weights = self.algorithm.aggregation(
             self.lengths, max(1, num_rollouts), num_tokens, self.config.rollout.max_tokens
         )
@@ -288,8 +270,3 @@ class _Update:
         t.gap += float(gap.abs().sum())
         t.gap_max = max(t.gap_max, float(gap.abs().max()))
         t.kl += float((gap.exp() - 1 - gap).sum())
-
-    def _pending_anywhere(self) -> bool:
-        """Whether any process has a gradient: all must step together."""
-        flag = torch.tensor([int(self.pending)], device=self.policy.device)
-        return bool(self.policy.processes.sum(flag).item())

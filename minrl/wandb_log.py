@@ -22,6 +22,8 @@ from loguru import logger
 
 from minrl.types import UserError
 
+LOG_IN = "log in with `wandb login`, set WANDB_MODE=offline, or leave --logger wandb out"
+
 
 def require_wandb() -> None:
     """Refuse to begin without the package. A folder `wandb` of an earlier run is not the package."""
@@ -31,6 +33,15 @@ def require_wandb() -> None:
             "--logger wandb needs the package wandb: `make setup EXTRA=wandb`, or `pip install wandb`; "
             "without it leave --logger out"
         )
+
+
+def require_login() -> None:
+    """Refuse to begin where the package, or a key for W&B's server, is missing. Nothing is sent."""
+    require_wandb()
+    import wandb
+
+    if os.environ.get("WANDB_MODE", "online") == "online" and not wandb.login(prompt=False):
+        raise UserError(f"--logger wandb finds no key of W&B: {LOG_IN}")
 
 
 class WandbLog:
@@ -64,10 +75,7 @@ class WandbLog:
                 settings=options,
             )
         except wandb.errors.Error as error:
-            raise UserError(
-                f"W&B did not begin the run: {' '.join(str(error).split())}; log in with `wandb login`, set "
-                "WANDB_MODE=offline, or leave --logger wandb out"
-            ) from error
+            raise UserError(f"W&B did not begin the run: {' '.join(str(error).split())}; {LOG_IN}") from error
         if importlib.util.find_spec("pandas"):  # else W&B imports it within the first text or histogram: seconds
             importlib.import_module("pandas")
         self._next = self._run.step

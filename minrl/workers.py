@@ -12,13 +12,17 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
+from minrl.cores import cpu_cores
 from minrl.progress import activity
+from minrl.signals import ignore_stop_signals
 from minrl.types import Job
 
 MOST_THREADS = 256
@@ -38,7 +42,7 @@ class Workers:
     """A pool of worker processes, started when first needed."""
 
     def __init__(self, count: int, deadline_s: float) -> None:
-        self.count, self.deadline_s = count or os.cpu_count() or 1, deadline_s
+        self.count, self.deadline_s = count or cpu_cores(), deadline_s
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, _Worker] = {}
         self._seconds = 0.0
@@ -174,14 +178,30 @@ def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
 
 
 def in_threads(jobs: Mapping[int, Job]) -> Iterator[tuple[int, Any]]:
-    """The number of each job with its result or `Failure`, all at the same time."""
-    if not jobs:
-        return
-    pool = ThreadPoolExecutor(min(len(jobs), MOST_THREADS))
+    """The number of each job with its result or `Failure`, all at the same time, in the order in which they end.
+
+    Nobody waits for the threads, neither here nor at the interpreter's exit, once what they do is not wanted any more.
+    """
+    waiting = deque(jobs.items())
+    ended: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                number, job = waiting.popleft()
+                result: Any = Failure("its thread ended")
+                try:
+                    result = call(job)
+                finally:
+                    ended.put((number, result))
+
+    for _ in range(min(len(jobs), MOST_THREADS)):
+        Thread(target=work, daemon=True).start()
     try:
-        yield from zip(jobs, pool.map(call, jobs.values()), strict=True)
-    finally:  # after Ctrl-C nobody waits for those that have begun
-        pool.shutdown(wait=False, cancel_futures=True)
+        for _ in jobs:
+            yield ended.get()
+    finally:
+        waiting.clear()
 
 
 def serve(connection: Connection) -> None:
@@ -202,5 +222,5 @@ def serve(connection: Connection) -> None:
 if __name__ == "__main__":
     from minrl import workers  # so that a Failure is `minrl.workers.Failure`, not `__main__.Failure`
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's
+    ignore_stop_signals()  # they are the trainer's, who lets the step end
     workers.serve(Connection(int(sys.argv[1])))

@@ -1,5 +1,6 @@
 """What the tests share: a tiny policy, a tiny task, rollouts by hand, and settings that keep the suite fast."""
 
+import gc
 import os
 import signal
 
@@ -8,9 +9,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from beartype import BeartypeConf
+from beartype.claw import beartype_package
+
+beartype_package("minrl", conf=BeartypeConf(claw_is_pep526=False))  # where jaxtyping does not, at a tenth of its cost
 
 from minrl.config import ModelConfig
 from minrl.engines.torch_engine import TorchEngine
@@ -21,16 +27,39 @@ from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import split
 from minrl.types import SOLO, Example, Reward, Rollout
 from minrl.workers import Workers
+from tests.left_out import (  # noqa: F401 - hooks
+    excluded_markers,
+    pytest_configure,
+    pytest_deselected,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 
 CPU = ModelConfig(device="cpu", threads=1)
 
+MOST_WORKERS = 8
+"""More would take longer to start than they save."""
 
-@pytest.fixture(autouse=True)
-def _ctrl_c() -> Iterator[None]:
-    """A run answers Ctrl-C in its own way; the tests after it do not."""
-    previous = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, previous)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A worker for each core that may be used, but none where they do not pay: for files by name, or what needs a card
+    or vLLM's threads for itself.
+    """
+    alone = not {"gpu", "vllm"} <= set(excluded_markers(config))
+    files = not any(Path(argument).is_dir() for argument in config.args)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 0 if alone or files or cores == 1 else min(cores, MOST_WORKERS)
+
+
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as in a shell's background: what tests start inherits it
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what the imports and the collection made stays: to look at it again takes 0.2 s each time
 
 
 @pytest.fixture(scope="session")

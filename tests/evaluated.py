@@ -21,6 +21,8 @@ from minrl.types import Example, Job, Reward, Turn
 class Options:
     count: int = 24
     """Examples."""
+    long_every: int = 0
+    """Every so many examples have a prompt that no model has room for."""
     broken: bool = False
     """Whether the reward raises for some."""
 
@@ -40,9 +42,18 @@ def dialogue(example, rng):
     return {"asked": Reward(float((len(first.split()) + die) % 2 == 0), judged.parts)}
 
 
+def failing(example, rng):
+    if example["broken"] or rng.random() < 0.5:
+        raise RuntimeError("no board")
+    said = yield Turn("asked", example.prompt)
+    return {"asked": Reward(float(len(said.split()) % 2 == 0), {"words": float(len(said.split()))})}
+
+
 def examples(options):
     for n in range(options.count):
-        yield Example(f"e{n}", f"numbers {n % 9 + 1}", {"broken": options.broken}, {"odd": str(n % 2)})
+        long = " 1" * 1100 if options.long_every and n % options.long_every == 0 else ""
+        fields, category = {"broken": options.broken}, {"odd": str(n % 2)}
+        yield Example(f"e{n}", f"numbers {n % 9 + 1}{long}", fields, category)
 
 
 def make(options, data_path):
@@ -53,7 +64,12 @@ def make_dialogue(options, data_path):
     return Task(split(examples(options), 0.5), None, episode=dialogue)
 
 
+def make_failing(options, data_path):
+    return Task(split(examples(options), 0.5), None, episode=failing)
+
+
 even = TaskDefinition(Options, make)
+fails = TaskDefinition(Options, make_failing)
 talk = TaskDefinition(Options, make_dialogue)
 '''
 

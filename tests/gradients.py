@@ -93,14 +93,13 @@ def gradients(
     policy: Policy,
     rollouts: list[Rollout],
     config: TrainerConfig,
-    mine: slice = slice(None),
     row: Algorithm | None = None,
 ) -> tuple[list[dict[str, torch.Tensor]], dict[str, float]]:
     """The gradient of each optimizer step of an update, by weight, and its metrics; the weights are put back."""
     weights = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
     algorithm = row or choose_algorithm(config)
     advantages = algorithm.compare(rollouts, {SOLO: 0.3}).advantages
-    batch = make_batch(rollouts[mine], advantages[mine])
+    batch = make_batch(rollouts, advantages)
     batch = replace(batch, rollout_logprobs=batch.rollout_logprobs.double())
     tap = Tap(policy.model)
     metrics = update_policy(policy, tap, batch, algorithm, config, step=1, correct_engine=True).metrics
@@ -109,12 +108,12 @@ def gradients(
 
 
 def main(names: list[str], path: str) -> None:
-    """This process's half of the groups; the first process writes what came out."""
+    """This process's share of each optimizer step; the first process writes what came out."""
     processes = Processes(CPU)
     policy, rollouts = tiny_policy(processes), fixed_rollouts()
-    share = len(rollouts) // processes.count
-    mine = slice(processes.rank * share, (processes.rank + 1) * share)
-    result = {name: gradients(policy, rollouts, settings(name), mine)[0] for name in names}
+    result = {name: gradients(policy, rollouts, settings(name))[0] for name in names}
+    for minibatches in (2, 4):
+        result[minibatches] = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))[0]
     assert processes.count == 2
     if processes.main:
         torch.save(result, path)

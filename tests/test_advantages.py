@@ -13,6 +13,7 @@ from minrl.advantages import (
     no_baseline,
     normalize_rewards_over_batch,
     normalize_rewards_per_group,
+    overlong_penalty,
     relative_to_mean,
     spread,
 )
@@ -54,6 +55,24 @@ def test_advantages_by_hand(advantage, expected):
     assert baselines == {}
 
 
+@pytest.mark.parametrize(
+    "advantage",
+    [normalize_rewards_per_group, mean_only, leave_one_out, relative_to_mean, group_policy_gradient],
+)
+def test_a_group_of_one_or_of_none_that_could_be_scored_teaches_nothing(advantage):
+    rewards = torch.tensor([0.5, 9, 9, 9], dtype=torch.float64)
+    advantages, _ = advantage(rewards, rewards < 9, torch.tensor([0, 0, 1, 1]), SOLO[:4], {})
+    assert advantages.tolist() == [0, 0, 0, 0]
+
+
+def test_gpg_counts_the_groups_of_which_anything_could_be_scored():
+    # Three of the four groups could be scored, one of them has spread: alpha = 3, and half on either side of its mean.
+    rewards = torch.tensor([1, 0, 0.5, 9, 9, 9, 1, 1], dtype=torch.float64)
+    groups = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    advantages, _ = group_policy_gradient(rewards, rewards < 9, groups, SOLO[:8], {})
+    assert advantages.tolist() == [1.5, -1.5, 0, 0, 0, 0, 0, 0]
+
+
 def test_batch_normalisation_by_hand():
     # 1 0 | 0 1 and one unscorable: mean 1/2, unbiased variance 4 (1/4) / 3 = 1/3, std 0.57735027, groups ignored.
     rewards, scorable = torch.tensor([1.0, 0, 0, 1, 9], dtype=torch.float64), torch.tensor([True] * 4 + [False])
@@ -74,6 +93,13 @@ def test_the_moving_average_is_read_before_it_is_updated_and_kept_for_each_role(
     torch.testing.assert_close(advantages.tolist(), [0.6, -0.8, -0.4, 0.0], atol=1e-12, rtol=0)
     torch.testing.assert_close(after, {"white": 0.405, "black": -0.24, "absent": 7.0}, atol=1e-12, rtol=0)
     assert before == {"white": 0.4, "black": -0.2, "absent": 7.0}
+
+
+def test_a_role_that_could_not_be_scored_keeps_its_baseline():
+    rewards, roles = torch.tensor([1.0, 9.0], dtype=torch.float64), ["white", "black"]
+    advantages, after = moving_average_baseline(rewards, rewards < 9, torch.tensor([0, 1]), roles, {"black": -0.2})
+    assert advantages.tolist() == [1.0, 0.0]
+    assert after == {"white": pytest.approx(0.05), "black": -0.2}
 
 
 def test_a_roles_baseline_starts_from_zero():
@@ -115,3 +141,16 @@ def test_spread_is_exact_and_leaves_out_the_unscorable():
     assert spread(REWARDS, SCORABLE, GROUPS).tolist() == [True, False, True]
     alone = torch.tensor([1.0, 9.0], dtype=torch.float64)
     assert spread(alone, alone < 9, torch.tensor([0, 0])).tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("buffer", "penalties"),
+    [
+        # Up to 10 - 4 = 6 tokens nothing, then a quarter for each token.
+        (4, [0, 0, -0.25, -0.75, -1]),
+        (1, [0, 0, 0, 0, -1]),
+        (0, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_the_overlong_penalty_falls_linearly_within_its_buffer(buffer, penalties):
+    assert overlong_penalty(torch.tensor([1, 6, 7, 9, 10]), 10, buffer).tolist() == penalties

@@ -4,16 +4,20 @@ import pytest
 import torch
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm
-from minrl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
+from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.losses import LEVELS, Limits
 from minrl.types import Reward, UserError
 
 GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
 
 
-def chosen(group_size=4, **settings):
+def chosen(group_size=4, refill_rounds=0, **settings):
     return choose_algorithm(
-        TrainerConfig(algorithm=AlgorithmConfig(**settings), rollout=RolloutConfig(group_size=group_size))
+        TrainerConfig(
+            algorithm=AlgorithmConfig(**settings),
+            rollout=RolloutConfig(group_size=group_size, max_tokens=64),
+            sampling=SamplingConfig(refill_rounds=refill_rounds),
+        )
     )
 
 
@@ -24,6 +28,37 @@ def rollouts_of(make_rollout, groups):
         for group, values in enumerate(groups)
         for sample, value in enumerate(values)
     ]
+
+
+def test_gpg_weighs_tokens_as_its_paper_does(make_rollout):
+    """arXiv:2504.02546: the loss is 1 / (sum of |o_i|) times the sum over tokens of -A log pi (equation 5), with
+    A = alpha (r - mean) / F_norm, alpha = B / (B - M) and F_norm = 1 (equation 7).
+    """
+    # B = 4 groups, of which M = 3 have no spread: alpha = 4. Of the one that has, r - mean is 1/2 and -1/2.
+    rewards = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.5, 0.5]]
+    rollouts = rollouts_of(make_rollout, rewards)
+    lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])  # two each, 16 in all
+    row = chosen(algorithm="gpg")
+    weights = row.aggregation(lengths, len(rollouts), int(lengths.sum()), 8)
+    per_token = row.compare(rollouts, {}).advantages * weights
+    torch.testing.assert_close(per_token.tolist(), [4 * 0.5 / 16, -4 * 0.5 / 16, *[0.0] * 6])
+    # Completions are alike long, so this is what the useful group gives alone: 1/2 over its four tokens.
+    assert per_token[0] == 0.5 / 4
+
+
+@pytest.mark.parametrize("name", GROUP_RELATIVE)
+def test_groups_without_spread_are_made_up_for_by_a_row_or_by_dropping_them_and_not_twice(name, make_rollout):
+    useful, equal = [[1.0, 0.0, 0.5]], [[1.0] * 3, [0.0] * 3, [0.25] * 3]
+    alone = ALGORITHMS[name].compare(rollouts_of(make_rollout, useful), {}).advantages
+    among = ALGORITHMS[name].compare(rollouts_of(make_rollout, [*useful, *equal]), {}).advantages[:3]
+    if ALGORITHMS[name].makes_up_for_equal_groups:
+        torch.testing.assert_close(among, 4 * alone)
+        with pytest.raises(UserError, match=f"{name} makes up for .* leave out drop_equal_groups") as refused:
+            chosen(algorithm=name, drop_equal_groups=True)
+        assert "\n" not in str(refused.value)
+    else:
+        torch.testing.assert_close(among, alone)
+        assert chosen(algorithm=name, drop_equal_groups=True) == ALGORITHMS[name]
 
 
 @pytest.mark.parametrize("name", GROUP_RELATIVE)
@@ -79,6 +114,34 @@ def test_every_row_can_be_chosen(name):
     assert row.ratio_level in LEVELS
 
 
+def test_every_row_has_the_bounds_that_its_comment_names():
+    bounds = {
+        "grpo": Limits(0.2, 0.2),
+        "dr_grpo": Limits(0.2, 0.2),
+        "dapo": Limits(0.2, 0.28),
+        "gspo": Limits(3e-4, 4e-4),
+        "cispo": Limits(clip_high=5.0 - 1),
+        "dual_clip": Limits(0.2, 0.2, 3.0),
+        "reinforce_pp": Limits(0.2, 0.2),
+    }
+    assert {name: row.limits for name, row in ALGORITHMS.items()} == {**dict.fromkeys(ALGORITHMS, Limits()), **bounds}
+    alone = {name for name, row in ALGORITHMS.items() if not row.group_relative}
+    assert alone == {"reinforce_pp", "reinforce", "reinforce_no_baseline", "spiral"}
+    assert {name: row.ratio_level for name, row in ALGORITHMS.items() if row.ratio_level != "token"} == {
+        "gspo": "geometric"
+    }
+
+
+def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
+    # Of at most 64 tokens in a turn the last 16 cost 1/16 each: a turn of 56 costs 8/16, whatever the turns before it.
+    row = chosen(algorithm="reinforce_no_baseline", overlong="penalize", overlong_buffer=16)
+    turns = [[(1, 57)], [(1, 3), (5, 61)], [(1, 49), (60, 65)], []]
+    rollouts = [make_rollout([5], [6], turns=bounds, reward=Reward(1.0)) for bounds in turns]
+    assert row.compare(rollouts, {}).advantages.tolist() == [0.5, 0.5, 1.0, 1.0]
+    assert row.compare(rollouts, {}).zero_spread_group_frac == 0
+    assert chosen(algorithm="reinforce_no_baseline").compare(rollouts, {}).advantages.tolist() == [1.0] * 4
+
+
 def test_limits_of_the_config_replace_those_of_the_row():
     assert chosen(algorithm="dapo").limits == Limits(0.2, 0.28)
     assert chosen(algorithm="dapo", clip_high=0.5).limits == Limits(0.2, 0.5)
@@ -94,12 +157,21 @@ def test_limits_of_the_config_replace_those_of_the_row():
         (4, {"algorithm": "cispo", "clip_low": 0.1}, "cispo has no clip_low"),
         (4, {"kl_coef": 0.1, "kl_estimator": "k1", "kl_gradient": "naive"}, "naive gradient of k1 is 0"),
         (4, {"algorithm": "grpo", "clip_dual": 3.0}, "grpo has no clip_dual"),
+        (4, {"algorithm": "reinforce", "drop_equal_groups": True}, "leave out drop_equal_groups and refill_rounds"),
+        (4, {"algorithm": "reinforce", "refill_rounds": 1}, "leave out drop_equal_groups and refill_rounds"),
+        (4, {"overlong": "penalize", "overlong_buffer": 64}, r"overlong_buffer \(64\) must be below max_tokens \(64\)"),
     ],
 )
 def test_what_contradicts_the_row_is_refused_in_one_line(group_size, settings, message):
     with pytest.raises(UserError, match=message) as refused:
         chosen(group_size, **settings)
     assert "\n" not in str(refused.value)
+
+
+def test_what_suits_the_row_is_not_refused():
+    assert chosen(2, algorithm="grpo", drop_equal_groups=True, refill_rounds=1, importance_level="token")
+    assert chosen(algorithm="gspo", importance_level="sequence")
+    assert chosen(overlong="penalize", overlong_buffer=63).overlong == (64, 63)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from minrl import rectangle_attention, varlen_attention
-from minrl.attention import CardAttention, JoinedAttention, plan_attention
+from minrl.attention import CardAttention, JoinedAttention, packed_attention, plan_attention
 from minrl.batch import pack
 from minrl.padded_attention import PaddedAttention
+from minrl.types import UserError
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 
@@ -224,3 +225,55 @@ def test_what_flash_attention_takes(dtype, width, window, capability, takes, mon
 
 def test_a_cpu_attends_by_parts(stream_of):
     assert isinstance(plan_attention(stream_of(GROUPS["alike"])), JoinedAttention)
+
+
+def test_the_parts_of_a_window_are_planned_once(stream_of):
+    stream, asked = stream_of(GROUPS["ragged"]), []
+    attention = JoinedAttention(lambda window: asked.append(window) or rectangle_attention.plan(stream, window))
+    for window in (None, 3, None, 3):
+        attention(*inputs(len(stream.input_ids), torch.float32), 0.3, window)
+    assert asked == [None, 3]
+
+
+def test_a_card_plans_its_padded_rows_once(stream_of, monkeypatch):
+    planned, stream = [], stream_of(GROUPS["ragged"])
+    monkeypatch.setattr(varlen_attention, "takes", lambda query, window: False)
+    monkeypatch.setattr("minrl.attention.PaddedAttention", lambda one: planned.append(one) or PaddedAttention(one))
+    attention = card(stream)
+    for _ in range(2):
+        attention(*inputs(len(stream.input_ids), torch.float32), 0.3, None)
+    assert len(planned) == 1
+
+
+def test_mixed_precisions_are_attended_in_the_widest(stream_of):
+    stream = stream_of(GROUPS["ragged"])
+    query, key, value = inputs(len(stream.input_ids), torch.float32)
+    expected = plan_attention(stream)(query, key, value, 0.3, None)
+    for mixed in ((query.double(), key, value), (query, key.double(), value), (query, key, value.double())):
+        output = plan_attention(stream)(*mixed, 0.3, None)
+        assert output.dtype == torch.float64
+        torch.testing.assert_close(output.float(), expected, atol=1e-5, rtol=0)
+
+
+def test_a_layer_attends_with_its_own_scale_or_that_of_its_width(stream_of):
+    stream = stream_of(GROUPS["ragged"])
+    tensors = inputs(len(stream.input_ids), torch.float64)
+    for given, scale in ((0.3, 0.3), (None, WIDTH**-0.5)):
+        for window in (None, 3):
+            output, weights = packed_attention(
+                None, *tensors, None, given, window, stream=plan_attention(stream), softcap=None
+            )
+            expected = plain(*tensors, visible(stream, window), scale)
+            torch.testing.assert_close(output, expected, atol=1e-9, rtol=0)
+            assert weights is None
+
+
+@pytest.mark.parametrize("says", ["the layer", "the call"])
+def test_a_layer_that_caps_its_logits_is_refused_in_one_line(says, stream_of):
+    stream = stream_of(GROUPS["ragged"])
+    layer = torch.nn.Identity()
+    layer.attn_logit_softcapping = 50.0 if says == "the layer" else None
+    settings = {"stream": plan_attention(stream), "softcap": 50.0 if says == "the call" else None}
+    with pytest.raises(UserError, match="caps its attention logits") as refused:
+        packed_attention(layer, *inputs(len(stream.input_ids), torch.float32), None, 0.3, None, **settings)
+    assert "\n" not in str(refused.value)

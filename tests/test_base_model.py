@@ -1,9 +1,13 @@
 """The small base model: cached by what it is made from, warm, and ignorant of held-out problems."""
 
+import os
+import time
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 import torch
+from loguru import logger
 
 from minrl.base_model import base_model_path, make_base_model, require_demonstrations
 from minrl.config import BaseModelConfig
@@ -13,7 +17,7 @@ from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
 from tests.conftest import CPU
 
-SMALL = BaseModelConfig(base_steps=30, base_hidden_size=64, base_heads=2, base_batch_size=8)
+SMALL = BaseModelConfig(base_steps=20, base_hidden_size=64, base_heads=2, base_batch_size=8)
 
 
 def make(folder, processes, task, config=SMALL):
@@ -24,6 +28,7 @@ def make(folder, processes, task, config=SMALL):
     return losses
 
 
+@pytest.mark.learns
 def test_demonstrations_are_learned_and_held_out_problems_are_not_shown(tmp_path, processes):
     task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
     shown = set()
@@ -34,7 +39,7 @@ def test_demonstrations_are_learned_and_held_out_problems_are_not_shown(tmp_path
 
     losses = make(tmp_path / "base", processes, replace(task, demonstrations=watched))
     # A vocabulary of about twenty words costs ln 20 = 3 nats by chance; which words can follow is learned at once.
-    assert sum(losses[-3:]) < 0.7 * sum(losses[:3])
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
     assert shown and not shown & {example.id for example in task.dataset.held_out}
 
 
@@ -71,11 +76,32 @@ def test_a_model_that_was_being_made_is_no_model(tmp_path, processes, monkeypatc
     assert (tmp_path / "base/model.safetensors").exists()
 
 
+def test_a_model_that_another_process_makes_is_waited_for_and_taken(tmp_path, processes):
+    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
+    config, folder, found = replace(SMALL, base_steps=2), tmp_path / "checkpoints" / "base", []
+    second = Thread(target=lambda: found.append(make(folder, processes, task, config)))
+    said = []
+    listening = logger.add(lambda message: said.append(message.record["message"]))
+
+    def report(step, note):
+        if step == 1:
+            second.start()  # while the first is being made
+            while not said:
+                time.sleep(0.001)
+
+    make_base_model(folder, config, CPU, task, list(task.vocabulary), processes, report)
+    second.join()
+    logger.remove(listening)
+    assert said == [f"process {os.getpid()} on {os.uname().nodename} is making the base model base: waiting for it"]
+    assert found == [[]]  # not made twice
+    assert [path.name for path in folder.parent.iterdir()] == ["base"]
+
+
 def test_whatever_the_model_is_made_from_changes_its_place():
     words, options = ["a", "b"], HanoiOptions()
     places = [
         base_model_path(SMALL, "hanoi", options, words, "checkpoints"),
-        base_model_path(replace(SMALL, base_steps=31), "hanoi", options, words, "checkpoints"),
+        base_model_path(replace(SMALL, base_steps=21), "hanoi", options, words, "checkpoints"),
         base_model_path(SMALL, "countdown", options, words, "checkpoints"),
         base_model_path(SMALL, "hanoi", HanoiOptions(skill=0.5), words, "checkpoints"),
         base_model_path(SMALL, "hanoi", options, ["b", "a"], "checkpoints"),

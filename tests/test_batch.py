@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from minrl.batch import make_batch, micro_batches, pack, split_groups
+from minrl.batch import make_batch, micro_batches, pack, share_of_tokens, split_groups
 from minrl.types import Reward
 
 
@@ -26,6 +26,25 @@ def test_the_stream_of_two_completions_is_the_one_in_the_docstring(two):
     assert stream.prefix_lengths.tolist() == [2]
     # The last sampled token is a label only: suffixes are one shorter than completions.
     assert stream.suffix_lengths.tolist() == [1, 2]
+
+
+def test_where_the_prompts_and_suffixes_of_a_stream_are(make_rollout):
+    # Prompts [11, 12] and [13]; suffixes [21], [31, 32] and, of a completion of one token, none.
+    rollouts = [make_rollout([11, 12], [21, 2]), make_rollout([13], [2]), make_rollout([11, 12], [31, 32, 2])]
+    stream = pack(rollouts, [0, 2, 1])
+    assert stream.input_ids.tolist() == [11, 12, 21, 31, 32, 13]
+    assert stream.prefix_index.tolist() == [[0, 1], [5, 0]]
+    assert stream.suffix_index.tolist() == [[2, 0], [3, 4], [0, 0]]
+    assert stream.prefix_of.tolist() == [0, 0, 1]
+    assert stream.runs() == ([[0, 1], [5]], [[2], [3, 4], []], [[2, 3, 4], []])
+    # Two rows of two for the prompts, and for each of the three suffixes a prompt of two and a row of two.
+    assert stream.padded_tokens == 2 * 2 + 3 * (2 + 2)
+    assert pack(rollouts, [1]).suffix_index.tolist() == [[0]]  # at least a column
+
+
+def test_a_stream_moves_to_a_device_as_a_whole(two):
+    moved = pack(two, [0, 1]).to(torch.device("meta"))
+    assert all(column.is_meta for column in vars(moved).values())
 
 
 def test_a_three_token_rollout_is_scored_from_the_token_before_each_label(make_rollout):
@@ -125,6 +144,17 @@ def test_minibatches_are_whole_groups_as_even_as_they_can_be(make_rollout, parts
     groups = [{rollouts[index].group for index in share} for share in shares]
     assert sum(map(len, groups)) == 5  # five groups, none in two shares
     assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+def test_processes_share_tokens_evenly_and_in_order(make_rollout):
+    # Lengths 2, 8, 2, 4, 4 with middles at 1, 6, 11, 14, 18 of 20 tokens.
+    rollouts = [make_rollout([1], [2] * (length - 1)) for length in (2, 8, 2, 4, 4)]
+    shares = lambda indices, count: [share_of_tokens(rollouts, indices, rank, count) for rank in range(count)]  # noqa: E731
+    assert shares(range(5), 1) == [[0, 1, 2, 3, 4]]
+    assert shares(range(5), 2) == [[0, 1], [2, 3, 4]]
+    assert shares(range(5), 4) == [[0], [1], [2, 3], [4]]
+    assert shares([4], 3) == [[], [4], []]
+    assert shares([], 2) == [[], []]
 
 
 def test_a_batch_numbers_sampled_tokens_and_keeps_unscorable_apart(make_rollout):

@@ -17,6 +17,7 @@ from minrl.checkpoint import (
     newest_complete,
     restore_optimizer,
     save_checkpoint,
+    step_name,
     weights_sha256,
 )
 from minrl.config import OptimizerConfig
@@ -99,6 +100,21 @@ def test_a_damaged_checkpoint_is_recognised_and_the_one_before_used(tmp_path, tr
         find_checkpoint(last)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"trainer.json": "0"}', "\xff", ""])
+def test_a_manifest_that_lists_no_whole_checkpoint_is_damage(tmp_path, trained, text):
+    before, last = save(tmp_path, trained, 3), save(tmp_path, trained, 4)
+    (last / MANIFEST).write_bytes(text.encode("latin-1"))
+    assert MANIFEST in damage(last)
+    assert newest_complete(tmp_path) == before
+
+
+def test_a_folder_in_the_place_of_a_file_is_damage(tmp_path, trained):
+    last = save(tmp_path, trained)
+    (last / "trainer.json").unlink()
+    (last / "trainer.json").mkdir()
+    assert damage(last) == "trainer.json is missing"
+
+
 @pytest.mark.parametrize("content", [None, "", "{", '{"model.safetensors"'])
 def test_without_its_manifest_a_folder_is_no_checkpoint(tmp_path, trained, content):
     before, last = save(tmp_path, trained, 3), save(tmp_path, trained, 4)
@@ -126,12 +142,16 @@ def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, 
     assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
 
 
-def test_the_newest_are_kept(tmp_path, trained):
-    for number in (1, 2, 9, 10, 11):
-        save(tmp_path, trained, number, keep=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000009", "step_000010", "step_000011"]
-    save(tmp_path, trained, 12, keep=0)
-    assert len(list(tmp_path.iterdir())) == 4
+@pytest.mark.parametrize("keep", [0, 1, 2, 3, 4, 5, 10])
+def test_the_newest_are_kept(tmp_path, trained, monkeypatch, keep):
+    monkeypatch.setattr(checkpoint, "save_policy", lambda policy, folder: None)  # what is in them does not matter here
+    monkeypatch.setattr(checkpoint, "save_optimizer", lambda optimizer, policy, path: path.write_bytes(b""))
+    steps = [*range(1, 11), 999_999, 1_000_000]  # the last has a digit more: the order is that of numbers
+    for count, number in enumerate(steps, 1):
+        save(tmp_path, trained, number, keep)
+        kept = steps[:count][-keep:]
+        assert {path.name for path in tmp_path.iterdir()} == {step_name(one) for one in kept}
+        assert newest_complete(tmp_path).name == step_name(number)
 
 
 def test_saving_a_step_again_replaces_it(tmp_path, trained):
@@ -145,6 +165,7 @@ def test_saving_a_step_again_replaces_it(tmp_path, trained):
 def test_what_lies_beyond_the_step_that_is_resumed_is_discarded(tmp_path, trained):
     for number in (1, 2, 3, 10):
         save(tmp_path, trained, number)
+    (tmp_path / ".step_000011.tmp").mkdir()  # half written
     discard_after(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
 

@@ -1,8 +1,12 @@
 """Every second of a step belongs to one phase."""
 
-import pytest
+import resource
+import sys
 
-from minrl.clock import PhaseClock
+import pytest
+import torch
+
+from minrl.clock import PhaseClock, card_memory_gib, peak_memory_gib
 
 
 @pytest.fixture
@@ -63,3 +67,46 @@ def test_seconds_are_moved_and_never_made(ticking):
     clock.move("time/rollout_s", "time/reward_s", 9.0)  # more than there is
     expected = {"time/rollout_s": 0.0, "time/reward_s": 2.0, "time/step_s": 2.0, "time/other_s": 0.0}
     assert seconds(clock.end_step()) == expected
+
+
+def test_less_than_a_second_is_moved_too(ticking):
+    time, clock = ticking
+    with clock.timed("time/rollout_s"):
+        time[0] = 2.0
+    clock.move("time/rollout_s", "time/reward_s", 0.5)
+    assert clock.seconds == {"time/rollout_s": 1.5, "time/reward_s": 0.5, "time/other_s": 0.0}
+
+
+def test_what_nobody_has_cannot_be_moved_and_leaves_no_trace(ticking):
+    _, clock = ticking
+    clock.move("time/rollout_s", "time/reward_s", 1.0)
+    with clock.timed("time/rollout_s"):
+        pass
+    clock.move("time/rollout_s", "time/reward_s", 1.0)
+    assert seconds(clock.end_step()) == {"time/rollout_s": 0.0, "time/other_s": 0.0, "time/step_s": 0.0}
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 2**10), ("darwin", 1)])
+def test_the_peak_of_a_process_is_in_gib_whatever_the_system_counts_in(platform, unit, ticking, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "platform", platform)
+    usage = type("Usage", (), {"ru_maxrss": 3 * 2**30 // unit})
+    monkeypatch.setattr(resource, "getrusage", lambda who: usage if who == resource.RUSAGE_SELF else None)
+    assert peak_memory_gib() == 3
+    with ticking[1].timed("time/rollout_s"):
+        pass
+    assert ticking[1].take_memory() == {"memory/peak_gib": 3}
+
+
+def test_a_cards_memory_is_looked_at_after_the_phases_that_use_it(ticking, monkeypatch):
+    taken = iter([2, 5])  # of 80 GiB
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((80 - next(taken)) * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7 * 2**30)
+    for phase in ("rollout", "save", "update"):
+        with ticking[1].timed(f"time/{phase}_s"):
+            pass
+    assert ticking[1].take_memory() == {"memory/rollout_gib": 2, "memory/update_gib": 5, "memory/peak_gib": 7}
+    assert ticking[1].take_memory() == {"memory/peak_gib": 7}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 4 * 2**30))
+    assert card_memory_gib() == 3

@@ -9,10 +9,11 @@ from collections import Counter, OrderedDict, namedtuple
 import pytest
 
 from minrl import sandbox
-from minrl.tasks import load_task
+from minrl.tasks import code, load_task
 from minrl.tasks.code import CodeOptions, extract_program, reward_for_running, reward_for_tests
 from minrl.tasks.code_judge import numbered
 from minrl.tasks.code_values import Malformed, from_json, to_json
+from minrl.tasks.rows import identity
 from minrl.types import Example, UserError
 
 OPTIONS = CodeOptions(timeout_s=60.0, memory_mib=256)
@@ -349,7 +350,7 @@ def test_the_program_is_the_last_python_block(completion, program):
 Point = namedtuple("Point", "x y")
 PLAIN = [
     None, True, 0, -1, 10**400, 1.5, -0.0, math.inf, 1e300, 2j, complex(math.inf, 0), "a", "\ud800", "\u2028", b"\xff",
-    [], [1, [2]], (1,), {1: "a", (1, 2): [3]}, {1, "a"}, frozenset({(1,)}), {"list": ["handle", 3]}, ["handle", 0],
+    [], [1, [2]], (1,), {1: "a", (1, 2): [3]}, {"a"}, frozenset({(1,)}), {"list": ["handle", 3]}, ["handle", 0],
 ]  # fmt: skip
 
 
@@ -433,22 +434,54 @@ def rows_file(tmp_path, *rows):
     return str(path)
 
 
-def test_mbpps_problems_11_to_510_are_held_out(tmp_path):
-    path = rows_file(tmp_path, *({**SMALLEST, "task_id": number} for number in (1, 10, 11, 300, 510, 511, 974)))
-    dataset = load_task("code", data_path=path).dataset
+def numbered_rows(ids, text="Problem {}."):
+    return [{**SMALLEST, "task_id": number, "text": text.format(number)} for number in ids]
+
+
+def test_mbpps_problems_11_to_510_are_held_out(tmp_path, monkeypatch):
+    rows = numbered_rows([1, 10, *range(11, 21), 300, 510, 511, 974])
+    probed = " ".join(row["text"] for row in rows[2:12])
+    monkeypatch.setattr(code, "MBPP_PROBE", (range(11, 21), identity(probed)))
+    dataset = load_task("code", data_path=rows_file(tmp_path, *rows)).dataset
     assert [example.id for example in dataset.train] == ["1", "10", "511", "974"]
-    assert [example.id for example in dataset.held_out] == ["11", "300", "510"]
+    assert [example.id for example in dataset.held_out] == [*map(str, range(11, 21)), "300", "510"]
+
+
+@pytest.mark.parametrize("ids", [range(1, 200), range(1000, 1199), [f"mine-{n}" for n in range(199)]])
+def test_other_rows_of_mbpps_shape_are_split_by_their_texts(tmp_path, ids):
+    # With a share of 0.2 the number held out of 199 has mean 40 and standard deviation 5.7.
+    dataset = load_task("code", data_path=rows_file(tmp_path, *numbered_rows(ids))).dataset
+    assert 15 < len(dataset.held_out) < 65 and len(dataset.train) + len(dataset.held_out) == 199
+
+
+def test_one_text_under_several_ids_is_on_one_side(tmp_path):
+    rows = [row for text in map("Text {}.".format, range(30)) for row in numbered_rows(range(2), text)]
+    rows = [{**row, "task_id": number, "text": f" {row['text']}"[number % 2 :]} for number, row in enumerate(rows)]
+    dataset = load_task("code", data_path=rows_file(tmp_path, *rows)).dataset
+    sides = [{example["text"].strip() for example in side} for side in (dataset.train, dataset.held_out)]
+    assert not sides[0] & sides[1] and all(sides)
+    assert len(dataset.train) == 2 * len(sides[0]) and len(dataset.held_out) == 2 * len(sides[1])
+
+
+def test_an_id_with_two_texts_is_refused_and_a_row_that_comes_twice_counts_once(tmp_path):
+    rows = numbered_rows(range(40))
+    dataset = load_task("code", data_path=rows_file(tmp_path, *rows, rows[3])).dataset
+    assert len(dataset.train) + len(dataset.held_out) == 40
+    with pytest.raises(UserError, match=r"row 41 of .* has the task_id '3' of an earlier row and another text"):
+        load_task("code", data_path=rows_file(tmp_path, *rows, {**rows[3], "text": "Another."})).dataset.sizes()
 
 
 def test_the_prompt_shows_the_first_assert_and_no_other(tmp_path):
-    path = rows_file(tmp_path, SMALLEST, {**SMALLEST, "task_id": 11})
+    path = rows_file(tmp_path, *numbered_rows(range(40)))
     prompt = json.dumps(load_task("code", data_path=path).dataset.train[0].prompt)
     assert "smallest(1, 2) == 1" in prompt
     assert "smallest(5, 3)" not in prompt and "return" not in prompt
 
 
 def test_rows_like_humanevals_are_split_by_identity_and_shown_whole(tmp_path):
-    path = rows_file(tmp_path, *({**HUMANEVAL, "task_id": f"HumanEval/{n}"} for n in range(50)))
+    prompts = [HUMANEVAL["prompt"].replace("Half of x", f"Half of x, number {n}") for n in range(50)]
+    rows = [{**HUMANEVAL, "task_id": f"HumanEval/{n}", "prompt": prompt} for n, prompt in enumerate(prompts)]
+    path = rows_file(tmp_path, *rows)
     task = load_task("code", data_path=path)
     assert 2 <= len(task.dataset.held_out) <= 20 and len(task.dataset.train) + len(task.dataset.held_out) == 50
     assert "Half of x" in task.dataset.train[0].prompt[1]["content"]

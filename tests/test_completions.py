@@ -1,12 +1,13 @@
 """Scoring completions that somebody already has: one row out for each row in, in order, and no model."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from minrl.completions import score_file
-from minrl.tasks import load_task
-from minrl.types import UserError
+from minrl.tasks import Task, load_task
+from minrl.types import Reward, UserError
 from minrl.workers import Workers
 
 FIELDS = {"numbers": [3, 7, 5], "target": 9}
@@ -68,9 +69,47 @@ def test_odd_line_separators_inside_a_completion_split_no_row(score):
     assert [r["reward"] for r in rows] == [1.0, 0.1]
 
 
-def test_a_rows_earlier_verdict_is_replaced(score):
-    _, rows = score(row(RIGHT, reward=None, error="earlier", solved=False))
-    assert rows[0]["reward"] == 1.0 and rows[0]["solved"] and "error" not in rows[0]
+MINE = {"reward": 3, "error": "mine", "solved": "no", "parts": [1]}
+
+
+@pytest.mark.parametrize("completion", [RIGHT, None])
+def test_columns_of_the_verdicts_names_are_kept_apart(score, completion):
+    _, (scored,) = score(row(completion, **MINE))
+    assert scored["given"] == MINE
+    assert scored["reward"] == (1.0 if completion else None) and ("error" in scored) == (completion is None)
+
+
+def test_a_file_that_was_scored_is_scored_again_as_it_was_at_first(score):
+    _, first = score(row(RIGHT, **MINE), row("", numbers=None, **MINE), row(None, **MINE))
+    _, again = score(*map(json.dumps, first))
+    assert again == first
+
+
+def test_a_reward_reads_the_rows_own_columns_also_when_it_is_scored_again(tmp_path):
+    def reward(completion, example):
+        return Reward(float(example["parts"] == [1]))
+
+    workers, task = Workers(1, 120.0), replace(load_task("countdown"), reward=reward)
+    for _ in range(2):
+        (tmp_path / "in").write_text(row(RIGHT, **MINE))
+        assert score_file(task, tmp_path / "in", tmp_path / "out", workers) == (1, 1, 0)
+        (tmp_path / "out").replace(tmp_path / "in")
+    workers.close()
+
+
+def test_a_line_that_is_no_json_is_written_as_it_was(score):
+    _, rows = score("{ torn", row(RIGHT))
+    assert rows[0]["line"] == "{ torn" and rows[0]["reward"] is None and rows[1]["reward"] == 1.0
+
+
+def test_the_file_of_the_completions_is_not_written_over(tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text(row(RIGHT))
+    (tmp_path / "link").symlink_to(source)
+    for output in (source, tmp_path / "." / "in.jsonl", tmp_path / "link"):
+        with pytest.raises(UserError, match="is the file of the completions, which is kept: name another file"):
+            score_file(load_task("countdown"), source, output, Workers(1, 1.0))
+    assert source.read_text() == row(RIGHT) and len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path):
@@ -79,3 +118,19 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path):
         with pytest.raises(UserError, match="cannot read the completions") as refused:
             score_file(load_task("countdown"), source, tmp_path / "out", Workers(1, 1.0))
         assert "\n" not in str(refused.value)
+
+
+def test_a_reward_that_is_none_is_null_and_says_why(tmp_path):
+    paid = {"float": 1.0, "more": Reward(2.0, maximum=2.0), "right": Reward(0.7 + 0.2 + 0.1)}
+
+    def reward(text, example):
+        return paid[text] if text in paid else Reward(2.0)
+
+    task = Task(load_task("countdown").dataset, reward, cheap=True)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"completion": "{text}", "x": NaN}}\n' for text in (*paid, "above")))
+    assert score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", Workers(1, 1.0)) == (4, 2, 2)
+    written = (tmp_path / "out.jsonl").read_text()
+    assert "NaN" not in written
+    first, second, third, fourth = map(json.loads, written.splitlines())
+    assert first["error"] == "the task's reward must return a Reward, got 1.0" and second["solved"] and third["solved"]
+    assert "must be at most its maximum, got 2 of 1" in fourth["error"]

@@ -8,13 +8,16 @@ from minrl.config import (
     AlgorithmConfig,
     BaseModelConfig,
     EvaluationConfig,
+    JudgeConfig,
     LoggingConfig,
     ModelConfig,
     OptimizerConfig,
     RolloutConfig,
     TrainerConfig,
+    with_absolute_paths,
 )
 from minrl.evaluate_config import EvaluateConfig
+from minrl.sft.config import SftConfig
 from minrl.types import UserError
 
 REFUSED = [
@@ -85,3 +88,25 @@ def test_the_runs_name_says_what_is_trained():
 def test_other_tasks_are_the_names_between_commas():
     assert EvaluationConfig(eval_tasks=" hanoi, countdown ,").other_tasks == ["hanoi", "countdown"]
     assert EvaluationConfig().other_tasks == []
+
+
+def test_paths_become_absolute_and_names_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    judge = JudgeConfig(judge_cache="cache.jsonl")
+    config = TrainerConfig(
+        data_path="../rows.jsonl",
+        model=ModelConfig(model_id="model"),
+        rollout=RolloutConfig(opponent="Qwen/Qwen3-0.6B", task="countdown"),
+        logging=LoggingConfig(runs_dir="/runs", checkpoints_dir="kept"),
+        judge=judge,
+    )
+    found = with_absolute_paths(config)
+    assert found.data_path == str(tmp_path.parent / "rows.jsonl")
+    assert (found.model.model_id, found.rollout.opponent) == (str(tmp_path / "model"), "Qwen/Qwen3-0.6B")
+    assert (found.logging.runs_dir, found.logging.checkpoints_dir) == ("/runs", str(tmp_path / "kept"))
+    assert found.judge.judge_cache == str(tmp_path / "cache.jsonl")
+    assert with_absolute_paths(found) == found
+    assert with_absolute_paths(TrainerConfig()).data_path == ""
+    sft = with_absolute_paths(SftConfig(data="rows.jsonl", eval_data="more.jsonl"))
+    assert (sft.data, sft.eval_data) == (str(tmp_path / "rows.jsonl"), str(tmp_path / "more.jsonl"))

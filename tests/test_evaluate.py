@@ -126,6 +126,38 @@ def test_it_samples_and_rewards_what_train_does(whole, place, name):
     assert here["ci95"] == pytest.approx(expected["ci95"])
 
 
+def test_episodes_that_fail_before_their_first_turn_count_as_they_do_while_training(place, tmp_path):
+    command = ["--checkpoint", place / "model1", "--task", f"{place}/evaluated_tasks.py:fails"]
+    assert run(*command, "--output", tmp_path / "out") == 0
+    (here,) = summary_of(tmp_path / "out")["results"]
+    config = ModelConfig(device="cpu", threads=1)
+    policy, task = load_policy(str(place / "model1"), config, Processes(config)), load_task(str(command[-1]))
+    settings, sampling = EvaluationConfig(eval_samples=4), RolloutConfig(max_tokens=5)
+    there = evaluate_while_training(policy, TorchEngine(policy), Workers(1, 120.0), task, settings, sampling, 0)
+    expected = there.to_json()
+    assert {key: here[key] for key in expected if key != "ci95"} == {k: v for k, v in expected.items() if k != "ci95"}
+    assert here["n"] == 4 * here["examples"] and 0.2 < here["unscorable_frac"] < 0.8
+    rows = rows_of(tmp_path / "out")
+    assert here["unscorable"] == sum("failure" in row for row in rows) and here["missing"] == 0
+    assert set(here["pass@k"]) == {"1", "2", "4"}
+    assert {figure["examples"] for figure in here["pass@k"].values()} == {here["examples"]}
+    assert here["pass@k"]["1"]["value"] == here["pass@1"]
+
+
+def test_where_nothing_could_be_scored_there_is_no_figure(place, models, tmp_path):
+    command = ["--models", *models, "--task", f"{place}/evaluated_tasks.py:fails", "--fails.broken"]
+    charts = [flag for flag in evaluated.FLAGS if flag != "--no-charts"]
+    assert run(*command, "--output", tmp_path / "out", flags=charts) == 0
+    summary = summary_of(tmp_path / "out")
+    for result in summary["results"]:
+        assert "pass@1" not in result and (result["n"], result["missing"]) == (4 * result["completions"] // 5, 0)
+        assert result["unscorable"] == result["completions"]
+    assert summary["differences"] == []
+    (first,) = (line for line in (tmp_path / "out/summary.md").read_text().splitlines() if "| model0 " in line)
+    assert first.endswith(f" - | - | {summary['results'][0]['unscorable']} | 0 |")
+    assert f",unscorable,{summary['results'][0]['unscorable']}," in (tmp_path / "out/summary.csv").read_text()
+
+
 class Stopped(BaseException):
     """The program ends here."""
 
@@ -273,6 +305,23 @@ def test_what_cannot_be_scored_says_why_and_is_not_solved(models, tasks, tmp_pat
     assert result["unscorable"] == sum(line["unscorable"] is not None for line in table) > 0
 
 
+def test_prompts_that_do_not_fit_are_unscorable_counted_and_said(models, tasks, tmp_path, capsys):
+    loud = [flag for flag in evaluated.FLAGS if flag != "--quiet"]
+    command = ["--models", *models, "--task", tasks[0], "--even.long-every", "3", "--output", tmp_path]
+    assert run(*command, flags=loud) == 0
+    said, rows = capsys.readouterr().err, rows_of(tmp_path)
+    full = {row["index"] for row in rows if row["model"] == models[0] and "no room" in row.get("failure", "")}
+    every = {row["index"] for row in rows}
+    assert 0 < len(full) < len(every)
+    assert said.count(f"{len(full)} of {len(every)} prompts of even fill the 1024 tokens that") == 2
+    for result in summary_of(tmp_path)["results"]:
+        assert result["examples"] == len(every)
+        assert result["unscorable"] == 5 * len(full)  # four samples and a greedy one of each
+    for dry in ([], ["--dry-run"]):
+        with pytest.raises(UserError, match="no prompt of even leaves room for a completion in the 1024 tokens"):
+            run(*command, "--even.long-every", "1", "--output", tmp_path / "none", *dry, flags=loud)
+
+
 def test_a_dry_run_checks_and_generates_nothing(models, tasks, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generate, "sampler_of", None)
     loud = [flag for flag in evaluated.FLAGS if flag != "--quiet"]
@@ -312,7 +361,7 @@ def test_the_short_form_writes_and_shows_one_result(models, tasks, tmp_path, mon
 
 
 def test_two_programs_do_not_write_to_one_folder(models, tasks, tmp_path):
-    with locked(tmp_path / "out"), pytest.raises(UserError, match="another program is writing"):
+    with locked(tmp_path / "out"), pytest.raises(UserError, match=r"another program \(process \d+ on .*\) is writing"):
         run("--checkpoint", models[0], "--task", tasks[0], "--output", tmp_path / "out")
 
 

@@ -1,13 +1,16 @@
 """Held-out figures: the share that is solved, and how sure we are of it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from together import together
 
 from minrl.config import EvaluationConfig, RolloutConfig
+from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluation import Z95, bootstrap, evaluate, interval, summarize, wilson
-from minrl.types import Example, Reward
+from minrl.types import Example, LostEpisode, Reward, Turn
 
 
 def test_wilsons_interval_by_hand():
@@ -87,8 +90,80 @@ def test_what_is_evaluated_is_held_out_and_the_same_every_time(policy, engine, w
     assert len({r.seed for r in first.rollouts[: first.n]}) == first.n
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_processes_evaluate_as_one_and_share_the_work(make_policy, workers, sevens, count):
+    def evaluated(policy):
+        seen = []
+        counted = replace(sevens, reward=lambda text, example: seen.append(text) or sevens.reward(text, example))
+        return play(policy, TorchEngine(policy), workers, counted, eval_samples=3), len(seen)
+
+    alone, rewarded = evaluated(make_policy())
+    results = together(count, lambda member: replace(make_policy(), processes=member), evaluated)
+    for found, _ in results:
+        assert replace(found, rollouts=()) == replace(alone, rollouts=())
+        assert [r.ids for r in found.rollouts] == [r.ids for r in alone.rollouts]
+    held_out = len(sevens.dataset.held_out)
+    assert sum(seen for _, seen in results) == rewarded == 4 * held_out
+    assert max(seen for _, seen in results) == 4 * math.ceil(held_out / count)
+
+
 def test_at_least_500_samples_are_behind_a_figure(policy, engine, workers, sevens):
     held_out = len(sevens.dataset.held_out)
     evaluation = play(policy, engine, workers, sevens)
     assert evaluation.n == math.ceil(500 / held_out) * held_out >= 500
     assert play(policy, engine, workers, sevens, eval_examples=2, eval_samples=3).n == 6
+
+
+def test_what_could_not_be_scored_is_not_solved_and_stands_beside_the_figure(make_rollout):
+    examples = [Example("a", "", {}), Example("b", "", {})]
+    sampled = [
+        make_rollout([1], [2], example_id="a"),
+        make_rollout([1], [2], example_id="a", reward=None),
+        LostEpisode("b"),
+        LostEpisode("b"),
+    ]
+    evaluation = summarize(examples, sampled, [LostEpisode("a"), make_rollout([1], [2], example_id="b")])
+    assert (evaluation.pass_at_1, evaluation.n, evaluation.unscorable_frac) == (0.25, 4, 0.75)
+    assert (evaluation.greedy_pass_at_1, evaluation.greedy_unscorable_frac) == (0.5, 0.5)
+    assert evaluation.reward_mean == 1.0 and evaluation.completion_tokens_mean == 1.0  # of those that there are
+    said = "75.0% of the 4 sampled and 50.0% of the greedy completions could not be scored and count as not solved"
+    assert evaluation.text().startswith("held-out pass@1 25.0% (") and evaluation.text().endswith(f"; {said}")
+    assert evaluation.metrics("x")["eval/x/unscorable_frac"] == evaluation.to_json()["unscorable_frac"] == 0.75
+
+
+def test_where_nothing_could_be_scored_there_is_no_figure(make_rollout):
+    examples = [Example("a", "", {}, {"size": "3"})]
+    nothing = [make_rollout([1], [2], example_id="a", reward=None), LostEpisode("a")]
+    evaluation = summarize(examples, nothing, nothing)
+    plain = evaluation.to_json()
+    assert [plain[name] for name in ("pass@1", "pass@1_greedy", "reward")] == [None] * 3
+    assert (plain["ci95"], plain["categories"], plain["unscorable_frac"]) == ([None, None], {"size=3": None}, 1.0)
+    assert not {"eval/x/pass@1", "eval/x/pass@1_low", "eval/x/reward_mean"} & set(evaluation.metrics("x"))
+    assert evaluation.metrics("x")["eval/x/unscorable_frac"] == 1.0
+    assert evaluation.text().startswith("no held-out pass@1; 100.0% of the 2 sampled")
+
+
+def test_all_that_could_be_scored_says_nothing_of_what_could_not(make_rollout):
+    evaluation = summarize([Example("example", "", {})], *[[make_rollout([1], [2])]] * 2)
+    assert evaluation.unscorable_frac == 0.0 and "scored" not in evaluation.text()
+
+
+def test_an_evaluation_counts_the_episodes_that_never_began(policy, engine, workers, sevens):
+    def nine_of_ten_fail(example, rng):
+        if example.id != sevens.dataset.held_out[0].id:
+            raise RuntimeError("no board")
+        yield Turn("player", example.prompt)
+        return {"player": Reward(1.0)}
+
+    task = replace(sevens, episode=nine_of_ten_fail)
+    episodes = 2 * len(sevens.dataset.held_out)
+    found = play(policy, engine, workers, task, eval_samples=2)
+    assert (found.n, found.pass_at_1, found.unscorable_frac) == (episodes, 2 / episodes, 1 - 2 / episodes)
+    assert len(found.rollouts) == 2 and "no board" in found.failures[0]
+    nothing = play(policy, engine, workers, replace(sevens, episode=never), eval_samples=2)
+    assert nothing.n == episodes and math.isnan(nothing.pass_at_1) and nothing.unscorable_frac == 1.0
+
+
+def never(example, rng):
+    raise RuntimeError("no board")
+    yield

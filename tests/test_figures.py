@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from minrl.evaluation import pass_at_k, wilson
-from minrl.pipeline.figures import Score, example_values, paired_difference, pass_figure, plain
+from minrl.json_text import json_text, plain
+from minrl.pipeline.figures import Score, example_values, in_roles, paired_difference, pass_figure
 from minrl.types import Reward
 
 
@@ -24,7 +25,8 @@ def test_pass_at_k_of_many_samples_does_not_overflow():
 
 
 def score(index, solved, role="policy"):
-    return Score("m", "t", "sampled", index, f"e{index}", role, Reward(float(solved)), 3.0, False)
+    reward = None if solved is None else Reward(float(solved))
+    return Score("m", "t", "sampled", index, f"e{index}", role, reward, 3.0, False)
 
 
 def test_a_value_for_each_example_is_the_mean_of_its_roles():
@@ -33,6 +35,21 @@ def test_a_value_for_each_example_is_the_mean_of_its_roles():
     assert example_values(scores, 2) == {0: 0.5}  # only the first has two samples
     value, _, examples = pass_figure(scores, 2)
     assert (value, examples) == (0.5, 1)
+
+
+def test_a_lost_episode_is_a_sample_of_each_role_of_its_example():
+    # Example 0 lost one of two episodes of x and o, example 1 all of its two.
+    scores = in_roles([score(0, 1, "x"), score(0, 1, "o"), score(0, None, ""), score(1, None, ""), score(1, None, "")])
+    assert example_values(scores, 1) == {0: 0.5, 1: 0.0}
+    assert example_values(scores, 2) == {0: 1.0, 1: 0.0}
+    assert pass_figure(scores, 1)[0] == 2 / 8  # two roles of four episodes
+    # Where each example has a role of its own, a lost one is of nobody in particular.
+    assert pass_figure(in_roles([score(0, 1, "x"), score(1, 1, "o"), score(2, None, "")]), 1)[0] == 2 / 3
+
+
+def test_where_nothing_could_be_scored_there_is_no_value():
+    value, ci95, _ = pass_figure([score(0, None), score(1, None)], 1)
+    assert np.isnan([value, *ci95]).all()
 
 
 def test_the_paired_interval_is_narrower_than_the_two_apart():
@@ -56,4 +73,7 @@ def test_models_that_agree_on_every_example_are_no_certainty():
 
 
 def test_json_has_no_nan():
-    assert plain({"a": [float("nan"), 1.0], "b": (2.0, "x", None)}) == {"a": [None, 1.0], "b": [2.0, "x", None]}
+    value = {"a": [float("nan"), 1.0], "b": (2.0, "x", None, float("inf"))}
+    assert plain(value) == {"a": [None, 1.0], "b": [2.0, "x", None, None]}
+    assert json_text(value) == '{"a": [null, 1.0], "b": [2.0, "x", null, null]}'
+    assert json_text({"b": 1}, indent=1) == '{\n "b": 1\n}'

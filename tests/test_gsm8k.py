@@ -213,3 +213,26 @@ def test_without_the_hub_the_way_out_is_named():
 def test_impossible_options_are_refused(options, said):
     with pytest.raises(UserError, match=said):
         GSM8KOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("marked", "right"),
+    [  # the table of the module's docstring
+        ("#### 54/day", True),
+        ("#### 54 per day", True),
+        ("#### 54 (fifty-four)", True),
+        ("#### 54 (in all)", True),
+        ("#### 54 (or 19)", False),
+        ("#### 54 (54)", False),
+        ("#### 54 /", False),
+        ("#### ~54", False),
+        ("#### about 54", False),
+        (r"\boxed{x=54}", True),
+        (r"\boxed{x = 54}", True),
+        (r"\boxed{2x=54}", False),
+        (r"\boxed{x=y=54}", False),
+        ("#### x = 54", False),
+    ],
+)
+def test_forms_on_which_graders_differ_count_as_the_table_says(marked, right):
+    assert reward(marked, GOLD).solved == right

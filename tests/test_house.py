@@ -2,8 +2,10 @@
 
 import ast
 import dataclasses
+import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import get_type_hints
@@ -21,17 +23,19 @@ FILES = sorted((ROOT / "minrl").rglob("*.py"))
 SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.exists()]
 
 FLOORS = {
-    0: "minrl minrl.types minrl.config minrl.learning_config minrl.progress minrl.evaluate_config",
-    1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.cpu minrl.lora minrl.sandbox "
+    0: "minrl minrl.types minrl.config minrl.learning_config minrl.progress minrl.cores minrl.evaluate_config "
+    "minrl.json_text minrl.signals minrl.streams minrl.disk minrl.files",
+    1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.context minrl.cpu minrl.lora minrl.sandbox "
     "minrl.attention minrl.padded_attention minrl.rectangle_attention minrl.varlen_attention minrl.head "
-    "minrl.activations "
+    "minrl.activations minrl.token_totals "
     "minrl.sandbox_process minrl.sandbox_walls minrl.sandbox_files minrl.sandbox_filter minrl.sandbox_slot "
     "minrl.openai_client minrl.reply_cache minrl.tasks",
     2: "minrl.algorithms minrl.processes minrl.models minrl.policy minrl.engines minrl.workers minrl.metrics "
-    "minrl.tensorboard_log minrl.wandb_log minrl.rollout_metrics minrl.clock minrl.bars "
-    "minrl.optimizer minrl.checkpoint minrl.command_line minrl.charts minrl.episode minrl.judge",
+    "minrl.tensorboard_log minrl.wandb_log minrl.rollout_metrics minrl.clock minrl.bars minrl.stopping "
+    "minrl.optimizer minrl.checkpoint minrl.command_line minrl.charts minrl.episode minrl.judge minrl.provenance",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
-    "minrl.sft minrl.viewer minrl.report minrl.screen minrl.run minrl.parts minrl.record minrl.pipeline",
+    "minrl.sft minrl.viewer minrl.report minrl.screen minrl.run minrl.run_folder minrl.resume minrl.parts minrl.record "
+    "minrl.pipeline",
     4: "train evaluate",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
@@ -208,6 +212,13 @@ def test_tasks_and_types_are_imported_without_torch(module):
     code = f"import {module}, sys; assert not {{'torch', 'datasets', 'transformers'}} & set(sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_shapes_are_checked_in_every_module_that_states_them():
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    (listed,) = re.findall(r"--jaxtyping-packages=(\S+)", options)
+    stating = {module_of(path) for path in FILES if "jaxtyping" in imports_of(path)}
+    assert set(listed.split(",")) == {*stating, "beartype.beartype"}
 
 
 def test_types_need_the_standard_library_only():

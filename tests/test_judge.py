@@ -7,15 +7,17 @@ import shutil
 import threading
 
 import pytest
+from together import together
 
 import evaluate
 import train
 from minrl.checkpoint import newest_complete
 from minrl.command_line import parse_trainer
 from minrl.completions import score_file
-from minrl.config import JudgeConfig
+from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
+from minrl.parts import opened_judge
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
@@ -100,6 +102,9 @@ def test_the_reward_is_a_mean_that_is_full_only_where_both_are():
     assert with_part(Reward(0.5, maximum=0.5), 1.0, 0.5).solved  # a task whose best is 0.5
     values = [with_part(Reward(a / 7), b / 7, w / 9).value for a in range(8) for b in range(8) for w in range(9)]
     assert min(values) >= 0 and max(values) == 1.0
+    bonus = Reward(0.9, full=True)  # a full solution, with less than all of what is paid on top of it
+    assert with_part(bonus, 1.0, 0.3).solved and not with_part(bonus, 0.9, 0.01).solved
+    assert with_part(bonus, 0.0, 0.0).solved
     with pytest.raises(UserError, match="no part named judge"):
         with_part(Reward(1.0, {"judge": 1.0}), 1.0, 0.5)
 
@@ -150,6 +155,50 @@ def test_nothing_is_asked_twice_and_what_matters_is_asked_anew(make_judge, serve
     assert len(server.asked) == before + 3
 
 
+@pytest.mark.parametrize("first", ["no idea", "Score: 11", ""])
+def test_a_reply_without_a_score_is_asked_for_again(make_judge, first):
+    replies = iter([first, "Score: 5", "Score: 9"])
+    server, judge = make_judge(lambda shown: answer(next(replies)))
+    with pytest.raises(JudgeError):
+        judge_reward(judge, "4")
+    assert judge_reward(judge, "4").parts["judge"] == 0.5
+    assert judge_reward(judge, "4").parts["judge"] == 0.5 and len(server.asked) == 2
+    reopened = Judge(judge.config)
+    assert judge_reward(reopened, "4").parts["judge"] == 0.5 and len(server.asked) == 2
+    reopened.close()
+
+
+def test_a_kept_reply_without_a_score_is_as_if_it_were_not_there(make_judge, tmp_path):
+    server, judge = make_judge(lambda shown: answer("Score: 5"))
+    judge_reward(judge, "4")
+    kept = (tmp_path / "judge.jsonl").read_text()
+    (tmp_path / "judge.jsonl").write_text(kept.replace("Score: 5", "no idea"))
+    reopened = Judge(judge.config)
+    assert judge_reward(reopened, "4").parts["judge"] == 0.5 and len(server.asked) == 2
+    reopened.close()
+
+
+def test_a_dry_run_looks_for_the_judge_and_asks_it_nothing(serve):
+    server, settings = serve(lambda shown: answer("Score: 5"))
+    with open_judge(JudgeConfig(**settings, judge_cache=""), ask=False):
+        assert server.asked == []
+    server.close()
+    with pytest.raises(UserError, match="no connection"), open_judge(JudgeConfig(**settings), ask=False):
+        pass
+
+
+def test_verdicts_are_not_shown_to_the_judge_as_the_reference(make_judge, workers, tmp_path):
+    server, judge = make_judge(lambda shown: answer("Score: 5"))
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    verdict = {"reward": 0.25, "solved": False, "parts": {"secret": 1.0}, "error": "secret"}
+    fields = {"numbers": [3, 7, 5], "target": 9, "prompt": "?"}
+    source.write_text(json.dumps({"completion": "<answer> 7 + 5 - 3 </answer>", **fields, **verdict}))
+    assert score_file(load_task("countdown"), source, output, workers, judge)[2] == 0
+    (asked,) = server.asked
+    shown = asked["messages"][1]["content"]
+    assert "secret" not in shown and "reward" not in shown and '"target": 9' in shown
+
+
 def test_a_cut_off_reply_has_no_score_even_where_it_looks_like_one(make_judge):
     _, judge = make_judge(lambda shown: answer("Score: 1", finish_reason="length"))
     with pytest.raises(JudgeError, match=r"got '\[length\]'"):
@@ -178,10 +227,10 @@ def test_a_failing_judge_makes_rollouts_unscorable_and_leaves_the_others(make_ju
 
 
 def test_judgements_are_asked_for_together(make_judge, sevens, policy, workers):
-    together = threading.Barrier(4)
+    four = threading.Barrier(4)
 
     def reply(shown):
-        together.wait(timeout=60)  # passes only where four are in flight
+        four.wait(timeout=60)  # passes only where four are in flight
         return answer("Score: 5")
 
     server, judge = make_judge(reply, judge_concurrency=4)
@@ -229,6 +278,18 @@ def test_a_judge_that_does_not_work_is_refused_before_anything_is_paid(serve, re
     _, settings = serve(reply)
     with pytest.raises(UserError, match=why), open_judge(JudgeConfig(**settings, judge_cache="")):
         pass
+
+
+def test_processes_share_what_one_would_ask_and_one_asks_for_an_answer(serve):
+    server, settings = serve(lambda shown: answer("Score: 7"))
+    config = TrainerConfig(judge=JudgeConfig(**settings, judge_cache="", judge_concurrency=7))
+
+    def concurrency(processes):
+        with opened_judge(config, processes) as judge:
+            return judge.config.judge_concurrency
+
+    assert together(3, lambda member: member, concurrency) == [2, 2, 2]
+    assert len([asked for asked in server.asked if asked]) == 1
 
 
 def test_completions_are_judged_with_what_their_rows_say(make_judge, workers, tmp_path):

@@ -79,13 +79,13 @@ def test_the_engine_samples_from_base_and_adapters_together(policy, targets, dec
     engine = TorchEngine(policy)
     assert engine.exact
     expected = own[:-1].gather(1, torch.tensor(IDS)[1:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(engine.score(IDS)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.tensor(engine.score(IDS)), expected, atol=3e-5, rtol=0)
     requests = [Request(IDS[:3], seed, 8) for seed in range(4)]
     for request, completion in zip(requests, engine.generate(requests, Sampling(1.0, frozenset())), strict=True):
         with torch.no_grad():
             logits = policy.model(torch.tensor([request.ids + completion.ids])).logits[0]
         said = logits.log_softmax(-1)[2:-1].gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(completion.logprobs), said, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), said, atol=3e-5, rtol=0)
     with policy.as_reference() as base:
         assert float((logprobs_of(base)[0] - own).abs().max()) > 0.01  # the adapters do matter
 
@@ -124,7 +124,7 @@ def test_the_gradient_is_that_of_peft_over_whole_logits(processes, targets):
     assert trained and trained.keys() == {name for name, gradient in expected.items() if gradient is not None}
     for name, weight in trained.items():
         assert float(weight.grad.abs().max()) > 1e-4
-        torch.testing.assert_close(weight.grad, expected[name], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(weight.grad, expected[name], atol=5e-6, rtol=2e-6)
 
 
 def step(policy, optimizer, name="grpo", **changes):
@@ -375,12 +375,13 @@ def test_a_regular_expression_names_whole_paths(policy):
     assert sorted(adapted_layers(policy.model)) == [f"model.layers.1.self_attn.{name}_proj" for name in "koqv"]
 
 
+@pytest.mark.learns
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
 def test_a_run_with_adapters_learns_and_its_checkpoint_evaluates_by_itself(loop, policy, tmp_path, kind):
     # The head stays as it is: one of random weights as small as these cannot say anything with much probability.
     policy.model.get_output_embeddings().weight.data *= 5
     save_policy(policy, tmp_path / "model")
-    flags = ["--lora-rank", "8", "--steps", "40", "--kl-coef", "0.001", "--learning-rate", "1e-2"]
+    flags = ["--lora-rank", "8", "--steps", "12", "--kl-coef", "0.001", "--learning-rate", "2e-2"]
     _, run = loop(*flags, "--lora-checkpoint", kind)
     lines = metrics(run)[1:]
     rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]

@@ -117,10 +117,29 @@ def test_tokens_beyond_the_bounds_have_zero_gradient():
     assert (logprobs.grad == 0).tolist() == [False, False, True, True, False, True, False, True]
 
 
+def test_small_advantages_are_judged_by_their_sign():
+    # The rows above have advantages of 2 and -2: the bounds are those of positive and negative ones, however small.
+    ratios, advantages = torch.tensor([4.0, 0.5], dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for surrogate in (clipped_surrogate, dual_clipped_surrogate):
+        assert surrogate(ratios.log(), ratios, advantages, LIMITS).tolist() == [-1.28 * 0.5, -0.25]
+    expected = [-4 * sigmoid(r - 1) * 0.5 for r in ratios.tolist()]
+    torch.testing.assert_close(soft_gate(ratios.log(), ratios, advantages, LIMITS).tolist(), expected)
+    low, high = clipped_fractions(ratios, advantages, LIMITS)
+    assert (low.tolist(), high.tolist()) == ([False, False], [True, False])
+
+
+def test_at_the_bounds_and_without_an_advantage_nothing_is_held_back():
+    ratios = torch.tensor([0.8, 1.28, 0.5, 4.0], dtype=torch.float64)
+    advantages = torch.tensor([-2.0, 2.0, 0.0, 0.0], dtype=torch.float64)
+    low, high = clipped_fractions(ratios, advantages, LIMITS)
+    assert not low.any() and not high.any()
+
+
 def test_clipped_fractions_count_what_the_bounds_hold_back():
     low, high = clipped_fractions(RATIOS, ADVANTAGES, LIMITS)
     assert low.tolist() == [False] * 5 + [True, False, False]
     assert high.tolist() == [False, False, True, True] + [False] * 4
+    assert Limits() == Limits(0.0, 0.0, 0.0)
     low, high = clipped_fractions(RATIOS, ADVANTAGES, Limits())
     assert not low.any() and not high.any()
 
@@ -141,14 +160,24 @@ def test_the_weights_of_all_tokens_sum_to_one(aggregation):
     assert float((weights * LENGTHS).sum()) == pytest.approx(1, abs=1e-15)
 
 
+def test_nothing_is_divided_by_a_completion_or_a_step_without_tokens():
+    empty = torch.tensor([0])
+    assert sequence_mean(empty, 4, 0, 8).tolist() == [1 / 4]
+    assert token_mean(empty, 4, 0, 8).tolist() == [1]
+    assert token_mean(empty, 4, 1, 8).tolist() == [1]
+    for level in LEVELS.values():
+        assert level(torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)).tolist() == []
+
+
 def test_levels_by_hand():
-    # Rollout 3 has log ratios 0.1, 0.3; rollout 5 has 0.2, 0.2, -0.1; their tokens may stand in any order.
-    log_ratio = torch.tensor([0.1, 0.2, 0.3, 0.2, -0.1], dtype=torch.float64)
-    rollout_of = torch.tensor([3, 5, 3, 5, 5])
+    # Rollout 3 has log ratios 0.1, 0.3; rollout 5 has 0.2, 0.2, -0.1; their tokens may stand in any order. Rollout 0
+    # has one token.
+    log_ratio = torch.tensor([0.1, 0.2, 0.3, 0.2, -0.1, 0.7], dtype=torch.float64)
+    rollout_of = torch.tensor([3, 5, 3, 5, 5, 0])
     expected = {
-        "token": [0.1, 0.2, 0.3, 0.2, -0.1],
-        "sequence": [0.4, 0.3, 0.4, 0.3, 0.3],
-        "geometric": [0.2, 0.1, 0.2, 0.1, 0.1],
+        "token": [0.1, 0.2, 0.3, 0.2, -0.1, 0.7],
+        "sequence": [0.4, 0.3, 0.4, 0.3, 0.3, 0.7],
+        "geometric": [0.2, 0.1, 0.2, 0.1, 0.1, 0.7],
     }
     assert set(LEVELS) == set(expected)
     for name, level in LEVELS.items():
@@ -162,6 +191,8 @@ def test_importance_weights_by_hand():
     assert exceeds.tolist() == [False, False, True, True]
     weights, _ = importance_weights(log_ratio, 2.0, "mask")
     torch.testing.assert_close(weights.tolist(), [0.5, 1.9, 0.0, 0.0])
+    weights, exceeds = importance_weights(torch.zeros(1), 1.0, "mask")  # a weight of 1 at a cap of 1
+    assert (weights.tolist(), exceeds.tolist()) == ([1.0], [False])
 
 
 def test_kl_estimators_by_hand():

@@ -17,10 +17,12 @@ from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from minrl import metrics as metrics_module
 from minrl.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, read_metrics, rollout_line
 from minrl.rollout_metrics import rollout_metrics
+from minrl.run import write_json
 from minrl.tensorboard_log import HEADERS, page
-from minrl.types import Reward
+from minrl.types import PlayedTurn, Reward
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,6 +68,13 @@ def test_the_same_numbers_are_in_tensorboard_jsonl_and_csv(tmp_path):
     with (tmp_path / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["step"], float(row["reward/mean"])) for row in rows] == [("1", 0.25), ("2", 0.5), ("3", 0.75)]
+
+
+def test_a_step_can_be_looked_at_while_the_run_goes_on(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.log(1, {"reward/mean": 1.0})
+    assert events(tmp_path) == {"reward/mean": [(1, 1.0)]}
+    log.close()
 
 
 def test_a_tag_that_comes_later_has_its_column(tmp_path):
@@ -138,6 +147,56 @@ def test_rollouts_are_compressed_lines_with_a_schema(tmp_path, make_rollout):
     assert {key: line[key] for key in expected} == expected
 
 
+class Noted:
+    """A board that notes what it is told."""
+
+    def __init__(self, *given):
+        self.given, self.told = given, []
+
+    def __getattr__(self, name):
+        return lambda *what: self.told.append((name, *what))
+
+
+def test_every_board_is_told_everything(tmp_path, monkeypatch):
+    write(tmp_path / "run", [1, 2])
+    monkeypatch.setitem(metrics_module.LOGGERS, "noted", (Noted, Noted))
+    log = MetricsLog(tmp_path / "run", 1, ["countdown"], {"steps": 3}, "noted")
+    earlier = [{"step": 1, "reward/mean": 0.25, "policy/entropy": 2.0}]
+    values = np.ones(2)
+    log.log(2, {"reward/mean": 1.0})
+    log.text("samples/train", "text", 2)
+    log.histograms(2, {"reward/value": values, "rollout/completion_tokens": np.array([])})
+    log.close()
+    told = [
+        ("scalars", 2, {"reward/mean": 1.0}),
+        ("text", "samples/train", "text", 2),
+        ("histogram", "reward/value", values, 2),
+        ("flush",),
+        ("close", False),
+    ]
+    for board in log._boards:
+        assert board.given == (tmp_path / "run", ["countdown"], {"steps": 3}, earlier)
+        assert board.told == told
+    log.close(finished=True)
+    assert log._boards[1].told[-1] == ("close", True)
+
+
+def test_a_run_that_was_never_begun_has_no_lines_and_its_folder_is_made(tmp_path):
+    assert read_metrics(tmp_path / "nowhere") == []
+    write(tmp_path / "runs" / "name", [1])
+    write(tmp_path / "runs" / "name", [2])
+    assert [line["step"] for line in read_metrics(tmp_path / "runs" / "name")] == [1, 2]
+
+
+def test_a_rollouts_line_says_what_was_played_and_rounds_what_the_engine_said(make_rollout):
+    turn = PlayedTurn("first", 7, "stop", "a move")
+    rollout = make_rollout([1], [2], rollout_logprobs=[0.0, -0.123456789], episode=[turn], reward=Reward(1.0))
+    line = rollout_line(rollout, "train", "", None, None)
+    assert line["rollout_logprobs"] == [0.0, -0.123457]
+    assert line["episode"] == [{"role": "first", "seed": 7, "finish_reason": "stop", "text": "a move"}]
+    assert line["solved"] is True and line["advantage"] is None
+
+
 def test_an_unscorable_rollout_is_written_as_such(make_rollout):
     line = rollout_line(make_rollout([1], [2], reward=None), "train", "", 0.0, None)
     assert line["reward"] is None and line["solved"] is None and line["logprobs"] is None
@@ -194,7 +253,11 @@ def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
 
 
 def test_every_chart_shows_tags_that_there_are():
-    examples = {"reward/part/": "reward/part/format", "reward/role/": "reward/role/first"}
+    examples = {
+        "reward/part/": "reward/part/format",
+        "reward/role/": "reward/role/first",
+        "eval/": "eval/x/unscorable_frac",
+    }
     tags = [*TAGS, *(examples.get(prefix, f"{prefix}x") for prefix in OPEN_PREFIXES)]
     for row in page(["countdown"]).category:
         for chart in row.chart:
@@ -256,3 +319,34 @@ def test_roles_have_a_mean_each_where_there_are_several(make_rollout):
     metrics = rollout_metrics(rollouts, 4)
     assert metrics["reward/role/a"] == 1.0 and metrics["reward/role/b"] == 0.0
     assert not any(tag.startswith("reward/role") for tag in rollout_metrics(rollouts[:1], 4))
+
+
+def strict(text):
+    """What a parser makes of it that knows no NaN."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_what_is_not_finite_is_null_in_the_files_and_absent_to_their_readers(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.log(1, {"policy/loss": float("nan"), "policy/grad_norm": float("inf"), "reward/mean": 0.5})
+    log.rollouts(1, [{"parts": {"speed": float("-inf")}, "logprobs": [-1.0, float("nan")]}])
+    log.close()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert strict(line) == {"step": 1, "policy/loss": None, "policy/grad_norm": None, "reward/mean": 0.5}
+    assert read_metrics(tmp_path) == [{"step": 1, "reward/mean": 0.5}]
+    with gzip.open(tmp_path / "rollouts/step_000001.jsonl.gz", "rt") as file:
+        rollout = strict(file.read())
+    assert rollout["parts"] == {"speed": None} and rollout["logprobs"] == [-1.0, None]
+    MetricsLog(tmp_path, cut_after=1).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == line + "\n"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "policy/loss": NaN}\n')  # as it was once written
+    assert read_metrics(tmp_path) == [{"step": 1}]
+
+
+def test_a_summary_is_json_whatever_it_holds(tmp_path):
+    write_json(tmp_path / "summary.json", {"loss": float("nan"), "rounds": ({"kept": float("inf")},)})
+    assert strict((tmp_path / "summary.json").read_text()) == {"loss": None, "rounds": [{"kept": None}]}

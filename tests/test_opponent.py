@@ -1,6 +1,7 @@
 """The frozen opponent: sampled by a model that does not learn, with seeds of its own, and never trained on."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -170,6 +171,11 @@ def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, 
     # Another opponent makes another run: it is the opponent's moves that were learned from.
     assert train.main([*run_flags, "--opponent", str(tmp_path / "model1")]) == 0
     assert weights_of(runs, "tictactoe-spiral-seed0-3") != whole
+    # And the run goes on against the same one only.
+    shutil.rmtree(tmp_path / "model1")
+    shutil.copytree(tmp_path / "model0", tmp_path / "model1")
+    with pytest.raises(UserError, match=r"the opponent of run .*-3 in .*model1 has other weights than when the run"):
+        train.main(["--resume", str(runs / "tictactoe-spiral-seed0-3"), "--steps", "5"])
 
 
 def test_evaluate_takes_an_opponent_too(run_flags, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Learning rates by hand, AdamW's step by hand, and moments that go to the disk and back, in 8 bits too."""
 
+import math
 from importlib.util import find_spec
 
 import pytest
@@ -8,8 +9,8 @@ from safetensors.torch import load_file
 
 from minrl.checkpoint import weights_sha256
 from minrl.config import OptimizerConfig
-from minrl.optimizer import learning_rate, load_optimizer, make_optimizer, save_optimizer
-from minrl.policy import master_weights
+from minrl.optimizer import clipped_step, learning_rate, load_optimizer, make_optimizer, save_optimizer
+from minrl.policy import master_weights, save_policy
 from minrl.types import UserError
 
 needs_bitsandbytes = (
@@ -48,6 +49,59 @@ def test_without_warmup_the_first_step_is_at_the_peak():
     assert learning_rate(config, 1, 1) == 0.5
 
 
+def with_gradient(policy, value):
+    """Every gradient is 1, but for one element."""
+    for weight in policy.model.parameters():
+        weight.grad = torch.ones_like(weight)
+    policy.model.model.norm.weight.grad[3] = value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])  # the square of 1e30 overflows
+def test_a_gradient_that_is_not_finite_changes_nothing(make_policy, value):
+    hit, spared = make_policy(0), make_policy(0)
+    config = OptimizerConfig()
+    optimizers = {id(policy): make_optimizer(policy, config) for policy in (hit, spared)}
+    for policy, values in ((hit, (2.0, value, 3.0)), (spared, (2.0, 3.0))):
+        for one in values:
+            with_gradient(policy, one)
+            norm = clipped_step(policy, optimizers[id(policy)], config)
+            assert math.isfinite(norm) == (one is not value)
+            assert policy.skipped_steps == (one is value)
+    assert hit.version == spared.version == 2
+    assert weights_sha256(hit) == weights_sha256(spared)
+    for mine, other in zip(*(o.state.values() for o in optimizers.values()), strict=True):
+        assert all(torch.equal(mine[key], other[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
+
+
+def test_so_many_skipped_steps_in_a_row_stop_the_run(policy):
+    config = OptimizerConfig(max_skipped_steps=3)
+    optimizer = make_optimizer(policy, config)
+    for value in (math.nan, math.nan, 1.0, math.nan, math.nan):
+        with_gradient(policy, value)
+        clipped_step(policy, optimizer, config)
+    with_gradient(policy, math.nan)
+    with pytest.raises(UserError, match=r"gradient of 3 optimizer steps in a row was not finite .* lower --learning-r"):
+        clipped_step(policy, optimizer, config)
+    assert (policy.version, policy.skipped_steps) == (1, 3)
+
+
+def test_weights_that_are_not_finite_are_not_saved(policy, tmp_path):
+    with torch.no_grad():
+        policy.model.model.norm.weight[3] = math.inf
+    with pytest.raises(UserError, match=r"model.norm.weight is not finite and is not saved"):
+        save_policy(policy, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_learning_rate_ends_at_a_tenth_in_runs_of_any_length(schedule):
+    config = OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=1)
+    assert learning_rate(config, 2, 2) == pytest.approx(0.1)  # one step after the warmup: the last
+    assert learning_rate(config, 5, 4) == pytest.approx(0.1)  # beyond the last, no lower
+    # A run that ends within its warmup never falls.
+    assert learning_rate(OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=4), 3, 3) == 0.75
+
+
 def test_the_first_step_of_adamw_by_hand_and_only_matrices_decay(policy):
     # Moments start at 0 and are corrected for it: the first step is lr * gradient / (|gradient| + eps) = lr * sign.
     config = OptimizerConfig(learning_rate=0.01, weight_decay=0.1)
@@ -62,11 +116,57 @@ def test_the_first_step_of_adamw_by_hand_and_only_matrices_decay(policy):
         torch.testing.assert_close(weight.detach(), decayed + 0.01, atol=1e-6, rtol=0)
 
 
+def test_moments_decay_by_the_settings_and_the_kernel_is_fused(policy):
+    config = OptimizerConfig(learning_rate=0.01, weight_decay=0.1, adam_beta1=0.7, adam_beta2=0.8)
+    optimizer = make_optimizer(policy, config)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"], group["fused"]) == (0.01, (0.7, 0.8), True)
+
+
 def test_weights_that_do_not_train_are_left_out(policy):
     policy.model.requires_grad_(False)
     head = policy.model.get_output_embeddings().weight.requires_grad_()
     optimizer = make_optimizer(policy, OptimizerConfig())
     assert [weight for group in optimizer.param_groups for weight in group["params"]] == [head]
+
+
+class InBlocks(torch.optim.Optimizer):
+    """Keeps its state as bitsandbytes does: steps in an int, and one table of the codes for all weights."""
+
+    def __init__(self, weights):
+        super().__init__(weights, {})
+        self.codes = torch.arange(4.0)
+
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            state.setdefault("step", 0)
+            state["step"] += 1
+            state["qmap1"], state["state1"] = self.codes, torch.full_like(weight, 7, dtype=torch.uint8)
+
+
+def test_state_in_blocks_is_read_back_as_it_was(policy, tmp_path):
+    written = InBlocks(policy.model.parameters())
+    written.step()
+    written.step()
+    save_optimizer(written, policy, tmp_path / "optimizer.safetensors")
+    read = InBlocks(policy.model.parameters())
+    load_optimizer(read, policy, tmp_path / "optimizer.safetensors")
+    for weight in policy.model.parameters():
+        assert type(read.state[weight]["step"]) is int and read.state[weight]["step"] == 2
+        assert read.state[weight]["qmap1"].tolist() == [0, 1, 2, 3]
+        assert torch.equal(read.state[weight]["state1"], torch.full_like(weight, 7, dtype=torch.uint8))
+
+
+def test_a_count_of_steps_in_float32_stays_one(policy, tmp_path):
+    optimizer = make_optimizer(policy, OptimizerConfig())
+    step(policy, optimizer)
+    save_optimizer(optimizer, policy, tmp_path / "optimizer.safetensors")
+    read = make_optimizer(policy, OptimizerConfig())
+    load_optimizer(read, policy, tmp_path / "optimizer.safetensors")
+    for weight in policy.model.parameters():
+        assert read.state[weight]["step"].dtype == torch.float32 and read.state[weight]["step"] == 1
 
 
 def step(policy, optimizer):

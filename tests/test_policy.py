@@ -1,15 +1,21 @@
 """From prompts to token ids and back, and what a policy knows of its model."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from loguru import logger
+from transformers import Phi3Config
 
 from minrl import cpu
+from minrl.batch import pack
 from minrl.config import ModelConfig
 from minrl.cpu import OneDnnLinear, few_rows_product, product
-from minrl.models import ASSISTANT, END, USER
+from minrl.models import ASSISTANT, END, USER, save_model, word_tokenizer
 from minrl.policy import as_policy, load_policy, master_weights
 from minrl.types import UserError
 from tests.conftest import CPU
+from tests.test_scoring import SMALL, make_model
 
 
 def ids_of(policy, text):
@@ -40,6 +46,15 @@ def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy,
     for prompt in ("1", "2", "1"):
         policy.encode_prompt(prompt)
     assert asked == ["numbers 1 2", "1", "2", "1"]  # the third prompt made room for itself
+
+
+def test_many_prompts_are_kept(policy, monkeypatch):
+    asked = []
+    tokenizer = policy.tokenizer
+    monkeypatch.setattr(policy, "tokenizer", lambda text: asked.append(text) or tokenizer(text))
+    for prompt in [str(n) for n in range(100)] * 2:
+        policy.encode_prompt(prompt)
+    assert len(asked) == 100
 
 
 def test_the_next_turn_closes_the_completion_once(policy):
@@ -137,5 +152,89 @@ def test_few_rows_are_multiplied_as_many_are(shape, bias, monkeypatch):
     torch.testing.assert_close(made, torch.nn.functional.linear(x, weight, offset))
 
 
+def long_rope(original):
+    """A model whose frequencies change beyond so many tokens of its 64."""
+    factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 4.0, 8.0, 16.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": original, **factors}
+    return Phi3Config(**SMALL, original_max_position_embeddings=original, rope_parameters=rope)
+
+
+@pytest.mark.parametrize(("original", "limit"), [(24, 24), (64, 64)])
+def test_a_model_with_long_rope_is_kept_to_its_original_context_and_that_is_said(tmp_path, processes, original, limit):
+    save_model(make_model(long_rope(original), torch.float32), word_tokenizer([]), tmp_path)
+    said = []
+    sink = logger.add(said.append, format="{message}")
+    policy = load_policy(str(tmp_path), CPU, processes)
+    logger.remove(sink)
+    assert policy.context_length == limit
+    assert [f"the original {limit} tokens of its context of 64" in line for line in said] == [True] * (limit < 64)
+
+
 def test_a_policy_runs_without_dropout(policy):
     assert not policy.model.training
+
+
+def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(policy, processes, monkeypatch):
+    sped_up = []
+    monkeypatch.setattr("minrl.policy.speed_up_linears", sped_up.append)
+    made = as_policy(policy.model.train(), policy.tokenizer, CPU, processes)
+    assert not made.model.training
+    assert sped_up == [made.model]
+    assert (made.version, made.reference, made.adapters) == (0, None, None)
+
+
+def test_a_model_that_is_loaded_is_verified(policy, processes, monkeypatch):
+    verified = []
+    monkeypatch.setattr("minrl.policy.load_model", lambda path: (policy.model, policy.tokenizer))
+    monkeypatch.setattr("minrl.policy.verify_scoring", verified.append)
+    assert load_policy("owner/name", CPU, processes).model is policy.model
+    assert verified == [policy.model]
+
+
+def test_only_score_computes_in_the_lower_precision_while_casts_are_kept(policy, make_rollout, monkeypatch):
+    monkeypatch.setattr(policy.processes, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
+    with policy.casts_kept():
+        assert not torch.is_autocast_enabled("cpu")
+        inside = policy.score(pack([make_rollout([5, 6], [7, 8])], [0]), 1.0)[0]
+    monkeypatch.undo()
+    exact = policy.score(pack([make_rollout([5, 6], [7, 8])], [0]), 1.0)[0]
+    assert 0 < (inside - exact).abs().max() < 0.1
+
+
+@pytest.fixture
+def on_a_card(policy, monkeypatch):
+    """The policy as if its weights were on a card of 80 bytes, of which 50 are free and 20 of torch's 25 in use."""
+    monkeypatch.setattr(policy, "processes", SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, count=4))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 25)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
+    return policy
+
+
+def test_what_torch_holds_and_does_not_use_is_free_on_a_card(on_a_card):
+    assert on_a_card.free_memory() == 50 + (25 - 20)
+
+
+def test_padded_tokens_keep_activations_on_a_card_in_float32(on_a_card, make_rollout):
+    # Two completions of three tokens on a prompt of four: 4 + 2 * 2 tokens of a stream, and of padded rows
+    # 4 + 2 * (4 + 2). Each token keeps 2 bytes, each pair 0.5.
+    stream = pack([make_rollout([5, 6, 7, 8], [9, 9, 2])] * 2, [0, 1])
+    on_a_card._activation_growth = (2.0, 0.5)
+    assert on_a_card.activation_bytes(stream) == 2 * 16 + 0.5 * 16**2
+    on_a_card.processes.dtype = torch.bfloat16
+    assert on_a_card.activation_bytes(stream) == 2 * 8 + 0.5 * 8**2
+    on_a_card.processes.dtype, on_a_card.processes.device = torch.float32, torch.device("cpu")
+    assert on_a_card.activation_bytes(stream) == 2 * 8 + 0.5 * 8**2
+
+
+def test_a_model_without_layers_is_not_computed_again(policy, make_rollout, monkeypatch):
+    stream = pack([make_rollout([5, 6], [7, 8])], [0])
+    monkeypatch.setattr(policy, "free_memory", lambda: 0)
+    assert policy._recomputes(stream)
+    monkeypatch.setattr("minrl.policy.layers_of", lambda decoder: [])
+    assert not policy._recomputes(stream)
+
+
+def test_where_the_system_does_not_say_nothing_is_known_to_be_free(policy, monkeypatch):
+    monkeypatch.setattr("minrl.policy.free_bytes", lambda: None)
+    assert policy.free_memory() is None

@@ -1,17 +1,62 @@
 """What would go wrong is said before step 1, in one line each, with what to do."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
+from loguru import logger
+from together import together
 
 from minrl.config import RolloutConfig, TrainerConfig
-from minrl.preflight import memory_findings, preflight, rollout_findings
-from minrl.tasks import Task
-from minrl.types import Reward
+from minrl.engines.torch_engine import TorchEngine
+from minrl.preflight import leave_out_too_long, memory_findings, preflight, rollout_findings
+from minrl.rollout import Plan, Rollouts
+from minrl.tasks import Dataset, Task
+from minrl.types import Example, Reward, UserError
+from minrl.workers import Workers
+from tests.rewards import unfinished
 
 END = 2
 
 
 def findings(policy, rollouts, failures=()):
     return rollout_findings(rollouts, list(failures), policy, 8)
+
+
+@pytest.fixture
+def said():
+    """What is said in the test."""
+    lines = []
+    sink = logger.add(lines.append, format="{message}")
+    yield lines
+    logger.remove(sink)
+
+
+def lengths(*counts):
+    """An example for each prompt of so many tokens."""
+    return [Example(str(count), " ".join(["1"] * count), {}) for count in counts]
+
+
+def test_examples_that_leave_no_room_are_left_out_counted_and_said(policy, engine, said):
+    policy.model.config.max_position_embeddings = 10
+    task = Task(Dataset(lengths(3, 9, 10, 400), lengths(5, 11)), lambda text, example: Reward(0.0))
+    kept = leave_out_too_long(policy, engine, "mine", task).dataset
+    assert ([e.id for e in kept.train], [e.id for e in kept.held_out]) == (["3", "9"], ["5"])
+    (line,) = said
+    assert "mine: 2 of 4 training and 1 of 2 held-out examples are left out" in line and "10 tokens" in line
+
+
+def test_a_task_that_fits_stays_as_it_is(policy, engine, said, sevens):
+    assert leave_out_too_long(policy, engine, "sevens", sevens) is sevens
+    assert not said
+
+
+@pytest.mark.parametrize(("split", "train", "held_out"), [("training", (10, 12), (5,)), ("held-out", (5,), (10,))])
+def test_a_task_none_of_whose_examples_fits_is_refused(policy, engine, split, train, held_out):
+    policy.model.config.max_position_embeddings = 10
+    task = Task(Dataset(lengths(*train), lengths(*held_out)), lambda text, example: Reward(0.0))
+    with pytest.raises(UserError, match=f"no {split} example of mine leaves room for a completion in the 10 tokens"):
+        leave_out_too_long(policy, engine, "mine", task)
 
 
 def test_a_healthy_run_has_no_findings(policy, make_rollout):
@@ -29,6 +74,11 @@ def test_an_end_token_that_never_comes_is_named(policy, make_rollout):
     rollouts = [make_rollout([END], [5, 6], reward=Reward(v), finish_reason="length") for v in (0.0, 1.0)]
     (finding,) = findings(policy, rollouts)  # the end token in the prompt does not count
     assert "no completion produced an end token [2]" in finding and "--stop-strings" in finding
+
+
+def test_completions_that_end_at_a_stop_string_are_not_complained_about(policy, make_rollout):
+    rollouts = [make_rollout([1], [5, 6], reward=Reward(value)) for value in (0.0, 1.0)]
+    assert findings(policy, rollouts) == []
 
 
 def test_equal_rewards_are_named(policy, make_rollout):
@@ -57,6 +107,21 @@ def test_slow_rewards_are_named(policy, engine, workers, sevens, monkeypatch):
     assert any("a reward takes" in finding for finding in preflight(policy, engine, workers, sevens, config))
 
 
+def test_several_processes_find_what_one_would(make_policy, sevens):
+    config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=3))
+
+    def found(policy):
+        rewards = Workers(1, deadline_s=120.0)
+        rewards.take_seconds = lambda: 100.0 * policy.processes.rank  # only the last process waits for its rewards
+        return preflight(policy, TorchEngine(policy), rewards, sevens, config)
+
+    alone = found(make_policy())
+    seconds = 100.0 / (2 * min(8, len(sevens.dataset.train)))  # two completions of each of at most 8 examples
+    assert alone
+    for findings in together(2, lambda member: replace(make_policy(), processes=member), found):
+        assert findings[:-1] == alone and findings[-1].startswith(f"a reward takes {seconds:.1f} s")
+
+
 @pytest.mark.parametrize("cheap", [True, False])
 def test_a_raising_reward_is_found_before_step_1(policy, engine, workers, sevens, cheap):
     task = Task(sevens.dataset, unfinished, cheap=cheap)
@@ -73,5 +138,66 @@ def test_training_samples_are_not_those_of_the_preflight(policy, engine, workers
     assert set(seen) <= {example.id for example in sevens.dataset.train}
 
 
-def unfinished(completion, example):
-    raise NotImplementedError
+@pytest.fixture
+def sampled_with(policy, engine, workers, monkeypatch):
+    """Runs a preflight of 20 examples whose rollouts are given and took so long: its findings, examples and plan."""
+
+    def run(rollouts, seconds):
+        asked = []
+        taken = iter([1000.0, seconds])  # what was waited for before is not the preflight's
+        monkeypatch.setattr(workers, "take_seconds", lambda: next(taken))
+        monkeypatch.setattr("minrl.preflight.rollout", lambda *given: asked.append(given[4:]) or Rollouts(rollouts, []))
+        dataset = Dataset([Example(str(n), str(n), {}) for n in range(20)], [Example("held out", "", {})])
+        task = Task(dataset, lambda text, example: Reward(0.0), cheap=True)
+        settings = RolloutConfig(group_size=3, max_tokens=5, temperature=0.7, stop_strings=("stop",))
+        found = preflight(policy, engine, workers, task, TrainerConfig(rollout=settings, seed=9))
+        ((examples, plan),) = asked
+        return found, [example.id for example in examples], plan
+
+    return run
+
+
+def test_eight_examples_are_sampled_as_training_would_sample_them(sampled_with, make_rollout):
+    rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
+    found, examples, plan = sampled_with(rollouts, 2.0)
+    assert found == []  # a second for each reward is not slow
+    assert examples == [str(n) for n in range(8)]
+    assert plan == Plan(3, 5, 0.7, 9, "preflight", 0, stop_strings=("stop",))
+    (finding,), _, _ = sampled_with(rollouts, 2.4)
+    assert "a reward takes 1.2 s" in finding
+
+
+def test_without_a_rollout_nothing_is_divided_by_their_number(policy, sampled_with):
+    (finding,), _, _ = sampled_with([], 1.5)
+    assert "a reward takes 1.5 s" in finding
+    assert findings(policy, []) == []
+
+
+def test_half_of_the_completions_may_be_cut_off(policy, make_rollout):
+    cut = make_rollout([1], [5, 6], reward=Reward(0.0), finish_reason="length")
+    ended = make_rollout([1], [5, END], reward=Reward(1.0))
+    assert findings(policy, [cut, ended]) == []
+    assert len(findings(policy, [cut, cut, ended])) == 1
+
+
+def test_unscorable_completions_are_not_equal_rewards(policy, make_rollout):
+    assert findings(policy, [make_rollout([1], [5, END], reward=None)] * 2) == []
+
+
+def test_training_needs_gradients_and_moments_beside_what_is_loaded(policy, monkeypatch):
+    # 16 bytes for a weight that trains, of which 4 are there already; 4 for one that does not, which are there.
+    weights = list(policy.model.parameters())
+    for weight in weights[1:]:
+        weight.requires_grad_(False)
+    more = 12 * weights[0].numel()
+    for free, count in ((more + 1, 0), (more, 1)):
+        monkeypatch.setattr(type(policy), "free_memory", lambda self, free=free: free)
+        assert len(memory_findings(policy)) == count
+
+
+def test_what_training_needs_is_said_in_gib(policy, monkeypatch):
+    weights = [SimpleNamespace(numel=lambda: 2**30, requires_grad=trains) for trains in (True, False)]
+    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: weights))
+    monkeypatch.setattr(type(policy), "free_memory", lambda self: 3 * 2**30)
+    (finding,) = memory_findings(policy)
+    assert finding.startswith("training 2.1B weights needs about 20 GiB and 3 GiB are free")

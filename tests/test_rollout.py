@@ -2,26 +2,19 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from together import together
 
 from minrl.checkpoint import TrainState
 from minrl.config import RolloutConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.processes import Processes
-from minrl.rollout import (
-    Plan,
-    Rollouts,
-    completion_seed,
-    draw_examples,
-    gather_rollouts,
-    rollout,
-    tracked_plan,
-    training_plan,
-)
+from minrl.rollout import Plan, completion_seed, draw_examples, rollout, tracked_plan
 from minrl.tasks import Task
 from minrl.tasks.task import split
-from minrl.types import SOLO, Completion, Example, Job, Reward, Turn, UserError
+from minrl.types import SOLO, Completion, Example, Job, Reward, Turn
+from tests.rewards import cannot_judge_2
 
 EXAMPLES = split([Example(str(n), "numbers 1 2", {"answer": n}) for n in range(20)], 0.5)
 
@@ -31,11 +24,17 @@ class Scripted(TorchEngine):
 
     def __init__(self, policy, *texts):
         super().__init__(policy)
+        self.room = None
         self.ids = [policy.tokenizer(text)["input_ids"] for text in texts]
-        self.calls = []
+        self.calls, self.samplings = [], []
+
+    @property
+    def context_length(self):
+        return self.room or super().context_length
 
     def generate(self, requests, sampling):
         self.calls.append(list(requests))
+        self.samplings.append(sampling)
         answers = [self.ids.pop(0) for _ in requests]
         end = max(sampling.stop_ids)
         reasons = ["stop" if ids[-1] == end else "length" for ids in answers]
@@ -61,7 +60,8 @@ def ids_of(policy, text):
 
 def test_a_single_turn_is_the_prompt_and_the_completion(policy, workers):
     engine = Scripted(policy, "7 + 5 <end>")
-    task = Task(EXAMPLES, lambda text, example: Reward(float(len(text.split())), {"words": 3.0}), cheap=True)
+    reward = lambda text, example: Reward(float(len(text.split())), {"words": 3.0}, maximum=8.0)  # noqa: E731
+    task = Task(EXAMPLES, reward, cheap=True)
     sampled = rollout(policy, engine, workers, task, EXAMPLES.train[:1], plan())
     (one,) = sampled.rollouts
     assert sampled.failures == []
@@ -69,8 +69,35 @@ def test_a_single_turn_is_the_prompt_and_the_completion(policy, workers):
     assert one.loss_mask == [False] * 3 + [True] * 4  # the end token is trained too
     assert one.rollout_logprobs == [0.0] * 3 + [-0.5, -1.0, -1.5, -2.0]
     assert one.turns == [(3, 7)] and one.prompt_length == 3
-    assert one.text == "7 + 5" and one.reward == Reward(3.0, {"words": 3.0})
+    assert one.text == "7 + 5" and one.reward == Reward(3.0, {"words": 3.0}, maximum=8.0)
     assert (one.role, one.finish_reason, one.example_id) == (SOLO, "stop", EXAMPLES.train[0].id)
+
+
+def test_a_stop_string_that_is_a_token_ends_a_completion_and_is_kept(policy, workers):
+    task = Task(EXAMPLES, lambda text, example: Reward(0.0), cheap=True)
+    (user,) = ids_of(policy, "<user>")  # a special token: what rewards read does not show it
+
+    def sampled(*stop_strings):
+        asked = plan(group_size=40, max_tokens=30, stop_strings=stop_strings)
+        return rollout(policy, TorchEngine(policy), workers, task, EXAMPLES.train[:1], asked).rollouts
+
+    ended = []
+    for free, stopped in zip(sampled(), sampled("<user>", "7 7 7 7 7"), strict=True):
+        if user in free.ids:
+            ended.append(stopped)
+            assert stopped.ids == free.ids[: free.ids.index(user) + 1]
+            assert stopped.finish_reason == "stop" and stopped.loss_mask[-1]
+        else:
+            assert stopped.ids == free.ids
+    assert ended
+
+
+def test_a_stop_string_that_is_a_token_is_one_of_the_stop_ids_that_the_engine_is_given(policy, workers):
+    engine = Scripted(policy, "2 <end>")
+    play(policy, workers, None, engine, stop_strings=("<user>", "7", "7 7", "never"))
+    (sampling,) = engine.samplings
+    assert sampling.stop_ids == {*policy.stop_ids, *ids_of(policy, "<user> 7")}
+    assert sampling.stop_strings == ("<user>", "7", "7 7", "never")  # other tokens may spell them too
 
 
 def test_chat_messages_go_through_the_template(policy, workers):
@@ -178,9 +205,23 @@ def test_a_completion_has_no_more_tokens_than_the_model_has_room_for(policy, wor
     engine = Scripted(policy, "2 <end>")
     play(policy, workers, None, engine)  # a prompt of 3 tokens
     assert engine.calls[0][0].max_tokens == 2
-    policy.model.config.max_position_embeddings = 3
-    with pytest.raises(UserError, match="has 3 tokens and the model takes 3"):
-        play(policy, workers, None, Scripted(policy, "2 <end>"))
+    engine = Scripted(policy, "2 <end>")
+    engine.room = 4  # an engine may have room for less than the model
+    play(policy, workers, None, engine)
+    assert engine.calls[0][0].max_tokens == 1
+
+
+def test_an_episode_whose_first_turn_does_not_fit_is_unscorable_and_the_others_go_on(policy, workers):
+    def episode(example, rng):
+        yield Turn(SOLO, "numbers" + " 1" * example["answer"])
+        return {SOLO: Reward(1.0)}
+
+    policy.model.config.max_position_embeddings = 8
+    examples = [Example(str(n), "", {"answer": n}) for n in (2, 7)]  # 3 tokens, and 8
+    sampled = play(policy, workers, episode, Scripted(policy, "2 <end>"), examples)
+    assert [(one.example_id, one.reward) for one in sampled.rollouts] == [("2", Reward(1.0))]
+    assert sampled.reasons[0] is None
+    assert "8 tokens come before it and the model takes 8 (example '7')" in sampled.reasons[1]
 
 
 def test_an_episode_that_outgrows_the_model_is_unscorable_and_the_run_goes_on(policy, workers):
@@ -193,15 +234,9 @@ def test_an_episode_that_outgrows_the_model_is_unscorable_and_the_run_goes_on(po
     assert "no room" in sampled.failures[0]
 
 
-def broken(text, example):
-    if text == "2":
-        raise RuntimeError(f"cannot judge {text}")
-    return Reward(1.0)
-
-
 @pytest.mark.parametrize("cheap", [True, False])
 def test_a_raising_reward_makes_its_rollout_unscorable_and_keeps_the_traceback(policy, workers, cheap):
-    task = Task(EXAMPLES, broken, cheap=cheap)
+    task = Task(EXAMPLES, cannot_judge_2, cheap=cheap)
     engine = Scripted(policy, "3 <end>", "2 <end>", "4 <end>")
     sampled = rollout(policy, engine, workers, task, EXAMPLES.train[:1], plan(group_size=3))
     assert [r.reward for r in sampled.rollouts] == [Reward(1.0), None, Reward(1.0)]
@@ -215,8 +250,8 @@ def test_a_raising_episode_is_unscorable_for_all_its_roles(policy, workers):
     assert len(sampled.failures) == 1 and "ValueError" in sampled.failures[0]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_is_unscorable(policy, workers, value):
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, -1e300])  # float32 ends at 3.4e38
+def test_a_reward_that_float32_cannot_hold_is_unscorable(policy, workers, value):
     sampled = play(policy, workers, None, Scripted(policy, "3 <end>"), reward=lambda text, example: Reward(value))
     assert sampled.rollouts[0].reward is None
     assert "finite" in sampled.failures[0]
@@ -241,6 +276,67 @@ def test_a_role_that_is_paid_nothing_is_unscorable_and_the_others_are_not(policy
 
     sampled = play(policy, workers, episode, Scripted(policy, "3 <end>", "4 <end>"))
     assert [r.reward for r in sampled.rollouts] == [Reward(1.0), None]
+    (failure,) = sampled.failures
+    assert failure == "the episode returned no reward for 'black', which took a turn: it paid 'white'"
+
+
+def test_a_reward_of_a_role_that_took_no_turn_is_told_of_and_takes_nothing_from_the_others(policy, workers):
+    def episode(example, rng):
+        yield Turn("white", "numbers")
+        return {"white": Reward(0.5), "black": Reward(1.0)}
+
+    sampled = play(policy, workers, episode, Scripted(policy, "3 <end>"))
+    assert [(r.role, r.reward) for r in sampled.rollouts] == [("white", Reward(0.5))]
+    assert sampled.failures == ["the episode returned a reward for 'black', which took no turn: 'white' did"]
+    assert sampled.reasons == [None] and sampled.lost == []
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Reward(1.5), "must be at most its maximum, got 1.5 of 1: "),
+        (lambda: Reward(0.5, maximum=float("nan")), "the maximum of a reward must be a finite number, got nan"),
+        (lambda: Reward(0.5, {"speed": float("inf")}), "part 'speed' of a reward must be a finite number, got inf"),
+    ],
+)
+def test_a_reward_that_is_none_makes_its_rollout_unscorable_with_the_reason(policy, workers, made, message):
+    sampled = play(policy, workers, None, Scripted(policy, "3 <end>"), reward=lambda text, example: made())
+    assert [r.reward for r in sampled.rollouts] == [None]
+    assert message in sampled.failures[0].strip().splitlines()[-1]
+
+
+def some_begin(example, rng):
+    """Fails before its first turn, but for example 0, whose second player it fails before."""
+    if example.id != "first":
+        raise RuntimeError("no board")
+    yield Turn("white", "numbers")
+    yield Turn("black", "numbers")
+    return {"white": Reward(1.0), "black": Reward(0.0)}
+
+
+def test_episodes_that_fail_before_their_first_turn_count_for_each_role_they_would_have_had(policy, workers):
+    examples = [Example(name, "numbers 1 2", {}) for name in ("first", "second")]
+    sampled = play(policy, workers, some_begin, Scripted(policy, *["3 <end>"] * 4), examples, group_size=2)
+    assert [one.example_id for one in sampled.lost] == ["second"] * 2
+    assert len(sampled.failures) == 2 and all("no board" in failure for failure in sampled.failures)
+    # Both roles of both episodes: four rollouts that were played, four that were not.
+    assert Counter((one.example_id, one.role, one.reward is None) for one in sampled.outcomes) == {
+        ("first", "white", False): 2,
+        ("first", "black", False): 2,
+        ("second", "white", True): 2,
+        ("second", "black", True): 2,
+    }
+
+
+def test_an_episode_in_which_the_policy_takes_no_turn_is_lost(policy, workers):
+    def episode(example, rng):
+        return {}
+        yield
+
+    sampled = play(policy, workers, episode, Scripted(policy))
+    assert sampled.rollouts == [] and sampled.failures == ["the episode ended before the policy took a turn"]
+    (lost,) = sampled.outcomes
+    assert (lost.role, lost.reward) == (SOLO, None)
 
 
 def test_seeds_differ_over_slot_sample_role_and_turn_and_repeat_for_equal_paths(policy, workers):
@@ -278,25 +374,13 @@ def test_an_episodes_rng_is_its_own_and_seeded(policy, workers):
     assert len(set(drawn)) == 4
 
 
-class Among(Processes):
-    """One of several processes, without the others."""
-
-    rank, count = 0, 1
-
-    def __init__(self, rank=0, count=1, gathered=None):
-        self.rank, self.count, self.gathered = rank, count, gathered
-
-    def gather(self, items):
-        return self.gathered.get(str(items), items)
-
-
 @pytest.mark.parametrize(("total", "prompts"), [(12, 4), (12, 5), (7, 3), (5, 12)])
 def test_each_epoch_shows_every_example_once(total, prompts):
     examples = [Example(str(n), "", {}) for n in range(total)]
     config = TrainerConfig(seed=1, rollout=RolloutConfig(prompts_per_step=prompts))
     state, drawn = TrainState(), []
     while len(drawn) < 3 * total:
-        drawn += [example.id for example in draw_examples(examples, config, state, Among())]
+        drawn += [example.id for example in draw_examples(examples, config, state)]
     epochs = [drawn[start : start + total] for start in range(0, 3 * total, total)]
     assert all(sorted(epoch) == sorted(e.id for e in examples) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3  # each in an order of its own
@@ -308,24 +392,13 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone():
 
     def draw(seed, drawn):
         config = TrainerConfig(seed=seed, rollout=RolloutConfig(prompts_per_step=6))
-        return [e.id for e in draw_examples(examples, config, TrainState(examples_drawn=drawn), Among())]
+        return [e.id for e in draw_examples(examples, config, TrainState(examples_drawn=drawn))]
 
     state, config = TrainState(), TrainerConfig(seed=3, rollout=RolloutConfig(prompts_per_step=6))
-    steps = [[e.id for e in draw_examples(examples, config, state, Among())] for _ in range(12)]
+    steps = [[e.id for e in draw_examples(examples, config, state)] for _ in range(12)]
     random.seed(0)
     assert [draw(3, 6 * step) for step in range(12)] == steps  # a resumed run neither repeats nor skips
     assert draw(4, 0) != draw(3, 0)
-
-
-def test_processes_share_a_step_without_overlap():
-    examples = [Example(str(n), "", {}) for n in range(30)]
-    config = TrainerConfig(rollout=RolloutConfig(prompts_per_step=6))
-    whole = [e.id for e in draw_examples(examples, config, TrainState(), Among())]
-    shares = [[e.id for e in draw_examples(examples, config, TrainState(), Among(r, 3))] for r in range(3)]
-    assert [id_ for share in shares for id_ in share] == whole
-    state = TrainState(step=5)
-    plans = [training_plan(config, state, Among(rank, 3)) for rank in range(3)]
-    assert [p.first_slot for p in plans] == [0, 2, 4]  # so that seeds never collide between them
 
 
 def test_the_tracked_examples_are_held_out_and_greedy_and_the_same_at_every_step():
@@ -336,11 +409,44 @@ def test_the_tracked_examples_are_held_out_and_greedy_and_the_same_at_every_step
     assert tracked_plan(task, TrainerConfig()) == (examples, first)
 
 
-def test_groups_of_several_processes_keep_apart(make_rollout):
-    def share(rank):
-        rollouts = [make_rollout([1], [2], group=group) for group in (0, 0, 1, 1)]
-        return gather_rollouts(Rollouts(rollouts, []), Among(rank, 2, {"[4]": [4, 4]}))
+def odd_ones_fail(example, rng):
+    """Two turns and two roles; the episodes of odd examples never begin."""
+    if int(example.id) % 2:
+        raise RuntimeError(f"no {example.id}")
+    for role in ("white", "black"):
+        said = yield Turn(role, example.prompt)
+    return {"white": Reward(rng.random()), "black": Reward(float(len(said) % 2))}
 
-    (first, mine), (second, theirs) = share(0), share(1)
-    assert not {r.group for r in first} & {r.group for r in second}
-    assert (mine, theirs) == (slice(0, 4), slice(4, 8))
+
+@pytest.mark.parametrize("count", [2, 5, 7])
+def test_several_processes_play_what_one_would(make_policy, workers, count):
+    examples = [Example(str(n), f"numbers {n}", {}) for n in (0, 2, 1, 3, 4)]
+
+    def sampled(policy):
+        engine = Counting(policy)
+        return play(policy, workers, odd_ones_fail, engine, examples, group_size=2, first_slot=10), engine.asked
+
+    alone, asked = sampled(make_policy())
+    assert [r.group for r in alone.rollouts] == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
+    assert (asked, len(alone.failures), len(alone.reasons)) == (12, 4, 10)
+    results = together(count, lambda member: replace(make_policy(), processes=member), sampled)
+    for found, _ in results:
+        for actual, expected in zip(found.rollouts, alone.rollouts, strict=True):
+            assert actual.rollout_logprobs == pytest.approx(expected.rollout_logprobs, abs=1e-5)
+            assert replace(actual, rollout_logprobs=[]) == replace(expected, rollout_logprobs=[])
+        assert [one and one.splitlines()[-1] for one in found.reasons] == [
+            one and one.splitlines()[-1] for one in alone.reasons
+        ]
+        assert len(found.failures) == 4
+    assert sum(asked for _, asked in results) == 12  # each episode once
+    assert (0 in [asked for _, asked in results]) == (count > 2)  # some have nothing, or nothing that began
+
+
+class Counting(TorchEngine):
+    """Counts what it is asked for."""
+
+    asked = 0
+
+    def generate(self, requests, sampling):
+        self.asked += len(requests)
+        return super().generate(requests, sampling)

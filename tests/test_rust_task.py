@@ -1,11 +1,14 @@
 """The rust task with real cargo: what each completion is paid, exploits first; rows, prompts, evidence."""
 
 import json
+import os
 import pickle
-import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from minrl import sandbox
 from minrl.sandbox import Limits
 from minrl.tasks import load_task
 from minrl.tasks import rust_cargo as cargo
@@ -18,9 +21,7 @@ from minrl.tasks.rust_tests import Secret, find_tests, instrumented, main_assert
 from minrl.types import UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
-needs_cargo = pytest.mark.skipif(
-    shutil.which("cargo") is None or shutil.which("cargo-clippy") is None, reason="needs cargo and clippy"
-)
+needs_cargo = pytest.mark.usefixtures("cargo_that_works")
 
 ROW = {
     "slug": "even-numbers",
@@ -130,10 +131,21 @@ def example_of(row, tmp_path, **options):
     return next(e for e in [*task.dataset.train, *task.dataset.held_out] if name is None or e.id == name)
 
 
+@pytest.fixture(scope="session")
+def cargo_that_works():
+    """Skips where the task itself would refuse: no Rust, or rustup without a toolchain."""
+    try:
+        cargo.toolchain()
+    except UserError as refused:
+        pytest.skip(str(refused))
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The target directory, warm for all tests of the file."""
-    return str(tmp_path_factory.mktemp("rust"))
+def folder():
+    """The target directory, warm for all tests of the file. Not one of pytest's, which are closed to other users."""
+    with tempfile.TemporaryDirectory(prefix="minrl-rust-", ignore_cleanup_errors=True) as path:
+        Path(path).chmod(0o755)
+        yield path
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +154,7 @@ def reward(folder):
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory):
+def example(tmp_path_factory, cargo_that_works):
     return example_of(ROW, tmp_path_factory.mktemp("row"))
 
 
@@ -513,18 +525,29 @@ def test_the_reward_and_its_example_go_to_workers(example):
     assert pickle.loads(pickle.dumps((reward, example))) == (reward, example)
 
 
-def test_two_workers_do_not_share_a_folder(tmp_path):
-    first, second = cargo.Workspace(tmp_path), cargo.Workspace(tmp_path)
+def test_two_workers_do_not_share_a_folder(folder):
+    root = Path(folder) / "shared"
+    first, second = cargo.Workspace(root), cargo.Workspace(root)
     assert first.folder != second.folder
     del first
-    assert cargo.Workspace(tmp_path).folder.name == "worker-0"  # free again
+    assert cargo.Workspace(root).folder.name == "worker-0"  # free again
+
+
+def test_a_folder_that_the_sandboxs_user_cannot_enter_is_refused_in_one_line(tmp_path, monkeypatch):
+    # Without walls, and as root, the sandbox's user is another one: pytest's folders are closed to it.
+    monkeypatch.setattr(sandbox, "level", lambda: "limits")
+    if os.geteuid():
+        pytest.skip("needs root to become another user")
+    with pytest.raises(UserError, match=r"cannot enter .*/target .*choose a --rust\.cache") as refused:
+        cargo.Workspace(tmp_path / "rust")
+    assert "\n" not in str(refused.value)
 
 
 @needs_cargo
-def test_nothing_of_the_manifest_runs_code(tmp_path):
+def test_nothing_of_the_manifest_runs_code(folder):
     manifest = cargo.Package("x").manifest()
     assert "build = false" in manifest and "proc-macro = false" in manifest and "dependencies" not in manifest
-    work = cargo.Workspace(tmp_path)
+    work = cargo.Workspace(Path(folder))
     with pytest.raises(UserError, match="outside"):
         work.write({"../build.rs": ""})
     work.put(cargo.Package("x", files={"build.rs": "fn main() { panic!() }"}), "pub fn f() {}")
@@ -532,11 +555,50 @@ def test_nothing_of_the_manifest_runs_code(tmp_path):
     assert work.cargo(["build"], limits).status == "ok"
 
 
-def test_without_cargo_the_task_says_how_to_get_it(monkeypatch, tmp_path):
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Makes programs of these names, shell scripts, the only ones that there are."""
     cargo.toolchain.cache_clear()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"needs cargo and rustc and cc: install Rust from https://rustup\.rs"):
-        example_of(ROW, tmp_path)
-    with pytest.raises(UserError, match="needs cargo"):
-        load_task("rust").notes()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def put(scripts, folder="bin"):
+        (tmp_path / folder).mkdir(parents=True)
+        for name, script in scripts.items():
+            (tmp_path / folder / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / folder / name).chmod(0o755)
+
+    yield put
     cargo.toolchain.cache_clear()
+
+
+def assert_refused(message, tmp_path):
+    for ask in (lambda: example_of(ROW, tmp_path), lambda: load_task("rust").notes()):
+        with pytest.raises(UserError, match=message) as refused:
+            ask()
+        assert "\n" not in str(refused.value)
+
+
+def test_without_cargo_the_task_says_how_to_get_it(install, tmp_path):
+    install({})
+    assert_refused(r"needs cargo and rustc and cc: install Rust from https://rustup\.rs", tmp_path)
+
+
+def test_a_rustup_without_a_toolchain_is_refused_in_one_line(install, tmp_path):
+    says = "echo 'error: no default is configured\nhelp: choose one' >&2; exit 1"
+    install({"rustc": says, "cargo": says, "cc": "exit 0"})
+    assert_refused(r"rustc does not work \(error: no default is configured\): run `rustup default stable`", tmp_path)
+
+
+def test_a_cargo_that_does_not_run_in_the_sandbox_is_refused_in_one_line(install, tmp_path):
+    install({"rustc": f"echo {tmp_path}/rust", "cargo": "exit 0", "cc": "exit 0"})
+    install({"cargo": "echo 'no such library\nat all' >&2; exit 1", "cargo-clippy": "exit 0"}, "rust/bin")
+    # Without walls the sandbox's user does not come as far as the script: pytest's folders are closed to others.
+    reason = "(no such library|.*Permission denied)"
+    assert_refused(rf"cargo in .*rust/bin does not run in the sandbox \({reason}.*\): install Rust where", tmp_path)
+
+
+def test_a_cargo_that_cannot_be_started_is_refused_in_one_line(install, tmp_path):
+    install({"rustc": f"echo {tmp_path}/rust", "cargo": "exit 0", "cc": "exit 0"})
+    install({"cargo": "exit 0", "cargo-clippy": "exit 0"}, "rust/bin")
+    (tmp_path / "rust/bin/cargo").chmod(0o644)
+    assert_refused(r"does not run in the sandbox \(.*Permission denied.*\): install Rust where every", tmp_path)

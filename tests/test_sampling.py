@@ -1,24 +1,22 @@
 """Dynamic sampling, adaptive temperature, curriculum, overlong completions."""
 
+import itertools
 import json
-import os
-import subprocess
-import sys
+import math
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import torch
 from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
-from two_samplers import PROMPTS, STEPS, sampled_steps
+from together import together
+from two_samplers import STEPS, sampled_steps, single_precision
 
-from minrl.advantages import overlong_penalty
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.checkpoint import TrainState
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.processes import Processes
 from minrl.rollout import Rollouts, training_plan
-from minrl.sampling import Draw, at_temperature, choose_examples, observe
+from minrl.sampling import Draw, adapted_temperature, at_temperature, choose_examples, observe
 from minrl.types import Example, Reward, UserError
 
 
@@ -42,8 +40,8 @@ def groups(make_rollout, *rewards):
     ]
 
 
-def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(make_rollout, processes):
-    draw = Draw(config_of(prompts=4, refill_rounds=2), processes)
+def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(make_rollout):
+    draw = Draw(config_of(prompts=4, refill_rounds=2))
     assert draw.prompts == draw.config.rollout.prompts_per_step == 4
     # One of four groups has spread; 0.1 + 0.2 is not 0.3 and spread is exact; a group of one scorable has none.
     draw.add(Rollouts(groups(make_rollout, [1, 0], [1, 1], [0.3, 0.3], [0, None]), ["why"]))
@@ -57,8 +55,8 @@ def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(make_r
     assert draw.sampled.failures == ["why"]
 
 
-def test_with_several_roles_an_example_counts_by_the_share_of_its_groups_that_have_spread(make_rollout, processes):
-    draw = Draw(config_of(prompts=4, refill_rounds=1), processes)
+def test_with_several_roles_an_example_counts_by_the_share_of_its_groups_that_have_spread(make_rollout):
+    draw = Draw(config_of(prompts=4, refill_rounds=1))
     # Groups 0, 2, ... are of one role, groups 1, 3, ... of the other. Three of eight have spread: one whole example.
     rollouts = groups(make_rollout, [1, 0], [0, 1], [1, 0], [0, 0], *[[0, 0]] * 4)
     for rollout in rollouts:
@@ -67,39 +65,94 @@ def test_with_several_roles_an_example_counts_by_the_share_of_its_groups_that_ha
     assert draw.prompts == 3
 
 
-def test_a_full_draw_is_not_refilled(make_rollout, processes):
-    draw = Draw(config_of(prompts=2, refill_rounds=5), processes)
+def test_a_full_draw_is_not_refilled(make_rollout):
+    draw = Draw(config_of(prompts=2, refill_rounds=5))
     draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))
     assert draw.prompts == 0
     draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))
-    assert draw.prompts == 0  # more than enough, as several processes may have, is enough
+    assert draw.prompts == 0  # more than enough is enough
 
 
-def test_without_refill_one_round_is_enough(make_rollout, processes):
-    draw = Draw(config_of(prompts=2), processes)
+def test_without_refill_one_round_is_enough(make_rollout):
+    draw = Draw(config_of(prompts=2))
     draw.add(Rollouts(groups(make_rollout, [1, 1], [0, 0]), []))
     assert draw.prompts == 0
 
 
-def test_a_refill_has_slots_and_examples_of_its_own(processes):
+def test_a_refill_has_slots_and_examples_of_its_own():
     config, state = config_of(prompts=4, refill_rounds=1), TrainState(step=3)
-    assert training_plan(config, state, processes).first_slot == 0
-    assert training_plan(config, state, processes, drawn=4).first_slot == 4
+    assert training_plan(config, state).first_slot == 0
+    assert training_plan(config, state, drawn=4).first_slot == 4
 
 
-def test_the_temperature_follows_the_spread_and_never_compounds(make_rollout):
-    # Standard deviations 0.5 and 0 (it counts): mean 0.25. T' = 0.8 * 0.3 / 0.25 = 0.96.
-    config, state = config_of(temperature=0.8, target_reward_std=0.3), TrainState()
+def test_the_temperature_goes_on_from_where_it_is_by_half_of_what_is_missing(make_rollout):
+    # Standard deviations 0.5 and 0 (it counts): mean 0.25, and (0.27 / 0.25)^(1/2) = 1.0392305.
+    config, state = config_of(temperature=0.8, target_reward_std=0.27), TrainState()
     rollouts = groups(make_rollout, [1, 0], [1, 1])
     assert at_temperature(config, state) is config
-    for _ in range(3):
+    for step in (1, 2, 3):
         observe(state, config, rollouts)
-        assert state.temperature == pytest.approx(0.96, abs=1e-12)
+        assert state.temperature == pytest.approx(0.8 * 1.0392305**step, abs=1e-6)
         assert at_temperature(config, state).rollout.temperature == state.temperature
-    observe(state, config, groups(make_rollout, [1, 1]))
-    assert state.temperature == 1.5  # no spread at all: as hot as it may be
+    before = state.temperature
+    observe(state, config, groups(make_rollout, [1, 1], [0, None]))
+    assert state.temperature == pytest.approx(1.1 * before)  # no spread at all: a little hotter
     observe(state, replace(config, sampling=replace(config.sampling, target_reward_std=0.01)), rollouts)
-    assert state.temperature == 0.5
+    assert state.temperature == pytest.approx(before)  # much too much spread: a little colder
+    observe(state, config, groups(make_rollout, [None, None]))
+    assert state.temperature == pytest.approx(before)  # nothing could be scored, so nothing is known
+    for _ in range(20):
+        observe(state, config, groups(make_rollout, [1, 1]))
+    assert state.temperature == 1.5
+
+
+def adapted(power, start, target=0.3, coefficient=0.3, steps=200, noise=lambda step: 1.0):
+    """The temperatures where rewards inside groups have the std `coefficient` T^`power`, times noise."""
+    limits = SamplingConfig(target_reward_std=target, min_temperature=0.05, max_temperature=20.0)
+    temperatures = [start]
+    for step in range(steps):
+        std = coefficient * temperatures[-1] ** power * noise(step)
+        temperatures.append(adapted_temperature(temperatures[-1], std, limits))
+    return temperatures
+
+
+@pytest.mark.parametrize("start", [0.05, 0.5, 2.0, 20.0])
+@pytest.mark.parametrize("power", [1.0, 0.5, 2.0])
+def test_the_temperature_settles_where_the_spread_is_the_target(power, start):
+    # 0.3 T^power is 0.45 at T = 1.5^(1 / power). It gets there from one side, with no swing past it.
+    wanted = 1.5 ** (1 / power)
+    temperatures = adapted(power, start, target=0.45)
+    assert temperatures[-1] == pytest.approx(wanted, rel=1e-6)
+    distances = [abs(math.log(temperature / wanted)) for temperature in temperatures]
+    assert all(later <= before + 1e-12 for before, later in itertools.pairwise(distances))
+    assert all((temperature - wanted) * (start - wanted) >= -1e-9 for temperature in temperatures)
+    changes = [later / before for before, later in itertools.pairwise(temperatures)]
+    assert max(changes) <= 1.1 + 1e-12 and min(changes) >= 1 / 1.1 - 1e-12
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5])
+def test_noise_in_the_spread_is_damped_and_forgotten(power):
+    # Twice too large and twice too small in turn, ever less so: 2^(+-0.95^step).
+    temperatures = adapted(power, 1.0, noise=lambda step: 2.0 ** ((-1) ** step * 0.95**step))
+    assert all(1 / 1.1 - 1e-12 <= temperature <= 1.1 + 1e-12 for temperature in temperatures)
+    assert temperatures[-1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_target_out_of_reach_ends_at_the_limit():
+    assert adapted(1.0, 1.0, target=100.0)[-1] == 20.0
+    assert adapted(1.0, 1.0, target=1e-4)[-1] == 0.05
+
+
+def test_an_earlier_checkpoints_temperature_is_gone_on_from(make_rollout):
+    # A state is the temperature alone, as it has always been stored.
+    config = config_of(target_reward_std=0.27)
+    state = TrainState.from_dict({"step": 3, "temperature": 1.2})
+    observe(state, config, groups(make_rollout, [1, 0], [1, 1]))
+    assert state.temperature == pytest.approx(1.2 * 1.0392305, abs=1e-6)
+    resumed = TrainState.from_dict(json.loads(json.dumps(asdict(state))))
+    for one in (state, resumed):
+        observe(one, config, groups(make_rollout, [1, 0], [0, 1]))
+    assert resumed == state
 
 
 def test_the_temperature_is_fixed_by_default(make_rollout):
@@ -117,13 +170,13 @@ def test_solve_rates_are_remembered_and_survive_a_checkpoint(make_rollout):
     assert TrainState.from_dict(json.loads(json.dumps(asdict(state)))) == state
 
 
-def test_the_curriculum_prefers_what_is_solved_sometimes(processes):
+def test_the_curriculum_prefers_what_is_solved_sometimes():
     examples = [Example(str(n), str(n), {}) for n in range(100)]
     config = config_of(prompts=20, curriculum=True)
     state = TrainState(solve_rates={str(n): (0.0, 1.0, 0.5, 0.5)[n % 4] for n in range(100)})
     sometimes = never = 0
     for _ in range(20):
-        chosen = choose_examples(examples, config, state, processes)
+        chosen = choose_examples(examples, config, state)
         assert len({example.id for example in chosen}) == 20
         sometimes += sum(int(example.id) % 4 >= 2 for example in chosen)
         never += sum(int(example.id) % 4 == 0 for example in chosen)
@@ -132,35 +185,28 @@ def test_the_curriculum_prefers_what_is_solved_sometimes(processes):
     assert never > 0  # the floor: what was never solved is tried again
 
 
-def test_the_curriculum_is_a_function_of_the_state(processes):
+def test_the_curriculum_is_a_function_of_the_state():
     examples = [Example(str(n), str(n), {}) for n in range(30)]
     config = config_of(prompts=8, curriculum=True)
-    first = choose_examples(examples, config, TrainState(examples_drawn=16), processes)
-    again = choose_examples(examples, config, TrainState(examples_drawn=16), processes)
-    later = choose_examples(examples, config, TrainState(examples_drawn=24), processes)
+    first = choose_examples(examples, config, TrainState(examples_drawn=16))
+    again = choose_examples(examples, config, TrainState(examples_drawn=16))
+    later = choose_examples(examples, config, TrainState(examples_drawn=24))
     assert first == again != later
-    assert choose_examples(examples, replace(config, seed=1), TrainState(examples_drawn=16), processes) != first
+    assert choose_examples(examples, replace(config, seed=1), TrainState(examples_drawn=16)) != first
 
 
-def test_the_curriculum_takes_all_of_a_small_dataset_before_it_begins_again(processes):
+def test_the_curriculum_takes_all_of_a_small_dataset_before_it_begins_again():
     examples = [Example(str(n), str(n), {}) for n in range(3)]
-    chosen = [e.id for e in choose_examples(examples, config_of(prompts=8, curriculum=True), TrainState(), processes)]
+    chosen = [e.id for e in choose_examples(examples, config_of(prompts=8, curriculum=True), TrainState())]
     assert sorted(chosen[:3]) == sorted(chosen[3:6]) == ["0", "1", "2"]
     assert chosen[6:] == chosen[:2]
 
 
-def test_the_curriculum_prefers_what_was_never_tried(processes):
+def test_the_curriculum_prefers_what_was_never_tried():
     examples = [Example(str(n), str(n), {}) for n in range(100)]
     config, state = config_of(prompts=20, curriculum=True), TrainState(solve_rates={str(n): 1.0 for n in range(50)})
-    chosen = [int(e.id) for _ in range(10) for e in choose_examples(examples, config, state, processes)]
+    chosen = [int(e.id) for _ in range(10) for e in choose_examples(examples, config, state)]
     assert sum(number >= 50 for number in chosen) > 150  # without preference 100 of 200
-
-
-def test_the_overlong_penalty_by_hand():
-    # max_tokens 100, buffer 20: nothing up to 80, -1/2 at 90, -1 at 100.
-    penalty = overlong_penalty(torch.tensor([1, 80, 90, 100]), 100, 20)
-    torch.testing.assert_close(penalty.tolist(), [0.0, 0.0, -0.5, -1.0])
-    assert overlong_penalty(torch.tensor([100]), 100, 0).tolist() == [0]
 
 
 def test_the_overlong_penalty_makes_long_completions_worse(make_rollout):
@@ -189,7 +235,10 @@ def test_masked_truncated_rollouts_weigh_nothing_but_keep_their_place_in_the_bas
             torch.testing.assert_close(new[name], old[name], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo"])
+DROPPING = [name for name, row in ALGORITHMS.items() if row.group_relative and not row.makes_up_for_equal_groups]
+
+
+@pytest.mark.parametrize("name", DROPPING)
 def test_dropped_groups_do_not_dilute_the_rest(name, policy):
     rollouts = fixed_rollouts()
     dropped, _ = gradients(policy, rollouts, settings(name, drop_equal_groups=True))
@@ -216,15 +265,9 @@ def test_impossible_sampling_is_refused_in_one_line(algorithm, sampling, message
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two():
     """What each of two processes saw of a run, by rounds of refill."""
-    path, root = tmp_path_factory.mktemp("two") / "seen", Path(__file__).parent.parent
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [*launch, str(root / "tests" / "two_samplers.py"), str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return [torch.load(f"{path}.{rank}") for rank in range(2)]
+    return together(2, single_precision, lambda policy: {rounds: sampled_steps(rounds, policy) for rounds in (0, 2)})
 
 
 @pytest.mark.parametrize("refill_rounds", [0, 2])
@@ -234,40 +277,26 @@ def test_two_processes_remember_the_same_and_sample_different_shares(two, refill
     for mine, other in zip(first, second, strict=True):
         for shared in ("state", "rounds", "all"):
             assert mine[shared] == other[shared]
-        assert mine["mine"] + other["mine"] == mine["all"]
-        assert len(mine["mine"]) == len(other["mine"]) == sum(mine["rounds"])  # half of the examples, two each
         seeds = [seed for _, _, seed, _ in mine["all"]]
         assert len(set(seeds)) == len(seeds)
+        assert sorted(mine["mine"] + other["mine"]) == sorted(seeds)
+        # Of each round half of the examples, the odd one to the second; two completions each.
+        assert len(mine["mine"]) == sum(2 * (wanted // 2) for wanted in mine["rounds"])
     assert first[-1]["state"]["examples_drawn"] == sum(sum(step["rounds"]) for step in first)
 
 
-def test_two_processes_without_refill_do_what_one_does(two, processes):
-    for one, both in zip(sampled_steps(0, processes), two[0][0], strict=True):
-        assert one["state"] == both["state"]
-        assert [row[1:] for row in one["all"]] == [row[1:] for row in both["all"]]
-        assert one["rounds"] == [PROMPTS]
-
-
-def test_the_refill_of_two_processes_counts_the_groups_of_both(two):
-    first, rounds_seen = two[0][2], set()
-    for step, (mine, other) in enumerate((s["mine"], t["mine"]) for s, t in zip(first, two[1][2], strict=True)):
-        done, wanted, expected = 0, PROMPTS, []
-        while wanted and len(expected) < 3:
-            expected.append(wanted)
-            done += wanted
-            useful = 0
-            for share in (mine, other):  # each has sampled done / 2 examples so far, two completions of each
-                pairs = [share[i : i + 2] for i in range(0, done, 2)]
-                useful += sum(pair[0][3] != pair[1][3] for pair in pairs)
-            wanted = max(0, PROMPTS - useful)
-            wanted += wanted % 2  # a whole example for each process
-        assert first[step]["rounds"] == expected
-        rounds_seen.add(len(expected))
-    assert rounds_seen & {2, 3}
+@pytest.mark.parametrize(("count", "refill_rounds"), [(2, 0), (2, 2), (3, 2), (8, 2)])
+def test_several_processes_sample_what_one_does(processes, count, refill_rounds):
+    alone = [{**step, "mine": None} for step in sampled_steps(refill_rounds, single_precision(processes))]
+    for seen in together(count, single_precision, lambda policy: sampled_steps(refill_rounds, policy)):
+        assert [{**step, "mine": None} for step in seen] == alone
+    if refill_rounds:
+        assert {len(step["rounds"]) for step in alone} & {2, 3}
+        assert any(wanted % count for step in alone for wanted in step["rounds"])
 
 
 def test_two_processes_learn_solve_rates_and_temperature_from_all_rollouts(two):
-    rates = {}
+    rates, temperature = {}, 1.0
     for step in two[1][2]:
         solved, groups = {}, {}
         for group, example, _, reward in step["all"]:
@@ -279,4 +308,6 @@ def test_two_processes_learn_solve_rates_and_temperature_from_all_rollouts(two):
         assert step["state"]["solve_rates"] == pytest.approx(rates)
         # A pair has std 1/2 where its rewards differ, else 0.
         mean = sum(0.5 * (a != b) for a, b in groups.values()) / len(groups)
-        assert step["state"]["temperature"] == pytest.approx(min(1.5, max(0.5, 0.3 / mean)) if mean else 1.5)
+        change = min(1.1, (0.3 / mean) ** 0.5) if mean else 1.1
+        temperature = min(1.5, temperature * max(1 / 1.1, change))
+        assert step["state"]["temperature"] == pytest.approx(temperature)

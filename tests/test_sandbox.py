@@ -118,8 +118,8 @@ import os, time
 for _ in range(8):
     if os.fork() == 0:
         x = bytearray(b'x') * (150 * 2**20)
-        time.sleep(60)
-time.sleep(60)
+        time.sleep(600)
+time.sleep(600)
 """
     assert run(level, hoard).status == "memory"
 
@@ -252,7 +252,7 @@ for path in [{str(secret)!r}, {__file__!r}, *glob.glob('/proc/[0-9]*/root{secret
 def test_the_parent_cannot_be_killed(level):
     if level == "limits" and not ROOT:
         pytest.skip("without root a process may signal the others of its user")
-    bystander = subprocess.Popen(["sleep", "60"])
+    bystander = subprocess.Popen(["sleep", "600"])
     source = f"""
 import os, signal
 for pid in [{os.getpid()}, {bystander.pid}, os.getppid(), 1, -1]:
@@ -569,8 +569,7 @@ def processes_of(uid):
 def open_to_others(path):
     """Let everybody pass through pytest's own directories."""
     for folder in (path, *path.parents):
-        if folder.owner() != "root" or "pytest" in folder.name or folder == path:
-            folder.chmod(0o755)
+        folder.chmod(0o755)
         if "pytest-of" in folder.name:
             return
 

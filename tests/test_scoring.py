@@ -12,7 +12,9 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     PhiConfig,
+    PhimoeConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
 )
 
@@ -170,6 +172,51 @@ def test_chunked_gradients_are_the_numerical_ones(monkeypatch, head, kept_logits
     assert gradcheck(lambda h, w: chunked_logprobs(h, w, labels, 0.7), (hidden, weight))
 
 
+def test_chunks_fill_a_cache_and_have_rows_enough():
+    assert {device: 4 * logits for device, logits in output_head.CHUNK_LOGITS.items()} == {
+        "cpu": 8 * 2**20,
+        "cuda": 128 * 2**20,
+    }
+    # 2^21 logits on a CPU: 1024 rows of 2048 logits; of 100,000 logits 20 rows, which is fewer than 128.
+    for rows, vocabulary, lengths in [(2500, 2048, [1024, 1024, 452]), (300, 100_000, [128, 128, 44])]:
+        hidden, weight = torch.empty(rows, 1), torch.empty(vocabulary, 1)
+        assert [len(hidden[chunk]) for chunk in output_head._chunks(hidden, weight)] == lengths
+
+
+def test_probabilities_are_kept_where_a_backward_pass_follows_and_they_are_few(head, monkeypatch):
+    kept = []
+
+    def applied(hidden, weight, labels, temperature, keeps):
+        kept.append(keeps)
+        return torch.zeros(len(labels)), torch.zeros(len(labels))
+
+    assert 4 * output_head.KEPT_LOGITS == 256 * 2**20
+    monkeypatch.setattr(output_head._ChunkedLogprobs, "apply", applied)
+    for most in (7 * 11, 7 * 11 - 1):  # 7 rows of 11 logits
+        monkeypatch.setattr(output_head, "KEPT_LOGITS", most)
+        chunked_logprobs(*head, 1.0)
+        with torch.no_grad():
+            chunked_logprobs(*head, 1.0)
+    assert kept == [True, False, False, False]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("wanted", ["hidden", "weight"])
+def test_only_the_gradient_that_is_wanted_is_computed(wanted, kept, head, monkeypatch):
+    monkeypatch.setattr(output_head, "KEPT_LOGITS", 2**24 if kept else 0)
+    both = torch.autograd.grad(chunked_logprobs(*head, 0.7)[0].square().sum(), head[:2])
+    leaves = {
+        name: x.detach().requires_grad_(name == wanted) for name, x in zip(("hidden", "weight"), head, strict=False)
+    }
+    products = []
+    monkeypatch.setattr(output_head, "product", lambda x, w: products.append(w.shape) or x @ w.T)
+    logprobs, _ = chunked_logprobs(leaves["hidden"], leaves["weight"], head[2], 0.7)
+    logprobs.square().sum().backward()
+    expected = both[0 if wanted == "hidden" else 1]
+    torch.testing.assert_close(leaves[wanted].grad, expected, atol=1e-12, rtol=0)
+    assert products.count((5, 11)) == (wanted == "hidden")  # the gradient of the hidden states is a product with W^T
+
+
 def test_entropy_by_hand():
     # Logits ln 3 and 0 have probabilities 3/4 and 1/4; at temperature 1/2 they double: 9/10 and 1/10.
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[3.0], [1.0]]).log()
@@ -197,6 +244,16 @@ REFUSED = {
     "capped attention": Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=2.0, final_logit_softcapping=None),
     "scaled logits": GraniteConfig(**SMALL, logits_scaling=8.0),
     "biased head": PhiConfig(**{**SMALL, "num_key_value_heads": 4}),
+    # Their windows are in the mask alone, and wider than the rows that are compared.
+    "masked window": PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=40),
+    "masked window of some layers": Qwen2MoeConfig(
+        **SMALL,
+        num_experts=4,
+        moe_intermediate_size=16,
+        use_sliding_window=True,
+        sliding_window=40,
+        max_window_layers=2,
+    ),
 }
 
 
@@ -209,9 +266,65 @@ def test_a_model_that_cannot_be_scored_right_is_refused(shape):
         scoring.verify_scoring(model)
 
 
+@pytest.mark.parametrize(("bias", "refused"), [(0.004, False), (0.1, True)])
+def test_a_model_is_refused_from_a_hundredth_of_a_nat_on(bias, refused):
+    # A bias of b on one of two halves of the vocabulary moves log-probabilities by at most b, by about half of it.
+    model = make_model(REFUSED["biased head"], torch.float32)
+    with torch.no_grad():
+        model.lm_head.bias.zero_()[:20] = bias
+    if refused:
+        with pytest.raises(ValueError, match="cannot be trained"):
+            scoring.verify_scoring(model)
+    else:
+        scoring.verify_scoring(model)
+
+
+def test_nothing_is_cached_while_a_stream_is_scored(rollouts):
+    model, asked = make_model(SHAPES["qwen3"], torch.float32), []
+    handle = model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: asked.append(kwargs["use_cache"]), with_kwargs=True
+    )
+    score(model, pack(rollouts, [0]), 1.0)
+    scoring.verify_scoring(model)
+    handle.remove()
+    assert asked and not any(asked)
+
+
+def test_a_model_without_the_attention_interface_is_scored_one_rollout_at_a_time(rollouts, monkeypatch):
+    model = make_model(SHAPES["qwen3"], torch.float32)
+    monkeypatch.setattr(type(model), "_supports_attention_backend", False)
+    scoring.verify_scoring(model)
+    with pytest.raises(AssertionError, match="one rollout at a time"):
+        score(model, pack(rollouts, [0, 1]), 1.0)
+
+
+def test_a_rollout_to_be_scored_has_its_completion_as_sampled():
+    rollout = scoring.sampled_rollout([5, 6], [7, 8, 9])
+    assert rollout.ids == [5, 6, 7, 8, 9]
+    assert rollout.loss_mask == [False, False, True, True, True]
+    assert rollout.rollout_logprobs == [0.0] * 5
+    assert (rollout.turns, rollout.prompt_length) == ([(2, 5)], 2)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_that_is_scored_right_is_not_refused(shape):
     scoring.verify_scoring(make_model(SHAPES[shape], torch.float32))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(**SMALL, sliding_window=40),
+        Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=40, max_window_layers=1),
+        PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=64),  # as long as the context: it never cuts
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_window_that_is_scored_right_is_not_refused_and_stays_as_it_is(config):
+    model = make_model(config, torch.float32)
+    before = [vars(holder).get("sliding_window") for holder in (model.config, *model.modules())]
+    scoring.verify_scoring(model)
+    assert [vars(holder).get("sliding_window") for holder in (model.config, *model.modules())] == before
 
 
 @pytest.mark.parametrize("kept", [True, False])

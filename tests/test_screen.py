@@ -1,6 +1,7 @@
 """Messages on the terminal and in the run's folder."""
 
 import re
+import shutil
 
 import pytest
 from loguru import logger
@@ -47,6 +48,17 @@ def test_quiet_shows_warnings_only_and_keeps_all(tmp_path, capsys):
         logger.warning("damaged")
     assert "evaluated" in (tmp_path / "log.txt").read_text()
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_any_more_does_not_stop_what_is_said(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    with Screen(quiet=False) as screen:
+        screen.log_to(tmp_path / "run/log.txt")
+        logger.info("here")
+        shutil.rmtree(tmp_path / "run")
+        logger.info("gone")
+    shown = capsys.readouterr().err
+    assert "here" in shown and "gone" in shown and shown.count("\n") == 2
 
 
 def test_there_are_no_bars_where_the_output_is_no_terminal(capsys):

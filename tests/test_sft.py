@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from gradients import CPU, tiny_policy
+from together import together
 
 from minrl.checkpoint import TrainState
 from minrl.config import OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.files import LOCK, lock
 from minrl.optimizer import make_optimizer
 from minrl.processes import Processes
 from minrl.sft import __main__ as sft
@@ -32,7 +34,7 @@ from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
 from minrl.tasks import load_task
 from minrl.types import UserError
 from minrl.update import optimizer_step
-from tests.killing import killed_at
+from tests.killing import killed_at, signalled_at
 
 ROOT = Path(__file__).parent.parent
 BOUND = 1e-6
@@ -117,13 +119,31 @@ def two_processes(path):
     policy = tiny_policy(processes)
     before = {name: weight.detach().clone() for name, weight in policy.model.named_parameters()}
     totals = accumulate(policy, as_rollouts(policy, numbers(12))[processes.rank :: 2], 16384)
-    optimizer_step(policy, torch.optim.SGD(policy.model.parameters(), lr=1.0), max_grad_norm=0.0)
+    optimizer_step(policy, torch.optim.SGD(policy.model.parameters(), lr=1.0), OptimizerConfig(max_grad_norm=0.0))
     assert processes.count == 2
     if processes.main:
         moved = {name: before[name] - weight.detach() for name, weight in policy.model.named_parameters()}
         torch.save((moved, totals.tolist()), path)
     processes.wait()
     torch.distributed.destroy_process_group()
+
+
+def test_several_processes_train_on_the_rows_that_one_would(tiny):
+    config = TrainerConfig(
+        steps=3, rollout=RolloutConfig(prompts_per_step=3), optimizer=OptimizerConfig(warmup_steps=0)
+    )
+
+    def trained(policy):
+        rows, optimizer = as_rollouts(policy, numbers(5)), torch.optim.SGD(policy.model.parameters())
+        seen = [sft_step(policy, optimizer, rows, config, TrainState(step, 3 * (step - 1))) for step in (1, 2, 3)]
+        return seen, policy.model.get_input_embeddings().weight.detach().clone()
+
+    expected, weight = trained(tiny_policy(tiny.processes))
+    for count in (2, 4):  # three rows a step: shares are uneven, or one process has none
+        for metrics, moved in together(count, tiny_policy, trained):
+            for actual, step in zip(metrics, expected, strict=True):
+                assert actual == pytest.approx(step, rel=1e-5)
+            torch.testing.assert_close(moved, weight, atol=BOUND, rtol=0)
 
 
 def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, monkeypatch):
@@ -279,6 +299,7 @@ def assert_as_never_stopped(folder, whole):
     assert [line["step"] for line in lines_of(folder)] == list(range(7))
 
 
+@pytest.mark.learns
 def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
     folder, found = uninterrupted
     lines = lines_of(folder)
@@ -299,6 +320,24 @@ def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, rows_f
         sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file)])
     assert sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert_as_never_stopped(tmp_path, uninterrupted[1])
+
+
+def test_a_run_that_is_told_to_stop_continues_with_the_evaluation_that_was_due(tmp_path, rows_file, uninterrupted):
+    with signalled_at(sft, "sft_step", 3):
+        assert sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file)]) == 143
+    assert [line["step"] for line in lines_of(tmp_path)] == [0, 1, 2]
+    assert sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted[1])
+    assert [line["step"] for line in lines_of(tmp_path) if "sft/held_out_loss" in line] == [0, 3, 6]
+
+
+def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_alone(tmp_path, rows_file):
+    with killed_at(sft, "sft_step", 1):
+        sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file), "--steps", "1", "--no-eval-first"])
+    with lock(tmp_path / "runs" / NAME / LOCK), pytest.raises(UserError, match=r"is going on \(process \d+ on"):
+        sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")])
+    assert sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert [line["step"] for line in lines_of(tmp_path)] == [1]
 
 
 def test_adapters_are_trained_and_continued(tmp_path, rows_file, uninterrupted):
@@ -336,7 +375,7 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_program(tmp_path, rows_
     [
         ([], "name the rows to train on with --data"),
         (["--data", "nowhere.jsonl"], "name the model to train with --model-id, or a --task"),
-        (["--data", "nowhere.jsonl", *BASE], "cannot read the rows in nowhere.jsonl"),
+        (["--data", "nowhere.jsonl", *BASE], r"cannot read the rows in .*nowhere.jsonl"),
         (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["--group-size", "4"], "unknown flag --group-size"),
     ],
@@ -348,6 +387,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags,
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.learns
 def test_a_model_is_trained_without_a_task(tmp_path, rows_file, uninterrupted):
     model = str(next((uninterrupted[0] / "checkpoints").glob("base-*")))
     flags = ["--model-id", model, "--device", "cpu", "--threads", "1", "--epochs", "0.5", "--batch-size", "8"]

@@ -1,10 +1,12 @@
 """Tasks: what each completion is paid, exploits first; splits, demonstrations, and Hanoi's geometry by search."""
 
+import json
 import random
 import time
 from collections import deque
 from itertools import product
 
+import numpy as np
 import pytest
 
 from minrl.tasks import TASK_DEFINITIONS, load_task
@@ -13,7 +15,7 @@ from minrl.tasks.countdown import reward as countdown
 from minrl.tasks.hanoi import PEGS, PROGRESS_REWARD, HanoiOptions, best_move, distance, legal_moves, moved
 from minrl.tasks.hanoi import reward as hanoi
 from minrl.tasks.task import Dataset, DeferredDataset, extract_answer, is_held_out, split
-from minrl.types import Example, Reward, UserError
+from minrl.types import Example, Job, Reward, UserError
 
 GENERATED = [name for name in TASK_DEFINITIONS if not isinstance(load_task(name).dataset, DeferredDataset)]
 """Tasks that make their own problems. The others read rows, which their own tests write."""
@@ -317,6 +319,44 @@ def test_solved_means_at_the_maximum():
     assert not Reward(0.999).solved
     assert Reward(2.0, maximum=2.0).solved
     assert not Reward(1.0, maximum=2.0).solved
+    # A sum of floats is at its maximum within rounding, and nothing that was left out is rounding.
+    assert 0.7 + 0.2 + 0.1 < 1 and Reward(0.7 + 0.2 + 0.1).solved
+    assert 0.1 + 0.2 > 0.3 and Reward(0.1 + 0.2, maximum=0.3).solved and Reward(0.1 + 0.2 - 0.3, maximum=0.0).solved
+    assert Reward(sum([0.001] * 1000)).solved
+    assert (
+        not Reward(1 - 1e-6).solved and not Reward(1e6 - 1, maximum=1e6).solved and not Reward(0.0, maximum=1e-6).solved
+    )
+    # A task may say itself what is a full solution, and pay for more on top of it.
+    assert Reward(0.8, full=True).solved and not Reward(1.0, full=False).solved
+
+
+PARTS = {"right": True, "words": np.int64(3)}
+
+
+@pytest.mark.parametrize("value", [1.001, 2.0, 1e38])
+def test_a_reward_above_its_maximum_is_refused(value):
+    with pytest.raises(UserError, match="must be at most its maximum") as refused:
+        Reward(value)
+    assert "\n" not in str(refused.value)
+    assert Reward(value, maximum=value).solved
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_finite_number_is_refused_in_every_place(number):
+    for made in (lambda: Reward(number), lambda: Reward(0.0, maximum=number), lambda: Reward(0.0, {"own": number})):
+        with pytest.raises(UserError, match="must be a finite number, got"):
+            made()
+
+
+def test_a_reward_is_made_of_floats_whatever_the_task_gave(workers):
+    """In a worker, where nothing checks the types of arguments, as it is outside the tests."""
+    paid, none, text = workers.run([Job(Reward, (value, PARTS, 1)) for value in (np.float32(0.5), None, "1,5")])
+    assert [one.reason.splitlines()[-1].partition("Error: ")[2] for one in (none, text)] == [
+        f"the value of a reward must be a finite number, got {value}: float32 ends at 3.4e38"
+        for value in ("None", "'1,5'")
+    ]
+    assert [type(number) for number in (paid.value, paid.maximum, *paid.parts.values())] == [float] * 4
+    assert json.dumps([paid.value, dict(paid.parts)]) == '[0.5, {"right": 1.0, "words": 3.0}]'
 
 
 @pytest.mark.parametrize(

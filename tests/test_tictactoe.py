@@ -154,11 +154,11 @@ def test_only_one_free_square_is_a_move(completion, square):
     task = task_against("self")
     turns, rewards = act(task.play(example("self", "x o", BOARD), random.Random(0)), completion)
     assert turns[0].role == "x"
-    if square is None:  # the game is over: the mover has lost it, the other has won
+    assert rewards is None or list(rewards) == ["x"]  # who took no turn is not paid
+    if square is None:  # the game is over, and the mover has lost it
         assert rewards["x"].value == 0.0 and rewards["x"].parts["illegal"] == 1.0
-        assert rewards["o"].value == 1.0 and rewards["o"].parts["win"] == 1.0
     elif square == "9":  # with 1 and 5 it is a line
-        assert rewards["x"].value == 1.0 and rewards["o"].parts["loss"] == 1.0
+        assert rewards["x"].value == 1.0
     else:
         assert [turn.role for turn in turns] == ["x", "o"] and rewards is None
 
@@ -173,6 +173,8 @@ def test_a_won_game_and_a_drawn_one_by_hand():
     # the rules are told to each player once
     assert [[m["role"] for m in turn.message] for turn in turns[:3]] == [["system", "user"]] * 2 + [["user"]]
     assert (rewards["x"].value, rewards["o"].value) == (1.0, 0.0)
+    _, illegal = act(task.play(example("self", "x o"), random.Random(0)), *"144")
+    assert (illegal["x"].value, illegal["o"].value) == (0.0, 1.0) and illegal["o"].parts["win"] == 1.0
     assert rewards["o"].parts == {"win": 0.0, "draw": 0.0, "loss": 1.0, "illegal": 0.0}
     _, rewards = act(task.play(example("self", "x o"), random.Random(0)), *"745913682")
     assert [rewards[role].value for role in "xo"] == [0.5, 0.5]
@@ -206,7 +208,7 @@ def test_a_frozen_opponent_is_asked_and_not_rewarded():
     assert [(turn.role, turn.frozen) for turn in turns] == [("x", True), ("o", False)] * 2 + [("x", True)]
     assert list(rewards) == ["o"] and rewards["o"].value == 0.0
     # its illegal move wins for the policy
-    _, rewards = act(task_against("frozen").play(example("frozen", "o"), random.Random(0)), "12")
+    _, rewards = act(task_against("frozen").play(example("frozen", "o"), random.Random(0)), "1", "4", "12")
     assert rewards["o"].value == 1.0
 
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from gradients import CPU, Tap, fixed_rollouts, gradients, settings, tiny_policy
+from together import together
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.batch import make_batch, pack
+from minrl.config import OptimizerConfig
+from minrl.optimizer import learning_rate
 from minrl.processes import Processes
 from minrl.scoring import score
 from minrl.types import Reward
-from minrl.update import update_policy
+from minrl.update import optimizer_step, update_policy
 from tests.casts import Casts
 
 BOUND = 1e-6
@@ -79,6 +82,64 @@ def test_the_gradient_does_not_depend_on_the_number_of_processes(policy, rollout
     for name in ALGORITHMS:
         one, _ = gradients(policy, rollouts, settings(name))
         assert_same(two[name], one)
+    for minibatches in (2, 4):
+        one, _ = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))
+        # Two passes; of four groups one has no spread, which alone in its minibatch takes no step.
+        assert len(one) == {2: 4, 4: 6}[minibatches]
+        assert_same(two[minibatches], one)
+
+
+def updated(policy, rollouts, config):
+    """An update by plain gradient descent: what it reports, and the weights after it."""
+    algorithm = choose_algorithm(config)
+    batch = make_batch(rollouts, algorithm.compare(rollouts, {}).advantages)
+    batch = replace(batch, rollout_logprobs=batch.rollout_logprobs.double())
+    before = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    optimizer = torch.optim.SGD(policy.model.parameters())
+    found = update_policy(policy, optimizer, batch, algorithm, config, step=1, correct_engine=True)
+    after = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    policy.model.load_state_dict(before)
+    return found, after
+
+
+@pytest.mark.parametrize(("minibatches", "count"), [(1, 2), (2, 2), (4, 2), (3, 5)])
+def test_figures_and_weights_do_not_depend_on_the_number_of_processes(policy, rollouts, minibatches, count):
+    config = settings("grpo", minibatches_per_pass=minibatches, kl_coef=0.1, entropy_coef=0.01)
+
+    def make(processes):
+        made = tiny_policy(processes)
+        made.reference = tiny_policy(processes, seed=1).model.requires_grad_(False)
+        return made
+
+    alone, weights = updated(make(policy.processes), rollouts, config)
+    assert alone.metrics["policy/optimizer_steps"] == 2 * minibatches
+    for found, moved in together(count, make, lambda member: updated(member, rollouts, config)):
+        for name, weight in weights.items():
+            torch.testing.assert_close(moved[name], weight, atol=BOUND, rtol=0, msg=name)
+        # A prompt whose rollouts two processes share is computed in both.
+        computed, expected = found.metrics.pop("update/computed_tokens"), dict(alone.metrics)
+        assert computed >= expected.pop("update/computed_tokens")
+        assert found.metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(found.logprobs, alone.logprobs, atol=BOUND, rtol=0, equal_nan=True)
+        weighed = alone.importance_weights
+        torch.testing.assert_close(found.importance_weights, weighed, atol=BOUND, rtol=0, equal_nan=True)
+
+
+def test_a_process_with_nothing_to_compute_takes_part(policy, rollouts):
+    # A single rollout: two of three processes have none.
+    one, config = rollouts[:1], settings("reinforce")
+    alone, weights = updated(policy, one, config)
+    assert alone.metrics["policy/optimizer_steps"] == 1
+    for found, moved in together(3, tiny_policy, lambda member: updated(member, one, config)):
+        assert found.metrics == pytest.approx(alone.metrics, rel=1e-5, abs=1e-7)
+        torch.testing.assert_close(moved["lm_head.weight"], weights["lm_head.weight"], atol=BOUND, rtol=0)
+
+
+def test_a_batch_without_rollouts_teaches_nothing(policy):
+    nothing, config = make_batch([], torch.zeros(0, dtype=torch.float64)), settings("grpo", minibatches_per_pass=2)
+    found = update_policy(policy, Tap(policy.model), nothing, choose_algorithm(config), config, 1, correct_engine=True)
+    assert found.metrics["policy/optimizer_steps"] == 0
+    assert found.logprobs.shape == (0,)
 
 
 @pytest.mark.parametrize("name", GROUP_RELATIVE)
@@ -97,6 +158,36 @@ def test_nothing_to_learn_takes_no_optimizer_step(name, policy, rollouts):
     seen, metrics = gradients(policy, equal, settings(name))
     assert seen == []
     assert metrics["policy/optimizer_steps"] == 0
+
+
+class TwoProcesses:
+    """The first of two processes, of which the other has one gradient that is not finite."""
+
+    count = 2
+
+    def sum(self, values):
+        return values + (float("nan") if values.shape == (45, 32) else 0)
+
+
+def test_a_gradient_that_is_finite_here_and_not_elsewhere_is_stepped_nowhere():
+    policy = tiny_policy(Processes(CPU))
+    policy.processes = TwoProcesses()
+    for weight in policy.model.parameters():
+        weight.grad = torch.ones_like(weight)
+    before = [weight.detach().clone() for weight in policy.model.parameters()]
+    assert math.isnan(optimizer_step(policy, torch.optim.SGD(policy.model.parameters(), lr=1.0), OptimizerConfig()))
+    assert all(map(torch.equal, before, policy.model.parameters()))
+    assert (policy.version, policy.skipped_steps) == (0, 1)
+
+
+def test_one_rollout_that_cannot_be_scored_by_the_policy_skips_its_optimizer_step_alone(policy, rollouts):
+    # The token's log-probability at rollout is no number, so is its importance weight; it is in the last minibatch.
+    rollouts[-1].rollout_logprobs[-1] = float("nan")
+    version = policy.version
+    seen, metrics = gradients(policy, rollouts, settings("grpo", passes_per_step=1, minibatches_per_pass=2))
+    assert len(seen) == metrics["policy/optimizer_steps"] == policy.version - version == 1
+    assert metrics["policy/skipped_steps"] == 1
+    assert math.isfinite(metrics["policy/grad_norm"])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -183,6 +274,146 @@ def test_the_importance_weights_are_handed_over_token_by_token(policy, make_roll
     assert used[False].importance_weights is None
 
 
+def sampled_with(policy, rollouts, gaps):
+    """The rollouts' sampled tokens as an engine reports them whose log-probabilities are lower by `gaps`, and what the
+    policy gives them, with the entropies."""
+    scores = [score(policy.model, pack([one], [0]), 1.0) for one in rollouts]
+    for one, (logprobs, _), gap in zip(rollouts, scores, gaps, strict=True):
+        one.rollout_logprobs[-len(gap) :] = [value - g for value, g in zip(logprobs.tolist(), gap, strict=True)]
+    return [[column.detach() for column in both] for both in scores]
+
+
+def first_rate():
+    config = settings("grpo")
+    return learning_rate(config.optimizer, 1, config.steps)
+
+
+def updated_with(policy, rollouts, advantages, row="reinforce_no_baseline", correct=True, **changes):
+    """One update in float64 with these advantages: its gradients and metrics; the weights are put back."""
+    weights = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
+    config = settings(row, **{"passes_per_step": 1, "importance_level": "token", "importance_cap": 2.0, **changes})
+    batch = make_batch(rollouts, torch.tensor(advantages, dtype=torch.float64))
+    batch = replace(batch, rollout_logprobs=batch.rollout_logprobs.double())
+    tap = Tap(policy.model)
+    metrics = update_policy(policy, tap, batch, choose_algorithm(config), config, 1, correct).metrics
+    assert all(weight.grad is None for weight in policy.model.parameters())
+    policy.model.load_state_dict(weights)
+    return tap.seen, metrics
+
+
+def test_the_metrics_of_an_update_by_hand(policy, make_rollout):
+    # Three rollouts of one prompt: 2 tokens of advantage 1, 3 of 0, which are counted and not computed, and 1 of -1.
+    rollouts = [make_rollout([5, 6], [7, 8]), make_rollout([5, 6], [8, 9, 10]), make_rollout([5, 6], [9])]
+    scores = sampled_with(policy, rollouts, [[0.1, 1.0], [0.0] * 3, [-0.5]])
+    (first, first_entropy), _, (last, last_entropy) = scores
+    raw = [math.exp(0.1), math.e, math.exp(-0.5)]
+    used = [raw[0], 2.0, raw[2]]  # e is above the cap of 2
+    seen, metrics = updated_with(policy, rollouts, [1.0, 0.0, -1.0])
+    surrogate = [-float(first[0]), -float(first[1]), float(last[0])]
+    expected = {
+        "policy/loss": sum(s * w for s, w in zip(surrogate, used, strict=True)) / 6,  # the mean over all six tokens
+        "policy/entropy": float(first_entropy.sum() + last_entropy.sum()) / 3,
+        "policy/grad_norm": math.sqrt(sum(float(gradient.square().sum()) for gradient in seen[0].values())),
+        "policy/clip_low_frac": 0,
+        "policy/clip_high_frac": 0,
+        "policy/ratio_max": 1,
+        "policy/optimizer_steps": 1,
+        "policy/skipped_steps": 0,
+        "policy/trained_token_frac": 3 / 6,
+        "policy/learning_rate": first_rate(),
+        "rollout/temperature": 1,
+        "engine/logprob_gap_mean": (0.1 + 1.0 + 0.5) / 3,
+        "engine/logprob_gap_max": 1.0,
+        "engine/kl": sum(math.exp(gap) - 1 - gap for gap in (0.1, 1.0, -0.5)) / 3,
+        "engine/importance_weight_mean": sum(raw) / 3,
+        "engine/importance_weight_min": min(raw),
+        "engine/importance_weight_max": max(raw),
+        "engine/importance_cap_frac": 1 / 3,
+        "engine/ess": sum(used) ** 2 / (3 * sum(w**2 for w in used)),
+        "update/computed_tokens": 3,  # the prompt of two and the one suffix of one
+    }
+    assert metrics == pytest.approx(expected, abs=1e-6)
+    _, exact = updated_with(policy, rollouts, [1.0, 0.0, -1.0], correct=False)
+    assert set(expected) - set(exact) == {"engine/importance_cap_frac", "engine/ess"}
+    assert exact["policy/loss"] == pytest.approx(sum(surrogate) / 6, abs=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "cap", "ess"), [("truncate", 2.0, 1), ("mask", 1.0, 0)])
+def test_the_metrics_of_a_single_token(mode, cap, ess, policy, make_rollout):
+    alone, gap = make_rollout([5, 6], [9]), -0.7 if mode == "truncate" else 0.7
+    ((_, entropy),) = sampled_with(policy, [alone], [[gap]])
+    _, metrics = updated_with(policy, [alone], [1.0], importance_mode=mode, importance_cap=cap)
+    assert metrics["policy/entropy"] == pytest.approx(float(entropy[0]), abs=1e-6)
+    assert metrics["policy/trained_token_frac"] == 1
+    assert metrics["engine/ess"] == pytest.approx(ess)
+    for tag in ("mean", "min", "max"):
+        assert metrics[f"engine/importance_weight_{tag}"] == pytest.approx(math.exp(gap), abs=1e-6)
+    assert metrics["engine/logprob_gap_max"] == pytest.approx(0.7, abs=1e-6)
+
+
+def test_the_metrics_where_nothing_is_computed(policy, make_rollout):
+    _, metrics = updated_with(policy, [make_rollout([5, 6], [7, 8])], [0.0])
+    zero = {tag for tag, value in metrics.items() if value == 0}
+    assert set(metrics) - zero == {"policy/learning_rate", "rollout/temperature", "engine/ess"}
+    assert metrics["engine/ess"] == 1
+
+
+def test_ratios_and_what_is_clipped_are_those_of_the_policy_that_has_moved(policy, rollouts):
+    # The second pass is at the weights that the first one's step led to: minus the learning rate times its gradient.
+    stream = pack(rollouts, range(len(rollouts)))
+    before = score(policy.model, stream, 1.0)[0].detach()
+    config = {"passes_per_step": 2, "importance_cap": 0.0, "clip_low": 0.01, "clip_high": 0.02}
+    (gradient, _), metrics = gradients(policy, rollouts, settings("grpo", **config))
+    named = dict(policy.model.named_parameters())
+    with torch.no_grad():
+        for name, change in gradient.items():
+            named[name] -= first_rate() * change
+        ratio = (score(policy.model, stream, 1.0)[0] - before).exp()
+        for name, change in gradient.items():
+            named[name] += first_rate() * change
+    advantages = choose_algorithm(settings("grpo")).compare(rollouts, {}).advantages
+    of_token = torch.repeat_interleave(advantages, torch.tensor([r.num_sampled for r in rollouts]))
+    trained = int((of_token != 0).sum())
+    low, high = int(((ratio < 0.99) & (of_token < 0)).sum()), int(((ratio > 1.02) & (of_token > 0)).sum())
+    assert low > 0 and high > 0 and low != high
+    assert metrics["policy/clip_low_frac"] == low / (2 * trained)
+    assert metrics["policy/clip_high_frac"] == high / (2 * trained)
+    assert metrics["policy/ratio_max"] == pytest.approx(float(ratio[of_token != 0].max()), abs=1e-6)
+    assert metrics["policy/trained_token_frac"] == trained / len(of_token)
+    assert metrics["policy/optimizer_steps"] == 2
+
+
+def test_passes_and_minibatches_multiply(policy, rollouts):
+    version = policy.version
+    steps, metrics = gradients(policy, rollouts, settings("grpo", passes_per_step=2, minibatches_per_pass=2))
+    assert len(steps) == metrics["policy/optimizer_steps"] == policy.version - version == 4
+    assert metrics["policy/ratio_max"] > 1
+    _, one_pass = gradients(policy, rollouts, settings("grpo", passes_per_step=1, minibatches_per_pass=2))
+    assert one_pass["policy/ratio_max"] > 1  # the second minibatch meets a policy that has moved
+    norms = [math.sqrt(sum(float(gradient.square().sum()) for gradient in step.values())) for step in steps]
+    assert metrics["policy/grad_norm"] == pytest.approx(sum(norms) / 4)
+
+
+def test_a_gradient_is_scaled_down_to_the_norm_and_never_up(policy):
+    weights = list(policy.model.parameters())
+    given = [torch.full_like(weight, 0.1) for weight in weights]
+    norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in given))
+    for limit, used in ((norm / 4, 0.25), (norm * 4, 1.0), (0.0, 1.0)):
+        tap = Tap(policy.model)
+        for weight, gradient in zip(weights, given, strict=True):
+            weight.grad = gradient.clone()
+        assert optimizer_step(policy, tap, OptimizerConfig(max_grad_norm=limit)) == pytest.approx(norm)
+        for gradient in tap.seen[0].values():
+            torch.testing.assert_close(gradient, torch.full_like(gradient, 0.1 * used), atol=1e-6, rtol=0)
+
+
+def test_without_packing_every_rollout_is_by_itself_however_short(policy, make_rollout, monkeypatch):
+    monkeypatch.setattr(policy.model, "_supports_attention_backend", False)
+    pair = [make_rollout([5], [6]), make_rollout([5], [7])]  # one prompt of one token, and labels that nothing reads
+    _, metrics = updated_with(policy, pair, [1.0, -1.0])
+    assert metrics["update/computed_tokens"] == 2
+
+
 REGULARIZED = {"kl_coef": 0.3, "entropy_coef": 0.2}
 
 
@@ -204,6 +435,17 @@ def test_the_gradient_with_kl_and_entropy_does_not_depend_on_micro_batches_or_or
     sampled = sum(r.num_sampled for r in rollouts)
     unscorable = sum(r.num_sampled for r in rollouts if r.reward is None)
     assert metrics["policy/trained_token_frac"] == pytest.approx(1 - unscorable / sampled)
+
+
+def test_the_divergence_to_the_reference_is_a_mean_over_trained_tokens(with_reference, rollouts):
+    scored = [r for r in rollouts if r.reward is not None]
+    stream = pack(scored, range(len(scored)))
+    logprobs, reference = (score(m, stream, 1.0)[0].detach() for m in (with_reference.model, with_reference.reference))
+    config = settings("grpo", passes_per_step=1, kl_coef=0.3, kl_estimator="k2", importance_cap=0.0)
+    _, metrics = gradients(with_reference, rollouts, config)
+    assert metrics["policy/ref_kl"] == pytest.approx(float((logprobs - reference).square().mean() / 2), abs=1e-6)
+    _, metrics = gradients(with_reference, rollouts, settings("grpo", passes_per_step=1))
+    assert "policy/ref_kl" not in metrics
 
 
 def test_kl_and_entropy_are_added_to_the_loss_by_token_weight(with_reference, rollouts):
@@ -230,6 +472,7 @@ def test_kl_and_entropy_are_added_to_the_loss_by_token_weight(with_reference, ro
     model.zero_grad()
 
 
+@pytest.mark.learns
 def test_a_rewarded_completion_becomes_likelier(policy, rollouts):
     seen, _ = gradients(policy, rollouts, settings("grpo", passes_per_step=1))
     best = [i for i, r in enumerate(rollouts) if r.group == 0 and r.reward.value == 1.0]
@@ -253,7 +496,9 @@ def test_a_single_optimizer_step_scores_once(policy, rollouts):
     assert twice["update/computed_tokens"] == 2 * once["update/computed_tokens"]
 
 
-def test_each_weight_is_cast_once_for_all_micro_batches(policy, rollouts, monkeypatch):
+def test_each_weight_is_cast_once_for_all_micro_batches(rollouts, monkeypatch):
+    policy = tiny_policy(Processes(CPU))  # its own: the other tests' stays in double precision
+    policy.activation_checkpointing = "never"  # nothing is run to see how much memory it takes
     policy.model.float()
     monkeypatch.setattr(policy.processes, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
     with Casts() as casts:

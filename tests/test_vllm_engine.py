@@ -244,6 +244,23 @@ def test_greedy_completions_are_those_of_the_embedded_engine(engines):
 
 
 @needs_vllm
+def test_a_stop_string_may_hold_a_special_token(engines):
+    engine = engines.get("qwen3-tied")
+    policy, special = engine.policy, set(engine.policy.tokenizer.all_special_ids)
+    free = engine.generate(REQUESTS, Sampling(1.0, frozenset()))
+    row, place = next((n, i) for n, c in enumerate(free) for i, token in enumerate(c.ids) if i and token in special)
+    ids = free[row].ids
+    (alone,) = policy.stop_tokens([policy.decode_all([ids[place]])])
+    for sampling in (
+        Sampling(1.0, frozenset([alone])),
+        Sampling(1.0, frozenset(), (policy.decode_all(ids[place - 1 : place + 1]),)),
+    ):
+        stopped = engine.generate(REQUESTS, sampling)[row]
+        assert stopped.finish_reason == "stop" and stopped.ids[-1] == ids[place]
+        assert stopped.ids == ids[: len(stopped.ids)]
+
+
+@needs_vllm
 def test_stop_strings_keep_the_ids_as_sampled(engines):
     engine = engines.get("qwen3-tied")
     own = TorchEngine(engine.policy)
@@ -402,7 +419,7 @@ def test_a_run_is_refused_before_its_base_model_is_made(tmp_path, monkeypatch):
     folders = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "checkpoints")]
     with pytest.raises(UserError, match=r"--engine vllm"):
         train.main(["--engine", "vllm", "--device", "cpu", *folders])
-    assert not (tmp_path / "checkpoints").exists()
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_a_hung_engine_ends_the_process_and_says_how_to_go_on():

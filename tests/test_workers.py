@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from minrl import workers as workers_module
+from minrl.progress import listening
 from minrl.types import Job
-from minrl.workers import Failure, Workers, call
+from minrl.workers import Failure, Workers, call, in_threads
 
 DEADLINES_S = (2.0, 60.0)
 """For what is to miss its deadline, beside something that is not to: the second where the machine is slow."""
@@ -57,10 +59,92 @@ def test_jobs_run_in_other_processes_and_cheap_ones_in_this():
     assert here == os.getpid() != there
 
 
+def test_there_is_a_worker_for_each_core_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 3, 4}, raising=False)
+    assert Workers(0, deadline_s=1.0).count == 3
+    assert Workers(5, deadline_s=1.0).count == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_does_not_heed_what_tells_the_trainer_to_stop(pool, number):
+    assert pool.run([Job(_signalled, (number,))]) == ["went on"]
+
+
 def test_workers_are_kept_from_call_to_call(pool):
     first = set(pool.run([Job(os.getpid)] * 4))
     assert set(pool.run([Job(os.getpid)] * 4)) <= first
     assert len(first) <= 2
+
+
+def test_ctrl_c_is_not_for_the_workers(pool):
+    before = set(pool.run([Job(os.getpid)] * 4))
+    for pid in before:
+        os.kill(pid, signal.SIGINT)
+    assert set(pool.run([Job(os.getpid)] * 4)) <= before
+
+
+def test_workers_have_the_callers_path_and_one_thread(pool, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, "/a/path/of/this/process"])
+    path, threads = pool.run([Job(_path), Job(os.getenv, ("OMP_NUM_THREADS",))])
+    assert "/a/path/of/this/process" in path and "" not in path
+    assert threads == "1"
+
+
+def test_jobs_that_wait_do_so_at_the_same_time_in_this_process(pool, monkeypatch):
+    # Three that wait for each other: one after another none would end.
+    barrier = threading.Barrier(3)
+    waits = [Job(barrier.wait, (60,), waits=True) for _ in range(3)]
+    assert sorted(pool.run([Job(int, ("7",), cheap=True), *waits])[1:]) == [0, 1, 2]
+    monkeypatch.setattr(workers_module, "MOST_THREADS", 1)
+    names = [name for _, name in in_threads(dict.fromkeys(range(5), Job(_thread_name)))]
+    assert len(set(names)) == 1
+    assert list(in_threads({})) == []
+
+
+def test_seconds_are_taken_once(pool):
+    pool.run([Job(time.sleep, (0.05,), cheap=True)])
+    pool.run([Job(time.sleep, (0.05,), waits=True)])
+    assert 0.1 <= pool.take_seconds() < 60
+    assert pool.take_seconds() == 0
+
+
+def test_a_screen_is_told_how_many_jobs_are_done(pool):
+    told = []
+    listener = type("Listener", (), {"begin": lambda _, *what: told.append(what), "end": lambda _: told.append("end")})
+    listener.advance = lambda _, done: told.append(done)
+    with listening(listener()):
+        pool.run([Job(int, ("1",), cheap=True), *[Job(int, ("7",))] * 5])
+    assert told[0] == ("rewards", 6) and told[-2:] == [6, "end"]
+    assert told[1:-1] == sorted(told[1:-1]) and told[1] >= 1  # the cheap one is done before the workers begin
+
+
+def test_nobody_is_waited_for_longer_than_its_deadline(monkeypatch):
+    patience = []
+
+    def wait(connections, timeout):
+        patience.append(timeout)
+        return workers_wait(connections, timeout)
+
+    workers_wait = workers_module.wait
+    monkeypatch.setattr(workers_module, "wait", wait)
+    workers = Workers(1, deadline_s=60.0)
+    try:
+        workers.run([Job(int, ("7",))])
+        workers.deadline_s = 0.2
+        assert isinstance(workers.run([Job(time.sleep, (600,))])[0], Failure)
+        assert min(patience[1:]) >= 0 and max(patience[1:]) <= 0.2
+    finally:
+        workers.close()
+
+
+def test_what_has_ended_leaves_no_pipe_and_no_zombie():
+    workers = Workers(1, deadline_s=60.0)
+    workers.run([Job(int, ("7",))])
+    (worker,) = workers._idle
+    workers.close()
+    assert worker.connection.closed and worker.process.returncode == -signal.SIGKILL
+    assert (workers._idle, workers._busy) == ([], {})
 
 
 def test_a_raising_job_fails_with_its_traceback_and_the_others_do_not(pool):
@@ -89,12 +173,14 @@ def test_a_hanging_job_is_killed_at_its_deadline_and_its_worker_replaced():
 
 
 def test_a_deadline_counts_from_the_start_of_the_job_and_not_of_the_call():
-    # Five jobs of 1.1 s behind one another take 5.5 s in all, longer than the deadline of each.
+    # Four jobs behind one another, each of 0.3 deadlines, take longer than a deadline in all.
     workers = Workers(1, deadline_s=60.0)
     try:
         workers.run([Job(int, ("0",))])
-        workers.deadline_s = 5.0
-        assert workers.run([Job(_after, (1.1, n)) for n in range(5)]) == list(range(5))
+        for workers.deadline_s in DEADLINES_S:
+            if workers.run([Job(_after, (0.3 * workers.deadline_s, n)) for n in range(4)]) == list(range(4)):
+                return
+        pytest.fail("the later jobs missed a deadline that is far away")
     finally:
         workers.close()
 
@@ -173,9 +259,23 @@ def test_workers_end_when_the_process_that_started_them_is_killed():
     assert gone_soon(int(killed.stdout))
 
 
+def _signalled(number):
+    os.kill(os.getpid(), number)
+    return "went on"
+
+
 def _after(seconds, value):
     time.sleep(seconds)
     return value
+
+
+def _path():
+    return sys.path
+
+
+def _thread_name():
+    time.sleep(0.01)
+    return threading.current_thread().name
 
 
 def _identity(value):

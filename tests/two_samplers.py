@@ -1,16 +1,15 @@
 """What some steps of a run sample and remember, for the test that several processes agree on it."""
 
-import sys
 from dataclasses import asdict
 
-import torch
-from gradients import CPU, tiny_policy
+from gradients import tiny_policy
 
 from minrl.checkpoint import TrainState
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
+from minrl.policy import Policy
 from minrl.processes import Processes
-from minrl.rollout import gather_rollouts, rollout, training_plan
+from minrl.rollout import rollout, training_plan
 from minrl.sampling import Draw, at_temperature, choose_examples, observe
 from minrl.tasks import Task
 from minrl.tasks.task import split
@@ -28,6 +27,14 @@ def odd(completion: str, example: Example) -> Reward:
 TASK = Task(split([Example(f"{n} {n + 1}", f"{n} {n + 1}", {}) for n in range(24)], 0.25), odd, cheap=True)
 
 
+class Counting(TorchEngine):
+    """Remembers the seeds of what it samples."""
+
+    def generate(self, requests, sampling):
+        self.seeds += [request.seed for request in requests]
+        return super().generate(requests, sampling)
+
+
 def config_of(refill_rounds: int) -> TrainerConfig:
     """Everything on; groups of two, of which about half have spread."""
     return TrainerConfig(
@@ -36,35 +43,30 @@ def config_of(refill_rounds: int) -> TrainerConfig:
     )
 
 
-def sampled_steps(refill_rounds: int, processes: Processes) -> list[dict]:
-    """For each step: the examples wanted in each round, this process's own rollouts, everybody's, and the state."""
-    config, state, steps = config_of(refill_rounds), TrainState(), []
-    policy, workers = tiny_policy(processes), Workers(1, 120.0)
+def single_precision(processes: Processes) -> Policy:
+    """What samples."""
+    policy = tiny_policy(processes)
     policy.model.float()
+    return policy
+
+
+def sampled_steps(refill_rounds: int, policy: Policy) -> list[dict]:
+    """For each step: the examples wanted in each round, all rollouts, what this process's own engine sampled, and the
+    state.
+    """
+    config, state, steps = config_of(refill_rounds), TrainState(), []
+    engine, workers = Counting(policy), Workers(1, 120.0)
     for _ in range(STEPS):
         state.step += 1
-        draw, rounds = Draw(at_temperature(config, state), processes), []
+        draw, rounds, engine.seeds = Draw(at_temperature(config, state)), [], []
         while draw.prompts:
             rounds.append(draw.prompts)
-            examples = choose_examples(TASK.dataset.train, draw.config, state, processes)
-            plan = training_plan(draw.config, state, processes, draw.drawn)
-            draw.add(rollout(policy, TorchEngine(policy), workers, TASK, examples, plan))
-        rollouts, mine = gather_rollouts(draw.sampled, processes)
+            examples = choose_examples(TASK.dataset.train, draw.config, state)
+            plan = training_plan(draw.config, state, draw.drawn)
+            draw.add(rollout(policy, engine, workers, TASK, examples, plan))
+        rollouts = draw.sampled.rollouts
         observe(state, config, rollouts)
         described = [(r.group, r.example_id, r.seed, r.reward.value) for r in rollouts]
-        steps.append({"rounds": rounds, "mine": described[mine], "all": described, "state": asdict(state)})
+        steps.append({"rounds": rounds, "mine": engine.seeds, "all": described, "state": asdict(state)})
     workers.close()
     return steps
-
-
-def main(path: str) -> None:
-    """This process's view, with and without refill."""
-    processes = Processes(CPU)
-    assert processes.count == 2
-    torch.save({rounds: sampled_steps(rounds, processes) for rounds in (0, 2)}, f"{path}.{processes.rank}")
-    processes.wait()
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -5,16 +5,36 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from minrl.policy import Policy
-from minrl.types import Completion, Request
+from minrl.types import Completion, Request, require
+
+PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED = "prompt_tokens", "prompt_tokens_computed"
+"""Facts that add up over processes. Of all others the largest counts."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are drawn. Temperature 0 is greedy. Stop ids are part of the completion."""
+    """How completions are drawn. Temperature 0 is greedy. Stop ids are part of the completion.
+
+    Stop strings are looked for in the text with its special tokens.
+    """
 
     temperature: float
     stop_ids: frozenset[int]
     stop_strings: tuple[str, ...] = ()
+
+
+CACHE_GIB = 4.0
+"""Most key-value memory where the config leaves it to the engine."""
+
+
+def require_room(requests: Sequence[Request], context_length: int) -> None:
+    """Refuse requests that might outgrow the context."""
+    longest = max(len(request.ids) + request.max_tokens for request in requests)
+    require(
+        longest <= context_length,
+        f"a prompt and its completion may take {longest} tokens, the engine takes {context_length}: "
+        "lower --max-tokens, or raise --engine-context-length where the model takes more",
+    )
 
 
 @dataclass
@@ -30,15 +50,15 @@ class PromptReuse:
         self.computed += computed
 
     def take(self) -> dict[str, float]:
-        """The share that was not computed again, by tag, since this was last asked; nothing where nothing was.
+        """Both numbers by tag, since this was last asked; nothing where nothing was.
 
         >>> reuse = PromptReuse()
         >>> reuse.add(asked=80, computed=20)
         >>> reuse.take(), reuse.take()
-        ({'engine/prompt_reuse_frac': 0.75}, {})
+        ({'prompt_tokens': 80.0, 'prompt_tokens_computed': 20.0}, {})
         """
         asked, computed, self.asked, self.computed = self.asked, self.computed, 0, 0
-        return {"engine/prompt_reuse_frac": 1 - computed / asked} if asked else {}
+        return {PROMPT_TOKENS: float(asked), PROMPT_TOKENS_COMPUTED: float(computed)} if asked else {}
 
 
 @runtime_checkable
@@ -50,6 +70,10 @@ class Engine(Protocol):
 
     exact: bool
 
+    @property
+    def context_length(self) -> int:
+        """Tokens that it takes, prompt and completion together."""
+
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion for each request, in order."""
 
@@ -60,7 +84,7 @@ class Engine(Protocol):
         """Log-probability at temperature 1 of each token after the first, for probes."""
 
     def take_facts(self) -> dict[str, float]:
-        """What sampling and syncing were like since this was last asked, by tag."""
+        """What sampling and syncing were like since this was last asked, by tag: counts of tokens, and extremes."""
 
     def sleep(self) -> None:
         """Give memory back while the policy trains."""

@@ -35,7 +35,7 @@ def make_engine(
     `sequences` is how many completions a batch has; `going_on` says, should the engine hang, how the run is resumed.
     """
     if not takes_vllm(config, policy.device.type):
-        return TorchEngine(policy)
+        return TorchEngine(policy, config.engine_cache_gib)
     from minrl.engines.vllm_engine import VllmEngine
 
     return VllmEngine(config, policy, sequences, going_on)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minrl.context import context_length
 from minrl.cpu import computed, few_rows_product
 from minrl.lora import merged_weight
 from minrl.types import CausalModel
@@ -78,6 +79,7 @@ class LlamaDecoder:
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
         shape = (2, len(prompts), self.kv_heads, longest + slots, self.head_dim)
+        self.cache = []  # an earlier one goes before there is another
         self.cache = [torch.empty(shape, dtype=self.layers[0].qkv.dtype, device=device) for _ in self.layers]
         self.rotary = self._rotary_table(longest + slots)
         self.length = 0
@@ -88,7 +90,8 @@ class LlamaDecoder:
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the cache."""
-        self.cache = [self._selected(cache, rows) for cache in self.cache]
+        for index, cache in enumerate(self.cache):  # layer by layer: no second cache beside the first
+            self.cache[index] = self._selected(cache, rows)
         self.padding = self.padding[rows]
 
     def _selected(self, cache: Tensor, rows: Tensor) -> Tensor:
@@ -229,6 +232,7 @@ class TransformersDecoder:
 
     def __init__(self, model: CausalModel) -> None:
         self.decoder = model.get_decoder()
+        self.last_position = context_length(model) - 1
         self.cache: Any = None
         self.mask = torch.empty(0)
 
@@ -252,7 +256,8 @@ class TransformersDecoder:
         return self._forward(tokens[:, None])
 
     def _forward(self, ids: Tensor) -> Tensor:
-        positions = (self.mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        # A row that has ended goes on until it leaves the batch: not beyond the context, where RoPE may change for all.
+        positions = (self.mask.cumsum(-1) - 1).clamp(0, self.last_position)[:, -ids.shape[1] :]
         output = self.decoder(
             input_ids=ids,
             attention_mask=self.mask,

@@ -17,14 +17,19 @@ class EngineWithOpponent:
     A completion depends on weights, prompt and seed alone, so the two may sample one after the other.
     """
 
-    def __init__(self, engine: Engine, opponent: Policy, policy: Policy) -> None:
+    def __init__(self, engine: Engine, opponent: Policy, policy: Policy, cache_gib: float = 0.0) -> None:
         if opponent.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise UserError(
                 "the opponent's tokenizer is not the policy's, and both read the same ids: choose as --opponent a "
                 "checkpoint of the same model"
             )
         opponent.model.requires_grad_(False)
-        self.engine, self.opponent, self.exact = engine, TorchEngine(opponent), engine.exact
+        self.engine, self.opponent, self.exact = engine, TorchEngine(opponent, cache_gib), engine.exact
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that both take."""
+        return min(self.engine.context_length, self.opponent.context_length)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion for each request, in order."""

@@ -15,8 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.cpu import computed, few_rows_product, product
-from minrl.engines import PromptReuse, Sampling
+from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
 from minrl.engines.decoder import make_decoder
+from minrl.engines.slices import footprint, slices
 from minrl.lora import merged_weight
 from minrl.policy import Policy
 from minrl.progress import activity
@@ -38,19 +39,32 @@ class TorchEngine:
     products is not what the policy's own forward pass rounds. The gap is measured and corrected, as any engine's.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, cache_gib: float = 0.0) -> None:
         self.policy, self._reuse = policy, PromptReuse()
         self.exact = policy.processes.dtype == torch.float32
+        self._limit = int((cache_gib or CACHE_GIB) * 2**30)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the policy takes."""
+        return self.policy.context_length
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion for each request, in order; each distinct prompt is prefilled once."""
+        """One completion for each request, in order; those that do not fit the memory at once in slices. Each distinct
+        prompt of a slice is prefilled once.
+        """
         if not requests:
             return []
-        prompts = {tuple(request.ids) for request in requests}
-        self._reuse.add(sum(len(request.ids) for request in requests), sum(map(len, prompts)))
-        with self.policy.processes.autocast():
-            return _Batch(self.policy, requests, sampling).run()
+        require_room(requests, self.context_length)
+        completions: list[Completion] = []
+        cost = footprint(self.policy.model, self.policy.processes.dtype.itemsize)
+        with activity("sampling", len(requests)) as report, self.policy.processes.autocast():
+            weights = _Weights(self.policy)
+            for part in slices(requests, cost, self._limit):
+                self._reuse.add(sum(len(r.ids) for r in part), sum(map(len, {tuple(r.ids) for r in part})))
+                completions += _Batch(weights, part, sampling).run(report, len(completions))
+        return completions
 
     def sync(self, policy: Policy) -> None:
         """The weights are the policy's own tensors; only which policy it is can change."""
@@ -82,13 +96,20 @@ class TorchEngine:
         """Nothing to release."""
 
 
-class _Batch:
-    """The rows of one call while they are being sampled."""
+class _Weights:
+    """What all slices of a call compute with: merged and cast once."""
 
-    def __init__(self, policy: Policy, requests: Sequence[Request], sampling: Sampling) -> None:
-        self.policy, self.requests, self.sampling = policy, requests, sampling
-        self.decoder = make_decoder(policy.model)
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.decoder = policy, make_decoder(policy.model)
         self.head = computed(merged_weight(policy.model.get_output_embeddings()))
+
+
+class _Batch:
+    """The rows of one slice while they are being sampled."""
+
+    def __init__(self, weights: _Weights, requests: Sequence[Request], sampling: Sampling) -> None:
+        self.policy, self.decoder, self.head = weights.policy, weights.decoder, weights.head
+        self.requests, self.sampling = requests, sampling
         self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
         self.limits = np.array([request.max_tokens for request in requests])
         self.stop_ids = np.array(sorted(sampling.stop_ids))
@@ -98,10 +119,9 @@ class _Batch:
         self.lengths = np.zeros(len(requests), dtype=np.int64)
         self.stopped = np.zeros(len(requests), dtype=bool)
 
-    def run(self) -> list[Completion]:
-        """Sample until every row has stopped or reached its limit."""
-        with activity("sampling", len(self.requests)) as report:
-            self._sample(report)
+    def run(self, report: Callable[[int], None], before: int) -> list[Completion]:
+        """Sample until every row has stopped or reached its limit; report how many have, with those `before`."""
+        self._sample(report, before)
         return [
             Completion(
                 self.tokens[row, : self.lengths[row]].tolist(),
@@ -111,7 +131,7 @@ class _Batch:
             for row in range(len(self.requests))
         ]
 
-    def _sample(self, report: Callable[[int], None]) -> None:
+    def _sample(self, report: Callable[[int], None], before: int) -> None:
         """A token for every row that goes on, position by position."""
         rows = np.arange(len(self.requests))  # which request each row of the decoder's cache is
         hidden = self._prefill()
@@ -119,7 +139,7 @@ class _Batch:
             logits = few_rows_product(hidden, self.head).float()
             sampled, logprobs = sample(logits, self._uniforms(rows, position), self.sampling.temperature)
             going = self._record(rows, position, sampled, logprobs)
-            report(len(self.requests) - int(going.sum()))
+            report(before + len(self.requests) - int(going.sum()))
             if not going.any():
                 break
             if going.mean() < KEEP_FRACTION:
@@ -157,7 +177,7 @@ class _Batch:
         """Whether a stop string stands in the text of the last tokens; a token has at least one byte."""
         window = 4 * max(map(len, self.sampling.stop_strings)) + 8
         start = max(0, int(self.lengths[row]) - window)
-        text = self.policy.decode(self.tokens[row, start : self.lengths[row]].tolist())
+        text = self.policy.decode_all(self.tokens[row, start : self.lengths[row]].tolist())
         return any(stop in text for stop in self.sampling.stop_strings)
 
 

@@ -18,7 +18,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from minrl.config import EngineConfig
-from minrl.engines import PromptReuse, Sampling, vllm_versions
+from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room, vllm_versions
 from minrl.engines.device_copies import DeviceCopies, StableWeights
 from minrl.engines.seeds import mix_seed
 from minrl.engines.verify import (
@@ -43,9 +43,6 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-
-CPU_CACHE_GIB = 4.0
-"""Most key-value memory on a CPU where none is asked for."""
 
 
 class VllmEngine:
@@ -79,7 +76,7 @@ class VllmEngine:
         if not requests:
             return []
         self._require_current()
-        self._require_room(requests)
+        require_room(requests, self.context_length)
         if not self._continues(requests):
             self._llm.reset_prefix_cache()  # so that a batch depends on nothing before it
         prompts = [{"prompt_token_ids": request.ids} for request in requests]
@@ -215,7 +212,7 @@ class VllmEngine:
                 f"{head_dim}: use --engine torch"
             )
         token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.dtype.itemsize
-        wanted = min(token * self.context_length * sequences, int(CPU_CACHE_GIB * 2**30))
+        wanted = min(token * self.context_length * sequences, int(CACHE_GIB * 2**30))
         size = int(self.config.engine_cache_gib * 2**30) or max(wanted, 2 * token * self.context_length)
         return {"kv_cache_memory_bytes": size, "enforce_eager": True}
 
@@ -243,14 +240,6 @@ class VllmEngine:
                 "call wake() and sync(policy) after each update"
             )
 
-    def _require_room(self, requests: Sequence[Request]) -> None:
-        longest = max(len(request.ids) + request.max_tokens for request in requests)
-        if longest > self.context_length:
-            raise UserError(
-                f"a prompt and its completion may take {longest} tokens, the engine takes {self.context_length}: "
-                "lower --max-tokens or raise --engine-context-length"
-            )
-
     def _continues(self, requests: Sequence[Request]) -> bool:
         """Whether these are the next turns of the prompts of the last call, whose cache is worth keeping."""
         lengths = {len(prompt) for prompt in self._prompts}
@@ -274,6 +263,7 @@ def sampling_parameters(request: Request, sampling: Sampling) -> Any:  # noqa: A
         max_tokens=request.max_tokens,
         stop_token_ids=sorted(sampling.stop_ids),
         stop=list(sampling.stop_strings),
+        skip_special_tokens=False,  # a stop string may hold one
         include_stop_str_in_output=True,
         ignore_eos=True,  # which tokens stop is the caller's choice
         logprobs=0,

@@ -8,11 +8,12 @@ from loguru import logger
 from minrl.engines.choice import takes_vllm
 from minrl.openai_client import ChatError
 from minrl.pipeline.generate import missing
+from minrl.pipeline.local import check_prompts
 from minrl.pipeline.models import NamedModel
-from minrl.pipeline.plan import Plan, PlannedTask
+from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.served import connect
-from minrl.policy import Policy, load_policy
+from minrl.policy import load_policy
 from minrl.processes import Processes
 from minrl.screen import Screen
 from minrl.types import UserError
@@ -41,24 +42,11 @@ def check_models(plan: Plan, rows: Mapping[Key, Row], folder: Path, screen: Scre
 def _check_local(plan: Plan, model: NamedModel) -> None:
     config = plan.config
     policy = load_policy(model.name, config.model, Processes(config.model))
-    takes_vllm(config.engine, policy.device.type)
+    limit = policy.context_length
+    if takes_vllm(config.engine, policy.device.type):
+        limit = min(config.engine.engine_context_length or limit, limit)
     for task in plan.tasks:
-        if task.task.episode is None:
-            _check_prompts(policy, model, task, config.max_tokens)
-
-
-def _check_prompts(policy: Policy, model: NamedModel, task: PlannedTask, max_tokens: int) -> None:
-    """Refuse prompts without any room after them; count those whose completions may be cut off early."""
-    lengths = {example.id: len(policy.encode_prompt(example.prompt)) for example in task.examples}
-    longest = max(lengths, key=lambda example: lengths[example])
-    if lengths[longest] >= policy.context_length:
-        raise UserError(
-            f"the prompt of example {longest!r} of {task.name} has {lengths[longest]} tokens and {model.name} takes "
-            f"{policy.context_length}: choose shorter examples or a model with a longer context"
-        )
-    tight = sum(length + max_tokens > policy.context_length for length in lengths.values())
-    if tight:
-        logger.warning(f"{tight} prompts of {task.name} leave {model.name} less than --max-tokens ({max_tokens})")
+        check_prompts(policy, model, task, limit, config.max_tokens)
 
 
 def _check_server(plan: Plan, model: NamedModel) -> None:

@@ -1,19 +1,23 @@
 """From scores to figures: pass@k with intervals, by category, and the difference between two models.
 
-What could not be scored counts as not solved. What a server failed to answer counts as nothing, and is counted.
+What could not be scored counts as not solved; where nothing could be scored there is no figure. What a server failed to
+answer counts as nothing, and is counted.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from minrl.evaluation import bootstrap, by_category, interval, is_solved, pass_at_k, summarize, wilson
+from minrl.evaluation import bootstrap, by_category, is_solved, pass_at_k, pass_at_one, summarize, wilson
+from minrl.json_text import plain
 from minrl.metrics import part_means
 from minrl.pipeline.plan import GREEDY, SAMPLED, Plan, PlannedTask
 from minrl.pipeline.rows import Key, Row
+from minrl.pipeline.table import NOBODY
+from minrl.rollout import lost_roles
 from minrl.types import Reward
 
 
@@ -35,7 +39,9 @@ class Score:
 
 def score_of(line: Mapping[str, Any]) -> Score:
     """The score on a line that `read_table` gave."""
-    reward = None if line["reward"] is None else Reward(line["reward"], line["parts"], line["maximum"])
+    reward = None
+    if line["reward"] is not None:
+        reward = Reward(line["reward"], line["parts"], line["maximum"], full=line["solved"])
     tokens = math.nan if line["tokens"] is None else float(line["tokens"])
     named = {name: line[name] for name in ("model", "task", "mode", "index", "role", "category")}
     return Score(
@@ -45,6 +51,13 @@ def score_of(line: Mapping[str, Any]) -> Score:
         num_sampled=tokens,
         truncated=line["finish_reason"] == "length",
     )
+
+
+def in_roles(scores: Sequence[Score]) -> list[Score]:
+    """The scores, each lost episode once for each role that the model would have had in it."""
+    played, lost = [one for one in scores if one.role != NOBODY], [one for one in scores if one.role == NOBODY]
+    roles = lost_roles([(one.example_id, one.role) for one in played], [one.example_id for one in lost])
+    return [*played, *(replace(one, role=role) for one in lost for role in roles[one.example_id])]
 
 
 def results(plan: Plan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, Row]) -> list[dict[str, Any]]:
@@ -71,23 +84,27 @@ def results(plan: Plan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, R
 
 def pair_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict[str, Any]:
     """The figures of one model on one task."""
-    greedy = [one for one in scores if one.mode == GREEDY]
-    main = [one for one in scores if one.mode == SAMPLED] or greedy
+    greedy = in_roles([one for one in scores if one.mode == GREEDY])
+    main = in_roles([one for one in scores if one.mode == SAMPLED]) or greedy
+    unscorable = sum(one.reward is None for one in [*main, *(greedy if main is not greedy else [])])
+    if all(one.reward is None for one in main):
+        return {"n": len(main), "unscorable": unscorable}
     figures = summarize(task.examples, main, greedy).to_json()
     categories = {}
     for name, of_it in by_category(task.examples, main).items():
         rewards = [one.reward for one in of_it if one.reward is not None]
-        value, ci95, examples = pass_figure(of_it, 1)
-        categories[name] = {"pass@1": value, "ci95": ci95, "n": len(of_it), "examples": examples}
-        categories[name]["reward"] = float(np.mean([reward.value for reward in rewards])) if rewards else None
-        categories[name]["parts"] = part_means(rewards)
+        if rewards:
+            value, ci95, examples = pass_figure(of_it, 1)
+            categories[name] = {"pass@1": value, "ci95": ci95, "n": len(of_it), "examples": examples}
+            categories[name]["reward"] = float(np.mean([reward.value for reward in rewards]))
+            categories[name]["parts"] = part_means(rewards)
     return {
         **figures,
         "examples": len({one.index for one in main}),
-        "pass@1_greedy_ci95": pass_figure(greedy, 1)[1] if greedy else None,
+        "pass@1_greedy_ci95": pass_figure(greedy, 1)[1] if any(one.reward is not None for one in greedy) else None,
         "pass@k": pass_figures(plan, task, main),
         "by_category": categories,
-        "unscorable": sum(one.reward is None for one in [*main, *(greedy if main is not greedy else [])]),
+        "unscorable": unscorable,
     }
 
 
@@ -132,8 +149,8 @@ def example_values(scores: Sequence[Score], k: int) -> dict[int, float]:
 def pass_figure(scores: Sequence[Score], k: int) -> tuple[float, list[float], int]:
     """pass@k, its 95 % interval, and over how many examples: Wilson's where each has one sample, else a bootstrap."""
     if k == 1 and scores:
-        solved = np.array([is_solved(one) for one in scores], dtype=float)
-        return float(solved.mean()), list(interval(solved, [str(one.index) for one in scores])), len(by_example(scores))
+        value, ci95 = pass_at_one(scores, [str(one.index) for one in scores])
+        return value, list(ci95), len(by_example(scores))
     values = np.array(list(example_values(scores, k).values()))
     if not len(values):
         return math.nan, [math.nan, math.nan], 0
@@ -146,8 +163,8 @@ def differences(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> list[dict[str
     mode = {task.name: task.modes[0].name for task in plan.tasks}
 
     def values(model: str, task: str) -> dict[int, float]:
-        chosen = [one for one in scores if (one.model, one.task, one.mode) == (model, task, mode[task])]
-        return example_values(chosen, 1)
+        chosen = in_roles([one for one in scores if (one.model, one.task, one.mode) == (model, task, mode[task])])
+        return example_values(chosen, 1) if any(one.reward is not None for one in chosen) else {}
 
     found = []
     for task in plan.tasks:
@@ -189,12 +206,3 @@ def paired_difference(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
         ci95 = bootstrap(change)
     counts = {"better": int((change > 0).sum()), "worse": int((change < 0).sum()), "same": int((change == 0).sum())}
     return {"difference": difference, "ci95": list(ci95), "examples": len(change), **counts}
-
-
-def plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """The value without NaN, which JSON does not know: null in its place."""
-    if isinstance(value, Mapping):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,6 +1,5 @@
 """The folder of an evaluation: whose settings it holds, and that only one program at a time writes to it."""
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from minrl.evaluate_config import STAGES, EvaluateConfig, Stage
-from minrl.run import provenance, write_json
+from minrl.files import LOCK, holder, lock, write_json
+from minrl.provenance import provenance
 from minrl.types import UserError, require
 
 HOME = Path("evaluations")
@@ -81,18 +81,14 @@ def write_settings(folder: Path, settings: Settings) -> None:
     write_json(folder / CONFIG, {"evaluation": settings, **provenance()})
 
 
-LOCK = ".lock"
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other programs out of the folder; the lock ends with this process, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another program is writing to {folder}: wait for it, or choose another --output"
-            ) from None
+    held = lock(folder / LOCK)
+    if held is None:
+        raise UserError(
+            f"another program ({holder(folder / LOCK)}) is writing to {folder}: wait for it, or choose another --output"
+        )
+    with held:
         yield

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from loguru import logger
+
 from minrl.engines.choice import make_engine
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.parts import resolve_model
@@ -10,11 +12,11 @@ from minrl.pipeline.episodes import PURPOSE, Recorder, row_of
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import Key, Row
-from minrl.policy import load_policy
+from minrl.policy import Policy, load_policy
 from minrl.processes import Processes
 from minrl.rollout import Plan as RolloutPlan
 from minrl.rollout import rollout
-from minrl.types import Rollout
+from minrl.types import Rollout, require
 from minrl.workers import Workers
 
 
@@ -25,14 +27,19 @@ class LocalSampler:
         config = plan.config
         self.config, self.model, self.workers = config, model, workers
         processes = Processes(config.model)
+        require(
+            processes.count == 1, f"evaluate.py runs in one process, got {processes.count}: start it without launcher"
+        )
         self.policy = load_policy(model.name, config.model, processes)
         self.engine = make_engine(config.engine, self.policy, config.batch_size, lambda: "the same command goes on")
         if config.opponent:
             opponent = load_policy(resolve_model(config.opponent), config.model, processes)
-            self.engine = EngineWithOpponent(self.engine, opponent, self.policy)
+            self.engine = EngineWithOpponent(self.engine, opponent, self.policy, config.engine.engine_cache_gib)
 
     def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
         """The rows of each batch."""
+        if batches:
+            check_prompts(self.policy, self.model, task, self.engine.context_length, self.config.max_tokens)
         for batch in batches:
             yield self._play(task, batch)
 
@@ -67,6 +74,29 @@ class LocalSampler:
             first_sample=batch.first_sample,
             stop_strings=config.stop_strings,
         )
+
+
+def check_prompts(policy: Policy, model: NamedModel, task: PlannedTask, limit: int, max_tokens: int) -> None:
+    """Count the prompts that leave no room in `limit` tokens, and those whose completions may be cut off early.
+
+    A model that has no room for any is refused. What an episode of the task's own shows is known when it is played.
+    """
+    if task.task.episode is not None:
+        return
+    rooms = [limit - len(policy.encode_prompt(example.prompt)) for example in task.examples]
+    full, tight = sum(room < 1 for room in rooms), sum(1 <= room < max_tokens for room in rooms)
+    require(
+        full < len(rooms),
+        f"no prompt of {task.name} leaves room for a completion in the {limit} tokens that {model.name} takes: choose "
+        "shorter examples or a longer context (another model, or --engine-context-length where it is set)",
+    )
+    if full:
+        logger.warning(
+            f"{full} of {len(rooms)} prompts of {task.name} fill the {limit} tokens that {model.name} takes: they are "
+            "unscorable and count as not solved"
+        )
+    if tight:
+        logger.warning(f"{tight} prompts of {task.name} leave {model.name} less than --max-tokens ({max_tokens})")
 
 
 def facts(rollout: Rollout, role: str) -> dict[str, Any]:

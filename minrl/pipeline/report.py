@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.pipeline.figures import differences, plain, results
+from minrl.files import read_json, write_json
+from minrl.json_text import plain
+from minrl.pipeline.figures import differences, results
 from minrl.pipeline.folder import SUMMARY, Settings
 from minrl.pipeline.pictures import draw_all
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row
-from minrl.run import read_json, write_json
 from minrl.tensorboard_log import write_pictures
 
 TABLE, CSV, CHARTS, EVENTS = "summary.md", "summary.csv", "charts", "tensorboard"
@@ -58,6 +59,8 @@ def tidy(summary: Figures) -> Iterator[dict[str, Any]]:
     """One line for each figure of each model on each task, and of each category."""
     for result in summary["results"]:
         if "pass@1" not in result:
+            about = {"task": result["task"], "model": result["model"], "n": result.get("n", 0)}
+            yield from ({**about, "figure": name, "value": result.get(name, 0)} for name in ("unscorable", "missing"))
             continue
         shared = {"task": result["task"], "model": result["model"], "n": result["n"], "examples": result["examples"]}
         for k, figure in result["pass@k"].items():
@@ -112,7 +115,8 @@ def _models_table(of_task: Sequence[Figures]) -> str:
     lines = []
     for result in of_task:
         if "pass@1" not in result:
-            lines.append([result["label"], *["-"] * (len(columns) - 1), "-", str(result["missing"])])
+            unscorable = str(result.get("unscorable", "-"))
+            lines.append([result["label"], *["-"] * (len(columns) - 1), unscorable, str(result["missing"])])
             continue
         passes = [interval_text(result["pass@k"][k]["value"], result["pass@k"][k]["ci95"]) for k in ks]
         lines.append(

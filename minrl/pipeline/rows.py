@@ -12,6 +12,8 @@ from typing import IO, Any
 
 from loguru import logger
 
+from minrl.json_text import json_text
+
 Row = dict[str, Any]
 
 
@@ -65,7 +67,7 @@ class RowFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab+") as file:
             self._cut_torn_line(file)
-            file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+            file.write("".join(json_text(row) + "\n" for row in rows).encode())
             file.flush()
             os.fsync(file.fileno())
 
@@ -79,7 +81,7 @@ class RowFile:
         """These rows and no others, in this order, in one instant."""
         temporary = self.path.with_name(self.path.name + ".tmp")
         with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.writelines(json_text(row) + "\n" for row in rows)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path)

@@ -17,9 +17,9 @@ from minrl.openai_client import ChatError
 from minrl.pipeline.episodes import episode_rng, spoken_of, turns_of
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
-from minrl.pipeline.table import read_table, write_table
+from minrl.pipeline.table import NOBODY, read_table, write_table
 from minrl.screen import Screen
-from minrl.types import SOLO, Job, Reward
+from minrl.types import Job, Reward
 from minrl.workers import Workers
 
 PARTIAL = "scores.partial.jsonl"
@@ -67,13 +67,19 @@ def finished_scores(table: Path, rows: Mapping[Key, Row]) -> dict[Key, Row]:
         key = key_of(one)
         if key in rows and not asked_again(one) and one["of"] == digest(rows[key]):
             row = found.setdefault(key, {**key.as_row(), "of": one["of"], "scores": []})
-            row["scores"].append({name: one[name] for name in ("role", "reward", "maximum", "parts", "unscorable")})
+            row["scores"].append(
+                {name: one[name] for name in ("role", "reward", "maximum", "solved", "parts", "unscorable")}
+            )
     return found
 
 
 def asked_again(score: Mapping[str, Any]) -> bool:
-    """Whether a judge's server failed: no verdict on the completion, and another run asks once more."""
-    return (score["unscorable"] or "").startswith(f"{ChatError.__module__}.{ChatError.__name__}: ")
+    """Whether a judge's server failed: no verdict on the completion, and another run asks once more. So does one that
+    finds a score which does not say whether it is of a solution.
+    """
+    return "solved" not in score or (score["unscorable"] or "").startswith(
+        f"{ChatError.__module__}.{ChatError.__name__}: "
+    )
 
 
 def digest(row: Row) -> str:
@@ -89,7 +95,7 @@ def score_rows(plan: Plan, rows: Sequence[Row], workers: Workers) -> tuple[list[
         for replay, result in zip(waiting, workers.run([j for j in jobs if isinstance(j, Job)]), strict=True):
             replay.advance(result)
     scored = [replay.scored() for replay in replays]
-    return scored, [replay.play.failure for replay in replays if replay.play.failure is not None]
+    return scored, [replay.play.problem for replay in replays if replay.play.problem is not None]
 
 
 class _Replay:
@@ -115,17 +121,15 @@ class _Replay:
 
     def scored(self) -> Row:
         """The scores of the evaluated model's roles, with the reason of those that have none."""
-        failure = self.play.failure
         scores = []
-        for role in spoken_of(self.row) or (SOLO,):
-            reward = None if failure is not None else self.play.rewards.get(role)
-            reason = failure.strip().splitlines()[-1] if failure is not None else f"no reward for {role}"
-            scores.append({"role": role, **_plain(reward), "unscorable": None if reward is not None else reason})
+        for role in spoken_of(self.row) or (NOBODY,):
+            problem = self.play.unscorable(role)
+            reason = None if problem is None else problem.strip().splitlines()[-1]
+            scores.append({"role": role, **_plain(self.play.rewards.get(role)), "unscorable": reason})
         return {**self.key.as_row(), "of": digest(self.row), "scores": scores}
 
 
 def _plain(reward: Reward | None) -> dict[str, Any]:
     if reward is None:
-        return {"reward": None, "maximum": None, "parts": {}}
-    parts = {name: float(value) for name, value in reward.parts.items()}
-    return {"reward": float(reward.value), "maximum": float(reward.maximum), "parts": parts}
+        return {"reward": None, "maximum": None, "solved": False, "parts": {}}
+    return {"reward": reward.value, "maximum": reward.maximum, "solved": reward.solved, "parts": dict(reward.parts)}

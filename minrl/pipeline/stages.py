@@ -46,7 +46,7 @@ def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tu
         check_settings(folder, stored, settings, config.force)
     if config.dry_run:
         rows = RowFile(folder / COMPLETIONS).read()
-        with open_judge(config.judge):  # asks it once
+        with open_judge(config.judge, ask=False):
             pass
         check_models(plan, {} if config.forced("generate") else rows, folder, screen)
         return folder, None

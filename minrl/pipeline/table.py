@@ -12,6 +12,9 @@ from minrl.pipeline.rows import Row
 
 PART, CATEGORY = "part/", "category/"
 
+NOBODY = ""
+"""The role in the one line of an episode that failed before the model's first turn."""
+
 COLUMNS = {
     "model": arrow.string(),
     "task": arrow.string(),
@@ -51,8 +54,7 @@ def _lines(completion: Row, scores: Row) -> list[dict[str, Any]]:
     lines = []
     for one in scores["scores"]:
         line = {**shared, **spoken.get(one["role"], {}), "of": scores["of"]}
-        line.update({name: one[name] for name in ("role", "reward", "maximum", "unscorable")})
-        line["solved"] = one["reward"] is not None and one["reward"] >= one["maximum"]
+        line.update({name: one[name] for name in ("role", "reward", "maximum", "solved", "unscorable")})
         line.update({PART + name: value for name, value in one["parts"].items()})
         line.update({CATEGORY + name: value for name, value in completion["category"].items()})
         lines.append(line)

@@ -16,13 +16,15 @@ NOT_SETTINGS = ("resume", "runs_dir", "checkpoints_dir", "quiet", "preflight", "
 
 @dataclass(frozen=True)
 class Score:
-    """A held-out pass@1 with its 95 % interval, and the greedy one beside it, at a step."""
+    """A held-out pass@1 with its 95 % interval, and the greedy one beside it (None: nothing of it could be scored), at
+    a step.
+    """
 
     step: int
     pass_at_1: float
     low: float
     high: float
-    greedy: float
+    greedy: float | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class RunData:
         """The held-out scores of a task over the run."""
         name = f"eval/{task}/pass@1"
         return [
-            Score(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"], line[f"{name}_greedy"])
+            Score(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"], line.get(f"{name}_greedy"))
             for line in self.lines
             if name in line
         ]

@@ -88,7 +88,7 @@ def _interval(score: Score | None) -> str:
 
 
 def _greedy(score: Score | None) -> str:
-    return NOTHING if score is None else f"{score.greedy:.1%}"
+    return NOTHING if score is None or score.greedy is None else f"{score.greedy:.1%}"
 
 
 def _number(value: float | None, digits: int) -> str:

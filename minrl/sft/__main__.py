@@ -8,7 +8,6 @@ The loss is that of the response's tokens alone (`minrl.sft.step`). The order of
 the epoch, so that a run that was killed continues to the same weights.
 """
 
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -19,18 +18,20 @@ import torch
 from minrl.checkpoint import save_checkpoint
 from minrl.command_line import parse_config, run_main
 from minrl.config import task_key
+from minrl.files import read_json, write_json
 from minrl.metrics import read_metrics
 from minrl.parts import Parts, assemble
 from minrl.record import Record
+from minrl.resume import open_run
 from minrl.rollout import rollout, tracked_plan
-from minrl.run import Program, Run, open_run, write_json
+from minrl.run import Program, Run
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows
-from minrl.sft.step import measure, rows_per_step, sft_step
+from minrl.sft.step import measure, sft_step
 from minrl.types import UserError
 from minrl.update import Updated
 
-SFT = Program("python -m minrl.sft", extends=("steps", "epochs"), draws="batch_size")
+SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
 
 
 def fine_tune(parts: Parts, record: Record, rows: Rows) -> None:
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     with assemble(open_run(config, options, arguments, SFT)) as parts:
         settings: SftConfig = parts.run.settings
         rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
-        batch_size = rows_per_step(settings.batch_size, len(rows.train), parts.policy.processes)
+        batch_size = min(settings.batch_size, len(rows.train))
         parts.config = replace(
             parts.config,
             steps=settings.steps or math.ceil(settings.epochs * len(rows.train) / batch_size),
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
             record.begin()
             if record.main:
                 write_json(parts.run.folder / "data.json", fingerprint(settings))
-            if parts.state.step == 0 and config.evaluation.eval_first:
+            if record.evaluation_owed():
                 measure(parts, record, rows.held_out)
                 record.end_step()
             fine_tune(parts, record, rows)
@@ -96,8 +97,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def refuse_other_rows(run: Run, config: SftConfig) -> None:
     """A run that goes on must go on with the same rows."""
-    known = run.folder / "data.json"
-    if run.checkpoint is not None and known.exists() and json.loads(known.read_text()) != fingerprint(config):
+    known = read_json(run.folder / "data.json")
+    if known is not None and known != fingerprint(config):
         raise UserError(f"the rows in {config.data} are not those that run {run.folder} began with: start a new run")
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minrl.config import (
+    PATH,
     BaseModelConfig,
     EngineConfig,
     EvaluationConfig,
@@ -25,12 +26,12 @@ class RewardConfig:
 
     task: str = "countdown"
     """A task's name, or path/to/file.py:name. Empty, where one may do without: none."""
-    data_path: str = ""
+    data_path: str = field(default="", metadata=PATH)
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     reward_deadline_s: float = 30.0
     """Longest time that one reward may take in a worker, in seconds; beyond it the completion is unscorable."""
     reward_workers: int = 0
-    """Processes that compute rewards. 0: one per core."""
+    """Processes that compute rewards. 0: one per core that this process may use."""
 
     def __post_init__(self) -> None:
         require(self.reward_deadline_s > 0, f"reward_deadline_s must be above 0 seconds, got {self.reward_deadline_s}")
@@ -53,7 +54,7 @@ def _saved_each_round() -> LoggingConfig:
 class SftConfig:
     """The whole configuration of a supervised fine-tuning."""
 
-    data: str = ""
+    data: str = field(default="", metadata=PATH)
     """JSONL file of rows with a prompt (text or chat messages) and a response (text)."""
     prompt_column: str = "prompt"
     """Where a row has its prompt. Rows with `messages` that end with the assistant's need neither column."""
@@ -65,7 +66,7 @@ class SftConfig:
     """Rows of more tokens, prompt and response together, are left out and counted. 0: what the model takes."""
     held_out_share: float = 0.05
     """Share of the file's prompts that are not trained on and whose loss is measured. 0: none."""
-    eval_data: str = ""
+    eval_data: str = field(default="", metadata=PATH)
     """JSONL file of rows whose loss is measured, in place of a share of the file."""
     steps: int = 0
     """Optimizer steps. 0: as many as the epochs take."""

@@ -12,7 +12,6 @@ A round is a step of the run. What it samples is a function of the seed, the rou
 anew in it: a run that was killed repeats the round it was in, to the same weights.
 """
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,18 +25,21 @@ from minrl.checkpoint import TrainState, save_checkpoint
 from minrl.command_line import parse_config, run_main
 from minrl.config import task_key
 from minrl.evaluation import is_solved
+from minrl.files import whole
+from minrl.json_text import json_text
 from minrl.metrics import read_metrics
 from minrl.optimizer import make_optimizer
 from minrl.parts import Parts, assemble, prepare_policy
 from minrl.progress import activity
 from minrl.record import Record
-from minrl.rollout import Rollouts, completion_seed, draw_examples, gather_rollouts, rollout, training_plan
-from minrl.run import Program, open_run
+from minrl.resume import open_run
+from minrl.rollout import Rollouts, completion_seed, draw_examples, joined, rollout, training_plan
+from minrl.run import Program
 from minrl.sft.config import ExpertIterationConfig
-from minrl.sft.step import measure, rows_per_step, sft_step
+from minrl.sft.step import measure, sft_step
 from minrl.types import Example, Rollout, UserError
 
-EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",), draws="sample_batch_size")
+EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
 
 
 def improve(parts: Parts, record: Record, settings: ExpertIterationConfig) -> None:
@@ -47,8 +49,8 @@ def improve(parts: Parts, record: Record, settings: ExpertIterationConfig) -> No
         state.step += 1
         with record.timed("time/rollout_s"):
             sampled = sample_round(parts, settings)
-            rollouts, _ = gather_rollouts(sampled, parts.policy.processes)
-        record.rollouts(rollouts, sampled.failures)
+            rollouts = sampled.rollouts
+        record.rollouts(sampled)
         kept = keep_correct(rollouts, settings)
         if record.main and parts.task.episode is None and record.due(config.logging.rollouts_every):
             write_samples(samples_path(record.run.folder, state.step), parts.task.dataset.train, rollouts, kept)
@@ -73,19 +75,15 @@ def improve(parts: Parts, record: Record, settings: ExpertIterationConfig) -> No
 
 
 def sample_round(parts: Parts, settings: ExpertIterationConfig) -> Rollouts:
-    """This process's share of the round's completions, batch by batch; no example is drawn twice in a round."""
+    """The round's completions, batch by batch; no example is drawn twice in a round."""
     config, state, policy, task = parts.config, parts.state, parts.policy, parts.task
     order, drawing = replace(config, seed=completion_seed(config.seed, "examples", state.step)), TrainState()
-    rollouts: list[Rollout] = []
-    failures: list[str] = []
+    sampled = []
     for drawn in range(0, settings.examples_per_round, config.rollout.prompts_per_step):
-        examples = draw_examples(task.dataset.train, order, drawing, policy.processes)
-        plan = training_plan(config, state, policy.processes, drawn)
-        sampled = rollout(policy, parts.engine, parts.workers, task, examples, plan)
-        first_group = 1 + max((one.group for one in rollouts), default=-1)
-        rollouts += [replace(one, group=one.group + first_group) for one in sampled.rollouts]
-        failures += sampled.failures
-    return Rollouts(rollouts, failures)
+        examples = draw_examples(task.dataset.train, order, drawing)
+        plan = training_plan(config, state, drawn)
+        sampled.append(rollout(policy, parts.engine, parts.workers, task, examples, plan))
+    return joined(sampled)
 
 
 def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -> list[Rollout]:
@@ -113,7 +111,7 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
     if settings.restart_each_round:
         restart(parts)
     optimizer = parts.optimizer = make_optimizer(parts.policy, parts.config.optimizer)
-    batch_size = rows_per_step(settings.batch_size, len(kept), parts.policy.processes)
+    batch_size = min(settings.batch_size, len(kept))
     steps = math.ceil(settings.epochs_per_round * len(kept) / batch_size)
     config = replace(
         parts.config,
@@ -121,18 +119,20 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
         seed=completion_seed(settings.seed, "fine-tune", parts.state.step),
         rollout=replace(parts.config.rollout, prompts_per_step=batch_size),
     )
-    inner, losses, entropies = TrainState(), [], []
+    inner, losses, entropies, skipped = TrainState(), [], [], 0.0
     with activity("fine-tuning", steps) as report:
         for inner.step in range(1, steps + 1):
             metrics = sft_step(parts.policy, optimizer, kept, config, inner)
             losses.append(metrics["sft/loss"])
             entropies.append(metrics["sft/entropy"])
+            skipped += metrics["policy/skipped_steps"]
             report(inner.step)
     return {
         **metrics,
         "sft/loss": math.fsum(losses) / steps,
         "sft/entropy": math.fsum(entropies) / steps,
-        "sft/optimizer_steps": float(steps),
+        "sft/optimizer_steps": steps - skipped,
+        "policy/skipped_steps": skipped,
     }
 
 
@@ -153,11 +153,9 @@ def write_samples(
 ) -> None:
     """The round's completions as rows that `minrl.sft` and `minrl.sft.filter` read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with whole(path) as file:
         for row in _sample_rows({example.id: example for example in examples}, rollouts, {id(one) for one in kept}):
-            file.write(json.dumps(row) + "\n")
-    temporary.rename(path)
+            file.write(json_text(row) + "\n")
 
 
 def _sample_rows(
@@ -204,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
         refuse_too_many(settings.examples_per_round, len(parts.task.dataset.train), settings.reward.task)
         with Record(parts, started) as record:
             record.begin()
-            if parts.state.step == 0 and config.evaluation.eval_first:
+            if record.evaluation_owed():
                 measure(parts, record, [])
                 record.end_step()
             improve(parts, record, settings)

@@ -15,6 +15,7 @@ from typing import Any
 
 from minrl.command_line import parse_with_tasks, run_main
 from minrl.completions import CHUNK, read_lines, score_lines
+from minrl.files import whole
 from minrl.sft.config import FilterConfig
 from minrl.tasks import Task, load_task
 from minrl.types import UserError
@@ -35,8 +36,7 @@ def filter_file(task: Task, source: Path, output: Path, min_reward: float | None
     """Write the rows whose reward is at its maximum, or at least `min_reward`."""
     counts = Counts()
     output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(output.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with whole(output) as file:
         for line, scored in _scored(task, read_lines(source, "rows"), workers):
             counts.rows += 1
             if scored["reward"] is None:
@@ -45,7 +45,6 @@ def filter_file(task: Task, source: Path, output: Path, min_reward: float | None
             elif scored["solved"] if min_reward is None else scored["reward"] >= min_reward:
                 counts.kept += 1
                 file.write(line + "\n")
-    temporary.rename(output)
     return counts
 
 

@@ -6,6 +6,7 @@ into micro-batches, so that the gradient is the same for every micro-batch size,
 processes. Prompt tokens have no loss.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,7 +18,6 @@ from minrl.config import TrainerConfig
 from minrl.optimizer import learning_rate
 from minrl.parts import Parts
 from minrl.policy import Policy
-from minrl.processes import Processes
 from minrl.progress import activity
 from minrl.record import Record
 from minrl.rollout import draw_examples
@@ -33,12 +33,13 @@ def sft_step(
     state: TrainState,
 ) -> dict[str, float]:
     """Train on the next `prompts_per_step` rows in the order of the seed and the epoch; what to log."""
-    mine = draw_examples(rows, config, state, policy.processes)
+    drawn = draw_examples(rows, config, state)
+    mine = drawn[policy.processes.share(len(drawn))]
     rate = learning_rate(config.optimizer, state.step, config.steps)
     for group in optimizer.param_groups:
         group["lr"] = rate
     totals = accumulate(policy, mine, config.optimizer.micro_batch_tokens)
-    norm = optimizer_step(policy, optimizer, config.optimizer.max_grad_norm)
+    norm = optimizer_step(policy, optimizer, config.optimizer)
     loss, entropy, tokens = totals.tolist()
     return {
         "sft/loss": loss / tokens,
@@ -46,13 +47,9 @@ def sft_step(
         "sft/tokens": tokens,
         "sft/epoch": state.examples_drawn / len(rows),
         "policy/grad_norm": norm,
+        "policy/skipped_steps": float(not math.isfinite(norm)),
         "policy/learning_rate": rate,
     }
-
-
-def rows_per_step(batch_size: int, available: int, processes: Processes) -> int:
-    """The batch size, or as many rows as there are where these are fewer: a multiple of the number of processes."""
-    return min(batch_size, max(1, available // processes.count) * processes.count)
 
 
 def accumulate(policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int) -> Tensor:
@@ -84,7 +81,7 @@ def measure(parts: Parts, record: Record, held_out: Sequence[Rollout]) -> None:
     """The loss of held-out rows; pass@1 of the task's held-out examples, and how sure of them the policy is."""
     policy, config = parts.policy, parts.config
     budget, temperature = config.optimizer.micro_batch_tokens, config.evaluation.eval_temperature
-    with record.timed("time/eval_s"):
+    with record.evaluating():
         if held_out:
             loss, entropy = mean_loss_and_entropy(policy, held_out, budget)
             record.measured({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})

@@ -9,6 +9,7 @@ from minrl.tasks import code, code_game, connections, countdown, gsm8k, hanoi, m
 from minrl.tasks.outside import (
     definition_in_file,
     definition_installed,
+    file_outside,
     installed_tasks,
     provider,
     source_outside,
@@ -101,6 +102,7 @@ __all__ = [
     "Dataset",
     "Task",
     "TaskDefinition",
+    "file_outside",
     "find_definition",
     "flag_identifier",
     "load_task",

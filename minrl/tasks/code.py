@@ -23,8 +23,8 @@ from typing import Any, Literal
 from minrl import sandbox
 from minrl.sandbox import Limits
 from minrl.tasks.code_judge import Tests, imports, judge, names_defined, names_used, numbered
-from minrl.tasks.rows import Row, Source, load_rows
-from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, is_held_out, weighted
+from minrl.tasks.rows import Row, Source, identity, load_rows
+from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, split, weighted
 from minrl.types import Example, Message, Reward, UserError
 
 MBPP = Source(
@@ -35,6 +35,8 @@ MBPP = Source(
 HUMANEVAL = Source("openai/openai_humaneval", ("task_id", "prompt", "entry_point", "test"), {"held_out": "test"})
 MBPP_HELD_OUT = range(11, 511)
 """The task ids that MBPP's authors test on (arXiv 2108.07732, section 2.1)."""
+MBPP_PROBE = (range(11, 21), "4dd6415f8ca7b9c5")
+"""Task ids, and the identity of their texts one after another: rows of MBPP's shape are MBPP's where both agree."""
 
 INSTRUCTIONS = "Write Python. Think first if you like, then give the whole program in one ```python block."
 FENCE = re.compile(r"^```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -58,7 +60,7 @@ class CodeOptions:
     memory_mib: int = 1024
     """Memory that a program may use."""
     held_out_share: float = 0.2
-    """Share of HumanEval's problems that is never trained on. MBPP's held-out ones are 11 to 510."""
+    """Share of the problems that is never trained on. MBPP's own held-out ones are 11 to 510."""
 
     def __post_init__(self) -> None:
         if self.tests_weight <= 0 or self.all_weight < 0:
@@ -171,13 +173,30 @@ def _dataset(options: CodeOptions, data_path: str) -> Dataset:
     if data_path:  # a file says by its columns what it is
         source = replace(source, columns=("task_id",))
     rows = [row for part in load_rows(source, data_path).values() for row in part]
-    train: list[Example] = []
-    held_out: list[Example] = []
+    examples: dict[str, Example] = {}
     for number, row in enumerate(rows, 1):
-        _check(row, f"row {number} of {data_path or source.hub_name}", options)
+        where = f"row {number} of {data_path or source.hub_name}"
+        _check(row, where, options)
         example = _example(row, options)
-        (held_out if _is_held_out(row, options) else train).append(example)
-    return Dataset(train, held_out)
+        if _text(examples.setdefault(example.id, example)) != _text(example):
+            raise UserError(f"{where} has the task_id {example.id!r} of an earlier row and another text: rename one")
+    if not is_mbpp(rows):
+        return split(examples.values(), options.held_out_share, by=_text)
+    held_out = [example for example in examples.values() if example.id in set(map(str, MBPP_HELD_OUT))]
+    texts = set(map(_text, held_out))
+    return Dataset([example for example in examples.values() if _text(example) not in texts], held_out)
+
+
+def is_mbpp(rows: Sequence[Row]) -> bool:
+    """Whether the rows are MBPP's, whose authors say what is held out. Other rows may have its columns and ids."""
+    ids, expected = MBPP_PROBE
+    texts = {str(row["task_id"]): str(row["text"]) for row in rows if "text" in row}
+    return identity(" ".join(texts.get(str(number), "") for number in ids)) == expected
+
+
+def _text(example: Example) -> str:
+    """What two rows of one problem share, whatever their ids."""
+    return identity(str(example.fields["prompt" if is_humaneval(example.fields) else "text"]))
 
 
 def _check(row: Row, where: str, options: CodeOptions) -> None:
@@ -213,12 +232,6 @@ def _example(row: Mapping[str, Any], options: CodeOptions) -> Example:
         {"role": "user", "content": question},
     )
     return Example(identity, list(messages), row)
-
-
-def _is_held_out(row: Row, options: CodeOptions) -> bool:
-    if is_humaneval(row):
-        return is_held_out(str(row["task_id"]), options.held_out_share)
-    return int(row["task_id"]) in MBPP_HELD_OUT
 
 
 TASK = TaskDefinition(CodeOptions, make)

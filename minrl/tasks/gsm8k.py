@@ -5,7 +5,20 @@ r"""GSM8K: grade-school arithmetic in words (Cobbe et al. 2021, arXiv:2110.14168
 
 The answer is the number on the `####` line or in `\boxed{}`. An exact number is compared: thousands commas, currency
 and units are no part of it, and neither is a percent sign (the problems that ask for a share say "what percent", and
-their answers are such as 25): `50 %` is 50 and not 0.5, `1/2` is 0.5. Who marks two different numbers has no answer.
+their answers are such as 25): `50 %` is 50 and not 0.5, `1/2` is 0.5. Two different marked numbers count as no answer.
+
+Where graders of the field disagree with a plain reading, this is what counts. "Official" is the expression
+`#### (\-?[0-9\.\,]+)` of openai/grade-school-math, which lm-evaluation-harness calls strict. "Hendrycks" is the
+normalisation of the MATH dataset (arXiv:2103.03874), which drops a left side of at most two characters before `=`.
+
+| marked | number | since |
+| --- | --- | --- |
+| `#### 18/day`, `#### 18 per day` | 18 | a unit; official |
+| `#### 18 (eighteen)`, `#### 18 (in all)` | 18 | a remark without digits; official |
+| `#### 18 (or 19)` | none | two numbers; official reads 18 |
+| `#### ~18`, `#### about 18` | none | not exact; none in official too |
+| `\boxed{x=18}`, `\boxed{x = 18}` | 18 | Hendrycks |
+| `#### x = 18` | none | none in official too |
 """
 
 import functools
@@ -36,7 +49,9 @@ _NUMBER = re.compile(
     rf"(?:\s*/\s*(?P<divisor>{_AMOUNT}))?(?P<rest>.*)",
     re.DOTALL,
 )
-_UNIT = re.compile(r"\s*[%°$€£¥₹]?\s*(?P<words>[^%°$€£¥₹²³^]*)(?:[²³]|\^[23])?")
+_REMARK = re.compile(r"\([^()0-9]*\)")
+_LEFT_SIDE = re.compile(r"^[A-Za-z]{1,2}\s*=")
+_UNIT = re.compile(r"\s*[%°$€£¥₹]?\s*(?:/(?=[^\W\d_]))?(?P<words>[^%°$€£¥₹²³^]*)(?:[²³]|\^[23])?")
 _LATEX = [(re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1")]
 _LATEX += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2")]
 _LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\\[,!;: ]|\$$"), ""), (re.compile(r"\{,\}"), ",")]
@@ -104,8 +119,9 @@ def gold_number(answer: str) -> Fraction:
 
 def marked_answers(completion: str) -> list[tuple[Fraction, str]]:
     """The numbers that follow `####` or stand in a box, with their text. A heading such as `#### Step 1` is none."""
-    texts = [text.strip() for text in [*_MARKED.findall(completion), *boxed(completion)]]
+    texts = [text.strip() for text in _MARKED.findall(completion)]
     texts = [boxed(text)[-1] if boxed(text) else text for text in texts]
+    texts += [_LEFT_SIDE.sub("", text.strip()) for text in boxed(completion)]
     values = [(number(text), text) for text in texts]
     return [(value, text) for value, text in values if value is not None]
 
@@ -136,10 +152,11 @@ def number(text: str) -> Fraction | None:
 
 def _is_unit(text: str) -> bool:
     """Nothing, a sign such as %, or words: `miles per hour`, `km/h`, `cm^2`."""
+    text = _REMARK.sub("", text, count=1).strip()
     match = _UNIT.fullmatch(text)
     if match is None:
         return False
-    return text in "%°$€£¥₹" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"]))
+    return text in "%°$€£¥₹" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"].strip()))
 
 
 def _exact(amount: str) -> Fraction:

@@ -28,10 +28,11 @@ What a solution may try. It runs in one process with the tests, so:
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from minrl.config import PATH
 from minrl.sandbox import Limits, describe
 from minrl.tasks.rows import Source, load_rows
 from minrl.tasks.rust_cargo import CargoLimits, Package, Workspace, cache_folder, own_workspace, toolchain
@@ -91,7 +92,7 @@ class RustOptions(QualityWeights):
     """Memory (address space) for the compiler, in MiB."""
     test_memory_mib: int = 1024
     """Memory (address space) for the tests, in MiB."""
-    cache: str = ""
+    cache: str = field(default="", metadata=PATH)
     """Folder of the workers' target directories; empty: one in the temporary directory."""
 
     def __post_init__(self) -> None:
@@ -176,8 +177,7 @@ class RustReward:
         needed = ("build", "tests")
         solves = all(parts[name] == 1 for name in needed)
         counted = {name: parts[name] if solves or name in needed else 0.0 for name in weights}
-        solution_alone = {name: float(name in needed) for name in weights}
-        return Reward(weighted(counted, weights).value, parts, maximum=weighted(solution_alone, weights).value)
+        return Reward(weighted(counted, weights).value, parts, full=solves)
 
 
 def _hidden_tests(workspace: Workspace, example: Example, solution: str, limits: CargoLimits) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from minrl.sandbox import Limits, Outcome, run
+from minrl.sandbox import Limits, Outcome, SandboxError, run
 from minrl.types import UserError, require
 
 Passed = Callable[[bytes], set[str]]
@@ -71,19 +71,34 @@ class CargoLimits:
 
 @cache
 def toolchain() -> Path:
-    """The folder of cargo, rustc and clippy, of the toolchain that rustc itself names."""
+    """The folder of cargo, rustc and clippy, of the toolchain that rustc itself names. `UserError` where one is missing
+    or does not run: rustup has programs of these names before it has a toolchain, and the sandbox another user.
+    """
     missing = [name for name in ("cargo", "rustc", "cc") if shutil.which(name) is None]
     require(
         not missing, f"the rust task needs {' and '.join(missing)}: install Rust from https://rustup.rs and a C linker"
     )
     found = subprocess.run(["rustc", "--print", "sysroot"], capture_output=True, text=True)
-    require(found.returncode == 0, f"rustc does not work ({found.stderr.strip()[:200]}): run `rustup default stable`")
+    require(found.returncode == 0, f"rustc does not work ({_first_line(found.stderr)}): run `rustup default stable`")
     programs = Path(found.stdout.strip()) / "bin"
     if not (programs / "cargo").exists():  # a distribution's own: all programs lie in one folder
         programs = Path(shutil.which("cargo") or "").resolve().parent
     if not (programs / "cargo-clippy").exists():
         raise UserError("the rust task needs clippy: run `rustup component add clippy`")
+    try:
+        ran = run([str(programs / "cargo"), "--version"], readable=[programs.parent])
+        reason = "" if ran.status == "ok" else _first_line(ran.stderr.decode(errors="replace")) or ran.status
+    except SandboxError as error:  # it could not even be started
+        reason = str(error).splitlines()[-1]
+    require(
+        not reason,
+        f"cargo in {programs} does not run in the sandbox ({reason}): install Rust where every user may read it",
+    )
     return programs
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].rstrip(".")
 
 
 class Workspace:
@@ -94,6 +109,12 @@ class Workspace:
         self.folder, self._lock = _free_slot(root)
         self.package, self.target = self.folder / "package", self.folder / "target"
         self.target.mkdir(exist_ok=True)
+        entered = run(["sh", "-c", 'cd "$0"', str(self.target)], writable=[self.target])
+        require(
+            entered.status == "ok",
+            f"the sandbox's user cannot enter {self.target} ({_first_line(entered.stderr.decode(errors='replace'))}): "
+            "choose a --rust.cache whose folders every user may pass through",
+        )
 
     def put(self, package: Package, solution: str) -> None:
         """Begin a package: the solution and what the row brings, without any tests."""

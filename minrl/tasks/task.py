@@ -140,11 +140,18 @@ def is_held_out(example_id: str, share: float) -> bool:
     return _fraction(example_id) < share
 
 
-def split(examples: Iterable[Example], held_out_share: float) -> Dataset:
-    """Training and held-out examples by identity, each in an order that only their identities decide."""
+def split(
+    examples: Iterable[Example], held_out_share: float, by: Callable[[Example], str] = lambda example: example.id
+) -> Dataset:
+    """Training and held-out examples, each in an order that only their identities decide.
+
+    `by` names what two examples must not have on both sides: examples of the same name stay together. By default it is
+    the identity of the problem; a task whose problems show each other's solutions names what they share.
+    """
     ordered = in_order_of_identity(examples)
-    held_out = [example for example in ordered if is_held_out(example.id, held_out_share)]
-    return Dataset(train=ordered[len(held_out) :], held_out=held_out)
+    held_out = [example for example in ordered if is_held_out(by(example), held_out_share)]
+    names = {by(example) for example in held_out}
+    return Dataset(train=[example for example in ordered if by(example) not in names], held_out=held_out)
 
 
 def in_order_of_identity(examples: Iterable[Example]) -> list[Example]:

@@ -162,7 +162,7 @@ def episode(example: Example, rng: random.Random) -> Episode:
         else:
             square = rng.choice(free_squares(board) if opponent == "random" else best_squares(board))
         board = played(board, square)
-    return {role: result(role, ended) for role in sides}
+    return {role: result(role, ended) for role in sides if role in shown}
 
 
 def message(board: Board, first: bool) -> Prompt:

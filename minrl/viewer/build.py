@@ -9,7 +9,6 @@ import gzip
 import hashlib
 import html
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.files import whole
+from minrl.json_text import json_text
 from minrl.types import UserError, require
 from minrl.viewer.chunk import about, choose, encode, read_lines
 
@@ -65,9 +66,8 @@ def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits(
     steps, packed = thinned(sorted(files), limits.max_steps), packed_steps(output)
     kept = [_packed(step, files[step], packed.get(step), limits) for step in steps]
     run = {**_run(folder), "steps_written": len(files), "steps_shown": len(kept)}
-    temporary = output.with_suffix(".tmp")
-    temporary.write_text(_page(run, kept), encoding="utf-8")
-    os.replace(temporary, output)
+    with whole(output) as file:
+        file.write(_page(run, kept))
     return output
 
 
@@ -119,7 +119,7 @@ def _packed(step: int, path: Path, before: PackedStep | None, limits: Limits) ->
 
 def _pack(values: Mapping[str, Any]) -> str:
     """Values as compressed JSON in letters that HTML leaves alone."""
-    text = json.dumps(values, separators=(",", ":"))
+    text = json_text(values, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode("ascii"), compresslevel=4, mtime=0)).decode("ascii")
 
 

@@ -1,0 +1,320 @@
+"""Which one-line changes of the core do its tests not notice?
+
+    python benchmarks/mutants.py                         every module of the core: an hour
+    python benchmarks/mutants.py losses batch --jobs 2   two modules, two processes
+    python benchmarks/mutants.py --sample 40 --seed 1    40 mutants drawn of each module
+
+A mutant is a module with one comparison, sign, operator, constant, `not`, condition, unused call or returned value
+changed. Docstrings, annotations, decorators and assertions are left alone. The tests named after the module run until
+one fails: the mutant is noticed. A test that takes longer than the limit counts as failed. Printed is, for each module,
+how many mutants are noticed, and each that is not, as
+
+    function: before -> after  (file:line)
+
+Mutants that cannot change behaviour stand in mutants_equivalent.txt, each with the reason, and are not run.
+
+torch and transformers are imported once. Each mutant is a fork, in a copy of the repository with one file changed:
+the processes that a test starts see the change too. Mutants are tested first without checking types at run time, which
+takes most of the time, and those that pass once more with it.
+"""
+
+import argparse
+import ast
+import gc
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from harness import SAY_EVERY_S
+
+ROOT = Path(__file__).parent.parent
+EQUIVALENT = Path(__file__).with_name("mutants_equivalent.txt")
+
+OWN_TESTS = """advantages algorithms attention batch checkpoint clock episode evaluation losses metrics optimizer
+    preflight record rollout rollout_metrics run run_folder sampling scoring stopping types update workers"""
+TESTS = {module: [f"tests/test_{module}.py"] for module in OWN_TESTS.split()} | {
+    "engines/torch_engine": ["tests/test_engine.py"],
+    "head": ["tests/test_scoring.py"],
+    "policy": ["tests/test_policy.py", "tests/test_activations.py", "tests/test_lora.py"],
+    "engines/slices": ["tests/test_engine.py"],
+    "resume": ["tests/test_run_folder.py"],
+    "token_totals": ["tests/test_update.py"],
+}
+"""The modules of the core, each with its tests."""
+
+PRELOADED = """torch torch.testing torch.utils.tensorboard transformers.models.qwen3.modeling_qwen3 accelerate datasets
+    peft pytest jaxtyping beartype.door tyro yaml rich.progress loguru"""
+
+SWAPS = """Lt LtE GtE, LtE Lt Gt, Gt GtE LtE, GtE Gt Lt, Eq NotEq, NotEq Eq, Is IsNot, IsNot Is, In NotIn, NotIn In,
+    And Or, Or And, Add Sub, Sub Add, Mult Div, Div Mult, FloorDiv Div, Mod Mult, Pow Mult, BitAnd BitOr, BitOr BitAnd
+"""
+SWAPPED = {before: others for before, *others in map(str.split, SWAPS.split(","))}
+"""What stands in an operator's place."""
+
+ADDOPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+LEFT_ALONE = {"annotation", "returns", "decorator_list", "bases"}
+CONTEXT = 24
+"""A change is shown within an expression of so many characters, where there is one."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A module's source with one change."""
+
+    module: str
+    line: int
+    change: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.change}  (minrl/{self.module}.py:{self.line})"
+
+
+def changed_constants(value: object) -> list:
+    """What stands in a constant's place."""
+    if isinstance(value, bool):
+        return [not value]
+    if not isinstance(value, int | float):
+        return []
+    return [type(value)(1)] if value == 0 else [value + 1, -value, *[type(value)(0)] * (value == 1)]
+
+
+def changed(node: ast.AST) -> list[ast.AST]:
+    """What stands in a node's place, whatever is around it."""
+    match node:
+        case ast.Constant(value=value):
+            return [ast.Constant(other) for other in changed_constants(value)]
+        case ast.UnaryOp(operand=operand):
+            return [operand]
+        case ast.Expr(value=ast.Call()):
+            return [ast.Pass()]
+        case ast.BoolOp() | ast.BinOp() | ast.AugAssign():
+            fields = dict(ast.iter_fields(node))
+            return [
+                type(node)(**{**fields, "op": getattr(ast, op)()}) for op in SWAPPED.get(type(node.op).__name__, [])
+            ]
+        case ast.Compare(left=left, ops=ops, comparators=others):
+            return [
+                ast.Compare(left, [*ops[:place], getattr(ast, op)(), *ops[place + 1 :]], others)
+                for place, before in enumerate(ops)
+                for op in SWAPPED[type(before).__name__]
+            ]
+    return []
+
+
+def replacements(node: ast.AST, parent: ast.AST, field: str) -> list[ast.AST]:
+    """What stands in a node's place."""
+    others = changed(node)
+    if isinstance(parent, ast.UnaryOp) and isinstance(node, ast.Constant):  # the sign's loss is a mutant of its own
+        others = [other for other in others if other.value != -node.value]
+    if field == "ifs" or (field == "test" and isinstance(parent, ast.If | ast.IfExp)):
+        others += [ast.Constant(True), ast.Constant(False)]
+    if isinstance(parent, ast.Return) and ast.unparse(node) != "None":
+        others.append(ast.Constant(None))
+    return others
+
+
+def sites(node: ast.AST, around: tuple[ast.AST, ...] = (), function: str = "") -> Iterator[tuple]:
+    """Every node that may be replaced: what it is in, outermost first, field and place there, itself, its function."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        function = f"{function}.{node.name}".lstrip(".")
+    for field, value in ast.iter_fields(node):
+        for place, child in enumerate(value if isinstance(value, list) else [value]):
+            asserts = isinstance(child, ast.Assert) or getattr(child, "arg", None) == "strict"  # zip(..., strict=True)
+            if isinstance(child, ast.AST) and not asserts and field not in LEFT_ALONE:
+                yield (*around, node), field, place, child, function
+                yield from sites(child, (*around, node), function)
+
+
+def put(parent: ast.AST, field: str, place: int, node: ast.AST) -> None:
+    """Set one field of a node, or one place of a field that is a list."""
+    if isinstance(getattr(parent, field), list):
+        getattr(parent, field)[place] = node
+    else:
+        setattr(parent, field, node)
+
+
+def shown_in(node: ast.AST, around: tuple[ast.AST, ...]) -> ast.AST | None:
+    """The smallest expression around a node that is long enough to know it by; None: itself."""
+    shown = None
+    for outer in reversed(around):
+        inner = ast.unparse(shown or node)
+        if len(inner) >= CONTEXT or not isinstance(outer, ast.expr | ast.keyword | ast.Return | ast.Assign):
+            break
+        shown = outer
+    return shown
+
+
+def mutants_of(module: str) -> list[Mutant]:
+    """Every mutant of a module."""
+    tree = ast.parse((ROOT / f"minrl/{module}.py").read_text())
+    found, times = [], Counter()
+    for around, field, place, node, function in sites(tree):
+        shown = shown_in(node, around)
+        before = ast.unparse(shown or node)
+        line = next(outer.lineno for outer in (node, *reversed(around)) if hasattr(outer, "lineno"))
+        for other in replacements(node, around[-1], field):
+            put(around[-1], field, place, other)
+            change = f"{function or 'module'}: {before} -> {ast.unparse(shown or other)}"
+            times[change] += 1
+            number = f" [{times[change]}]" if times[change] > 1 else ""
+            found.append(Mutant(module, line, change + number, ast.unparse(ast.fix_missing_locations(tree))))
+        put(around[-1], field, place, node)
+    return found
+
+
+def equivalents() -> dict[str, set[str]]:
+    """The changes of each module that mutants_equivalent.txt lists: `module function: before -> after`, one or more,
+    and below them, indented, the reason.
+    """
+    listed, unexplained = {}, []
+    for line in EQUIVALENT.read_text().splitlines():
+        if line.startswith(" "):
+            unexplained.clear()
+        elif line and not line.startswith("#"):
+            unexplained.append(line)
+            module, change = line.split(" ", 1)
+            listed.setdefault(module, set()).add(change)
+    if unexplained:
+        sys.exit(f"{EQUIVALENT}: no reason below {unexplained[-1]!r}")
+    return listed
+
+
+class Copy:
+    """A copy of the repository in which one file at a time is changed, and the process that tests it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.child, self.writes = folder, 0, 0
+        listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, stdout=-1, check=True)
+        for path in filter(Path.is_file, (ROOT / name for name in listed.stdout.decode().split("\0") if name)):
+            (folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, folder / path.relative_to(ROOT))
+
+    def write(self, module: str, source: str) -> None:
+        """Put a module's source in place, with a time of its own: no mutant is taken for another's bytecode."""
+        path = self.folder / f"minrl/{module}.py"
+        path.write_text(source)
+        self.writes += 1
+        os.utime(path, (self.writes, self.writes))
+
+    def start(self, mutant: Mutant, typed: bool) -> None:
+        """Test a mutant in a fork, with or without checking types at run time."""
+        self.write(mutant.module, mutant.source)
+        self.mutant, self.started = mutant, time.monotonic()
+        self.child = os.fork()
+        if self.child:
+            return
+        status = 1
+        try:
+            os.setsid()
+            os.chdir(self.folder)
+            output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.environ["PYTHONPATH"] = str(self.folder)
+            sys.path[:] = [
+                entry for entry in sys.path if not Path(entry).is_relative_to(ROOT) or "site-packages" in entry
+            ]
+            flags = ["-x", "-p", "no:cacheprovider", f"--basetemp={self.folder}/temporary"]
+            flags += [] if typed else ["-o", f"addopts={re.sub('--jaxtyping-packages=[^ ]*', '', ADDOPTS)}"]
+            status = sys.modules["pytest"].main([*TESTS[mutant.module], *flags])
+        finally:
+            os._exit(status)
+
+    def failed(self, limit_s: float) -> bool | None:
+        """Whether a test failed; None while they run."""
+        pid, status = os.waitpid(self.child, os.WNOHANG)
+        if not pid and time.monotonic() - self.started < limit_s:
+            return None
+        with suppress(ProcessLookupError):
+            os.killpg(self.child, signal.SIGKILL)
+        if not pid:
+            os.waitpid(self.child, 0)
+        self.child = 0
+        return not pid or status != 0
+
+
+def unnoticed(copies: list[Copy], mutants: list[Mutant], limit_s: float, typed: bool) -> list[Mutant]:
+    """Test the mutants, and return those that passed."""
+    waiting, passed, done, said = mutants[::-1], [], 0, time.monotonic()
+    while waiting or any(copy.child for copy in copies):
+        for copy in copies:
+            if copy.child and (failed := copy.failed(limit_s)) is not None:
+                done += 1
+                passed += [] if failed else [copy.mutant]
+                print(end=f"  {copy.mutant}\n" if typed and not failed else "", flush=True)
+            if not copy.child and waiting:
+                copy.start(waiting.pop(), typed)
+        if time.monotonic() - said > SAY_EVERY_S:
+            said = time.monotonic()
+            print(f"  {done} of {len(mutants)} done, {len(passed)} not noticed", flush=True)
+        time.sleep(0.01)
+    return passed
+
+
+def test_module(module: str, copies: list[Copy], options: argparse.Namespace) -> tuple[int, int, int]:
+    """How many mutants of a module are noticed, how many were tested, and how many are equivalent."""
+    original = Mutant(module, 0, "no change", (ROOT / f"minrl/{module}.py").read_text())
+    listed, every = equivalents().get(module, set()), mutants_of(module)
+    for change in listed - {mutant.change for mutant in every}:
+        print(f"{EQUIVALENT.name} lists a mutant that there is not: {module} {change}")
+    mutants = [mutant for mutant in every if mutant.change not in listed]
+    equivalent = len(every) - len(mutants)
+    if 0 < options.sample < len(mutants):
+        mutants = random.Random(options.seed).sample(mutants, options.sample)
+    started = said = time.monotonic()
+    copies[0].start(original, True)
+    while (failed := copies[0].failed(600)) is None:
+        if time.monotonic() - said > SAY_EVERY_S:
+            said = time.monotonic()
+            print(f"  {module}: its tests without a change", flush=True)
+        time.sleep(0.01)
+    if failed:
+        sys.exit(f"{module}: its tests fail without a change\n{(copies[0].folder / 'output.txt').read_text()}")
+    limit_s = options.limit or 10 + 4 * (time.monotonic() - started)
+    print(f"{module}: {len(mutants)} mutants, at most {limit_s:.0f} s each", flush=True)
+    passed = unnoticed(copies, unnoticed(copies, mutants, limit_s, typed=False), limit_s, typed=True)
+    for copy in copies:
+        copy.write(module, original.source)
+    return len(mutants) - len(passed), len(mutants), equivalent
+
+
+def main() -> None:
+    """Test the mutants of the modules asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", choices=[*TESTS, []], default=list(TESTS), metavar="module")
+    parser.add_argument("--sample", type=int, default=0, help="mutants of each module, drawn at random; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument(
+        "--limit", type=float, help="seconds for a mutant; default: 10 and 4 times what no change takes"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time, one thread each")
+    options = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    for name in PRELOADED.split():
+        import_module(name)
+    gc.freeze()  # a collection would write to every object, and copy its page
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = [Copy(Path(folder, str(job))) for job in range(options.jobs)]
+        rows = {module: test_module(module, copies, options) for module in options.modules}
+    rows["all"] = tuple(map(sum, zip(*rows.values(), strict=True)))
+    print(f"\n{'module':24}{'noticed':>10}{'of':>8}{'share':>9}{'equivalent':>12}")
+    for module, (noticed, total, equivalent) in rows.items():
+        print(f"{module:24}{noticed:10}{total:8}{noticed / max(1, total):9.1%}{equivalent:12}")
+
+
+if __name__ == "__main__":
+    main()

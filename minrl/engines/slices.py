@@ -1,0 +1,74 @@
+"""Which requests the embedded engine samples at the same time, so that its memory is bounded.
+
+Slices are a function of the requests, the model's shape and the configured memory, never of what is free at the
+moment: a resumed run multiplies matrices of the same shapes as the uninterrupted one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from minrl.types import CausalModel, Request
+
+ACTIVATIONS = 16
+"""Values that a forward pass without gradient holds at a time for each token, as a multiple of the hidden size."""
+
+LOGITS = 4
+"""Values of 4 bytes for each row and token of the vocabulary: logits, probabilities, what sampling makes of them."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that sampling holds beside the weights."""
+
+    slot: int
+    """Keys and values of one token."""
+    prompt_token: int
+    """Activations of one token of a prompt."""
+    row: int
+    """Logits of one row."""
+
+    def of(self, rows: int, prompt: int, limit: int) -> int:
+        """Bytes of a batch whose longest prompt and longest completion have so many tokens."""
+        return rows * ((prompt + limit) * self.slot + prompt * self.prompt_token + self.row)
+
+
+def footprint(model: CausalModel, itemsize: int) -> Footprint:
+    """What sampling from the model holds, in a precision of `itemsize` bytes."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Footprint(
+        slot=2 * config.num_hidden_layers * kv_heads * head_dim * itemsize,
+        prompt_token=ACTIVATIONS * config.hidden_size * itemsize,
+        row=LOGITS * 4 * config.vocab_size,
+    )
+
+
+def slices(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator[list[Request]]:
+    """The requests in order, in parts that take at most `limit` bytes each, or hold a single request.
+
+    Neighbours with the same prompt are parted only where they would not fit by themselves.
+    """
+    part: list[Request] = []
+    prompt = completion = 0
+    for group in _groups(requests, cost, limit):
+        longest = max(prompt, len(group[0].ids)), max(completion, *(request.max_tokens for request in group))
+        if part and cost.of(len(part) + len(group), *longest) > limit:
+            yield part
+            part, longest = [], (len(group[0].ids), max(request.max_tokens for request in group))
+        part += group
+        prompt, completion = longest
+    if part:
+        yield part
+
+
+def _groups(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator[list[Request]]:
+    """Neighbours with the same prompt, as many at a time as fit."""
+    for ids, neighbours in groupby(requests, key=lambda request: request.ids):
+        group = list(neighbours)
+        size = cost.of(1, len(ids), max(request.max_tokens for request in group))
+        together = max(1, limit // size)
+        for start in range(0, len(group), together):
+            yield group[start : start + together]

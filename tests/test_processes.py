@@ -1,0 +1,94 @@
+"""What several processes do is what one would do, and each does its share of it."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from together import together
+from two_trainers import EVALUATED, FAILING_STEP, GROUP, LAST_STEP, PROMPTS, run
+
+from minrl.metrics import read_metrics
+from minrl.policy import save_policy
+from minrl.signals import exit_status
+
+ROOT = Path(__file__).parent.parent
+OWN_OF_A_MACHINE = ("time/", "speed/", "memory/", "update/computed_tokens")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shares_are_consecutive_blocks_that_differ_by_one(count):
+    for total in (0, 1, 5, 14):
+        shares = together(count, lambda member: member, lambda member, total=total: range(total)[member.share(total)])
+        assert [one for share in shares for one in share] == list(range(total))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_what_is_divided_leaves_something_for_each():
+    assert together(3, lambda member: member, lambda member: (member.split(7), member.split(2))) == [(2, 1)] * 3
+
+
+def launched(*command):
+    """The end of a program in two processes."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_a_run_in_two_processes_is_the_run_in_one(policy, tmp_path):
+    save_policy(policy, tmp_path / "model")
+    ended = launched(ROOT / "tests" / "two_trainers.py", tmp_path / "model", tmp_path / "two")
+    assert ended.returncode == 0, ended.stderr
+    alone = run(tmp_path / "model", tmp_path / "one")
+    shares = [json.loads((tmp_path / "two" / f"{rank}.json").read_text()) for rank in range(2)]
+
+    # Ctrl-C reached one process, and all stopped after the same step.
+    assert [share["status"] for share in shares] == [alone["status"]] * 2 == [exit_status(signal.SIGINT)] * 2
+    # Each example was played once, half of them in each process: before step 1 and after step 2 four samples and a
+    # greedy one of each held-out example, after each step a greedy one of four.
+    held_out = 2 * EVALUATED * 5 + LAST_STEP * 4
+    assert alone["held_out"] == held_out
+    assert [share["held_out"] for share in shares] == [held_out // 2] * 2
+    assert [share["workers"] for share in shares] == [alone["workers"] // 2] * 2 == [3] * 2
+    assert [share["train"] for share in shares] == [LAST_STEP * PROMPTS * GROUP // 2] * 2
+
+    one, two = (read_metrics(next((tmp_path / name / "runs").glob("*"))) for name in ("one", "two"))
+    assert [line["step"] for line in two] == list(range(LAST_STEP + 1))
+    for here, there in zip(one, two, strict=True):
+        assert here.keys() == there.keys()
+        for tag in here:
+            if not tag.startswith(OWN_OF_A_MACHINE):
+                assert there[tag] == pytest.approx(here[tag], rel=1e-3, abs=1e-4), (here["step"], tag)
+    # In one step the second process had nothing: no episode of its half came to a turn.
+    assert two[FAILING_STEP]["policy/optimizer_steps"] > 0
+    assert "8 episodes could not be rewarded" in ended.stderr
+    for line in two[1:]:
+        assert line["update/computed_tokens"] > 0
+
+    written = [lines_of(tmp_path / name, FAILING_STEP) for name in ("one", "two")]
+    assert [[line["seed"] for line in lines] for lines in written][1] == [line["seed"] for line in written[0]]
+    for here, there in zip(*written, strict=True):
+        assert (here["ids"], here["group"], here["purpose"]) == (there["ids"], there["group"], there["purpose"])
+        assert (here["logprobs"] is None) == (there["logprobs"] is None)
+        if here["logprobs"] is not None:
+            assert there["logprobs"] == pytest.approx(here["logprobs"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_where_one_process_fails_none_waits_for_it(policy, tmp_path):
+    save_policy(policy, tmp_path / "model")
+    ended = launched(ROOT / "tests" / "two_trainers.py", tmp_path / "model", tmp_path / "two", 1)
+    assert ended.returncode != 0
+    assert "error: this process cannot go on" in ended.stderr
+    assert not list((tmp_path / "two").glob("*.json"))  # nobody came to the end
+
+
+def lines_of(folder, step):
+    """The rollouts that were written of a step."""
+    (path,) = folder.glob(f"runs/*/rollouts/step_{step:06d}.jsonl.gz")
+    return [json.loads(line) for line in gzip.open(path, "rt")]

@@ -1,0 +1,150 @@
+"""What a run writes down of itself: its config, its hyperparameters, its summary."""
+
+import json
+
+import pytest
+from loguru import logger
+
+from minrl import run as run_module
+from minrl.checkpoint import TrainState, weights_sha256
+from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
+from minrl.evaluation import Evaluation
+from minrl.run import RUN_RECORD, Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
+from minrl.tasks import TASK_DEFINITIONS
+
+OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """A run of countdown, evaluated on hanoi too, in folders of its own."""
+
+    def make(**changes):
+        settings = TrainerConfig(
+            seed=3,
+            rollout=RolloutConfig(task="countdown"),
+            evaluation=EvaluationConfig(eval_tasks="hanoi"),
+            logging=LoggingConfig(runs_dir=str(tmp_path), checkpoints_dir=str(tmp_path)),
+        )
+        (tmp_path / "run").mkdir(exist_ok=True)
+        return Run(
+            **{
+                "name": "run",
+                "settings": settings,
+                "options": OPTIONS,
+                "folder": tmp_path / "run",
+                "checkpoints": tmp_path / "kept",
+                "identity": "abc",
+                "models": {"start model": {"path": "model", "weights_sha256": "0"}},
+                **changes,
+            }
+        )
+
+    return make
+
+
+def test_a_run_says_how_to_go_on_by_its_program_and_its_folder(make_run, tmp_path):
+    assert make_run().resume_command == f"python train.py --resume {tmp_path}/run"
+    other = make_run(program=Program("python -m minrl.sft"))
+    assert other.resume_command == f"python -m minrl.sft --resume {tmp_path}/run"
+    assert make_run().config == make_run().settings
+
+
+def test_the_config_says_all_that_the_numbers_depend_on(make_run, monkeypatch):
+    monkeypatch.setattr(run_module, "provenance", lambda files: {"commit": "c", "python": "3"})
+    run = make_run()
+    write_config(run)
+    text = (run.folder / "config.json").read_text()
+    assert text.startswith(RUN_RECORD)
+    record = json.loads(text)
+    assert record.pop("config")["seed"] == 3
+    assert record == {
+        "minrl_run": "run",
+        "commit": "c",
+        "python": "3",
+        "id": "abc",
+        "program": "python train.py",
+        "models": run.models,
+    }
+
+
+def test_a_run_that_goes_on_keeps_what_was_and_says_what_changed(make_run, monkeypatch):
+    told = []
+    handler = logger.add(told.append, level="WARNING", format="{message}")
+    now = {"commit": "d", "python": "4"}
+    monkeypatch.setattr(run_module, "provenance", lambda files: now)
+    stored = {"commit": "c", "python": "4", "branched_from": {"run": "r", "step": 1}, "resumed": [{"commit": "b"}]}
+    write_config(make_run(stored=stored))
+    assert told == []  # the commit goes with the sources, which were not written down
+    write_config(make_run(stored={**stored, "python": "3"}))
+    logger.remove(handler)
+    assert told == ["changed since the run began, so its numbers may be others: python 3 (now 4)\n"]
+    record = json.loads((make_run().folder / "config.json").read_text())
+    assert (record["commit"], record["branched_from"]) == ("c", {"run": "r", "step": 1})
+    assert record["resumed"] == [{"commit": "b"}, now]
+
+
+def test_the_files_outside_that_examples_and_rewards_come_from_are_written_down_once(make_run, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(run_module, "provenance", lambda files: asked.append(files) or {})
+    monkeypatch.setattr(run_module, "file_outside", lambda definition: tmp_path / "task.py")
+    (tmp_path / "task.py").write_text("")
+    (tmp_path / "data.jsonl").write_text("")
+    settings = make_run().settings
+    for path in ("", str(tmp_path / "data.jsonl"), str(tmp_path)):  # none, a file, a folder
+        changed = TrainerConfig(data_path=path, rollout=settings.rollout, evaluation=settings.evaluation)
+        write_config(make_run(settings=changed))
+    task = tmp_path / "task.py"
+    assert asked == [[task], [task, tmp_path / "data.jsonl"], [task]]
+
+
+def test_hyperparameters_are_every_setting_and_the_options_of_the_runs_own_tasks(make_run):
+    values = hyperparameters(make_run())
+    assert (values["seed"], values["eval_tasks"], values["learning_rate"]) == (3, "hanoi", 3e-4)
+    assert {name.split(".")[0] for name in values if "." in name} == {"countdown", "hanoi"}
+    assert "tasks" not in values
+
+
+def evaluated(value):
+    return Evaluation(value, (0.0, 1.0), 4, 2, value, value, 3.0, 0.0)
+
+
+def test_the_summary_says_what_came_of_the_run(make_run, policy, tmp_path):
+    run, state = make_run(), TrainState(step=2, sampled_tokens=300, seconds=1.50049)
+    before = {"countdown": {"pass@1": 0.25}}
+    after = {"countdown": evaluated(0.5), "hanoi": evaluated(0.75)}
+    made = write_summary(run, state, policy, tmp_path / "last", before, after, {"rounds": 7})
+    assert json.loads((run.folder / "summary.json").read_text()) == made
+    assert made == {
+        "run": "run",
+        "task": "countdown",
+        "algorithm": "grpo",
+        "seed": 3,
+        "eval_before": {"pass@1": 0.25},
+        "eval_after": after["countdown"].to_json(),
+        "other_tasks": {"hanoi": {"eval_before": None, "eval_after": after["hanoi"].to_json()}},
+        "steps": 2,
+        "seconds": 1.5,
+        "tokens_per_s": 199.9,  # 300 / 1.50049
+        "final_checkpoint": f"{tmp_path}/last",
+        "weights_sha256": weights_sha256(policy),
+        "rounds": 7,
+    }
+    instant = write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})
+    assert (instant["tokens_per_s"], instant["seconds"]) == (0, 0)
+    assert "eval_after" not in instant and instant["other_tasks"] == {}
+
+
+def test_the_summary_of_an_earlier_end_is_set_aside_until_the_run_ends_again(make_run, policy, tmp_path):
+    run = make_run()
+    aside = run.folder / "summary_step_000002.json"
+    set_summary_aside(run, 2)  # there is none yet
+    write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})
+    set_summary_aside(run, 2)
+    assert (run.folder / "summary.json").exists() and not aside.exists()
+    set_summary_aside(run, 4)
+    assert not (run.folder / "summary.json").exists() and json.loads(aside.read_text())["steps"] == 2
+    aside.rename(run.folder / "summary.json")
+    set_summary_aside(run, 4)
+    write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})  # ends again where it had ended
+    assert not aside.exists()

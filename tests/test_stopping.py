@@ -1,0 +1,293 @@
+"""A run that is told to stop ends its step, saves it, says how to go on, and ends like one that never stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from select import select
+from threading import Timer
+
+import pytest
+
+import train
+from minrl import checkpoint, evaluation
+from minrl.checkpoint import load_state, newest_complete
+from minrl.command_line import run_main
+from minrl.metrics import read_metrics
+from minrl.policy import save_policy
+from minrl.signals import STOP_SIGNALS, answered, stop_at_once
+from minrl.streams import Forgiving
+from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+from tests.killing import before, signalled_at
+
+ROOT = Path(__file__).parent.parent
+FLAGS = """--prompts-per-step 4 --group-size 4 --max-tokens 4 --learning-rate 5e-3 --warmup-steps 0 --eval-every 2
+    --eval-examples 8 --eval-samples 2 --save-every 0 --rollouts-every 2 --threads 1 --device cpu --no-preflight"""
+STEPS = 4
+NAME = "sevens-grpo-seed0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """None."""
+
+
+@pytest.fixture
+def start(policy, sevens, tmp_path, monkeypatch):
+    """Runs train.py's main on `sevens` with a tiny model in a folder of that name; the exit status."""
+    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: sevens))
+    save_policy(policy, tmp_path / "model")
+
+    def run(folder, *more):
+        places = ["--runs-dir", str(tmp_path / folder / "runs"), "--checkpoints-dir", str(tmp_path / folder / "kept")]
+        model = ["--task", "sevens", "--model-id", str(tmp_path / "model"), "--steps", str(STEPS)]
+        return train.main([*(model + FLAGS.split() if "--resume" not in more else []), *places, *more])
+
+    return run
+
+
+ENDINGS = []
+
+
+@pytest.fixture
+def whole(start, tmp_path):
+    """What an uninterrupted run ends with."""
+    if not ENDINGS:
+        assert start("whole") == 0
+        ENDINGS.append(ending(tmp_path / "whole"))
+    return ENDINGS[0]
+
+
+def ending(folder):
+    """The weights, the figures, each step's line in order but for seconds and memory, and the files of rollouts."""
+    (written,) = (folder / "runs").glob("*/summary.json")
+    run, summary = written.parent, json.loads(written.read_text())
+    figures = {name: summary[name] for name in ("weights_sha256", "eval_before", "eval_after", "steps")}
+    measured = ("time/", "speed/", "memory/")
+    lines = [{tag: value for tag, value in line.items() if not tag.startswith(measured)} for line in read_metrics(run)]
+    return figures, lines, sorted(path.name for path in (run / "rollouts").iterdir())
+
+
+MOMENTS = {
+    "in an update": (train, "update_policy", 1, 1),
+    "before an evaluation": (train, "update_policy", 2, 2),
+    "in an evaluation": (evaluation, "summarize", 2, 2),  # that of step 0 is the first
+    "in the last evaluation": (evaluation, "summarize", 3, 4),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_that_is_told_to_stop_saves_its_step_and_goes_on_to_the_same_end(start, tmp_path, whole, moment, capfd):
+    module, function, call, step = MOMENTS[moment]
+    with signalled_at(module, function, call):
+        assert start("stopped") == 143
+    run, last = tmp_path / "stopped/runs" / NAME, tmp_path / "stopped/kept" / NAME / f"step_00000{step}"
+    assert newest_complete(last.parent) == last
+    said = capfd.readouterr().err
+    assert "\nSIGTERM: stopping after this step; a second signal stops at once\n" in said
+    assert f"saved {last}; go on with: python train.py --resume {run}" in " ".join(said.split())
+    assert not (run / "summary.json").exists()
+    # An evaluation holds nothing up: the run that goes on makes it.
+    assert bool(load_state(last).unfinished) == (step % 2 == 0)
+    assert start("stopped", "--resume", str(run)) == 0
+    assert ending(tmp_path / "stopped") == whole
+    for line in read_metrics(run):  # also where a step's seconds were spent in two processes
+        phases = [value for tag, value in line.items() if tag.startswith("time/") and tag != "time/step_s"]
+        assert sum(phases) == pytest.approx(line["time/step_s"], rel=0.01)
+
+
+def test_a_run_that_stops_in_its_first_evaluation_has_nothing_to_save(start, tmp_path, whole, capfd):
+    with signalled_at(evaluation, "summarize", 1, signal.SIGHUP):
+        assert start("stopped") == 129
+    assert "nothing to save before the first step; go on with: python train.py --resume" in capfd.readouterr().err
+    assert start("stopped", "--resume", "latest") == 0
+    assert ending(tmp_path / "stopped") == whole
+
+
+def test_an_owed_evaluation_can_be_stopped_again_and_a_kill_after_it_repeats_no_line(start, tmp_path, whole):
+    with signalled_at(evaluation, "summarize", 2):
+        assert start("stopped") == 143
+    with signalled_at(evaluation, "summarize", 1, signal.SIGINT):
+        assert start("stopped", "--resume", "latest") == 130
+    # The evaluation is made up for and its line is written; the checkpoint still says that it is to come.
+    with before(train, "rollout", 1, _stop), pytest.raises(KeyboardInterrupt):
+        start("stopped", "--resume", "latest")
+    assert start("stopped", "--resume", "latest") == 0
+    assert ending(tmp_path / "stopped") == whole
+
+
+def _stop():
+    raise KeyboardInterrupt
+
+
+def test_a_second_signal_ends_the_save_and_names_the_checkpoint_that_there_is(start, tmp_path, capfd):
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with before(checkpoint, "_seal", 2, twice), pytest.raises(KeyboardInterrupt):
+        start("stopped", "--save-every", "1")
+    kept = tmp_path / "stopped/kept" / NAME
+    assert sorted(path.name for path in kept.iterdir() if "step" in path.name) == ["step_000001"]
+    assert f"stopped at step 2; last checkpoint {kept}/step_000001: " in " ".join(capfd.readouterr().err.split())
+
+
+def test_a_second_signal_ends_the_wait_for_rewards(start, sevens):
+    object.__setattr__(sevens, "cheap", False)
+    object.__setattr__(sevens, "reward", sleeping)
+    timers = [Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM)) for seconds in (1.0, 1.5)]
+    started = time.monotonic()
+    for timer in timers:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        start("stopped", "--no-eval-first", "--reward-workers", "2")
+    for timer in timers:
+        timer.join()
+    assert time.monotonic() - started < 60  # the rewards would take an hour
+
+
+def sleeping(completion, example):
+    time.sleep(3600)
+
+
+def test_what_is_ignored_stays_ignored():
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with answered(stop_at_once):
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_script_that_is_told_to_stop_has_the_shells_exit_status(number, status, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # put back, with stderr, when the test is over
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    before = [signal.getsignal(one) for one in STOP_SIGNALS]
+    with pytest.raises(SystemExit) as ended:
+        run_main(lambda arguments: signal.raise_signal(number))
+    assert ended.value.code == status
+    assert capsys.readouterr().err == "interrupted\n"
+    assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
+
+
+@pytest.mark.parametrize("way", ["a pipe", "a terminal"])
+def test_writing_goes_on_when_nobody_reads_any_more(way):
+    reader, writer = os.pipe() if way == "a pipe" else os.openpty()
+    with Forgiving(os.fdopen(writer, "w", buffering=1)) as stream:
+        os.close(reader)
+        for _ in range(3):
+            stream.write("a line\n")
+            stream.flush()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_is_lost_for_another_reason_is_no_secret():
+    with pytest.raises(OSError, match="No space left on device"), Forgiving(open("/dev/full", "w")) as stream:
+        stream.write("a line\n")
+        stream.flush()
+
+
+TASK = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from minrl.tasks.task import Task, TaskDefinition, split
+from minrl.types import Example, Reward
+
+PLACE = Path(__file__).parent / "processes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    most: int = 16
+
+
+def reward(completion, example):  # in a worker
+    (PLACE / f"worker {os.getpid()}").touch()
+    return Reward(len(completion) % 5 / 4)
+
+
+def make(options, data_path):
+    (PLACE / f"rank {os.environ.get('RANK')} {os.getpid()}").touch()
+    examples = [Example(f"numbers {n}", f"numbers {n}", {}) for n in range(options.most)]
+    return Task(split(examples, 0.5), reward)
+
+
+endless = TaskDefinition(Options, make)
+"""
+
+
+@pytest.fixture
+def command(policy, tmp_path):
+    """Starts train.py on a task that never ends, with rewards in workers."""
+    (tmp_path / "processes").mkdir()
+    (tmp_path / "endless.py").write_text(TASK)
+    save_policy(policy, tmp_path / "model")
+    flags = ["--task", f"{tmp_path}/endless.py:endless", "--model-id", str(tmp_path / "model"), "--steps", "1000000"]
+    places = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "kept"), "--no-eval-first"]
+    return [str(ROOT / "train.py"), *flags, *FLAGS.split(), *places, "--reward-workers", "2"]
+
+
+def started(command, **options):
+    """A process in a session of its own, with this checkout's MinRL."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, **options)
+
+
+def wait_for_steps(process, folder, count, meanwhile=lambda: time.sleep(0.01)):
+    deadline = time.monotonic() + 120
+    while len(read_metrics(folder)) < count and process.poll() is None and time.monotonic() < deadline:
+        meanwhile()
+    assert process.poll() is None and len(read_metrics(folder)) >= count
+
+
+def assert_stopped_in_order(tmp_path, name):
+    """The last step that was written is saved, and log.txt says how to go on."""
+    run, last = tmp_path / "runs" / name, newest_complete(tmp_path / "kept" / name)
+    lines = read_metrics(run)
+    assert int(last.name.removeprefix("step_")) - lines[-1]["step"] in (0, 1)  # 1: its evaluation is to come
+    assert {line["reward/unscorable_frac"] for line in lines} == {0.0}
+    assert f"saved {last}; go on with: python train.py --resume {run}" in (run / "log.txt").read_text()
+    assert not list(last.parent.glob(".*tmp"))
+
+
+NAME_OF_ENDLESS = "endless-grpo-seed0"
+WITH_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_a_run_whose_terminal_is_closed_saves_its_step(tmp_path, command):
+    ours, theirs = os.openpty()
+    process = started([sys.executable, "-c", WITH_TERMINAL, *command], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    wait_for_steps(
+        process, tmp_path / "runs" / NAME_OF_ENDLESS, 2, lambda: select([ours], [], [], 0.01)[0] and os.read(ours, 4096)
+    )
+    os.close(ours)
+    assert process.wait(timeout=60) == 129
+    assert_stopped_in_order(tmp_path, NAME_OF_ENDLESS)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_the_step_in_all(tmp_path, command):
+    # To one process of the run and to its workers, which a supervisor of a whole group tells too.
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = started([*launch, *command], stdout=subprocess.DEVNULL, stderr=(tmp_path / "stderr.txt").open("w"))
+    wait_for_steps(process, tmp_path / "runs" / NAME_OF_ENDLESS, 2)
+    told = {path.name: int(path.name.split()[-1]) for path in (tmp_path / "processes").iterdir()}
+    for name, pid in told.items():
+        if not name.startswith("rank 0"):
+            os.kill(pid, signal.SIGTERM)
+    assert process.wait(timeout=60) != 0, (tmp_path / "stderr.txt").read_text()
+    assert_stopped_in_order(tmp_path, NAME_OF_ENDLESS)
