@@ -30,10 +30,14 @@ from minrl.processes import Processes
 from minrl.scoring import score
 from minrl.sft.demonstrations import as_rollout
 from minrl.tasks import Task
-from minrl.types import Rollout, UserError
+from minrl.types import Example, Prompt, Rollout, UserError
+from minrl.unknown_words import check_words, shown_text
 
 VERSION = 1
 """Counted up when the recipe changes, so that a cached model of the old recipe is not taken for the new."""
+
+DEMONSTRATIONS_READ = 64
+"""How many are looked at for words that the vocabulary lacks."""
 
 Progress = Callable[[int, str], None]
 
@@ -80,6 +84,7 @@ def make_base_model(
             width, layers, heads = config.base_hidden_size, config.base_layers, config.base_heads
             model = small_qwen3(tokenizer, width, layers, heads, config.base_seed)
             policy = as_policy(model, tokenizer, model_config, processes)
+            check_demonstrations(policy, task)
             warm_start(policy, task, config, progress)
             temporary = folder.with_name(folder.name + ".tmp")
             shutil.rmtree(temporary, ignore_errors=True)
@@ -87,6 +92,17 @@ def make_base_model(
                 save_policy(policy, temporary)
                 temporary.rename(folder)
         place.unlink(missing_ok=True)  # nobody asks for it any more
+
+
+def check_demonstrations(policy: Policy, task: Task) -> None:
+    """Refuse demonstrations in words that the task's vocabulary lacks: the model would learn to say `<unk>`."""
+    rng, end = random.Random(0), policy.tokenizer.eos_token_id
+    read = []
+    for _ in range(DEMONSTRATIONS_READ):
+        example, turns = _demonstrated(task, rng)
+        said = " ".join(f"{shown_text(prompt)} {text}" for prompt, text in turns)
+        read.append((as_rollout(policy, example.id, turns, end).ids, said))
+    check_words(policy, "the task's demonstrations", read)
 
 
 def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:
@@ -113,7 +129,13 @@ def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Pr
 
 def _demonstration(policy: Policy, task: Task, rng: random.Random, end: int) -> Rollout:
     """One demonstration of a training example as a rollout whose completion tokens are scored."""
+    example, turns = _demonstrated(task, rng)
+    return as_rollout(policy, example.id, turns, end)
+
+
+def _demonstrated(task: Task, rng: random.Random) -> tuple[Example, Sequence[tuple[Prompt, str]]]:
+    """A training example, and what is shown and said in each turn of its demonstration."""
     example = rng.choice(task.dataset.train)
     assert task.demonstrations is not None
     shown = task.demonstrations(example, rng)
-    return as_rollout(policy, example.id, [(example.prompt, shown)] if isinstance(shown, str) else shown, end)
+    return example, [(example.prompt, shown)] if isinstance(shown, str) else shown

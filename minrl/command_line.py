@@ -22,6 +22,7 @@ import tyro
 import yaml
 
 from minrl.config import TaskOptions, TrainerConfig
+from minrl.defaults import REINFORCEMENT, Rates, defaults
 from minrl.disk import refusal
 from minrl.signals import answered, exit_status, stop_at_once
 from minrl.streams import forgive_closed_streams
@@ -50,11 +51,18 @@ def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]
     return parse_config(TrainerConfig, arguments)
 
 
-def parse_config(cls: type[T], arguments: Sequence[str]) -> tuple[T, TaskOptions]:
-    """The config of a program that makes runs, from flags over a `--config` file, and the options of every task."""
+def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORCEMENT) -> tuple[T, TaskOptions]:
+    """The config of a program that makes runs, from flags over a `--config` file over the defaults of what is trained,
+    and the options of every task.
+    """
     arguments, values = _take_config_file(list(arguments))
-    config, options = from_dict(values, cls, _take_task_names(arguments)[1])
-    return parse_with_tasks(cls, arguments, config, options)
+    names = _take_task_names(arguments)[1]
+    config, options = parse_with_tasks(cls, arguments, *from_dict(values, cls, names))
+    own = defaults(config.trainer, rates)  # type: ignore[attr-defined]
+    if own != defaults(TrainerConfig(), rates):  # what is trained is known after the flags are read: read them again
+        given = {str(name).replace("-", "_"): value for name, value in values.items()}
+        return parse_with_tasks(cls, arguments, *from_dict({**own, **given}, cls, names))
+    return config, options
 
 
 def parse_with_tasks(

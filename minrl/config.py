@@ -126,7 +126,8 @@ class RolloutConfig:
     group_size: int = 8
     """Completions sampled for each example and compared with each other."""
     max_tokens: int = 192
-    """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated."""
+    """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated. Not given: this for
+    the own base model, 1024 for a --model-id."""
     temperature: float = 1.0
     """Sampling temperature; log-probabilities are scored at the same one."""
     stop_strings: tuple[str, ...] = ()

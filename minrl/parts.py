@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from loguru import logger
 
 from minrl import checkpoint
 from minrl.base_model import base_model_path, make_base_model, require_demonstrations
@@ -15,6 +16,7 @@ from minrl.checkpoint import TrainState
 from minrl.command_line import read_config_file
 from minrl.config import TrainerConfig, task_key
 from minrl.cores import cpu_cores
+from minrl.defaults import what_is_trained
 from minrl.disk import require_writable
 from minrl.engines import Engine
 from minrl.engines.choice import make_engine, takes_vllm
@@ -22,6 +24,7 @@ from minrl.engines.opponent import EngineWithOpponent
 from minrl.evaluation import Evaluation, evaluate
 from minrl.judge import Judge, judged, open_judge
 from minrl.lora import Adapters
+from minrl.models import word_tokenizer
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
 from minrl.preflight import leave_out_too_long, require_room
@@ -32,6 +35,7 @@ from minrl.run_folder import owned
 from minrl.screen import Screen
 from minrl.tasks import TASK_DEFINITIONS, Task, find_definition, load_task, source_outside
 from minrl.types import UserError, require
+from minrl.unknown_words import check_task_words
 from minrl.wandb_log import require_login
 from minrl.workers import Workers
 
@@ -97,6 +101,7 @@ def _on_screen(
     """The parts of a run whose tasks, processes and screen are there; released when the caller is done with them."""
     config = run.config
     require_places(run)
+    logger.info(what_is_trained(config))
     policy, state = prepare_policy(run, tasks, processes, screen)
     optimizer = make_optimizer(policy, config.optimizer)
     require_room(policy, config, run.checkpoints)
@@ -110,6 +115,8 @@ def _on_screen(
     if opponent is not None:
         engine = EngineWithOpponent(engine, opponent, policy, config.engine.engine_cache_gib)
     try:
+        for name, task in tasks.items():
+            check_task_words(policy, name, task)
         tasks = {name: leave_out_too_long(policy, engine, name, task) for name, task in tasks.items()}
         trained = task_key(config.rollout.task)
         tasks = {name: judged(task, judge if name == trained else None) for name, task in tasks.items()}
@@ -258,6 +265,9 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, sc
     source = source_outside(find_definition(config.rollout.task))
     folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, source)
     if not folder.exists() and processes.main:
+        reader = Policy(None, word_tokenizer(words), processes, config.model.template_options)
+        for other, task in tasks.items():  # what the model would not be able to read is refused before it is made
+            check_task_words(reader, other, task)
         with screen.progress("making the base model", config.base.base_steps) as report:
             make_base_model(folder, config.base, config.model, tasks[name], words, processes, report)
     processes.wait()

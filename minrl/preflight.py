@@ -21,6 +21,10 @@ from minrl.workers import Workers
 
 EXAMPLES = 8
 SLOW_REWARD_S = 1.0
+TRUNCATED_SHARE = 0.1
+"""More completions than this share must not be cut off: the reward of one that is says nothing of its answer."""
+LARGEST_RATE, LARGE_MODEL = 1e-5, 10**8
+"""No run that minrl.defaults names trains all weights of a model with so many at a higher learning rate."""
 BYTES_PER_WEIGHT = 16
 """float32 weight, gradient and AdamW's two moments."""
 MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
@@ -56,7 +60,7 @@ def leave_out_too_long(policy: Policy, engine: Engine, name: str, task: Task) ->
 
 def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:
     """Findings, one line each; empty when all is well."""
-    findings = memory_findings(policy) + disk_findings(policy, config)
+    findings = memory_findings(policy) + disk_findings(policy, config) + rate_findings(policy, config)
     settings = config.rollout
     plan = Plan(
         settings.group_size,
@@ -78,6 +82,18 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
     return findings
 
 
+def rate_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+    """Whether all weights of a large model are trained at a learning rate that destroys what it knows."""
+    weights = sum(weight.numel() for weight in policy.model.parameters())
+    rate = config.optimizer.learning_rate
+    if config.lora.lora_rank or weights < LARGE_MODEL or rate <= LARGEST_RATE:
+        return []
+    return [
+        f"all {weights / 1e9:.1f}B weights are trained at a learning rate of {rate:g}, where published runs take "
+        "1e-06: lower --learning-rate, or train adapters with --lora-rank 16"
+    ]
+
+
 def rollout_findings(
     rollouts: Sequence[Rollout], failures: Sequence[str], policy: Policy, max_tokens: int, num_lost: int = 0
 ) -> list[str]:
@@ -87,10 +103,11 @@ def rollout_findings(
     ended = [r for r in rollouts if not r.truncated or policy.stop_ids & set(r.ids[r.prompt_length :])]
     if rollouts and not ended:
         findings.append(
-            f"no completion produced an end token {sorted(policy.stop_ids)}: the model may not be tuned for this "
-            "chat template; choose an instruction-tuned model, or name what ends an answer with --stop-strings"
+            f"no completion produced an end token {sorted(policy.stop_ids)} in {max_tokens} tokens: raise --max-tokens "
+            "if answers are longer; if they are not, the model may not be tuned for this chat template: choose an "
+            "instruction-tuned model, or name what ends an answer with --stop-strings"
         )
-    elif truncated > 0.5:
+    elif truncated > TRUNCATED_SHARE:
         findings.append(
             f"{truncated:.0%} of the completions were cut off at {max_tokens} tokens: raise --max-tokens, or ask "
             "for shorter answers in the prompt"

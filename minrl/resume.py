@@ -51,7 +51,7 @@ def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> R
         kept_in = settings.logging.checkpoints_dir
     stored = replace(
         stored,
-        **{name: getattr(settings, name) for name in program.extends if f"--{name}" in changed},
+        **_extended(settings, changed, program),
         logging=replace(
             stored.logging,
             runs_dir=str(folder.parent),
@@ -71,6 +71,12 @@ def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> R
         stored=record,
         models=record.get("models", {}),
     )
+
+
+def _extended(settings: Settings, changed: Sequence[str], program: Program) -> dict[str, Any]:
+    """How long the run shall go on, where the flags say it: all that says so, since of two settings one wins."""
+    given = any(f"--{name}" in changed for name in program.extends)
+    return {name: getattr(settings, name) for name in program.extends} if given else {}
 
 
 def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None, Path | None]:

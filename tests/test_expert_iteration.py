@@ -8,21 +8,25 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from together import together
 
 from minrl.checkpoint import TrainState
 from minrl.config import OptimizerConfig, TrainerConfig
+from minrl.engines.torch_engine import TorchEngine
 from minrl.files import LOCK, lock
 from minrl.parts import Parts
 from minrl.sft import expert_iteration
 from minrl.sft import filter as filtering
 from minrl.sft.config import ExpertIterationConfig
-from minrl.sft.demonstrations import read_demonstrations
-from minrl.sft.expert_iteration import fine_tune_round, keep_correct
+from minrl.sft.demonstrations import Demonstration, read_demonstrations
+from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round, write_samples
 from minrl.sft.step import mean_loss_and_entropy
-from minrl.types import Reward, UserError
+from minrl.types import Example, Reward, UserError
+from minrl.workers import Workers
 from tests.killing import killed_at
 
 ROOT = Path(__file__).parent.parent
@@ -209,12 +213,52 @@ def test_a_round_without_a_correct_completion_trains_on_nothing(tmp_path, with_b
     assert found["eval_after"] == found["eval_before"]
 
 
+HUMANEVAL = {
+    "task_id": "0",
+    "id": "mine",
+    "prompt": "def twice(n):\n",
+    "entry_point": "twice",
+    "test": "def check(candidate):\n    assert candidate(2) == 4\n",
+}
+
+
+def test_what_the_reward_reads_of_a_sample_is_not_overwritten_by_what_the_sample_is(make_rollout, tmp_path):
+    example = Example("0", [{"role": "user", "content": "Complete it."}], HUMANEVAL)
+    said = ["    return 2 * n\n", "    return n\n"]
+    rollouts = [make_rollout([1], [2], example_id="0", text=text, reward=Reward(1.0)) for text in said]
+    write_samples(tmp_path / "samples.jsonl", [example], rollouts, rollouts)
+    flags = ["--task", "code", "--data", str(tmp_path / "samples.jsonl"), "--output", str(tmp_path / "correct.jsonl")]
+    assert filtering.main([*flags, "--reward-workers", "1"]) == 0
+    kept = read_demonstrations(tmp_path / "correct.jsonl", "prompt", "response")
+    assert kept == [Demonstration(example.prompt, said[0])]
+
+
+def round_of(policy, task, settings):
+    """The completions of a round of the task."""
+    parts = object.__new__(Parts)  # of which a round's samples read these
+    name = settings.reward.task
+    vars(parts).update(policy=policy, config=settings.trainer, state=TrainState(step=1), tasks={name: task})
+    vars(parts).update(engine=TorchEngine(policy), workers=Workers(1, deadline_s=120.0))
+    return [(one.example_id, one.ids) for one in sample_round(parts, settings).rollouts]
+
+
+@pytest.mark.parametrize("asked", [5, 480])
+def test_a_round_samples_each_example_once_whatever_the_batch_and_the_processes(make_policy, sevens, asked):
+    small = ExpertIterationConfig(
+        examples_per_round=asked, sample_batch_size=3, samples_per_example=1, max_tokens=2, temperature=1.0
+    )
+    whole = round_of(make_policy(), sevens, replace(small, sample_batch_size=480))
+    available = len(sevens.dataset.train)
+    assert len({name for name, _ in whole}) == len(whole) == min(asked, available) > 3 and available % 3
+    assert round_of(make_policy(), sevens, small) == whole
+    for found in together(2, lambda m: replace(make_policy(), processes=m), lambda p: round_of(p, sevens, small)):
+        assert found == whole
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--examples-per-round", "100"], "must be a multiple of sample_batch_size"),
         (["--rounds", "0"], "rounds must be at least 1"),
-        (["--examples-per-round", "4800"], "--examples-per-round 4800 exceeds the .* training examples of hanoi"),
         (["--resume", "latest", "--seed", "3"], "only --rounds may change, got --seed"),
         (["--task", "chess"], "no task 'chess'"),
     ],

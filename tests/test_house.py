@@ -23,8 +23,8 @@ FILES = sorted((ROOT / "minrl").rglob("*.py"))
 SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.exists()]
 
 FLOORS = {
-    0: "minrl minrl.types minrl.config minrl.learning_config minrl.progress minrl.cores minrl.evaluate_config "
-    "minrl.json_text minrl.signals minrl.streams minrl.disk minrl.files",
+    0: "minrl minrl.types minrl.config minrl.learning_config minrl.defaults minrl.progress minrl.cores "
+    "minrl.evaluate_config minrl.json_text minrl.signals minrl.streams minrl.disk minrl.files",
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.context minrl.cpu minrl.lora minrl.sandbox "
     "minrl.attention minrl.padded_attention minrl.rectangle_attention minrl.varlen_attention minrl.head "
     "minrl.activations minrl.token_totals "
@@ -35,7 +35,7 @@ FLOORS = {
     "minrl.optimizer minrl.checkpoint minrl.command_line minrl.charts minrl.episode minrl.judge minrl.provenance",
     3: "minrl.base_model minrl.rollout minrl.sampling minrl.update minrl.evaluation minrl.preflight minrl.completions "
     "minrl.sft minrl.viewer minrl.report minrl.screen minrl.run minrl.run_folder minrl.resume minrl.parts minrl.record "
-    "minrl.pipeline",
+    "minrl.pipeline minrl.unknown_words",
     4: "train evaluate",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

@@ -9,7 +9,8 @@ from together import together
 
 from minrl.config import RolloutConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.preflight import leave_out_too_long, memory_findings, preflight, rollout_findings
+from minrl.learning_config import LoraConfig, OptimizerConfig
+from minrl.preflight import leave_out_too_long, memory_findings, preflight, rate_findings, rollout_findings
 from minrl.rollout import Plan, Rollouts
 from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward, UserError
@@ -173,11 +174,31 @@ def test_without_a_rollout_nothing_is_divided_by_their_number(policy, sampled_wi
     assert findings(policy, []) == []
 
 
-def test_half_of_the_completions_may_be_cut_off(policy, make_rollout):
+def test_a_tenth_of_the_completions_may_be_cut_off(policy, make_rollout):
     cut = make_rollout([1], [5, 6], reward=Reward(0.0), finish_reason="length")
     ended = make_rollout([1], [5, END], reward=Reward(1.0))
-    assert findings(policy, [cut, ended]) == []
-    assert len(findings(policy, [cut, cut, ended])) == 1
+    assert findings(policy, [cut, *[ended] * 9]) == []
+    (finding,) = findings(policy, [cut, *[ended] * 8])
+    assert finding.startswith("11% of the completions were cut off at 8 tokens: raise --max-tokens")
+
+
+def test_a_limit_that_cuts_every_completion_is_named_before_the_template(policy, make_rollout):
+    cut = [make_rollout([1], [5, 6], reward=Reward(v), finish_reason="length") for v in (0.0, 1.0)]
+    (finding,) = findings(policy, cut)
+    assert "in 8 tokens: raise --max-tokens" in finding and "--stop-strings" in finding
+
+
+@pytest.mark.parametrize(
+    ("weights", "rate", "rank", "count"),
+    [(10**8, 2e-5, 0, 1), (10**8, 1e-5, 0, 0), (10**8, 2e-5, 8, 0), (10**6, 1, 0, 0)],
+)
+def test_a_learning_rate_that_destroys_a_large_model_is_named(policy, monkeypatch, weights, rate, rank, count):
+    large = [SimpleNamespace(numel=lambda: weights)]
+    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: large))
+    config = TrainerConfig(optimizer=OptimizerConfig(learning_rate=rate), lora=LoraConfig(lora_rank=rank))
+    found = rate_findings(policy, config)
+    assert len(found) == count
+    assert all("all 0.1B weights are trained at a learning rate of 2e-05" in finding for finding in found)
 
 
 def test_unscorable_completions_are_not_equal_rewards(policy, make_rollout):

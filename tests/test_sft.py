@@ -253,6 +253,55 @@ def test_held_out_prompts_and_rows_that_do_not_fit_are_not_trained_on(policy, tm
         load_rows(SftConfig(data=data, eval_data=data), policy, task)
 
 
+def shown_as(policy, path, task=None, **settings):
+    """The prompts that the policy is trained on, in words."""
+    loaded = load_rows(SftConfig(data=str(path), held_out_share=0.0, **settings), policy, task)
+    return {policy.decode_all(rollout.ids[: rollout.prompt_length]) for rollout in loaded.train}
+
+
+def test_a_text_is_shown_as_the_task_shows_its_prompts_or_through_the_template_that_there_is(policy, tmp_path, sevens):
+    path = write(tmp_path / "rows.jsonl", [{"prompt": "numbers 3 5", "response": "7"}])
+    text, chat = {"numbers 3 5"}, {"<user> numbers 3 5 <assistant>"}
+    assert shown_as(policy, path) == chat  # as any chat model is asked when it is evaluated
+    assert shown_as(policy, path, load_task("countdown")) == chat  # which poses messages
+    assert shown_as(policy, path, sevens) == text  # which poses texts
+    assert shown_as(policy, path, prompt_format="text") == text
+    assert shown_as(policy, path, sevens, prompt_format="chat") == chat
+    policy.tokenizer.chat_template = None
+    assert shown_as(policy, path) == text
+    with pytest.raises(UserError, match="the tokenizer has no chat template"):
+        shown_as(policy, path, prompt_format="chat")
+
+
+def test_a_row_that_asks_a_held_out_question_without_the_tasks_own_words_is_not_trained_on(policy, tmp_path):
+    task = load_task("countdown")
+    asked = [e.prompt[-1]["content"] for e in (task.dataset.held_out[0], *task.dataset.train[:2])]
+    path = write(tmp_path / "rows.jsonl", [{"prompt": question, "response": "7"} for question in asked])
+    shown = {"chat": "<user> {} <assistant>", "text": "{}"}
+    for prompt_format, form in shown.items():
+        expected = {form.format(question) for question in asked[1:]}
+        assert shown_as(policy, path, task, prompt_format=prompt_format) == expected
+
+
+@pytest.mark.parametrize(("prompt", "response"), [("numbers zwei drei", "7"), ("numbers 3", "sieben acht")])
+def test_rows_in_words_that_the_tokenizer_lacks_are_refused_above_one_in_a_hundred(policy, tmp_path, prompt, response):
+    # A row of 4 tokens and an end, of which 2 stand for unknown words, and rows of 5 that it knows: 2 of 200 are 1 %.
+    known = [{"prompt": f"numbers {n} {m}", "response": "7"} for n in range(8) for m in range(8)]
+    lacking = {"prompt": prompt, "response": response}
+
+    def load(count):
+        path = write(tmp_path / "rows.jsonl", [lacking, *known[:count]])
+        return load_rows(SftConfig(data=str(path), held_out_share=0.0, prompt_format="text"), policy, None)
+
+    tokens = sum(len(rollout.ids) for rollout in load(63).train)
+    assert tokens > 200
+    with pytest.raises(
+        UserError, match=r"2\.\d+% of the tokens of .*rows.jsonl stand for words .* lacks \('"
+    ) as refused:
+        load(16)
+    assert "at most 1% may" in str(refused.value) and "\n" not in str(refused.value)
+
+
 SMALL = """--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --threads 1 --device cpu
     --task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --max-tokens 32
     --eval-examples 8 --eval-samples 1"""
@@ -352,6 +401,20 @@ def test_adapters_are_trained_and_continued(tmp_path, rows_file, uninterrupted):
     assert sft.main(["--resume", "latest", "--steps", "6", "--runs-dir", str(tmp_path / "twice" / "runs")]) == 0
     once, twice = summary(tmp_path / "once"), summary(tmp_path / "twice")
     assert once["weights_sha256"] == twice["weights_sha256"] != whole["weights_sha256"]
+
+
+def test_epochs_lengthen_a_run_that_began_with_steps_and_end_none_before_its_step(tmp_path, rows_file):
+    places = ["--runs-dir", str(tmp_path / "runs")]
+    begun = [*FLAGS, *folders(tmp_path), "--data", str(rows_file), "--eval-every", "0", "--steps", "2"]
+    assert sft.main(begun) == 0
+    rows = summary(tmp_path)["train_rows"]
+    with pytest.raises(UserError, match=r"--epochs 0.02 are 1 steps, and the run has gone on to step 2: raise it"):
+        sft.main(["--resume", "latest", *places, "--epochs", "0.02"])
+    epochs = 3 * 4 / rows  # three batches of four rows
+    assert sft.main(["--resume", "latest", *places, "--epochs", str(epochs)]) == 0
+    assert summary(tmp_path)["steps"] == 3
+    assert sft.main(["--resume", "latest", *places, "--steps", "4"]) == 0
+    assert summary(tmp_path)["steps"] == 4
 
 
 def test_a_run_does_not_go_on_with_other_rows_or_another_program(tmp_path, rows_file):

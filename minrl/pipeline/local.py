@@ -17,6 +17,7 @@ from minrl.processes import Processes
 from minrl.rollout import Plan as RolloutPlan
 from minrl.rollout import rollout
 from minrl.types import Rollout, require
+from minrl.unknown_words import check_words, prompts_read
 from minrl.workers import Workers
 
 
@@ -79,10 +80,13 @@ class LocalSampler:
 def check_prompts(policy: Policy, model: NamedModel, task: PlannedTask, limit: int, max_tokens: int) -> None:
     """Count the prompts that leave no room in `limit` tokens, and those whose completions may be cut off early.
 
-    A model that has no room for any is refused. What an episode of the task's own shows is known when it is played.
+    A model that has no room for any, or lacks the prompts' words, is refused. What an episode of the task's own shows
+    is known when it is played.
     """
     if task.task.episode is not None:
         return
+    prompts = [example.prompt for example in task.examples]
+    check_words(policy, f"the prompts of {task.name} under {model.name}", prompts_read(policy, prompts))
     rooms = [limit - len(policy.encode_prompt(example.prompt)) for example in task.examples]
     full, tight = sum(room < 1 for room in rooms), sum(1 <= room < max_tokens for room in rooms)
     require(

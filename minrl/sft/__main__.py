@@ -18,6 +18,7 @@ import torch
 from minrl.checkpoint import save_checkpoint
 from minrl.command_line import parse_config, run_main
 from minrl.config import task_key
+from minrl.defaults import FINE_TUNING
 from minrl.files import read_json, write_json
 from minrl.metrics import read_metrics
 from minrl.parts import Parts, assemble
@@ -28,7 +29,7 @@ from minrl.run import Program, Run
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows
 from minrl.sft.step import measure, sft_step
-from minrl.types import UserError
+from minrl.types import UserError, require
 from minrl.update import Updated
 
 SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
@@ -70,16 +71,22 @@ def save_tracked(parts: Parts, record: Record) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Say how well the rows are known, train on them, and say it again."""
     started = time.perf_counter()
-    config, options = parse_config(SftConfig, arguments)
+    config, options = parse_config(SftConfig, arguments, FINE_TUNING)
     if not config.data and not config.resume:
         raise UserError("name the rows to train on with --data (JSONL with a prompt and a response)")
     with assemble(open_run(config, options, arguments, SFT)) as parts:
         settings: SftConfig = parts.run.settings
         rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
         batch_size = min(settings.batch_size, len(rows.train))
+        steps = settings.steps or math.ceil(settings.epochs * len(rows.train) / batch_size)
+        require(
+            steps >= parts.state.step,
+            f"--epochs {settings.epochs:g} are {steps} steps, and the run has gone on to step {parts.state.step}: "
+            "raise it, or name an earlier checkpoint, from which a new run branches off",
+        )
         parts.config = replace(
             parts.config,
-            steps=settings.steps or math.ceil(settings.epochs * len(rows.train) / batch_size),
+            steps=steps,
             rollout=replace(parts.config.rollout, prompts_per_step=batch_size),
         )
         refuse_other_rows(parts.run, settings)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from minrl.config import (
     PATH,
@@ -60,6 +61,9 @@ class SftConfig:
     """Where a row has its prompt. Rows with `messages` that end with the assistant's need neither column."""
     response_column: str = "response"
     """Where a row has its response."""
+    prompt_format: Literal["auto", "chat", "text"] = "auto"
+    """How a row's prompt that is a text is shown. chat: as a user's message, through the chat template. text: as it is.
+    auto: as the task's own prompts are; without a task, chat where the tokenizer has a template."""
     max_examples: int = 0
     """Distinct rows to train on, chosen by the seed; more include those that fewer have. 0: all."""
     max_row_tokens: int = 0
@@ -75,7 +79,7 @@ class SftConfig:
     batch_size: int = 32
     """Rows of each optimizer step, over all processes."""
     max_tokens: int = 192
-    """Longest completion in the evaluation of the task, in tokens."""
+    """Longest completion in the evaluation of the task, in tokens. Not given: 1024 for a --model-id."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion in the evaluation, beside the model's own end tokens."""
     seed: int = 0
@@ -134,7 +138,7 @@ class ExpertIterationConfig:
     rounds: int = 5
     """How often is sampled, filtered and fine-tuned."""
     examples_per_round: int = 480
-    """Training examples of each round, over all processes; a multiple of `sample_batch_size`."""
+    """Training examples of each round, over all processes (all where the task has fewer)."""
     sample_batch_size: int = 48
     """Examples that are sampled at a time, over all processes: memory and speed only."""
     samples_per_example: int = 8
@@ -150,7 +154,7 @@ class ExpertIterationConfig:
     batch_size: int = 32
     """Completions of each optimizer step, over all processes."""
     max_tokens: int = 192
-    """Longest completion of one turn, in tokens."""
+    """Longest completion of one turn, in tokens. Not given: 1024 for a --model-id."""
     temperature: float = 1.0
     """Sampling temperature. The loss is that of temperature 1."""
     stop_strings: tuple[str, ...] = ()
@@ -181,11 +185,6 @@ class ExpertIterationConfig:
     def __post_init__(self) -> None:
         for name in ("rounds", "examples_per_round", "sample_batch_size", "samples_per_example", "batch_size"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(
-            self.examples_per_round % self.sample_batch_size == 0,
-            f"examples_per_round ({self.examples_per_round}) must be a multiple of sample_batch_size "
-            f"({self.sample_batch_size})",
-        )
         require(self.max_per_example >= 0, f"max_per_example must be 0 (all) or more, got {self.max_per_example}")
         require(0 < self.epochs_per_round < math.inf, f"epochs_per_round must be above 0, got {self.epochs_per_round}")
         _ = self.trainer  # its own checks

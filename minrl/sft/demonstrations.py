@@ -1,14 +1,14 @@
 """Rows of prompt and response, as rollouts whose response tokens are scored.
 
-A row's prompt is encoded as the policy sees it when it samples, and the response's tokens follow it, then the token
-that ends a completion. No row is cut: one that does not fit is left out and counted.
+A row's prompt is encoded as the policy sees it when it samples (a text as `--prompt-format` says), and the response's
+tokens follow it, then the token that ends a completion. No row is cut: one that does not fit is left out and counted.
 """
 
 import hashlib
 import json
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from minrl.sft.config import SftConfig
 from minrl.tasks import Task
 from minrl.tasks.task import is_held_out
 from minrl.types import SOLO, Prompt, Rollout, UserError
+from minrl.unknown_words import check_words, shown_text
 
 
 @dataclass(frozen=True)
@@ -105,18 +106,21 @@ def load_rows(config: SftConfig, policy: Policy, task: Task | None) -> Rows:
 
     No prompt is in both, and no prompt that the task holds out is trained on.
     """
-    read = lambda path: read_demonstrations(Path(path), config.prompt_column, config.response_column)  # noqa: E731
-    found = read(config.data)
+    chat = as_chat(config, policy, task)
+    found = _read(config.data, config, chat)
     if config.eval_data:
-        held_out = read(config.eval_data)
+        held_out = _read(config.eval_data, config, chat)
     else:
         held_out = [row for row in found if is_held_out(row.prompt_key, config.held_out_share)]
     forbidden = {row.prompt_key for row in held_out}
     if task is not None:
-        forbidden |= {key_of(example.prompt) for example in task.dataset.held_out}
+        forbidden |= {key for example in task.dataset.held_out for key in _keys(example.prompt)}
     free = [row for row in found if row.prompt_key not in forbidden]
     limit = min(config.max_row_tokens or policy.context_length, policy.context_length)
     encoded, measured = as_rollouts(policy, free), as_rollouts(policy, held_out)
+    for what, shown, rollouts in ((config.data, free, encoded), ("the held-out rows", held_out, measured)):
+        said = [f"{shown_text(row.prompt)} {row.response}" for row in shown]
+        check_words(policy, what, [(one.ids, text) for one, text in zip(rollouts, said, strict=True)])
     fitting = [rollout for rollout in encoded if len(rollout.ids) <= limit]
     if not fitting:
         raise UserError(
@@ -133,6 +137,39 @@ def load_rows(config: SftConfig, policy: Policy, task: Task | None) -> Rows:
         f"{len(encoded) - len(fitting) + len(measured) - len(rows.held_out)}"
     )
     return rows
+
+
+def as_chat(config: SftConfig, policy: Policy, task: Task | None) -> bool:
+    """Whether texts are shown as the messages of a user: as the task's own prompts are, so that the policy is trained
+    on what it is evaluated on; without a task, where the tokenizer has a chat template.
+    """
+    if config.prompt_format != "auto":
+        return config.prompt_format == "chat"
+    if task is not None:
+        return not isinstance(task.dataset.held_out[0].prompt, str)
+    return policy.tokenizer.chat_template is not None
+
+
+def _read(path: str, config: SftConfig, chat: bool) -> list[Demonstration]:
+    """The rows of a file with their prompts as they are shown, each once."""
+    found = read_demonstrations(Path(path), config.prompt_column, config.response_column)
+    texts = sum(isinstance(row.prompt, str) for row in found)
+    if texts:
+        how = "a user's message, through the chat template" if chat else "it is, without a chat template"
+        logger.info(f"{path}: the prompt of {texts} of {len(found)} rows is a text and is shown as {how}")
+    shown = [replace(row, prompt=user_message(row.prompt)) if chat else row for row in found]
+    return list({(row.prompt_key, row.response): row for row in shown}.values())
+
+
+def user_message(prompt: Prompt) -> Prompt:
+    """A text as the message of a user; messages as they are."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def _keys(prompt: Prompt) -> set[str]:
+    """Those of a prompt, and of rows that show its question alone."""
+    question = shown_text(prompt)
+    return {key_of(prompt), key_of(question), key_of(user_message(question))}
 
 
 def as_rollouts(policy: Policy, rows: Iterable[Demonstration]) -> list[Rollout]:

@@ -24,6 +24,7 @@ from loguru import logger
 from minrl.checkpoint import TrainState, save_checkpoint
 from minrl.command_line import parse_config, run_main
 from minrl.config import task_key
+from minrl.defaults import FINE_TUNING
 from minrl.evaluation import is_solved
 from minrl.files import whole
 from minrl.json_text import json_text
@@ -36,8 +37,9 @@ from minrl.resume import open_run
 from minrl.rollout import Rollouts, completion_seed, draw_examples, joined, rollout, training_plan
 from minrl.run import Program
 from minrl.sft.config import ExpertIterationConfig
+from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, sft_step
-from minrl.types import Example, Rollout, UserError
+from minrl.types import Example, Rollout
 
 EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
 
@@ -77,10 +79,16 @@ def improve(parts: Parts, record: Record, settings: ExpertIterationConfig) -> No
 def sample_round(parts: Parts, settings: ExpertIterationConfig) -> Rollouts:
     """The round's completions, batch by batch; no example is drawn twice in a round."""
     config, state, policy, task = parts.config, parts.state, parts.policy, parts.task
-    order, drawing = replace(config, seed=completion_seed(config.seed, "examples", state.step)), TrainState()
+    count = min(settings.examples_per_round, len(task.dataset.train))
+    order = replace(
+        config,
+        seed=completion_seed(config.seed, "examples", state.step),
+        rollout=replace(config.rollout, prompts_per_step=count),
+    )
+    chosen = draw_examples(task.dataset.train, order, TrainState())
     sampled = []
-    for drawn in range(0, settings.examples_per_round, config.rollout.prompts_per_step):
-        examples = draw_examples(task.dataset.train, order, drawing)
+    for drawn in range(0, count, settings.sample_batch_size):
+        examples = chosen[drawn : drawn + settings.sample_batch_size]
         plan = training_plan(config, state, drawn)
         sampled.append(rollout(policy, parts.engine, parts.workers, task, examples, plan))
     return joined(sampled)
@@ -151,7 +159,9 @@ def samples_path(folder: Path, number: int) -> Path:
 def write_samples(
     path: Path, examples: Sequence[Example], rollouts: Sequence[Rollout], kept: Sequence[Rollout]
 ) -> None:
-    """The round's completions as rows that `minrl.sft` and `minrl.sft.filter` read."""
+    """The round's completions as rows that `minrl.sft` and `minrl.sft.filter` read; what the reward reads stands under
+    `example`, where no field of it takes the place of another.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
         for row in _sample_rows({example.id: example for example in examples}, rollouts, {id(one) for one in kept}):
@@ -164,12 +174,12 @@ def _sample_rows(
     for one in rollouts:
         example = examples[one.example_id]
         yield {
-            **example.fields,
             "id": example.id,
             "prompt": example.prompt,
             "response": one.text,
             "reward": None if one.reward is None else one.reward.value,
             "kept": id(one) in kept,
+            EXAMPLE: example.fields,
         }
 
 
@@ -196,10 +206,10 @@ def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
 def main(arguments: Sequence[str]) -> int:
     """Say how good the policy is, let it learn from itself, and show what each round brought."""
     started = time.perf_counter()
-    config, options = parse_config(ExpertIterationConfig, arguments)
+    config, options = parse_config(ExpertIterationConfig, arguments, FINE_TUNING)
     with assemble(open_run(config, options, arguments, EXPERT_ITERATION)) as parts:
         settings: ExpertIterationConfig = parts.run.settings
-        refuse_too_many(settings.examples_per_round, len(parts.task.dataset.train), settings.reward.task)
+        say_if_fewer(settings.examples_per_round, len(parts.task.dataset.train), settings.reward.task)
         with Record(parts, started) as record:
             record.begin()
             if record.evaluation_owed():
@@ -214,10 +224,10 @@ def main(arguments: Sequence[str]) -> int:
         return status
 
 
-def refuse_too_many(asked: int, available: int, task: str) -> None:
+def say_if_fewer(asked: int, available: int, task: str) -> None:
     """A round samples no example twice."""
     if asked > available:
-        raise UserError(f"--examples-per-round {asked} exceeds the {available} training examples of {task}: lower it")
+        logger.info(f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl
 
-Rows are JSON objects with `response` (or `completion`) and the fields that the reward reads. Kept rows are written as
-they are and in order; the output appears when it is whole. A row that cannot be scored is dropped and counted.
+Rows are JSON objects with `response` (or `completion`) and the fields that the reward reads, beside it or, as expert
+iteration writes them, under `example`. Kept rows are written as they are and in order; the output appears when it is
+whole. A row that cannot be scored is dropped and counted.
 """
 
 import json
@@ -20,6 +21,9 @@ from minrl.sft.config import FilterConfig
 from minrl.tasks import Task, load_task
 from minrl.types import UserError
 from minrl.workers import Workers
+
+EXAMPLE = "example"
+"""Where a row may hold the fields that the reward reads, so that none of them is taken for another."""
 
 
 @dataclass
@@ -56,12 +60,18 @@ def _scored(task: Task, lines: Sequence[str], workers: Workers) -> Iterator[tupl
 
 
 def _with_completion(line: str) -> str:
-    """The line with its response under `completion`, which is what is scored; what is no JSON is told so there."""
+    """The line as what is scored: its response under `completion`, the fields of its example at the top. What is no
+    JSON is told so there.
+    """
     try:
         row = json.loads(line)
     except (json.JSONDecodeError, RecursionError):
         return line
-    return json.dumps({**row, "completion": row["response"]}) if isinstance(row, dict) and "response" in row else line
+    if not isinstance(row, dict):
+        return line
+    fields = row[EXAMPLE] if isinstance(row.get(EXAMPLE), dict) else {}
+    said = {"completion": row["response"]} if "response" in row else {}
+    return json.dumps({**row, **fields, **said})
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,0 +1,68 @@
+"""Words that a tokenizer lacks are said, and refused where they are many: in prompts and in demonstrations."""
+
+import pytest
+from loguru import logger
+
+from minrl.base_model import make_base_model
+from minrl.config import BaseModelConfig, ModelConfig
+from minrl.tasks import Dataset, Task
+from minrl.types import Example, Reward, UserError
+from minrl.unknown_words import check_task_words, check_words, prompts_read, unknown_id
+
+
+@pytest.fixture
+def said():
+    """What is said in the test."""
+    lines = []
+    sink = logger.add(lines.append, format="{message}")
+    yield lines
+    logger.remove(sink)
+
+
+def task_of(train, held_out, **more):
+    examples = [[Example(text, text, {}) for text in texts] for texts in (train, held_out)]
+    return Task(Dataset(*examples), lambda text, example: Reward(0.0), **more)
+
+
+KNOWN = [f"numbers {n} {m}" for n in range(9) for m in range(9)]  # 3 tokens each
+
+
+def test_prompts_of_unknown_words_are_refused_in_either_split(policy, said):
+    strange = ["numbers eins zwei"]
+    for split, task in {"training": task_of(strange, KNOWN), "held-out": task_of(KNOWN, strange)}.items():
+        with pytest.raises(UserError, match=f"66.67% of the tokens of the {split} prompts of mine stand .*'eins', 'zw"):
+            check_task_words(policy, "mine", task)
+    check_task_words(policy, "mine", task_of(KNOWN[:40], KNOWN[40:]))
+    assert not said
+
+
+def test_up_to_one_in_a_hundred_is_said_and_let_pass(policy, said):
+    read = prompts_read(policy, ["numbers 3 eins", *KNOWN[:33]])  # one of 3 * 34 = 102 tokens: 0.98 %
+    check_words(policy, "the prompts", read)
+    assert said == [
+        "0.98% of the tokens of the prompts stand for words that the model's tokenizer lacks ('eins'): the model reads "
+        "them all as <unk>\n"
+    ]
+    with pytest.raises(UserError, match=r"1.01% of .*; at most 1% may: choose a model"):
+        check_words(policy, "the prompts", read[:-1])
+
+
+def test_a_tokenizer_of_bytes_lacks_no_word(policy):
+    policy.tokenizer.unk_token = policy.tokenizer.eos_token  # as GPT-2's is named
+    assert unknown_id(policy.tokenizer) is None
+    check_words(policy, "the prompts", [([policy.tokenizer.eos_token_id], "")])
+
+
+def test_what_an_episode_shows_is_not_its_examples_prompt(policy):
+    def episode(example, rng):
+        yield
+
+    check_task_words(policy, "mine", task_of(["eins"], ["zwei"], episode=episode))
+
+
+def test_demonstrations_beyond_the_vocabulary_are_refused_before_the_model_is_made(processes, tmp_path):
+    task = task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: "sieben", vocabulary=("numbers",))
+    words, config = ["numbers", *map(str, range(9))], BaseModelConfig(base_steps=1)
+    with pytest.raises(UserError, match=r"of the task's demonstrations stand for words .* lacks \('sieben'\)"):
+        make_base_model(tmp_path / "m", config, ModelConfig(device="cpu"), task, words, processes, lambda *_: None)
+    assert not (tmp_path / "m").exists()
