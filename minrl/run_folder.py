@@ -25,6 +25,7 @@ from minrl.metrics import MetricsLog
 from minrl.processes import Processes
 from minrl.run import Run, hyperparameters, set_summary_aside, write_config
 from minrl.types import UserError
+from minrl.wandb_log import MEDIA
 
 T = TypeVar("T")
 
@@ -34,7 +35,7 @@ OWNER = "run.json"
 SAVED = "last_checkpoint.json"
 """What says, in runs/NAME, that a checkpoint was saved, and where."""
 
-HISTORY = ("metrics.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*", "rollouts", "samples")
+HISTORY = ("metrics.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*", "rollouts", "samples", MEDIA)
 """What a branch takes over of the run's folder: what was written of its steps."""
 
 

@@ -4,12 +4,14 @@ Project, entity and mode are W&B's own variables: WANDB_PROJECT (else `minrl`), 
 writes to the run's folder, for `wandb sync` later). wandb is imported when a run asks for it.
 
 Each step stands once. W&B refuses steps that it has; a run that goes on sends those of metrics.jsonl that it lacks. An
-offline run cannot be continued, so it is written anew from metrics.jsonl.
+offline run cannot be continued, so it is written anew, from metrics.jsonl and from wandb_media.jsonl, which keeps what
+no number is: samples and distributions.
 """
 
 import html
 import importlib
 import importlib.util
+import json
 import os
 import secrets
 import shutil
@@ -20,7 +22,15 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
+from minrl.files import whole
+from minrl.json_text import json_text
 from minrl.types import UserError
+
+MEDIA = "wandb_media.jsonl"
+"""Samples and distributions of an offline run, a line each."""
+
+BARS = 64
+"""Of a distribution, as W&B itself would take."""
 
 LOG_IN = "log in with `wandb login`, set WANDB_MODE=offline, or leave --logger wandb out"
 
@@ -79,7 +89,11 @@ class WandbLog:
         if importlib.util.find_spec("pandas"):  # else W&B imports it within the first text or histogram: seconds
             importlib.import_module("pandas")
         self._next = self._run.step
+        self._media = folder / MEDIA if self._run.offline else None
+        media = [] if self._media is None else _cut_media(self._media, earlier)
         for line in earlier:
+            for shown in (one for one in media if one["step"] == line["step"]):
+                self._send(shown["step"], {shown["tag"]: self._readable(shown["value"])})
             self.scalars(line["step"], {tag: value for tag, value in line.items() if tag != "step"})
         offline = f"offline, to be sent with: wandb sync {folder}/wandb/offline-run-*"
         logger.info(f"W&B: {offline if self._run.offline else self._run.url}")
@@ -90,11 +104,12 @@ class WandbLog:
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Readable text, in which nothing is markup."""
-        self._send(step, {tag: self._wandb.Html(f"<pre>{html.escape(markdown)}</pre>", inject=False)})
+        self._show(step, tag, markdown)
 
     def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
         """How values are spread."""
-        self._send(step, {f"{tag}_spread": self._wandb.Histogram(values.tolist())})
+        counts, edges = np.histogram(values, bins=BARS)
+        self._show(step, f"{tag}_spread", [counts.tolist(), edges.tolist()])
 
     def flush(self) -> None:
         """W&B's own process writes everything by itself."""
@@ -103,9 +118,32 @@ class WandbLog:
         """Hand over what is left; a run that did not come to its end is marked as failed."""
         self._run.finish(exit_code=0 if finished else 1)
 
+    def _show(self, step: int, tag: str, value: str | list[list[float]]) -> None:
+        """Send what no number is, and keep it where the run may have to be written anew."""
+        if self._media is not None:
+            with self._media.open("a", encoding="utf-8") as file:
+                file.write(json_text({"step": step, "tag": tag, "value": value}) + "\n")
+        self._send(step, {tag: self._readable(value)})
+
+    def _readable(self, value: str | list[list[float]]) -> Any:  # noqa: ANN401 - W&B's own kinds
+        """A text, in which nothing is markup, or a distribution by counts and edges, as W&B shows them."""
+        if isinstance(value, str):
+            return self._wandb.Html(f"<pre>{html.escape(value)}</pre>", inject=False)
+        return self._wandb.Histogram(np_histogram=(np.asarray(value[0]), np.asarray(value[1])))
+
     def _send(self, step: int, values: Mapping[str, Any]) -> None:
         if step >= self._next:
             self._run.log(dict(values), step=step)
+
+
+def _cut_media(path: Path, earlier: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What an offline run showed up to the last of the steps that it goes on from; the rest is cut away."""
+    last = max((line["step"] for line in earlier), default=-1)
+    written = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+    kept = [line for line in map(json.loads, written) if line["step"] <= last]
+    with whole(path) as file:
+        file.writelines(json_text(line) + "\n" for line in kept)
+    return kept
 
 
 def _run_id(folder: Path) -> str:

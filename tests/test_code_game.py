@@ -6,12 +6,14 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from minrl.completions import score_file
+from minrl.evaluation import pass_at_one
 from minrl.tasks import load_task
 from minrl.tasks.code_game import (
     MODULES,
@@ -23,7 +25,7 @@ from minrl.tasks.code_game import (
     parse_guess,
     refusal,
 )
-from minrl.types import Job, Reward, UserError
+from minrl.types import Job, LostEpisode, Reward, UserError
 from minrl.workers import call
 
 ROOT = Path(__file__).parent.parent
@@ -189,6 +191,25 @@ def test_the_writer_wins_where_the_guesser_is_wrong_and_the_other_way_round():
     assert rewards["guesser"].parts == {"right": 1.0, "readable": 1.0}
     _, rewards = act(game(), "print(6 * 7)", "41, no, 42")  # not one integer: the writer has won
     assert rewards["writer"].value == 1.0 and rewards["guesser"].parts == {"right": 0.0, "readable": 0.0}
+
+
+def test_a_policy_that_plays_both_roles_well_solves_every_game():
+    _, rewards = act(game(), "print(6 * 7)", "42")
+    assert pass_at_one(outcomes(rewards), ["a", "b"])[0] == 1.0
+    _, rewards = act(game(), "print(6 * 7)", "41")
+    assert pass_at_one(outcomes(rewards), ["a", "b"])[0] == 0.5
+    _, rewards = act(game(), "print(")
+    assert pass_at_one(outcomes(rewards), ["a"])[0] == 0.0
+
+
+@pytest.mark.parametrize(("guess", "solved"), [("41", True), ("42", False)])
+def test_against_a_frozen_guesser_the_writer_solves_what_it_wins(guess, solved):
+    _, rewards = act(game(guesser="frozen"), "print(6 * 7)", guess)
+    assert rewards["writer"].solved is solved
+
+
+def outcomes(rewards):
+    return [replace(LostEpisode(name, name), reward=reward) for name, reward in rewards.items()]
 
 
 @pytest.mark.parametrize("completion", ["", "print(", "print(1, 2)", "1 / 0", "```\n```", "while True: pass"])

@@ -1,6 +1,7 @@
 """A report says what the runs' files say, of whole runs and of those that were killed."""
 
 import json
+import math
 import re
 import struct
 from pathlib import Path
@@ -95,6 +96,39 @@ def test_a_run_that_only_began_and_one_without_a_task_are_shown_too(make_run, ca
     (folder / "metrics.jsonl").write_text('{"step": 1, "sft/loss": 2.0}\n{"step": 2, "sft/loss": 1.0}\n')
     text, _, _ = report(capsys, folder)
     assert "| a | - | grpo | 0 | 2 | - | - | - to - |" in text
+
+
+def without_step_0(folder):
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def test_a_run_that_was_not_evaluated_before_its_first_step_has_no_before(make_run, monkeypatch, capsys):
+    drawn = []
+    monkeypatch.setattr("minrl.report.pictures.bars", lambda axes, names, sides, bounds: drawn.append((sides, bounds)))
+    folder = make_run("a")
+    without_step_0(folder)
+    text, _, _ = report(capsys, folder)
+    assert "| a | sevens | grpo | 0 | 4 | - | 60.0% (50.0 to 70.0) | - to 60.0% |" in text
+    (((before, after), bounds),) = drawn
+    assert before[0] == "before" and math.isnan(before[1][0]) and after == ("after", [pytest.approx(0.6)])
+    assert bounds[0] == [None] and bounds[1] == [(pytest.approx(0.5), pytest.approx(0.7))]
+
+
+def test_a_run_that_has_not_come_to_an_evaluation_has_no_after(make_run, capsys):
+    text, _, _ = report(capsys, make_run("a", steps=1, finished=False))
+    assert "| a | sevens | grpo | 0 | 1 | 40.0% (30.0 to 50.0) | - | 60.0% to - |" in text
+
+
+def test_each_comparison_has_a_folder_of_its_own(make_run, capsys, tmp_path):
+    for name in ("a", "b", "c", "d" * 100, "e" * 100, "f" * 100):
+        make_run(name, steps=1)
+    where = ["--runs-dir", tmp_path / "runs"]
+    compared = [("a", "b"), ("a", "c"), ("b", "a"), ("d" * 100, "e" * 100), ("d" * 100, "f" * 100)]
+    folders = [report(capsys, *names, *where)[1] for names in compared]
+    assert len(set(folders)) == len(compared)
+    assert folders[0] == tmp_path / "runs" / "report" / "a+b"
+    assert report(capsys, "a", "b", *where)[1] == folders[0]
 
 
 def broken_json(folder):

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("wandb")
@@ -88,6 +89,39 @@ def test_a_run_that_goes_on_has_each_step_once(tmp_path):
     assert history(tmp_path) == [(n, {"reward/mean": n / 4}) for n in range(6)]
     (run,) = [record.run for record in records(tmp_path) if record.HasField("run")]
     assert run.run_id == identity
+
+
+def shown(folder):
+    """By step and tag, a text's file and a distribution's counts and edges."""
+    found = {}
+    for step, row in history(folder):
+        for tag, value in row.items():
+            if isinstance(value, dict) and value["_type"] == "histogram":
+                found[step, tag] = value["values"], value["bins"]
+            elif isinstance(value, dict):
+                (path,) = folder.glob(f"wandb/offline-run-*/files/{value['path']}")
+                found[step, tag] = path.read_text()
+    return found
+
+
+def test_samples_and_distributions_of_a_run_that_goes_on_are_not_lost(tmp_path):
+    def write_shown(steps, **options):
+        log = MetricsLog(tmp_path, logger="wandb", **options)
+        for step in steps:
+            log.text("samples/train", f"said in step {step}", step)
+            log.histograms(step, {"reward/value": np.array([0.0, float(step)])})
+            log.log(step, {"reward/mean": 1.0})
+        log.close(finished=True)
+
+    write_shown([1, 2, 3])
+    write_shown([3], cut_after=2)
+    found = shown(tmp_path)
+    assert set(found) == {(n, tag) for n in (1, 2, 3) for tag in ("samples/train", "reward/value_spread")}
+    for step in (1, 2, 3):
+        assert f"said in step {step}" in found[step, "samples/train"]
+        counts, edges = found[step, "reward/value_spread"]
+        assert counts == [1, *[0] * 62, 1] and (edges[0], edges[-1]) == (0.0, float(step))
+    assert len((tmp_path / "wandb_media.jsonl").read_text().splitlines()) == 6
 
 
 def test_samples_are_shown_as_text(tmp_path):

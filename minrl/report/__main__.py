@@ -6,6 +6,7 @@
 A run that is still going on, or was killed, is shown as far as it came.
 """
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from pathlib import Path
 from minrl.charts import require_matplotlib
 from minrl.command_line import parse, run_main
 from minrl.report.pictures import draw
-from minrl.report.runs import read_runs
+from minrl.report.runs import RunData, read_runs
 from minrl.report.tables import markdown
 from minrl.types import require
+
+LONGEST_NAME = 160
+"""Bytes of a folder's name that is made of the names of runs; file systems take 255."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,8 @@ class ReportConfig:
     """How the report is made. The runs come first, by folder or by name."""
 
     output: str = ""
-    """Folder of report.md and its pictures. Empty: `report` in the run's folder, or in runs_dir for several runs."""
+    """Folder of report.md and its pictures. Empty: `report` in the run's folder; for several runs a folder in
+    runs_dir/report that is named by them."""
     runs_dir: str = "runs"
     """Folder in which runs are looked for by name."""
     smoothing: float = 0.6
@@ -40,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     config = parse(ReportConfig, arguments[first_flag:], description=__doc__)
     runs = read_runs(arguments[:first_flag], Path(config.runs_dir))
     require_matplotlib("a report")
-    folder = Path(config.output or _default_folder(arguments[:first_flag], config.runs_dir))
+    folder = Path(config.output or _default_folder(runs, arguments[0], config.runs_dir))
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m minrl.report", *arguments])
     text = markdown(runs, draw(runs, folder, config.smoothing), command)
@@ -54,10 +59,16 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _default_folder(names: Sequence[str], runs_dir: str) -> Path:
-    if len(names) > 1:
-        return Path(runs_dir) / "report"
-    return (Path(names[0]) if Path(names[0], "config.json").exists() else Path(runs_dir) / names[0]) / "report"
+def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
+    """In the folder of a single run, given as `first`. Each comparison has a folder of its own, named by its runs in
+    the order in which they stand; what is too long for a file name is cut and told apart by a hash.
+    """
+    if len(runs) == 1:
+        return (Path(first) if Path(first, "config.json").exists() else Path(runs_dir) / first) / "report"
+    name = "+".join(run.name for run in runs)
+    if len(name.encode()) > LONGEST_NAME:
+        name = f"{runs[0].name[: LONGEST_NAME // 2]}+{len(runs) - 1}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return Path(runs_dir) / "report" / name
 
 
 if __name__ == "__main__":

@@ -84,14 +84,14 @@ def _score_panel(axes: Axes, runs: Sequence[RunData], task: str) -> None:
 
 
 def before_and_after(runs: Sequence[RunData], path: Path) -> Path:
-    """For each task a panel, for each run the first and the last held-out score."""
+    """For each task a panel, for each run the held-out score before the first step and the last one after it."""
     tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))
     width = min(12.0, max(4.5, 1.6 + 1.5 * len(runs)))
     with picture(path, width, 3.4 * len(tasks) + 0.4, len(tasks), 1) as (figure, axes):
         for one, task in zip(axes, tasks, strict=True):
-            ends = [(scores[0], scores[-1]) if (scores := run.scores(task)) else None for run in runs]
-            heights = [[math.nan if end is None else end[which].pass_at_1 for end in ends] for which in (0, 1)]
-            bounds = [[None if end is None else (end[which].low, end[which].high) for end in ends] for which in (0, 1)]
+            sides = list(zip(*(run.before_and_after(task) for run in runs), strict=True))
+            heights = [[math.nan if score is None else score.pass_at_1 for score in side] for side in sides]
+            bounds = [[None if score is None else (score.low, score.high) for score in side] for side in sides]
             names = [run.name for run in runs]
             bars(one, names, [("before", heights[0]), ("after", heights[1])], bounds)
             one.set_title(f"held-out pass@1 of {task}, 95 % interval")

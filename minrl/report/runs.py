@@ -76,6 +76,13 @@ class RunData:
             if name in line
         ]
 
+    def before_and_after(self, task: str) -> tuple[Score | None, Score | None]:
+        """The score of a task before the first step, and the last one after it; None for what was not measured."""
+        scores = self.scores(task)
+        before = [score for score in scores if score.step == 0]
+        after = [score for score in scores if score.step > 0]
+        return (before[0] if before else None), (after[-1] if after else None)
+
     def mean(self, tag: str) -> float | None:
         """The mean of a tag over the steps that have it, the step-0 evaluation left out."""
         values = [line[tag] for line in self.lines if tag in line and line["step"] > 0]

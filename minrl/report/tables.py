@@ -26,13 +26,11 @@ def results(runs: Sequence[RunData]) -> str:
     rows = []
     for run in runs:
         for task in run.tasks or [""]:
-            scores = run.scores(task) if task else []
-            first, last = (scores[0], scores[-1]) if scores else (None, None)
-            before = first if first is not None and first.step == 0 else None
-            greedy = f"{_greedy(before)} to {_greedy(last)}"
+            before, after = run.before_and_after(task)
+            greedy = f"{_greedy(before)} to {_greedy(after)}"
             algorithm = run.summary.get("algorithm") or run.config.get("algorithm", NOTHING)
             about = [run.name, task or NOTHING, algorithm, run.config.get("seed", NOTHING), run.last_step]
-            rows.append([*map(str, about), _interval(before), _interval(last), greedy])
+            rows.append([*map(str, about), _interval(before), _interval(after), greedy])
     return table(header, rows)
 
 

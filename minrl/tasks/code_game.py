@@ -11,6 +11,10 @@ refused, crashes, runs out of time, prints anything but one integer or not alway
 nobody is asked to guess. Of the writer's completion only the program reaches the guesser, and only the guesser's own
 completion is read for the guess: an `<answer>` in the source is text like any other.
 
+Where the policy plays both roles one of them loses each game, so that the share of wins says nothing of what it can do.
+Solved, and so pass@1, is then what each role can do alone: a program that counts, a right guess. Against a frozen
+guesser the writer has solved what it wins.
+
 The integer must follow from the source. Programs run several times, each in a new process with other hash seeds and
 addresses; what several runs cannot tell apart (the clock, the machine, the files) is out of the language: few modules,
 no names such as `hash`, `id` or `open`, no attributes that lead into the interpreter. That is a rule of the game and
@@ -196,7 +200,7 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
         guess = parse_guess((yield Turn("guesser", shown_to_guesser(program), frozen)), options.max_digits)
         right = float(guess == verdict.printed)
         return {
-            "writer": Reward(1.0 - right, {**parts, "stumped": 1.0 - right}),
+            "writer": Reward(1.0 - right, {**parts, "stumped": 1.0 - right}, full=None if frozen else True),
             "guesser": Reward(right, {"right": right, "readable": float(guess is not None)}),
         }
 
