@@ -11,7 +11,6 @@ and this one cannot.
 import hashlib
 import json
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +20,7 @@ from loguru import logger
 
 from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
-from minrl.disk import writing
-from minrl.files import lock_in_turn
+from minrl.files import lock_in_turn, whole_folder
 from minrl.models import CHAT_TEMPLATE, small_qwen3, word_tokenizer
 from minrl.optimizer import clipped_step
 from minrl.policy import Policy, as_policy, save_policy
@@ -86,11 +84,8 @@ def make_base_model(
             policy = as_policy(model, tokenizer, model_config, processes)
             check_demonstrations(policy, task)
             warm_start(policy, task, config, progress)
-            temporary = folder.with_name(folder.name + ".tmp")
-            shutil.rmtree(temporary, ignore_errors=True)
-            with writing(temporary):
+            with whole_folder(folder) as temporary:
                 save_policy(policy, temporary)
-                temporary.rename(folder)
         place.unlink(missing_ok=True)  # nobody asks for it any more
 
 

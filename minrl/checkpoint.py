@@ -1,26 +1,26 @@
 """Checkpoints that are whole or not there, and the state that continues a run bit for bit.
 
 A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors` and `trainer.json`. It is written
-under a temporary name, every file is flushed to the disk, a manifest of sizes and hashes goes last, and then the
-folder is renamed. What does not match its manifest is not a checkpoint.
+under a temporary name, a manifest of hashes last; every file is flushed to the disk, and then the folder is renamed.
+What was read and does not match its manifest is not a checkpoint.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 import torch
 from loguru import logger
 
-from minrl.disk import writing
+from minrl.files import naming, whole_folder
 from minrl.optimizer import load_optimizer, save_optimizer
 from minrl.policy import Policy, master_weights, save_policy
-from minrl.types import CausalModel, UserError
+from minrl.types import CausalModel, UserError, require
 
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
@@ -64,29 +64,26 @@ def save_checkpoint(
 ) -> Path:
     """Write `folder/step_000123` and remove all but the newest `keep` (0: keep all)."""
     final = folder / step_name(state.step)
-    temporary = folder / f".{final.name}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        with writing(temporary):
-            temporary.mkdir(parents=True)
-            save_policy(policy, temporary)
-            save_optimizer(optimizer, policy, temporary / MOMENTS)
-            (temporary / STATE).write_text(json.dumps(asdict(state), indent=1))
-            _seal(temporary)
-            shutil.rmtree(final, ignore_errors=True)
-            temporary.rename(final)
-            _fsync(folder)
-    except BaseException:  # a full disk, or a second Ctrl-C: what is half written takes room and is of no use
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with whole_folder(final) as temporary:
+        save_policy(policy, temporary)
+        save_optimizer(optimizer, policy, temporary / MOMENTS)
+        (temporary / STATE).write_text(json.dumps(asdict(state), indent=1))
+        _seal(temporary)
     for path in _by_step(folder)[:-keep] if keep else ():
         _remove(path)
     return final
 
 
 def load_state(checkpoint: Path) -> TrainState:
-    """The trainer's state of a checkpoint."""
-    return TrainState.from_dict(json.loads((checkpoint / STATE).read_text()))
+    """The trainer's state of a checkpoint. `UserError` where a version of MinRL wrote it that knows more."""
+    values = json.loads((checkpoint / STATE).read_text())
+    unknown = sorted(values.keys() - {one.name for one in fields(TrainState)})
+    require(
+        not unknown,
+        f"{checkpoint / STATE} holds {', '.join(unknown)}, which this version of MinRL does not know: go on with the "
+        f"version that wrote it, or begin a new run from its weights with --model-id {checkpoint}",
+    )
+    return TrainState.from_dict(values)
 
 
 def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
@@ -129,18 +126,22 @@ def _remove(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None."""
+    """What is wrong with a checkpoint, or None. `OSError` where that cannot be told, because a file that is there
+    cannot be read just now: nothing is wrong with it as far as anybody knows.
+    """
     try:
-        expected = json.loads((checkpoint / MANIFEST).read_text())
-    except (OSError, ValueError):
+        with naming(checkpoint / MANIFEST):
+            expected = json.loads((checkpoint / MANIFEST).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return f"no readable {MANIFEST}"
     if not isinstance(expected, dict) or not expected.keys() >= {STATE, MOMENTS}:
         return f"{MANIFEST} does not list {STATE} and {MOMENTS}"
     for name, digest in expected.items():
-        path = checkpoint / name
-        if not path.is_file():
+        try:
+            found = _digest(checkpoint / name)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return f"{name} is missing"
-        if _digest(path) != digest:
+        if found != digest:
             return f"{name} is not what was written"
     return None
 
@@ -175,32 +176,18 @@ def model_sha256(model: CausalModel) -> str:
 
 def _by_step(folder: Path) -> list[Path]:
     """The checkpoints in a folder, whole or not, the oldest first."""
-    found = [path for path in folder.glob("step_*") if path.is_dir() and path.name.removeprefix("step_").isdigit()]
-    return sorted(found, key=step_of)
+    names = os.listdir(folder) if folder.is_dir() else []  # a glob would hide a folder that cannot be read
+    found = [folder / name for name in names if re.fullmatch(r"step_\d+", name)]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
 
 
 def _seal(folder: Path) -> None:
-    """Flush every file to the disk, then write the manifest."""
+    """Write the manifest of all files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = {str(path.relative_to(folder)): _digest(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
-    _each_file(folder, _fsync)
-    _fsync(folder)
-
-
-def _each_file(folder: Path, function: Callable[[Path], None]) -> None:
-    for path in folder.rglob("*"):
-        function(path)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,8 +1,9 @@
-"""Files that are whole or not there, and locks that end with the process that holds them."""
+"""Files and folders that are whole or not there, and locks that end with the process that holds them."""
 
 import fcntl
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,6 +33,45 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of what was at the path when all of it is on the disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with writing(temporary):
+            temporary.mkdir(parents=True)
+            yield temporary
+            for inside in (*temporary.rglob("*"), temporary):
+                fsync(inside)
+            shutil.rmtree(path, ignore_errors=True)
+            temporary.rename(path)
+            fsync(path.parent)
+    except BaseException:  # a full disk, or a second Ctrl-C: what is half written takes room and is of no use
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def fsync(path: Path) -> None:
+    """A file's content, or a folder's names, on the disk: a power failure does not change them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the system inside names the path, also where it came from an open file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:

@@ -258,11 +258,11 @@ def _is_json(line: str) -> bool:
 
 
 def cut_metrics(folder: Path, step: int) -> None:
-    """Keep metrics up to the step, and rollouts likewise."""
+    """Keep metrics up to the step, and rollouts and the samples of rounds likewise."""
     kept = [line for line in map(_parsed, filter(_is_json, _whole_lines(folder))) if line["step"] <= step]
     with whole(folder / "metrics.jsonl") as file:
         file.writelines(json_text(line) + "\n" for line in kept)
-    for path in (folder / "rollouts").glob("step_*"):
+    for path in (*(folder / "rollouts").glob("step_*"), *(folder / "samples").glob("round_*")):
         if int(path.name.split("_")[1].split(".")[0]) > step:
             path.unlink()
 

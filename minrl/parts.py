@@ -101,8 +101,8 @@ def _on_screen(
     """The parts of a run whose tasks, processes and screen are there; released when the caller is done with them."""
     config = run.config
     require_places(run)
-    logger.info(what_is_trained(config))
     policy, state = prepare_policy(run, tasks, processes, screen)
+    logger.info(what_is_trained(config))
     optimizer = make_optimizer(policy, config.optimizer)
     require_room(policy, config, run.checkpoints)
     if run.checkpoint is not None:

@@ -21,6 +21,11 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
 
     Nothing is claimed, locked or changed yet: `minrl.run_folder.owned` does.
     """
+    if not settings.resume.strip() and any(flag.split("=")[0] == "--resume" for flag in flags):
+        raise UserError(
+            "--resume is empty, as an unset variable is: name `latest`, runs/NAME or a checkpoint, or leave it out for "
+            "a new run"
+        )
     if settings.resume:
         return _stored_run(settings, flags, program)
     settings = with_absolute_paths(settings)
@@ -89,10 +94,10 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
         candidates = [folder for folder in found if _program_of(folder) == program.command]
         if not candidates:
             raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.command}")
-        return max(candidates, key=_last_written), None, None
+        return _own_place(max(candidates, key=_last_written)), None, None
     for folder in (path, runs / settings.resume):
         if _is_run(folder):
-            return _of_program(folder, program), None, None
+            return _of_program(_own_place(folder), program), None, None
     checkpoint = path.resolve() if (path / "trainer.json").exists() else None
     if checkpoint is not None and not re.fullmatch(r"step_\d+", checkpoint.name):
         raise UserError(f"--resume {settings.resume}: a checkpoint is a folder step_000123, rename it back")
@@ -112,6 +117,17 @@ def _run_of(checkpoints: Path, runs: Path) -> Path:
         if _is_run(folder) and owner.get("id") in (None, read_json(folder / "config.json").get("id")):
             return folder
     raise UserError(f"the checkpoints in {checkpoints} belong to run {here}, which is not there: name --runs-dir")
+
+
+def _own_place(folder: Path) -> Path:
+    """The run's folder by the name under which it is kept, wherever a link to it lies: what branches off it belongs
+    beside it. A run that was moved to another disk, with a link in its place, is kept where the link is.
+    """
+    record = read_json(folder / "config.json")
+    kept = Path(os.path.abspath(record["config"].get("runs_dir", folder.parent))) / record["minrl_run"]
+    if kept.exists() and kept.samefile(folder):
+        return kept
+    return folder.resolve() if folder.is_symlink() else folder
 
 
 def _is_run(folder: Path) -> bool:

@@ -35,6 +35,9 @@ OWNER = "run.json"
 SAVED = "last_checkpoint.json"
 """What says, in runs/NAME, that a checkpoint was saved, and where."""
 
+COPYING = ".copying"
+"""What says that a folder holds copies for a branch that has not begun: whoever finds it unlocked may remove them."""
+
 HISTORY = ("metrics.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*", "rollouts", "samples", MEDIA)
 """What a branch takes over of the run's folder: what was written of its steps."""
 
@@ -56,6 +59,8 @@ def begin(run: Run, steps: int, tasks: Sequence[str]) -> MetricsLog:
     """
     write_config(run)
     write_json(run.checkpoints / OWNER, {"minrl_run": run.name, "id": run.identity, "folder": str(run.folder)})
+    for folder in _folders(run):
+        (folder / COPYING).unlink(missing_ok=True)
     set_summary_aside(run, steps)
     cut_after = -1 if run.stored else None  # a new run has nothing to cut
     if run.checkpoint is not None:
@@ -75,10 +80,10 @@ def _agreed(processes: Processes, decide: Callable[[], T]) -> T:
     if processes.main:
         try:
             decided = decide()
-        except UserError as error:
+        except (UserError, OSError) as error:
             decided = error
     decided = processes.gather([decided])[0]
-    if isinstance(decided, UserError):
+    if isinstance(decided, UserError | OSError):
         raise decided
     return decided
 
@@ -116,16 +121,25 @@ def _take(folder: Path, taken: ExitStack) -> bool:
         return False
     taken.enter_context(file)
     taken.callback(_give_back, folder)
-    return not _is_used(folder)  # nobody wrote there between the look and the lock
+    if _is_used(folder):  # somebody wrote there between the look and the lock
+        return False
+    for left in (path for path in folder.iterdir() if path.name != LOCK):
+        left.unlink() if left.is_file() or left.is_symlink() else shutil.rmtree(left)
+    return True
 
 
 def _is_used(folder: Path) -> bool:
+    """Whether anybody wrote there, other than copies for a branch that was killed before it began."""
     try:
-        return any(path.name != LOCK for path in folder.iterdir())
+        names = {*os.listdir(folder)} - {LOCK}
     except FileNotFoundError:
         return False
     except NotADirectoryError:  # a file is here, or where a folder above should be: then no name can be had
         return folder.exists()
+    except PermissionError:  # another user's, unless not even that can be asked: then no name can be had
+        folder.lstat()
+        return True
+    return bool(names) and (COPYING not in names or not names.isdisjoint({"config.json", OWNER}))
 
 
 def _give_back(folder: Path) -> None:
@@ -226,6 +240,8 @@ def _branch(run: Run, checkpoint: Path, newest: Path, held: ExitStack) -> Run:
     held.callback(_discard_unless_begun, claimed)
     own = claimed.checkpoints / checkpoint.name
     with writing(claimed.folder):
+        for folder in _folders(claimed):
+            (folder / COPYING).touch()
         for path in (path for pattern in HISTORY for path in run.folder.glob(pattern)):
             if path.is_dir():
                 shutil.copytree(path, claimed.folder / path.name, ignore=lambda _, names: _later(names, step))

@@ -118,14 +118,14 @@ class WandbLog:
         """Hand over what is left; a run that did not come to its end is marked as failed."""
         self._run.finish(exit_code=0 if finished else 1)
 
-    def _show(self, step: int, tag: str, value: str | list[list[float]]) -> None:
+    def _show(self, step: int, tag: str, value: str | list[Any]) -> None:
         """Send what no number is, and keep it where the run may have to be written anew."""
         if self._media is not None:
             with self._media.open("a", encoding="utf-8") as file:
                 file.write(json_text({"step": step, "tag": tag, "value": value}) + "\n")
         self._send(step, {tag: self._readable(value)})
 
-    def _readable(self, value: str | list[list[float]]) -> Any:  # noqa: ANN401 - W&B's own kinds
+    def _readable(self, value: str | list[Any]) -> Any:  # noqa: ANN401 - W&B's own kinds
         """A text, in which nothing is markup, or a distribution by counts and edges, as W&B shows them."""
         if isinstance(value, str):
             return self._wandb.Html(f"<pre>{html.escape(value)}</pre>", inject=False)

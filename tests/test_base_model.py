@@ -9,6 +9,7 @@ import pytest
 import torch
 from loguru import logger
 
+from minrl import files
 from minrl.base_model import base_model_path, make_base_model, require_demonstrations
 from minrl.config import BaseModelConfig
 from minrl.policy import load_policy
@@ -74,6 +75,18 @@ def test_a_model_that_was_being_made_is_no_model(tmp_path, processes, monkeypatc
     assert not (tmp_path / "base").exists()
     make(tmp_path / "base", processes, task, replace(SMALL, base_steps=1))
     assert (tmp_path / "base/model.safetensors").exists()
+
+
+def test_a_model_has_its_name_when_all_of_it_is_on_the_disk(tmp_path, processes, monkeypatch):
+    """Else a power failure leaves a folder that would be taken for the whole model."""
+    task, folder = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)}), tmp_path / "base"
+    flushed, usual = [], files.fsync
+    monkeypatch.setattr(files, "fsync", lambda path: flushed.append((path, folder.exists())) or usual(path))
+    make(folder, processes, task, replace(SMALL, base_steps=1))
+    (temporary,) = {path for path, _ in flushed if path.name == ".base.tmp"}
+    whole = {temporary, *(temporary / path.relative_to(folder) for path in folder.rglob("*"))}
+    assert flushed[-1] == (tmp_path, True)
+    assert {path for path, named in flushed if not named} == whole
 
 
 def test_a_model_that_another_process_makes_is_waited_for_and_taken(tmp_path, processes):

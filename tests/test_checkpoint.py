@@ -1,12 +1,15 @@
 """Checkpoints are whole or not there, and continue where they were made."""
 
+import errno
+import io
 import json
+import os
 from dataclasses import asdict
 
 import pytest
 import torch
 
-from minrl import checkpoint
+from minrl import checkpoint, files
 from minrl.checkpoint import (
     MANIFEST,
     TrainState,
@@ -124,7 +127,69 @@ def test_without_its_manifest_a_folder_is_no_checkpoint(tmp_path, trained, conte
     assert newest_complete(tmp_path) == before
 
 
-@pytest.mark.parametrize("moment", ["save_policy", "save_optimizer", "_seal", "_fsync"])
+REFUSED = [(errno.EACCES, "Permission denied"), (errno.EIO, "Input/output error"), (errno.ESTALE, "Stale file handle")]
+
+
+@pytest.mark.parametrize(("number", "reason"), REFUSED)
+@pytest.mark.parametrize("name", [MANIFEST, "model.safetensors", "trainer.json"])
+@pytest.mark.parametrize("when", ["opened", "read"])
+def test_a_checkpoint_that_cannot_be_read_just_now_is_not_damaged(
+    tmp_path, trained, monkeypatch, name, number, reason, when
+):
+    """Else the run would go on from the one before it, and discard it."""
+    save(tmp_path, trained, 3)
+    last = save(tmp_path, trained, 4)
+    usual = io.open
+
+    def refusing(path, *args, **kwargs):
+        if str(path) != str(last / name):
+            return usual(path, *args, **kwargs)
+        if when == "opened":
+            raise OSError(number, os.strerror(number), str(path))
+        file = Unreadable(usual(os.devnull, "rb", buffering=0), number)
+        return file if "b" in "".join(map(str, args)) else io.TextIOWrapper(file)
+
+    monkeypatch.setattr(io, "open", refusing)  # what pathlib opens with
+    for looked in (lambda: newest_complete(tmp_path), lambda: find_checkpoint(last), lambda: damage(last)):
+        with pytest.raises(OSError) as refused:
+            looked()
+        assert (refused.value.errno, str(refused.value.filename)) == (number, str(last / name))
+
+
+class Unreadable(io.BufferedReader):
+    """A file that opens, and whose reads fail without naming it, as those of a failing disk do."""
+
+    def __init__(self, file, number):
+        super().__init__(file)
+        self.error = OSError(number, os.strerror(number))
+
+    def read(self, *_):
+        raise self.error
+
+    read1 = readinto = read
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_listed_is_not_empty(tmp_path, trained, monkeypatch):
+    save(tmp_path, trained)
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(PermissionError):
+        newest_complete(tmp_path)
+    assert newest_complete(tmp_path / "nowhere") is None
+
+
+def test_the_state_of_a_newer_version_is_refused_in_one_line(tmp_path, trained):
+    path = save(tmp_path, trained)
+    state = json.loads((path / "trainer.json").read_text())
+    (path / "trainer.json").write_text(json.dumps({**state, "momentum": 0.5}))
+    with pytest.raises(UserError, match=r"trainer.json holds momentum, which .* does not know: go on with the version"):
+        load_state(path)
+
+
+@pytest.mark.parametrize("moment", ["save_policy", "save_optimizer", "_seal", "fsync"])
 def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, monkeypatch, moment):
     before = save(tmp_path, trained, 3)
     kept = monkeypatch.context
@@ -133,7 +198,7 @@ def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, 
         raise KeyboardInterrupt
 
     with kept() as patch:
-        patch.setattr(checkpoint, moment, killed)
+        patch.setattr(files if moment == "fsync" else checkpoint, moment, killed)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, trained, 4, keep=1)
     assert newest_complete(tmp_path) == before

@@ -13,6 +13,7 @@ import pytest
 import train
 from minrl.command_line import from_dict, parse_trainer, run_main, to_dict
 from minrl.config import TrainerConfig
+from minrl.defaults import REINFORCEMENT, defaults
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.types import UserError
 
@@ -82,8 +83,9 @@ def test_every_field_is_a_flag_and_a_setting(name):
     changed = {name: another(name), **WITH.get(name, {})}
     assert changed[name] != DEFAULTS[name]
     parsed, _ = parse_trainer([flag for name, value in changed.items() for flag in flags_for(name, value)])
-    assert dict(values_of(parsed)) == {**DEFAULTS, **changed}
-    assert from_dict(changed, TrainerConfig)[0] == parsed
+    chosen = {**defaults(parsed, REINFORCEMENT), **changed}
+    assert dict(values_of(parsed)) == {**DEFAULTS, **chosen}
+    assert from_dict(chosen, TrainerConfig)[0] == parsed
 
 
 @pytest.mark.parametrize("task", TASK_DEFINITIONS)

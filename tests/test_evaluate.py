@@ -370,6 +370,29 @@ def test_a_folder_of_other_things_is_left_alone(models, tasks, place):
         run("--checkpoint", models[0], "--task", tasks[0], "--output", place)
 
 
+def test_told_to_stop_it_keeps_what_is_paid_and_says_how_to_go_on(models, tasks, tmp_path):
+    """A program of its own, as a supervisor stops it."""
+    flags = ["--samples", "40", "--batch-size", "2", *evaluated.FLAGS[2:6], "--threads", "1", "--quiet", "--no-charts"]
+    command = ["--checkpoint", models[0], "--task", tasks[0], *flags, "--output", str(tmp_path / "out")]
+    program = subprocess.Popen(
+        [sys.executable, str(ROOT / "evaluate.py"), *command],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    paid = tmp_path / "out" / "completions.jsonl"
+    while program.poll() is None and not (paid.exists() and paid.stat().st_size):
+        time.sleep(0.002)
+    program.send_signal(signal.SIGTERM)
+    _, said = program.communicate(timeout=120)
+    assert program.returncode == 143, said
+    assert f"stopped; {tmp_path / 'out'} keeps what is done, and the same command goes on" in said
+    before = paid.read_text().splitlines()
+    assert run(*command, flags=[]) == 0
+    after = paid.read_text().splitlines()
+    assert 0 < len(before) < len(after) and set(before) <= set(after)
+
+
 @pytest.mark.slow
 def test_killed_in_each_stage_it_resumes_to_the_same_result(whole, models, tasks, tmp_path):
     command = [sys.executable, str(ROOT / "evaluate.py"), "--models", *models, "--tasks", *tasks, *evaluated.FLAGS]

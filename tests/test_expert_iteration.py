@@ -277,6 +277,26 @@ def start(folder, *flags):
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def test_told_to_stop_it_ends_its_round_and_says_how_to_go_on(tmp_path, uninterrupted, with_base):
+    """A program of its own, as a supervisor stops it."""
+    command = [sys.executable, "-m", "minrl.sft.expert_iteration", *FLAGS, *folders(with_base(tmp_path))]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    program = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while program.poll() is None and not lines_of(tmp_path):
+        time.sleep(0.002)
+    program.send_signal(signal.SIGTERM)
+    _, said = program.communicate(timeout=120)
+    assert program.returncode == 143, said
+    run = tmp_path / "runs" / NAME
+    assert f"go on with: python -m minrl.sft.expert_iteration --resume {run}" in said
+    (saved,) = (tmp_path / "checkpoints" / NAME).glob("step_*")
+    assert f"saved {saved}" in said and int(saved.name[5:]) < 3
+    assert expert_iteration.main(["--resume", str(run)]) == 0
+    assert_as_never_stopped(tmp_path, uninterrupted)
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_continues_to_the_same_weights(tmp_path, uninterrupted):
     flags = FLAGS

@@ -91,8 +91,12 @@ def test_what_lies_beyond_the_checkpoint_is_cut_away(tmp_path):
     for step in (0, 1, 2, 3, 4):
         log.log(step, {"reward/mean": float(step)})
         log.rollouts(step, [{"text": "x"}])
+        samples = tmp_path / "samples" / f"round_{step:03d}.jsonl"  # of expert iteration
+        samples.parent.mkdir(exist_ok=True)
+        samples.write_text("{}\n")
     log.close()
     write(tmp_path, [3, 4], cut_after=2)
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [f"round_00{n}.jsonl" for n in (0, 1, 2)]
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3, 4]
     assert events(tmp_path)["reward/mean"] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 0.75), (4, 1.0)]
     assert sorted(path.name[:11] for path in (tmp_path / "rollouts").iterdir()) == [f"step_00000{n}" for n in (0, 1, 2)]

@@ -190,7 +190,7 @@ def test_a_limit_that_cuts_every_completion_is_named_before_the_template(policy,
 
 @pytest.mark.parametrize(
     ("weights", "rate", "rank", "count"),
-    [(10**8, 2e-5, 0, 1), (10**8, 1e-5, 0, 0), (10**8, 2e-5, 8, 0), (10**6, 1, 0, 0)],
+    [(10**8, 2e-5, 0, 1), (10**8, 1e-5, 0, 0), (10**8, 2e-5, 8, 0), (10**6, 1.0, 0, 0)],
 )
 def test_a_learning_rate_that_destroys_a_large_model_is_named(policy, monkeypatch, weights, rate, rank, count):
     large = [SimpleNamespace(numel=lambda: weights)]

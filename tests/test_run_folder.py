@@ -1,5 +1,6 @@
 """A run owns its folders: nothing of any run is lost, whoever begins, goes on or is killed at the same time."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import train
-from minrl import parts
+from minrl import parts, run_folder
 from minrl.command_line import from_dict
 from minrl.config import LoggingConfig, TrainerConfig
 from minrl.files import LOCK
@@ -19,7 +20,7 @@ from minrl.metrics import read_metrics
 from minrl.models import small_qwen3, word_tokenizer
 from minrl.policy import as_policy, save_policy
 from minrl.resume import open_run
-from minrl.run_folder import OWNER, SAVED, owned
+from minrl.run_folder import COPYING, OWNER, SAVED, owned
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.types import Example, UserError
@@ -233,6 +234,30 @@ def test_runs_and_checkpoints_may_be_in_one_folder(place, found):
     assert found("latest", "--runs-dir", "both").checkpoint == place / "linked" / NAME / "step_000001"
 
 
+def test_another_users_private_folder_takes_a_name_and_no_more(tmp_path, processes, monkeypatch):
+    run, usual = new_run(tmp_path), os.listdir
+    run.folder.mkdir(parents=True)
+
+    def private(path):
+        if Path(path) == run.folder:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path)
+
+    monkeypatch.setattr(os, "listdir", private)
+    with owned(run, processes) as mine:
+        assert mine.name == f"{run.name}-2"
+    monkeypatch.setattr(Path, "lstat", private)
+    with pytest.raises(PermissionError), owned(run, processes):  # a whole folder that is closed has no free name
+        pass
+
+
+@pytest.mark.parametrize("given", [["--resume", ""], ["--resume="], ["--resume", " "]])
+def test_an_empty_name_to_resume_is_not_a_new_run(given):
+    settings = TrainerConfig(resume=given[-1].removeprefix("--resume="))
+    with pytest.raises(UserError, match="--resume is empty, as an unset variable is: name `latest`"):
+        open_run(settings, {}, given)
+
+
 # A run that is going on is not resumed.
 
 
@@ -279,6 +304,34 @@ def test_a_branch_is_cut_after_its_step_goes_on_by_itself_and_leaves_nothing_whe
     assert weights_of(branch) == weights_of() and steps_of(branch) == steps_of()
 
 
+@pytest.mark.parametrize(("moment", "call"), [("note_saved", 1), ("_link", 1), ("_later", 1)])
+def test_a_branch_that_was_killed_while_it_was_copied_leaves_its_name_to_the_next(run, monkeypatch, moment, call):
+    earlier, branch = f"checkpoints/{NAME}/step_000002", f"{NAME}-2"
+    with monkeypatch.context() as patch:  # a process that is killed tidies nothing up
+        patch.setattr(run_folder, "_discard_unless_begun", lambda run: None)
+        patch.setattr(run_folder, "_give_back", lambda folder: None)
+        with killed_at(run_folder, moment, call):
+            resume(earlier)
+    assert branch in names_in("runs")
+    (run / "runs" / branch / "rollouts").mkdir(exist_ok=True)
+    (run / "runs" / branch / "rollouts" / "step_000099.jsonl.gz").write_bytes(b"left over")
+    assert resume(earlier) == 0
+    assert names_in("runs") == names_in("checkpoints") == [NAME, branch]
+    assert steps_of(branch) == steps_of() and weights_of(branch) == weights_of()
+    assert names_in(f"runs/{branch}/rollouts") == [f"step_00000{n}.jsonl.gz" for n in (1, 2, 3)]
+    assert names_in(f"checkpoints/{branch}") == [LOCK, OWNER, "step_000002", "step_000003"]
+    assert COPYING not in names_in(f"runs/{branch}")
+
+
+def test_copies_of_a_branch_that_has_begun_are_a_runs(tmp_path, processes):
+    run = new_run(tmp_path)
+    run.folder.mkdir(parents=True)
+    for name in ("config.json", COPYING):  # killed before the latter was removed
+        (run.folder / name).touch()
+    with owned(run, processes) as other:
+        assert other.name == f"{run.name}-2"
+
+
 def test_a_checkpoint_in_a_backup_branches_off_too(run):
     shutil.copytree(f"checkpoints/{NAME}/step_000002", f"backup/{NAME}/step_000002")
     before = files_of(".")
@@ -314,6 +367,25 @@ def test_a_run_does_not_end_before_the_step_that_it_has_reached(run):
     with pytest.raises(UserError, match=r"--steps is 2, and .*step_000003 is of step 3: raise it"):
         resume("latest", "--steps", "2")
     assert files_of(".") == before
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "runs"])
+def test_a_run_that_is_named_by_a_link_goes_on_where_it_is_kept(run, found, where):
+    Path("elsewhere").mkdir()
+    Path(where, "best").symlink_to(run / "runs" / NAME)
+    assert found(f"{where}/best").folder == run / "runs" / NAME
+    assert resume(f"{where}/best", "--steps", "4") == 0
+    assert names_in(where) == (["best"] if where == "elsewhere" else ["best", NAME])
+    assert steps_of() == [0, 1, 2, 3, 4]
+
+
+def test_a_run_that_was_moved_away_and_left_a_link_is_kept_where_the_link_is(run, found):
+    shutil.move(f"runs/{NAME}", "far")
+    Path(f"runs/{NAME}").symlink_to(run / "far")
+    for name in ("latest", NAME, f"runs/{NAME}", "far"):
+        assert found(name).folder == run / "runs" / NAME
+    shutil.move("runs", "other")  # and with the folder that it was in gone, where it lies
+    assert found(f"other/{NAME}").folder == run / "far"
 
 
 def test_a_checkpoint_by_another_name_is_refused_and_a_link_to_one_is_followed(run, found):

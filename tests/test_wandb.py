@@ -95,11 +95,11 @@ def shown(folder):
     """By step and tag, a text's file and a distribution's counts and edges."""
     found = {}
     for step, row in history(folder):
-        for tag, value in row.items():
-            if isinstance(value, dict) and value["_type"] == "histogram":
-                found[step, tag] = value["values"], value["bins"]
-            elif isinstance(value, dict):
-                (path,) = folder.glob(f"wandb/offline-run-*/files/{value['path']}")
+        for tag in (name.removesuffix("/_type") for name in row if name.endswith("/_type")):
+            if row[f"{tag}/_type"] == "histogram":
+                found[step, tag] = row[f"{tag}/values"], row[f"{tag}/bins"]
+            else:
+                (path,) = folder.glob(f"wandb/offline-run-*/files/{row[f'{tag}/path']}")
                 found[step, tag] = path.read_text()
     return found
 

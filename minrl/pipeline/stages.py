@@ -55,7 +55,7 @@ def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tu
         try:
             return folder, _stages(plan, folder, settings, workers, screen)
         except KeyboardInterrupt:
-            logger.info(f"stopped; {folder} keeps what is done, and the same command goes on")
+            logger.warning(f"stopped; {folder} keeps what is done, and the same command goes on")
             raise
         finally:
             workers.close()
