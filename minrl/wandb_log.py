@@ -16,6 +16,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,10 +138,14 @@ class WandbLog:
 
 
 def _cut_media(path: Path, earlier: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What an offline run showed up to the last of the steps that it goes on from; the rest is cut away."""
-    last = max((line["step"] for line in earlier), default=-1)
-    written = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
-    kept = [line for line in map(json.loads, written) if line["step"] <= last]
+    """What an offline run showed up to the last of the steps that it goes on from; the rest is cut away, and with it
+    what a power failure left in place of a line.
+    """
+    last, kept = max((line["step"] for line in earlier), default=-1), []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else []:
+        with suppress(ValueError):
+            kept.append(json.loads(line))
+    kept = [shown for shown in kept if shown["step"] <= last]
     with whole(path) as file:
         file.writelines(json_text(line) + "\n" for line in kept)
     return kept

@@ -6,9 +6,8 @@ import json
 import random
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -25,7 +24,7 @@ from minrl.tasks.code_game import (
     parse_guess,
     refusal,
 )
-from minrl.types import Job, LostEpisode, Reward, UserError
+from minrl.types import Job, Reward, UserError
 from minrl.workers import call
 
 ROOT = Path(__file__).parent.parent
@@ -209,7 +208,11 @@ def test_against_a_frozen_guesser_the_writer_solves_what_it_wins(guess, solved):
 
 
 def outcomes(rewards):
-    return [replace(LostEpisode(name, name), reward=reward) for name, reward in rewards.items()]
+    """What the figures of an evaluation are made of."""
+    return [
+        SimpleNamespace(example_id=role, reward=reward, num_sampled=1.0, truncated=False)
+        for role, reward in rewards.items()
+    ]
 
 
 @pytest.mark.parametrize("completion", ["", "print(", "print(1, 2)", "1 / 0", "```\n```", "while True: pass"])

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from together import together
 
 from minrl.checkpoint import TrainState
@@ -116,6 +117,23 @@ def test_a_round_makes_what_it_trains_on_likelier(policy, make_rollout):
     assert after < 0.6 * before, (before, after)
 
 
+@pytest.mark.parametrize("processes", [2, 3])
+def test_each_kept_completion_is_trained_on_where_the_processes_do_not_divide_the_batch(
+    make_policy, make_rollout, monkeypatch, processes
+):
+    kept, seen = [make_rollout([1], [n]) for n in range(5, 25)], []
+    monkeypatch.setattr("minrl.sft.step.accumulate", lambda policy, mine, _: seen.extend(mine) or torch.ones(3))
+    monkeypatch.setattr("minrl.sft.step.optimizer_step", lambda *_: 0.0)
+
+    def train(policy):
+        parts = object.__new__(Parts)
+        vars(parts).update(policy=policy, config=TrainerConfig(), state=TrainState(step=1))
+        return fine_tune_round(parts, ExpertIterationConfig(batch_size=4, epochs_per_round=1.0), kept)
+
+    together(processes, lambda member: replace(make_policy(), processes=member), train)
+    assert sorted(one.ids for one in seen) == [one.ids for one in kept]  # five batches of four are an epoch of twenty
+
+
 def test_rounds_are_shown(uninterrupted):
     folder, found = uninterrupted
     lines = lines_of(folder)
@@ -216,7 +234,7 @@ def test_a_round_without_a_correct_completion_trains_on_nothing(tmp_path, with_b
 HUMANEVAL = {
     "task_id": "0",
     "id": "mine",
-    "prompt": "def twice(n):\n",
+    "prompt": 'def twice(n):\n    """Double n."""\n',
     "entry_point": "twice",
     "test": "def check(candidate):\n    assert candidate(2) == 4\n",
 }

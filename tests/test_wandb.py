@@ -114,6 +114,8 @@ def test_samples_and_distributions_of_a_run_that_goes_on_are_not_lost(tmp_path):
         log.close(finished=True)
 
     write_shown([1, 2, 3])
+    with (tmp_path / "wandb_media.jsonl").open("ab") as file:
+        file.write(b"\0\xff\n" + b'{"step": 3, "ta')  # what a power failure leaves
     write_shown([3], cut_after=2)
     found = shown(tmp_path)
     assert set(found) == {(n, tag) for n in (1, 2, 3) for tag in ("samples/train", "reward/value_spread")}
