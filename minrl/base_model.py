@@ -11,7 +11,7 @@ and this one cannot.
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from minrl.scoring import score
 from minrl.sft.demonstrations import as_rollout
 from minrl.tasks import Task
 from minrl.types import Example, Prompt, Rollout, UserError
-from minrl.unknown_words import check_words, shown_text
+from minrl.unknown_words import check_task_words, check_words, shown_text
 
 VERSION = 1
 """Counted up when the recipe changes, so that a cached model of the old recipe is not taken for the new."""
@@ -61,6 +61,23 @@ def base_model_path(
     return Path(checkpoints_dir) / f"base-{name.replace('/', '-')}-{digest[:12]}"
 
 
+def require_words(
+    words: Sequence[str], name: str, tasks: Mapping[str, Task], config: ModelConfig, processes: Processes
+) -> None:
+    """Refuse what a base model of these words could not read, before it is made: prompts of the tasks, and
+    demonstrations of the one it is made for, from which it would learn to say `<unk>`.
+    """
+    reader = Policy(None, word_tokenizer(words), processes, config.template_options)
+    for other, task in tasks.items():
+        check_task_words(reader, other, task)
+    rng, read = random.Random(0), []
+    for _ in range(DEMONSTRATIONS_READ):
+        example, turns = _demonstrated(tasks[name], rng)
+        said = " ".join(f"{shown_text(prompt)} {text}" for prompt, text in turns)
+        read.append((as_rollout(reader, example.id, turns, reader.tokenizer.eos_token_id).ids, said))
+    check_words(reader, f"the demonstrations of {name}", read)
+
+
 def make_base_model(
     folder: Path,
     config: BaseModelConfig,
@@ -82,22 +99,10 @@ def make_base_model(
             width, layers, heads = config.base_hidden_size, config.base_layers, config.base_heads
             model = small_qwen3(tokenizer, width, layers, heads, config.base_seed)
             policy = as_policy(model, tokenizer, model_config, processes)
-            check_demonstrations(policy, task)
             warm_start(policy, task, config, progress)
             with whole_folder(folder) as temporary:
                 save_policy(policy, temporary)
         place.unlink(missing_ok=True)  # nobody asks for it any more
-
-
-def check_demonstrations(policy: Policy, task: Task) -> None:
-    """Refuse demonstrations in words that the task's vocabulary lacks: the model would learn to say `<unk>`."""
-    rng, end = random.Random(0), policy.tokenizer.eos_token_id
-    read = []
-    for _ in range(DEMONSTRATIONS_READ):
-        example, turns = _demonstrated(task, rng)
-        said = " ".join(f"{shown_text(prompt)} {text}" for prompt, text in turns)
-        read.append((as_rollout(policy, example.id, turns, end).ids, said))
-    check_words(policy, "the task's demonstrations", read)
 
 
 def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:

@@ -11,7 +11,7 @@ import torch
 from loguru import logger
 
 from minrl import checkpoint
-from minrl.base_model import base_model_path, make_base_model, require_demonstrations
+from minrl.base_model import base_model_path, make_base_model, require_demonstrations, require_words
 from minrl.checkpoint import TrainState
 from minrl.command_line import read_config_file
 from minrl.config import TrainerConfig, task_key
@@ -24,7 +24,6 @@ from minrl.engines.opponent import EngineWithOpponent
 from minrl.evaluation import Evaluation, evaluate
 from minrl.judge import Judge, judged, open_judge
 from minrl.lora import Adapters
-from minrl.models import word_tokenizer
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
 from minrl.preflight import leave_out_too_long, require_room
@@ -264,10 +263,9 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, sc
     words = list(dict.fromkeys([*offered, *(word for task in tasks.values() for word in task.vocabulary)]))
     source = source_outside(find_definition(config.rollout.task))
     folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, source)
+    if not folder.exists():
+        require_words(words, name, tasks, config.model, processes)
     if not folder.exists() and processes.main:
-        reader = Policy(None, word_tokenizer(words), processes, config.model.template_options)
-        for other, task in tasks.items():  # what the model would not be able to read is refused before it is made
-            check_task_words(reader, other, task)
         with screen.progress("making the base model", config.base.base_steps) as report:
             make_base_model(folder, config.base, config.model, tasks[name], words, processes, report)
     processes.wait()

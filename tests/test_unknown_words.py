@@ -3,11 +3,11 @@
 import pytest
 from loguru import logger
 
-from minrl.base_model import make_base_model
-from minrl.config import BaseModelConfig, ModelConfig
+from minrl.base_model import require_words
 from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward, UserError
 from minrl.unknown_words import check_task_words, check_words, prompts_read, unknown_id
+from tests.conftest import CPU
 
 
 @pytest.fixture
@@ -60,9 +60,19 @@ def test_what_an_episode_shows_is_not_its_examples_prompt(policy):
     check_task_words(policy, "mine", task_of(["eins"], ["zwei"], episode=episode))
 
 
-def test_demonstrations_beyond_the_vocabulary_are_refused_before_the_model_is_made(processes, tmp_path):
-    task = task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: "sieben", vocabulary=("numbers",))
-    words, config = ["numbers", *map(str, range(9))], BaseModelConfig(base_steps=1)
-    with pytest.raises(UserError, match=r"of the task's demonstrations stand for words .* lacks \('sieben'\)"):
-        make_base_model(tmp_path / "m", config, ModelConfig(device="cpu"), task, words, processes, lambda *_: None)
-    assert not (tmp_path / "m").exists()
+WORDS = ["numbers", *map(str, range(9)), "7"]
+
+
+def test_demonstrations_beyond_the_vocabulary_are_refused(processes):
+    def task(said):
+        return {"mine": task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: said)}
+
+    require_words(WORDS, "mine", task("7"), CPU, processes)
+    with pytest.raises(UserError, match=r"of the demonstrations of mine stand for words .* lacks \('sieben'\)"):
+        require_words(WORDS, "mine", task("sieben"), CPU, processes)
+
+
+def test_a_task_that_is_only_evaluated_is_read_before_the_model_is_made(processes):
+    tasks = {"mine": task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: "7")}
+    with pytest.raises(UserError, match="of the training prompts of other stand for words"):
+        require_words(WORDS, "mine", {**tasks, "other": task_of(["acht"], ["neun"])}, CPU, processes)

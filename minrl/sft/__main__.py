@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     with assemble(open_run(config, options, arguments, SFT)) as parts:
         settings: SftConfig = parts.run.settings
         rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
+        refuse_other_rows(parts.run, settings)
         batch_size = min(settings.batch_size, len(rows.train))
         steps = settings.steps or math.ceil(settings.epochs * len(rows.train) / batch_size)
         require(
@@ -89,7 +90,6 @@ def main(arguments: Sequence[str]) -> int:
             steps=steps,
             rollout=replace(parts.config.rollout, prompts_per_step=batch_size),
         )
-        refuse_other_rows(parts.run, settings)
         with Record(parts, started) as record:
             record.begin()
             if record.main:
