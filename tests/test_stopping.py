@@ -141,9 +141,12 @@ def test_a_second_signal_ends_the_wait_for_rewards(start, sevens):
     object.__setattr__(sevens, "reward", sleeping)
     timers = [Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM)) for seconds in (1.0, 1.5)]
     started = time.monotonic()
-    for timer in timers:
-        timer.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def signal_soon():
+        for timer in timers:
+            timer.start()
+
+    with before(train, "rollout", 1, signal_soon), pytest.raises(KeyboardInterrupt):
         start("stopped", "--no-eval-first", "--reward-workers", "2")
     for timer in timers:
         timer.join()
