@@ -5,10 +5,12 @@ answers: the task's own dice fall as they fell (its `rng` has the same seed), an
 """
 
 import dataclasses
+import json
 import random
 from collections.abc import Generator, Mapping
 from typing import Any
 
+from minrl.json_text import json_text
 from minrl.pipeline.rows import Key, Row
 from minrl.rollout import EPISODE, completion_seed
 from minrl.tasks import Task
@@ -90,11 +92,25 @@ def row_of(key: Key, example: Example, said: Said, spoken: Mapping[str, Mapping[
     return row if failure is None else {**row, "failure": failure}
 
 
-def turns_of(row: Row) -> list[tuple[str, str]]:
-    """(role, completion) of each turn of a row."""
+@dataclasses.dataclass(frozen=True)
+class SaidTurn:
+    """A turn of a row."""
+
+    role: str
+    prompt: Any
+    completion: str
+
+
+def turns_of(row: Row) -> list[SaidTurn]:
+    """The turns of a row, in order."""
     if "turns" in row:
-        return [(turn["role"], turn["completion"]) for turn in row["turns"]]
-    return [(SOLO, row["completion"])]
+        return [SaidTurn(turn["role"], turn["prompt"], turn["completion"]) for turn in row["turns"]]
+    return [SaidTurn(SOLO, row["prompt"], row["completion"])]
+
+
+def as_stored(message: Any) -> Any:  # noqa: ANN401 - a prompt, as JSON gives it back
+    """A prompt as a row has it once it was written and read."""
+    return json.loads(json_text(message))
 
 
 def spoken_of(row: Row) -> dict[str, dict[str, Any]]:
