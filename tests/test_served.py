@@ -116,7 +116,7 @@ RULES = {
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    """A local model's rows with a stop string, and its whole texts without: by prompt, seed and temperature."""
+    """A local model's rows with a stop string, and those without: by prompt, seed and temperature."""
     place = tmp_path_factory.mktemp("local")
     (place / "local_tasks.py").write_text(evaluated.TASKS)
     model, _ = evaluated.save_models(place)
@@ -124,7 +124,7 @@ def local(tmp_path_factory):
     texts = {}
     for row in (run(*shared, "--output", place / "whole"), rows_of(place / "whole"))[1]:
         seed = turn_seed(0, key_of(row), SOLO, 0)
-        texts[row["prompt"], seed, row["mode"] == "greedy"] = row["completion"]
+        texts[row["prompt"], seed, row["mode"] == "greedy"] = row
     assert run(*shared, "--output", place / "stopped", "--stop-strings", *STOPS) == 0
     return shared[-1], texts, place / "stopped"
 
@@ -134,11 +134,11 @@ STOPS = ("3", "5 2", "7")
 
 @pytest.mark.parametrize("rule", RULES)
 def test_stop_strings_give_the_figures_of_a_local_model_whatever_a_server_makes_of_them(local, server, tmp_path, rule):
-    task, texts, stopped = local
+    task, whole, stopped = local
 
     def reply(body):
-        text = texts[body["messages"][0]["content"], body["seed"], body["temperature"] == 0]
-        return answer(RULES[rule](text, body), finish_reason="length")
+        row = whole[body["messages"][0]["content"], body["seed"], body["temperature"] == 0]
+        return answer(RULES[rule](row["completion"], body), finish_reason=row["finish_reason"])
 
     server.reply = reply
     flags = [*FLAGS[2:], "--samples", "4", "--stop-strings", *STOPS]

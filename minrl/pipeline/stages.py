@@ -134,7 +134,7 @@ def complain(rows: Mapping[Key, Row]) -> None:
         kinds = ", ".join(f"{count} by {kind}" for kind, count in Counter(row["refused"] for row in refused).items())
         logger.warning(
             f"{len(refused)} of {len(rows)} completions were refused by the server ({kinds}): without a text they "
-            f"count as not solved, and are not asked for again; the first: {refused[0].get('failure', 'a text cut off')}"
+            f"count as not solved, and are not asked again; the first: {refused[0].get('failure', 'a text cut off')}"
         )
 
 
