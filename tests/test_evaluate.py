@@ -462,6 +462,19 @@ def test_a_dry_run_checks_and_generates_nothing(models, tasks, tmp_path, monkeyp
             run(*wrong, "--output", tmp_path / "out", "--dry-run")
 
 
+def test_a_large_share_that_was_cut_off_is_said(whole, models, tasks, capsys):
+    assert run("--models", *models, "--tasks", *tasks, "--output", whole) == 0
+    said = capsys.readouterr().err
+    rows = [row for row in rows_of(whole) if row["mode"] == "sampled"]
+    cut = {}
+    for row in rows:
+        finished = row["finish_reason"] if "completion" in row else row["roles"]["asked"]["finish_reason"]
+        cut.setdefault((Path(row["model"]).name, row["task"]), []).append(finished == "length")
+    assert len(cut) == 4 and all(np.mean(of_pair) > 0.1 for of_pair in cut.values())
+    for (model, task), of_pair in cut.items():
+        assert f"{model} on {task}: {np.mean(of_pair):.0%} of the completions were cut off at --max-tokens 5" in said
+
+
 def test_greedy_alone_at_temperature_0(models, tasks, tmp_path):
     flags = [flag for flag in evaluated.FLAGS if flag not in ("--samples", "4")]
     command = ["--checkpoint", models[0], "--task", tasks[0], "--temperature", "0", "--output", tmp_path]

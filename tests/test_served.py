@@ -129,7 +129,7 @@ def local(tmp_path_factory):
     return shared[-1], texts, place / "stopped"
 
 
-STOPS = ("3", "5 2", "7")
+STOPS = ("3", "5 2", "7", "8 ")  # the last ends within the token after it
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -54,7 +54,7 @@ class LocalSampler:
         del self.engine, self.policy
 
     def _play(self, task: PlannedTask, batch: Batch) -> list[Row]:
-        recorder = Recorder(task.task)
+        recorder = Recorder(task.task, self.config.stop_strings)
         examples = task.examples[batch.first : batch.first + batch.examples]
         played = rollout(self.policy, self.engine, self.workers, recorder.task, examples, self._plan(batch))
         rollouts = iter(played.rollouts)

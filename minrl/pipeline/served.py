@@ -17,7 +17,7 @@ from loguru import logger
 
 from minrl.episode import Play
 from minrl.openai_client import CONTENT_FILTER, ChatClient, ChatError, ChatRefusal, ChatReply
-from minrl.pipeline.episodes import Recorder, episode_rng, row_of, turn_seed
+from minrl.pipeline.episodes import Recorder, episode_rng, row_of, through_stop, turn_seed
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import Key, Row
@@ -144,10 +144,9 @@ def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
     >>> until_stop(reply, ["two", ".", "four"])
     ChatReply(text='one, two', finish_reason='stop', usage=ChatUsage(prompt_tokens=3, completion_tokens=None))
     """
-    ends = [reply.text.index(stop) + len(stop) for stop in stop_strings if stop in reply.text]
-    if not ends:
+    if not any(stop in reply.text for stop in stop_strings):
         return reply
-    text = reply.text[: min(ends)]
+    text = through_stop(reply.text, stop_strings)
     usage = reply.usage if text == reply.text else replace(reply.usage, completion_tokens=None)
     return ChatReply(text, "stop", usage)
 
