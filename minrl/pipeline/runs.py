@@ -111,7 +111,7 @@ def _run_of_checkpoints(kept: Path) -> Path | None:
     """The run whose checkpoints, or one of them, lie there."""
     kept = kept.resolve()
     kept = kept.parent if (kept / MANIFEST).exists() else kept
-    for runs in (Path("runs"), kept.parent.parent / "runs"):
+    for runs in (kept.parent.parent / "runs", Path("runs")):
         try:
             return run_of(kept, runs)
         except UserError:  # not in this place

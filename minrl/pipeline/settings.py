@@ -18,6 +18,9 @@ JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "j
 
 SAMPLING = ("seed", "temperature", "greedy", "max_tokens", "stop_strings", "opponent", "data_path")
 
+ENGINE = ("engine", "engine_context_length", "batch_invariant")
+"""What a completion depends on of who samples it."""
+
 NAMED_THINGS = ("models", "opponents", "tasks")
 """Settings that hold something for each model or task, and may grow by further ones."""
 
@@ -35,7 +38,7 @@ def settings_of(plan: Plan, options: TaskOptions) -> Settings:
     settings = {
         "generate": {
             **{name: getattr(config, name) for name in SAMPLING},
-            "engine": config.engine.engine,
+            **{name: getattr(config.engine, name) for name in ENGINE},
             "dtype": config.model.dtype,
             "device": config.model.device,
             "chat_template_options": config.model.chat_template_options,
