@@ -140,6 +140,7 @@ class _Conversation:
 def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
     """The reply up to the end of the first stop string. Its tokens are unknown where more came after it.
 
+    >>> from minrl.openai_client import ChatUsage
     >>> reply = ChatReply("one, two. three", "length", ChatUsage(3, 7))
     >>> until_stop(reply, ["two", ".", "four"])
     ChatReply(text='one, two', finish_reason='stop', usage=ChatUsage(prompt_tokens=3, completion_tokens=None))
