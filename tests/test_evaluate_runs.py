@@ -1,5 +1,6 @@
 """evaluate.py and runs: their own settings are the defaults, no problem and no weights but theirs."""
 
+import json
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from minrl.pipeline.folder import folder_of
 from minrl.pipeline.local import LocalSampler
 from minrl.pipeline.models import find_models
 from minrl.pipeline.plan import make_plan
+from minrl.pipeline.runs import find_runs
 from minrl.pipeline.settings import check_settings, settings_of
 from minrl.policy import load_policy, save_policy
 from minrl.processes import Processes
@@ -70,7 +72,13 @@ def evaluated_options(place, share):
 
 
 @pytest.mark.parametrize("named", ["one", "runs/one", "checkpoints/one", "checkpoints/one/step_000001"])
-def test_problems_that_a_run_was_trained_on_are_refused(place, trained, named):
+def test_a_run_is_known_by_each_of_its_names(trained, tmp_path, named):
+    trained("one")
+    found, notes = find_runs([named])
+    assert [run.folder for run in found] == [tmp_path / "runs/one"] and not notes
+
+
+def test_problems_that_a_run_was_trained_on_are_refused(place, trained):
     trained("one")
     sides = [load_task(f"{place}/run_tasks.py:even", {"even": evaluated_options(place, s)}).dataset for s in (0.2, 0.5)]
     asked = {example.id for example in sides[1].held_out}
@@ -79,7 +87,7 @@ def test_problems_that_a_run_was_trained_on_are_refused(place, trained, named):
     message = (
         f"^{leaked} of the {len(asked)} problems of even are among those that one was trained .*held_out_share 0.2"
     )
-    command = ["--checkpoint", named, "--task", f"{place}/run_tasks.py:even", "--dry-run"]
+    command = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even", "--dry-run"]
     with pytest.raises(UserError, match=message) as refused:
         run(*command, "--even.held-out-share", "0.5", flags=FLAGS)
     assert "\n" not in str(refused.value)
@@ -92,9 +100,23 @@ def test_what_the_run_it_started_from_was_trained_on_is_refused_too(trained, tmp
     path = tmp_path / "runs/second/config.json"
     record = read_json(path)
     start = {"start model": {"path": str(first / "step_000001")}}
-    path.write_text(evaluated.json.dumps({"minrl_run": record.pop("minrl_run"), **record, "models": start}, indent=1))
+    path.write_text(json.dumps({"minrl_run": record.pop("minrl_run"), **record, "models": start}, indent=1))
     with pytest.raises(UserError, match="are among those that first was trained on"):
         run("--checkpoint", "second", "--dry-run", flags=FLAGS)
+
+
+def test_a_base_model_is_evaluated_as_the_run_that_it_was_made_for(place, trained, tmp_path):
+    trained("one")
+    base = shutil.copytree(place / "model1", tmp_path / "checkpoints/base-even-1")
+    assert find_runs([str(base)]) == ([], [])
+    path = tmp_path / "runs/one/config.json"
+    record = read_json(path)
+    path.write_text(json.dumps({**record, "models": {"start model": {"path": str(base)}}}, indent=1))
+    (found,), notes = find_runs(["checkpoints/base-even-1"])
+    assert found.folder == tmp_path / "runs/one" and not notes
+    record["config"]["model_id"] = str(base)  # the user's model, which saw no problem of the task
+    path.write_text(json.dumps({**record, "models": {"start model": {"path": str(base)}}}, indent=1))
+    assert find_runs([str(base)]) == ([], [])
 
 
 def test_what_is_set_otherwise_is_said_in_one_line(trained, capsys):
@@ -125,7 +147,7 @@ def test_code_that_changed_since_is_said(trained, tmp_path, capsys):
     trained("one")
     path = tmp_path / "runs/one/config.json"
     record = read_json(path)
-    path.write_text(evaluated.json.dumps({**record, "commit": "abc", "sources": "other"}, indent=1))
+    path.write_text(json.dumps({**record, "commit": "abc", "sources": "other"}, indent=1))
     assert run("--checkpoint", "one", "--dry-run", flags=FLAGS) == 0
     assert "changed since one was trained: MinRL's code (commit abc); if that moved problems of even" in (
         capsys.readouterr().err
@@ -165,7 +187,7 @@ def test_adapters_are_evaluated_on_the_weights_that_they_were_trained_on(place, 
     policy = load_policy(str(base), config, Processes(config))
     policy.adapters = Adapters(policy.model, LoraConfig(lora_rank=2, lora_checkpoint="adapter"), str(base), seed=0)
     save_policy(policy, tmp_path / "adapted")
-    command = ["--checkpoint", adapted, "--task", f"{place}/run_tasks.py:even", "--output", "out"]
+    command = ["--checkpoint", adapted, "--task", f"{place}/run_tasks.py:even", "--output", "out", "--examples", "2"]
     monkeypatch.chdir(tmp_path)
     assert run(*command, flags=FLAGS) == 0
     shutil.copy(place / "model1/model.safetensors", base / "model.safetensors")

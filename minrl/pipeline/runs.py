@@ -91,7 +91,9 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
 
 
 def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
-    """The runs that models are named by or are checkpoints of, each once, and which checkpoints have lost theirs."""
+    """The runs that models are named by, are checkpoints of or were made for, each once; and which checkpoints have
+    lost theirs.
+    """
     folders, notes = [], []
     for name in names:
         if name.startswith(API):
@@ -102,6 +104,8 @@ def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
             folder = _run_of_checkpoints(kept)
             if folder is None:
                 notes.append(f"{name}: its run is not there, so that nobody knows which problems it was trained on")
+        if folder is None and kept is None:
+            folder = _run_that_made(Path(name).resolve())
         if folder is not None:
             folders.append(folder.resolve())
     return [TrainedRun(folder, read_json(folder / "config.json")) for folder in dict.fromkeys(folders)], notes
@@ -116,6 +120,17 @@ def _run_of_checkpoints(kept: Path) -> Path | None:
             return run_of(kept, runs)
         except UserError:  # not in this place
             continue
+    return None
+
+
+def _run_that_made(model: Path) -> Path | None:
+    """A run for which an embedded base model was made: from the same problems, with the same options."""
+    for runs in (model.parent.parent / "runs", Path("runs")):
+        for folder in filter(is_run, sorted(runs.glob("*/"))):
+            record = read_json(folder / "config.json")
+            start = record.get("models", {}).get(START, {}).get("path", "")
+            if not record["config"].get("model_id") and Path(start) == model:
+                return folder
     return None
 
 
