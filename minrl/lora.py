@@ -88,11 +88,7 @@ class Adapters:
     def load(self, folder: Path) -> None:
         """The adapters of a checkpoint, of either kind. Refused where they were trained on other base weights."""
         path = (folder / SUBFOLDER if (folder / SUBFOLDER).exists() else folder) / WEIGHTS
-        with safe_open(path, "pt") as file:
-            expected = (file.metadata() or {}).get("base")
-        if expected not in (None, fingerprint(self.model)):
-            base = self._peft_config.base_model_name_or_path
-            raise UserError(f"the adapters in {path.parent} were trained on other weights than those of {base}")
+        refuse_other_base(self.model, path, str(self._peft_config.base_model_name_or_path))
         _load_adapters(self.model, path)
 
 
@@ -142,11 +138,26 @@ def base_of(path: str) -> str | None:
     return json.loads((Path(path) / CONFIG).read_text())["base_model_name_or_path"]
 
 
+def refuse_other_base(model: CausalModel, path: Path, base: str) -> None:
+    """Refuse a file of adapters that says it was trained on other base weights than the model has, which came from
+    `base`. Files that were not written here do not say it.
+    """
+    with safe_open(path, "pt") as file:
+        expected = (file.metadata() or {}).get("base")
+    if expected not in (None, fingerprint(model)):
+        raise UserError(
+            f"the adapters in {path.parent} were trained on other weights than those of {base}: put the former back"
+        )
+
+
 @torch.no_grad()
-def fold_in(model: CausalModel, folder: Path) -> None:
-    """Add the product of each of the folder's adapters to the weight it belongs to: the model stays a plain one."""
+def fold_in(model: CausalModel, folder: Path, base: str) -> None:
+    """Add the product of each of the folder's adapters to the weight it belongs to: the model, which came from `base`,
+    stays a plain one. Refused where the adapters were trained on other weights than it has.
+    """
     import peft
 
+    refuse_other_base(model, folder / WEIGHTS, base)
     peft.inject_adapter_in_model(peft.PeftConfig.from_pretrained(str(folder)), model)
     _load_adapters(model, folder / WEIGHTS)
     layers = adapted_layers(model)

@@ -9,6 +9,7 @@ The key comes from an environment variable, is in no config and is cut out of wh
 import asyncio
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from threading import Thread
@@ -29,8 +30,38 @@ LONGEST_REASON = 300
 """Characters of a server's own words that an error repeats."""
 
 
+CONTENT_FILTER, REFUSAL, CONTEXT_LENGTH = "content_filter", "refusal", "context_length"
+
+FILTERED = re.compile(r"content_filter|content_policy_violation|content management policy")
+TOO_LONG = re.compile(
+    r"context_length_exceeded|exceed_context_size|(context (length|size|window)|maximum model length)"
+)
+"""What servers say of a request that they refuse for good: OpenAI's and Azure's codes, vLLM's and llama.cpp's words."""
+
+REFUSING = (400, 403, 413, 422)
+"""The statuses with which they say it."""
+
+
 class ChatError(UserError):
     """The endpoint gave no answer: one line that says where, why, and what to do."""
+
+
+class ChatRefusal(ChatError):
+    """The endpoint's answer is that it gives none, and it would say so again: `kind` is content_filter, refusal or
+    context_length.
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class _NoText(ValueError):
+    """A choice that a filter, or the model itself, left without a text."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -87,9 +118,9 @@ class ChatClient:
         max_tokens: int,
         seed: int | None = None,
         n: int = 1,
-        stop: Sequence[str] = (),
     ) -> list[ChatReply]:
-        """The n choices of a call. Raises `ChatError` where the server did not answer, or not with n texts.
+        """The n choices of a call. Raises `ChatError` where the server did not answer, or not with n texts, and
+        `ChatRefusal` where it would say so again.
 
         Some servers know no n above 1 and some models no temperature (None leaves it to them).
         """
@@ -98,10 +129,11 @@ class ChatClient:
         asked.update({"temperature": temperature} if temperature is not None else {})
         asked.update({"seed": seed} if seed is not None else {})
         asked.update({"n": n} if n > 1 else {})
-        asked.update({"stop": list(stop)} if stop else {})
         response = self._await(self._client.chat.completions.create, asked)
         try:
             return _replies(response, n)
+        except _NoText as error:
+            raise ChatRefusal(str(self._error(str(error))), error.kind) from None
         except ValueError as error:
             raise self._error(str(error)) from None
 
@@ -147,7 +179,9 @@ class ChatClient:
                 reason = error.__cause__ or error
                 raise self._error(f"no connection ({reason}): is the server up and the base URL right?") from None
             except self._errors.APIStatusError as error:
-                raise self._error(f"status {error.status_code}: {_said(error)}{_hint(error.status_code)}") from None
+                said = self._error(f"status {error.status_code}: {_said(error)}{_hint(error.status_code)}")
+                kind = _kind(error)
+                raise (ChatRefusal(str(said), kind) if kind else said) from None
             except (self._errors.APIError, json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise self._error(f"an answer that is no chat completion: {error}") from None
 
@@ -211,10 +245,23 @@ def _reply(choice: Any, usage: ChatUsage) -> ChatReply:  # noqa: ANN401
     text, finish_reason = getattr(message, "content", None), getattr(choice, "finish_reason", None)
     if text is None and finish_reason == "length":  # a model that thinks apart from its text was cut off before it
         text = ""
+    refusal = getattr(message, "refusal", None)
+    if text is None and (finish_reason == CONTENT_FILTER or refusal):
+        kind = CONTENT_FILTER if finish_reason == CONTENT_FILTER else REFUSAL
+        raise _NoText(f"no text (finish_reason {finish_reason!r}, refusal {refusal!r})", kind)
     if not isinstance(text, str) or not isinstance(finish_reason, str):
-        refusal = getattr(message, "refusal", None)
-        raise ValueError(f"no text (finish_reason {finish_reason!r}, refusal {refusal!r})")
+        raise ValueError(f"no text (finish_reason {finish_reason!r})")
     return ChatReply(text, finish_reason, usage)
+
+
+def _kind(error: Any) -> str | None:  # noqa: ANN401 - openai.APIStatusError
+    """What a server refuses for good with this error; None where it may answer another time, or to another call."""
+    if error.status_code not in REFUSING:
+        return None
+    said = f"{error.code} {error.type} {_said(error)}"
+    if FILTERED.search(said):
+        return CONTENT_FILTER
+    return CONTEXT_LENGTH if TOO_LONG.search(said) else None
 
 
 def _excerpt(response: Any) -> str:  # noqa: ANN401

@@ -13,7 +13,6 @@ from loguru import logger
 from minrl import checkpoint
 from minrl.base_model import base_model_path, make_base_model, require_demonstrations, require_words
 from minrl.checkpoint import TrainState
-from minrl.command_line import read_config_file
 from minrl.config import TrainerConfig, task_key
 from minrl.cores import cpu_cores
 from minrl.defaults import what_is_trained
@@ -29,7 +28,8 @@ from minrl.policy import Policy, load_policy
 from minrl.preflight import leave_out_too_long, require_room
 from minrl.processes import Processes
 from minrl.progress import activity
-from minrl.run import RUN_RECORD, Run
+from minrl.resume import resolve_model
+from minrl.run import Run
 from minrl.run_folder import owned
 from minrl.screen import Screen
 from minrl.tasks import TASK_DEFINITIONS, Task, find_definition, load_task, source_outside
@@ -270,25 +270,3 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, sc
             make_base_model(folder, config.base, config.model, tasks[name], words, processes, report)
     processes.wait()
     return str(folder)
-
-
-def resolve_model(name: str) -> str:
-    """Where the model is that a user named: a checkpoint, a folder of them, a run, or what transformers knows."""
-    folder = model_folder(name)
-    return name if folder is None else str(checkpoint.find_checkpoint(folder))
-
-
-def model_folder(name: str) -> Path | None:
-    """The checkpoint, or the folder of checkpoints, that a user named by its path or by its run; None: neither."""
-    for folder in (Path(name), *_checkpoints_of_run(name), Path("checkpoints") / Path(name).name):
-        if folder.is_dir() and (any(folder.glob("step_*")) or (folder / checkpoint.MANIFEST).exists()):
-            return folder
-    return None
-
-
-def _checkpoints_of_run(name: str) -> Iterator[Path]:
-    """Where a run, named by its folder or its name, says that its checkpoints are."""
-    for folder in (Path(name), Path("runs") / name):
-        if (folder / "config.json").exists() and (folder / "config.json").read_text().startswith(RUN_RECORD):
-            kept_in = read_config_file(folder / "config.json").get("checkpoints_dir", "checkpoints")
-            yield Path(kept_in) / folder.resolve().name

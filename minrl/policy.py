@@ -216,7 +216,7 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
         require_peft(f"{path} holds LoRA adapters and")
     model, tokenizer = load_model(base or path)
     if base is not None:
-        fold_in(model, Path(path))
+        fold_in(model, Path(path), base)
     elif adapted_layers(model):
         raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
     policy = as_policy(model, tokenizer, config, processes)

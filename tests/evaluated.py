@@ -1,10 +1,16 @@
 """What the tests of evaluate.py share: two tiny models, tasks in a file, and a way to run the program."""
 
+import hashlib
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import evaluate
-from minrl.config import ModelConfig
+from minrl.checkpoint import MANIFEST, MOMENTS, STATE
+from minrl.command_line import to_dict
+from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
+from minrl.files import write_json
 from minrl.models import small_qwen3, word_tokenizer
 from minrl.policy import as_policy, save_policy
 from minrl.processes import Processes
@@ -25,6 +31,8 @@ class Options:
     """Every so many examples have a prompt that no model has room for."""
     broken: bool = False
     """Whether the reward raises for some."""
+    held_out_share: float = 0.5
+    """Share that is not trained on."""
 
 
 def reward(completion, example):
@@ -57,15 +65,15 @@ def examples(options):
 
 
 def make(options, data_path):
-    return Task(split(examples(options), 0.5), reward, cheap=not options.broken)
+    return Task(split(examples(options), options.held_out_share), reward, cheap=not options.broken)
 
 
 def make_dialogue(options, data_path):
-    return Task(split(examples(options), 0.5), None, episode=dialogue)
+    return Task(split(examples(options), options.held_out_share), None, episode=dialogue)
 
 
 def make_failing(options, data_path):
-    return Task(split(examples(options), 0.5), None, episode=failing)
+    return Task(split(examples(options), options.held_out_share), None, episode=failing)
 
 
 even = TaskDefinition(Options, make)
@@ -107,3 +115,27 @@ def files_of(folder):
     """What an interrupted evaluation must have in common with one that was not."""
     names = ("completions.jsonl", "scores.parquet", "summary.csv", "summary.md")
     return {name: (Path(folder) / name).read_bytes() for name in names}
+
+
+def save_run(place: Path, name: str, weights: str, task: str, **changes) -> Path:
+    """A run as train.py leaves it in `runs` and `checkpoints`, with one checkpoint, which is the model."""
+    options = changes.pop("options", {})
+    config = TrainerConfig(rollout=RolloutConfig(task=task, **changes.pop("rollout", {})), **changes)
+    config = replace(config, logging=replace(config.logging, checkpoints_dir=str(place / "checkpoints")))
+    record = {"minrl_run": name, "id": name, "config": to_dict(config, options)}
+    folder, kept = place / "runs" / name, place / "checkpoints" / name
+    shutil.copytree(weights, kept / "step_000001")
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", record)
+    write_json(kept / "run.json", {"minrl_run": name, "id": name, "folder": str(folder)})
+    seal(kept / "step_000001")
+    return kept
+
+
+def seal(checkpoint: Path) -> None:
+    """What makes a model's folder a whole checkpoint."""
+    for path in (checkpoint / STATE, checkpoint / MOMENTS):
+        path.write_text("{}")
+    files = [path for path in checkpoint.iterdir() if path.name != MANIFEST]
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    (checkpoint / MANIFEST).write_text(json.dumps(digests))

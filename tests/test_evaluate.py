@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from minrl.config import EvaluationConfig, ModelConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluation import evaluate as evaluate_while_training
-from minrl.pipeline import generate, local, report, score
+from minrl.pipeline import generate, local, plan, report, score
 from minrl.pipeline.folder import locked
 from minrl.policy import load_policy
 from minrl.processes import Processes
@@ -154,7 +154,7 @@ def test_where_nothing_could_be_scored_there_is_no_figure(place, models, tmp_pat
         assert result["unscorable"] == result["completions"]
     assert summary["differences"] == []
     (first,) = (line for line in (tmp_path / "out/summary.md").read_text().splitlines() if "| model0 " in line)
-    assert first.endswith(f" - | - | {summary['results'][0]['unscorable']} | 0 |")
+    assert first.endswith(f" - | 0.0% | {summary['results'][0]['unscorable']} | 0 |")
     assert f",unscorable,{summary['results'][0]['unscorable']}," in (tmp_path / "out/summary.csv").read_text()
 
 
@@ -240,6 +240,57 @@ def test_a_further_model_is_added_and_the_others_are_kept(whole, models, tasks, 
         run("--checkpoint", models[1], *command)
 
 
+def test_samples_that_are_there_are_never_thrown_away(models, tasks, tmp_path, monkeypatch):
+    # The number of samples that --pass-at decided is the folder's: 8 for a further model, for whom nobody says it.
+    flags = [flag for flag in evaluated.FLAGS if flag not in ("--samples", "4")]
+    shared = ["--task", tasks[0], "--output", tmp_path / "out", "--no-greedy"]
+    monkeypatch.setattr(plan, "MIN_SAMPLES", 1)
+
+    def numbers():
+        found = {}
+        for row in rows_of(tmp_path / "out"):
+            found.setdefault(row["model"], set()).add(row["sample"])
+        return [len(found.get(model, ())) for model in models]
+
+    assert run("--checkpoint", models[0], *shared, "--pass-at", "8", flags=flags) == 0
+    paid = rows_of(tmp_path / "out")
+    assert numbers() == [8, 0]
+    assert run("--models", *models, *shared, flags=flags) == 0
+    assert numbers() == [8, 8] and rows_of(tmp_path / "out")[: len(paid)] == paid
+    lost = (tmp_path / "out/completions.jsonl").read_text().splitlines(keepends=True)
+    lost.pop(next(i for i, r in enumerate(rows_of(tmp_path / "out")) if r["model"] == models[1] and r["sample"] == 0))
+    (tmp_path / "out/completions.jsonl").write_text("".join(lost))
+    assert run("--models", *models, *shared, "--samples", "2", flags=flags) == 0  # fewer are asked for: the first ones
+    result = summary_of(tmp_path / "out")["results"][0]
+    assert result["n"] == 2 * result["examples"] and numbers() == [8, 8]
+    solved = [len(r["completion"].split()) % 2 == 0 for r in paid if r["sample"] < 2]
+    assert result["pass@1"] == pytest.approx(np.mean(solved))
+    assert run("--models", *models, *shared, flags=flags) == 0
+    still = [row for row in rows_of(tmp_path / "out") if row["model"] == models[0]]
+    assert sorted(still, key=lambda row: (row["index"], row["sample"])) == paid
+    assert [r["n"] for r in summary_of(tmp_path / "out")["results"]] == [len(paid), len(paid)]
+    kept = rows_of(tmp_path / "out")
+    assert run("--checkpoint", models[1], *shared, "--force", flags=flags) == 0
+    aside = (tmp_path / "out/completions.1.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in aside] == kept and numbers() == [0, 1]
+
+
+def test_what_changed_beside_the_settings_is_said(whole, models, tasks, tmp_path, capsys):
+    folder = shutil.copytree(whole, tmp_path / "older")
+    config = json.loads((folder / "config.json").read_text())
+    config["packages"]["transformers"] = "4.0"
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = (folder / "completions.jsonl").read_text().splitlines(keepends=True)
+    (folder / "completions.jsonl").write_text("".join(lines[:-1]))
+    loud = [flag for flag in evaluated.FLAGS if flag != "--quiet"]
+    assert run("--models", *models, "--tasks", *tasks, "--output", folder, flags=loud) == 0
+    said = capsys.readouterr().err
+    assert "changed since this evaluation began" in said and "transformers 4.0 (now " in said
+    assert files_of(folder) == files_of(whole)
+    record = json.loads((folder / "config.json").read_text())
+    assert record["packages"]["transformers"] == "4.0" != record["resumed"][0]["packages"]["transformers"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -270,25 +321,101 @@ def test_other_weights_at_the_same_place_are_refused(place, tasks, tmp_path):
     assert run(*command, "--force") == 0
 
 
-def test_a_changed_reward_is_refused_until_scores_are_forced(models, tmp_path, monkeypatch):
+@pytest.fixture
+def changing(models, tmp_path, monkeypatch):
+    """A task whose program is changed between two calls of evaluate.py, and that call."""
     source = tmp_path / "changing_task.py"
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # both versions are as long and as old
-    command = ["--checkpoint", models[0], "--task", f"{source}:even", "--output", tmp_path / "out"]
 
-    def changed_to(text):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def call(text, name, *flags):
         source.write_text(text)
         sys.modules.pop("changing_task", None)
+        return run("--checkpoint", models[0], "--task", f"{source}:{name}", "--output", tmp_path / "out", *flags)
 
-    changed_to(evaluated.TASKS)
-    assert run(*command) == 0
+    yield call
+    sys.modules.pop("changing_task", None)
+
+
+def test_a_changed_reward_is_refused_until_scores_are_forced(changing, tmp_path):
+    assert changing(evaluated.TASKS, "even") == 0
     completions = (tmp_path / "out/completions.jsonl").read_bytes()
     before = summary_of(tmp_path / "out")["results"][0]["pass@1"]
-    changed_to(evaluated.TASKS.replace("% 2 == 0), {", "% 2 == 1), {"))
-    with pytest.raises(UserError, match=r"even: program .*--force score"):
-        run(*command)
-    assert run(*command, "--force", "score") == 0
+    changed = evaluated.TASKS.replace("% 2 == 0), {", "% 2 == 1), {")
+    with pytest.raises(UserError, match=r"even: programs changing_task .*--force score"):
+        changing(changed, "even")
+    assert changing(changed, "even", "--force", "score") == 0
     assert summary_of(tmp_path / "out")["results"][0]["pass@1"] == pytest.approx(1 - before)
     assert (tmp_path / "out/completions.jsonl").read_bytes() == completions
+
+
+@pytest.mark.parametrize(
+    ("beside", "before", "after", "message"),
+    [
+        ("the_rest.py", "EVEN = 0", "EVEN = 1", "programs the_rest '.*', now"),
+        ("answers.json", '{"rest": 0}', '{"rest": 1}', "references '.*', now"),
+    ],
+)
+def test_answers_and_modules_that_the_reward_reads_are_part_of_a_score(
+    changing, tmp_path, beside, before, after, message
+):
+    # Solved is a number of words with the rest EVEN + rest by 2: each change turns the figure round.
+    (tmp_path / "the_rest.py").write_text("EVEN = 0\n")
+    (tmp_path / "answers.json").write_text('{"rest": 0}')
+    text = evaluated.TASKS.replace("% 2 == 0), {", '% 2 == (the_rest().EVEN + example["rest"]) % 2), {')
+    text = (
+        text.replace('{"broken": options.broken}', '{"broken": options.broken, **answers()}')
+        + """
+
+def the_rest():
+    import the_rest
+    return the_rest
+
+
+def answers():
+    import json
+    from pathlib import Path
+    return json.loads(Path(__file__).with_name("answers.json").read_text())
+"""
+    )
+    assert changing(text, "even") == 0
+    figure = summary_of(tmp_path / "out")["results"][0]["pass@1"]
+    (tmp_path / beside).write_text((tmp_path / beside).read_text().replace(before, after))
+    sys.modules.pop("the_rest", None)
+    with pytest.raises(UserError, match=f"even: {message} .*--force score"):
+        changing(text, "even")
+    assert changing(text, "even", "--force", "score") == 0
+    assert summary_of(tmp_path / "out")["results"][0]["pass@1"] == pytest.approx(1 - figure)
+    sys.modules.pop("the_rest", None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "asks", "answer"),
+    [
+        ('"numbers 2"', '"numbers 3"', r"\('asked', 'numbers 3'\)", r"\('asked', 'numbers 2'\)"),
+        ('second = yield Turn("asked", "numbers 2")', 'second = ""', "nothing", r"\('asked', 'numbers 2'\)"),
+        (
+            "judged = yield",
+            'yield Turn("asked", "numbers 4")\n    judged = yield',
+            r"\('asked', 'numbers 4'\)",
+            "nothing",
+        ),
+    ],
+    ids=["another", "fewer", "more"],
+)
+def test_old_conversations_are_not_scored_under_a_changed_episode(changing, before, after, asks, answer, tmp_path):
+    assert changing(evaluated.TASKS, "talk") == 0
+    scored = files_of(tmp_path / "out")
+    changed = evaluated.TASKS.replace(before, after)
+    assert changed != evaluated.TASKS
+    message = (
+        f"^talk: the episode of example e.* asks {asks} where its completions answer {answer}: .* --force generate$"
+    )
+    with pytest.raises(UserError, match=message) as refused:
+        changing(changed, "talk", "--force", "score")
+    assert "\n" not in str(refused.value)
+    assert (tmp_path / "out/completions.jsonl").read_bytes() == scored["completions.jsonl"]
 
 
 def test_what_cannot_be_scored_says_why_and_is_not_solved(models, tasks, tmp_path):
@@ -337,6 +464,19 @@ def test_a_dry_run_checks_and_generates_nothing(models, tasks, tmp_path, monkeyp
     ):
         with pytest.raises(UserError, match=message):
             run(*wrong, "--output", tmp_path / "out", "--dry-run")
+
+
+def test_a_large_share_that_was_cut_off_is_said(whole, models, tasks, capsys):
+    assert run("--models", *models, "--tasks", *tasks, "--output", whole) == 0
+    said = capsys.readouterr().err
+    rows = [row for row in rows_of(whole) if row["mode"] == "sampled"]
+    cut = {}
+    for row in rows:
+        finished = row["finish_reason"] if "completion" in row else row["roles"]["asked"]["finish_reason"]
+        cut.setdefault((Path(row["model"]).name, row["task"]), []).append(finished == "length")
+    assert len(cut) == 4 and all(np.mean(of_pair) > 0.1 for of_pair in cut.values())
+    for (model, task), of_pair in cut.items():
+        assert f"{model} on {task}: {np.mean(of_pair):.0%} of the completions were cut off at --max-tokens 5" in said
 
 
 def test_greedy_alone_at_temperature_0(models, tasks, tmp_path):

@@ -1,13 +1,14 @@
 """The openai client against a real server on this machine that fails in every way."""
 
 import contextlib
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from minrl.openai_client import ChatClient, ChatError, ChatUsage, checked_url
+from minrl.openai_client import ChatClient, ChatError, ChatRefusal, ChatUsage, checked_url
 from minrl.types import UserError
 from tests.chat_server import ChatServer, answer, in_turn
 
@@ -104,6 +105,35 @@ def test_garbage_is_an_error_and_no_answer(serve, said):
     _, client = serve(in_turn(said))
     with pytest.raises(ChatError, match=r"^m at http://127[^\n]*$"):
         ask(client)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ((400, {}, '{"error": {"code": "content_filter", "message": "filtered"}}'), "content_filter"),
+        ((200, {}, json.dumps(answer(None, finish_reason="content_filter"))), "content_filter"),
+        (
+            (200, {}, '{"choices": [{"finish_reason": "stop", "message": {"content": null, "refusal": "no"}}]}'),
+            "refusal",
+        ),
+        ((400, {}, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'), "context_length"),
+        (  # vLLM's
+            (400, {}, '{"error": {"code": 400, "message": "This model\'s maximum context length is 64 tokens."}}'),
+            "context_length",
+        ),
+        (  # llama.cpp's
+            (400, {}, '{"error": {"type": "exceed_context_size_error", "message": "request exceeds it"}}'),
+            "context_length",
+        ),
+        ((400, {}, '{"error": {"message": "unknown parameter: seed"}}'), None),
+        ((500, {}, '{"error": {"message": "the content_filter is down"}}'), None),
+    ],
+)
+def test_what_a_server_refuses_for_good_is_told_from_what_failed(serve, said, kind):
+    _, client = serve(in_turn(said), retries=0)
+    with pytest.raises(ChatError) as error:
+        ask(client)
+    assert getattr(error.value, "kind", None) == kind and isinstance(error.value, ChatRefusal) == (kind is not None)
 
 
 def test_a_thought_that_was_cut_off_is_an_empty_text_of_length(serve):

@@ -201,6 +201,11 @@ def test_evaluate_takes_an_opponent_too(run_flags, tmp_path, monkeypatch):
         words.clear()
     assert said[0] == said[1] != said[2]  # without --opponent it is the evaluated model itself
     assert results == [f"{tmp_path}/model{n}" for n in (0, 0, 1)]
+    folder = [*flags, "--opponent", f"{tmp_path}/model1", "--output", str(tmp_path / "out")]
+    assert evaluate.main(folder) == 0
+    shutil.copy(tmp_path / "model0/model.safetensors", tmp_path / "model1/model.safetensors")
+    with pytest.raises(UserError, match=r"other weights of .*model1"):
+        evaluate.main(folder)
 
 
 def test_an_opponent_for_nobody_is_refused(tmp_path):

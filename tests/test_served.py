@@ -7,8 +7,10 @@ import time
 import pytest
 
 from minrl.pipeline import served
+from minrl.pipeline.episodes import turn_seed
 from minrl.pipeline.models import find_models
-from minrl.types import UserError
+from minrl.pipeline.rows import key_of
+from minrl.types import SOLO, UserError
 from tests import evaluated
 from tests.chat_server import ChatServer, answer
 from tests.evaluated import files_of, rows_of, run, summary_of
@@ -93,6 +95,89 @@ def test_failures_are_error_rows_that_are_asked_again_and_no_answers(server, tas
     assert run(*whole, tmp_path / "out", flags=FLAGS) == 0
     assert len(server.asked) - before == sum(2 if row["task"] == "talk" else 1 for row in errors)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def cut_before(text, stops):
+    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
+
+
+def cut_after(text, stops):
+    return text[: min((text.index(stop) + len(stop) for stop in stops if stop in text), default=len(text))]
+
+
+RULES = {
+    "OpenAI's": lambda text, body: cut_before(text, body.get("stop", [])),
+    "vLLM's": lambda text, body: (cut_after if body.get("include_stop_str_in_output") else cut_before)(
+        text, body.get("stop", [])
+    ),
+    "no": lambda text, body: text,
+}
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """A local model's rows with a stop string, and those without: by prompt, seed and temperature."""
+    place = tmp_path_factory.mktemp("local")
+    (place / "local_tasks.py").write_text(evaluated.TASKS)
+    model, _ = evaluated.save_models(place)
+    shared = ["--checkpoint", model, "--task", f"{place}/local_tasks.py:even"]
+    texts = {}
+    for row in (run(*shared, "--output", place / "whole"), rows_of(place / "whole"))[1]:
+        seed = turn_seed(0, key_of(row), SOLO, 0)
+        texts[row["prompt"], seed, row["mode"] == "greedy"] = row
+    assert run(*shared, "--output", place / "stopped", "--stop-strings", *STOPS) == 0
+    return shared[-1], texts, place / "stopped"
+
+
+STOPS = ("3", "5 2", "7", "8 ")  # the last ends within the token after it
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_stop_strings_give_the_figures_of_a_local_model_whatever_a_server_makes_of_them(local, server, tmp_path, rule):
+    task, whole, stopped = local
+
+    def reply(body):
+        row = whole[body["messages"][0]["content"], body["seed"], body["temperature"] == 0]
+        return answer(RULES[rule](row["completion"], body), finish_reason=row["finish_reason"])
+
+    server.reply = reply
+    flags = [*FLAGS[2:], "--samples", "4", "--stop-strings", *STOPS]
+    assert run("--models", f"openai:m@{server.url}", "--task", task, "--output", tmp_path / "out", flags=flags) == 0
+    here, there = ({(r["mode"], r["index"], r["sample"]): r for r in rows_of(f)} for f in (tmp_path / "out", stopped))
+    assert {k: r["completion"] for k, r in here.items()} == {k: r["completion"] for k, r in there.items()}
+    assert {k: r["finish_reason"] for k, r in here.items()} == {k: r["finish_reason"] for k, r in there.items()}
+    figures = ("pass@1", "ci95", "pass@1_greedy", "pass@k", "parts", "truncated_frac", "n")
+    (served_here,), (locally,) = (summary_of(folder)["results"] for folder in (tmp_path / "out", stopped))
+    assert [served_here[name] for name in figures] == [locally[name] for name in figures]
+    cut = sum(len(row["completion"].split()) < 5 for row in there.values())
+    assert 0.2 * len(there) < cut < 0.9 * len(there) and served_here["completion_tokens_mean"] is None
+
+
+def test_what_a_server_refuses_is_not_solved_is_shown_and_is_not_asked_again(server, tasks, tmp_path, capsys):
+    filtered = (400, {}, '{"error": {"code": "content_filter", "message": "not this"}}')
+    too_long = (400, {}, '{"error": {"message": "This model\'s maximum context length is 8 tokens"}}')
+
+    def reply(body):
+        number = int(body["messages"][0]["content"].split()[1])
+        return filtered if number == 3 else too_long if number == 5 else says(body)
+
+    server.reply = reply
+    command = ["--models", f"openai:m@{server.url}", "--task", tasks[0], "--output", tmp_path / "out"]
+    assert run(*command, flags=FLAGS) == 0
+    rows, (result,) = rows_of(tmp_path / "out"), summary_of(tmp_path / "out")["results"]
+    sampled = [row for row in rows if row["mode"] == "sampled"]
+    kinds = [row.get("refused") for row in sampled]
+    refused = sum(kind is not None for kind in kinds)
+    assert set(kinds) == {None, "content_filter", "context_length"} and 0 < refused < len(sampled)
+    solved = sum(len(row.get("completion", "1").split()) % 2 == 0 for row in sampled)
+    assert (result["n"], result["missing"]) == (len(sampled), 0)
+    assert result["pass@1"] == pytest.approx(solved / len(sampled))
+    assert result["refused_frac"] == result["unscorable_frac"] == pytest.approx(refused / len(sampled))
+    assert f"| {refused / len(sampled):.1%} |" in (tmp_path / "out/summary.md").read_text()
+    assert "completions were refused by the server" in capsys.readouterr().err
+    before, files = len(server.asked), files_of(tmp_path / "out")
+    assert run(*command, flags=FLAGS) == 0
+    assert len(server.asked) == before and files_of(tmp_path / "out") == files
 
 
 def test_a_server_that_is_gone_is_left_alone_after_a_while(server, tasks, tmp_path):

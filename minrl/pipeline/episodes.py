@@ -5,10 +5,12 @@ answers: the task's own dice fall as they fell (its `rng` has the same seed), an
 """
 
 import dataclasses
+import json
 import random
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+from minrl.json_text import json_text
 from minrl.pipeline.rows import Key, Row
 from minrl.rollout import EPISODE, completion_seed
 from minrl.tasks import Task
@@ -31,18 +33,35 @@ class Said:
 
 
 class Recorder:
-    """A task whose episodes are written down. A single turn is not rewarded: that is the next stage's."""
+    """A task whose episodes are written down. A single turn is not rewarded: that is the next stage's. What is said
+    ends with the first stop string: an engine may have sampled it as a part of a longer token.
+    """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, stop_strings: Sequence[str] = ()) -> None:
         self.records: list[Said] = []
-        self._task = task
+        self._task, self._stop_strings = task, stop_strings
         self.task = dataclasses.replace(task, episode=self._episode)
 
     def _episode(self, example: Example, rng: random.Random) -> Episode:
         said = Said()
         self.records.append(said)
         episode = _prompt(example) if self._task.episode is None else self._task.play(example, rng)
-        return _recorded(episode, said)
+        return self._recorded(episode, said)
+
+    def _recorded(self, episode: Episode, said: Said) -> Generator[Turn | Job, Any, Mapping[str, Reward]]:
+        """The episode, with what it is answered written down."""
+        value = None
+        try:
+            while True:
+                asked = episode.send(value)
+                value = yield asked
+                if isinstance(asked, Turn):
+                    value = through_stop(value, self._stop_strings)
+                    said.turns.append((asked, value))
+        except StopIteration as end:
+            return end.value
+        finally:
+            episode.close()
 
 
 def _prompt(example: Example) -> Episode:
@@ -50,19 +69,13 @@ def _prompt(example: Example) -> Episode:
     return {}
 
 
-def _recorded(episode: Episode, said: Said) -> Generator[Turn | Job, Any, Mapping[str, Reward]]:
-    """The episode, with what it is answered written down."""
-    value = None
-    try:
-        while True:
-            asked = episode.send(value)
-            value = yield asked
-            if isinstance(asked, Turn):
-                said.turns.append((asked, value))
-    except StopIteration as end:
-        return end.value
-    finally:
-        episode.close()
+def through_stop(text: str, stop_strings: Sequence[str]) -> str:
+    """The text up to the end of the first stop string.
+
+    >>> through_stop("one, two. three", ["two", ".", "four"])
+    'one, two'
+    """
+    return text[: min((text.index(stop) + len(stop) for stop in stop_strings if stop in text), default=len(text))]
 
 
 def episode_rng(seed: int, index: int, sample: int) -> random.Random:
@@ -90,11 +103,25 @@ def row_of(key: Key, example: Example, said: Said, spoken: Mapping[str, Mapping[
     return row if failure is None else {**row, "failure": failure}
 
 
-def turns_of(row: Row) -> list[tuple[str, str]]:
-    """(role, completion) of each turn of a row."""
+@dataclasses.dataclass(frozen=True)
+class SaidTurn:
+    """A turn of a row."""
+
+    role: str
+    prompt: Any
+    completion: str
+
+
+def turns_of(row: Row) -> list[SaidTurn]:
+    """The turns of a row, in order."""
     if "turns" in row:
-        return [(turn["role"], turn["completion"]) for turn in row["turns"]]
-    return [(SOLO, row["completion"])]
+        return [SaidTurn(turn["role"], turn["prompt"], turn["completion"]) for turn in row["turns"]]
+    return [SaidTurn(SOLO, row["prompt"], row["completion"])]
+
+
+def as_stored(message: Any) -> Any:  # noqa: ANN401 - a prompt, as JSON gives it back
+    """A prompt as a row has it once it was written and read."""
+    return json.loads(json_text(message))
 
 
 def spoken_of(row: Row) -> dict[str, dict[str, Any]]:

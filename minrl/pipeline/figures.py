@@ -1,7 +1,7 @@
 """From scores to figures: pass@k with intervals, by category, and the difference between two models.
 
-What could not be scored counts as not solved; where nothing could be scored there is no figure. What a server failed to
-answer counts as nothing, and is counted.
+What could not be scored counts as not solved; where nothing could be scored there is no figure. So does what a server
+refused, whose share stands beside the figure. What it failed to answer counts as nothing, and is counted.
 """
 
 import math
@@ -34,6 +34,7 @@ class Score:
     reward: Reward | None
     num_sampled: float
     truncated: bool
+    refused: bool = False
     category: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -50,6 +51,7 @@ def score_of(line: Mapping[str, Any]) -> Score:
         reward=reward,
         num_sampled=tokens,
         truncated=line["finish_reason"] == "length",
+        refused=bool(line.get("refused")),
     )
 
 
@@ -87,9 +89,12 @@ def pair_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict
     greedy = in_roles([one for one in scores if one.mode == GREEDY])
     main = in_roles([one for one in scores if one.mode == SAMPLED]) or greedy
     unscorable = sum(one.reward is None for one in [*main, *(greedy if main is not greedy else [])])
+    refused_frac = float(np.mean([one.refused for one in main]))
     if all(one.reward is None for one in main):
-        return {"n": len(main), "unscorable": unscorable}
+        return {"n": len(main), "unscorable": unscorable, "refused_frac": refused_frac}
     figures = summarize(task.examples, main, greedy).to_json()
+    if any(math.isnan(one.num_sampled) for one in scores if one.role != NOBODY):
+        figures["completion_tokens_mean"] = None  # the mean of those that were counted is that of other completions
     categories = {}
     for name, of_it in by_category(task.examples, main).items():
         rewards = [one.reward for one in of_it if one.reward is not None]
@@ -100,6 +105,7 @@ def pair_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict
             categories[name]["parts"] = part_means(rewards)
     return {
         **figures,
+        "refused_frac": refused_frac,
         "examples": len({one.index for one in main}),
         "pass@1_greedy_ci95": pass_figure(greedy, 1)[1] if any(one.reward is not None for one in greedy) else None,
         "pass@k": pass_figures(plan, task, main),

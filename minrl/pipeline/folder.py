@@ -1,36 +1,45 @@
 """The folder of an evaluation: whose settings it holds, and that only one program at a time writes to it."""
 
-import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from minrl.evaluate_config import STAGES, EvaluateConfig, Stage
-from minrl.files import LOCK, holder, lock, write_json
-from minrl.provenance import provenance
+from loguru import logger
+
+from minrl.evaluate_config import EvaluateConfig
+from minrl.files import LOCK, holder, lock, read_json, write_json
+from minrl.pipeline.plan import Plan
+from minrl.pipeline.settings import SAMPLES, Settings, identity_of
+from minrl.provenance import changes, provenance
 from minrl.types import UserError, require
 
 HOME = Path("evaluations")
 """Where the folders are that nobody names."""
 
-NAMED_THINGS = ("models", "tasks")
-"""Settings that hold something for each model or task, and may grow by further ones."""
-
 COMPLETIONS, SCORES, SUMMARY, CONFIG = "completions.jsonl", "scores.parquet", "summary.json", "config.json"
 
-Settings = Mapping[str, Mapping[str, Any]]
-"""Plain values by stage."""
 
-
-def folder_of(config: EvaluateConfig, settings: Settings) -> Path:
+def folder_of(config: EvaluateConfig, plan: Plan, settings: Settings) -> Path:
     """The folder named by --output, or one that only these settings lead to."""
-    if config.output and not config.output.endswith(".json"):
-        return Path(config.output)
-    made_of = json.dumps([settings["generate"], settings["score"]], sort_keys=True)
+    named = named_folder(config)
+    if named is not None:
+        return named
     tasks = "+".join(settings["generate"]["tasks"]).replace("/", "-")
-    return HOME / f"{tasks}-{hashlib.sha256(made_of.encode()).hexdigest()[:10]}"
+    return HOME / f"{tasks}-{identity_of(plan, settings)}"
+
+
+def named_folder(config: EvaluateConfig) -> Path | None:
+    """The folder named by --output; None where that is the name of a result, or nothing."""
+    return Path(config.output) if config.output and not config.output.endswith(".json") else None
+
+
+def held_samples(folder: Path | None) -> dict[str, int]:
+    """How many samples of each example a folder's evaluation holds, by task."""
+    stored = None if folder is None else stored_settings(folder)
+    tasks = (stored or {"generate": {"tasks": {}}})["generate"]["tasks"]
+    return {name: of_task[SAMPLES] for name, of_task in tasks.items() if SAMPLES in of_task}
 
 
 def stored_settings(folder: Path) -> Settings | None:
@@ -47,38 +56,30 @@ def stored_settings(folder: Path) -> Settings | None:
         raise UserError(f"{path} is not an evaluation's: choose another --output") from error
 
 
-def check_settings(folder: Path, stored: Settings, now: Settings, forced: Sequence[Stage]) -> None:
-    """Refuse to mix: what was made under other settings is neither kept nor thrown away unasked."""
-    first = min((STAGES.index(stage) for stage in forced), default=len(STAGES))
-    for stage in STAGES[: min(first, STAGES.index("report"))]:
-        differences = list(_differences(stored[stage], now[stage]))
-        if differences:
-            raise UserError(
-                f"{folder} holds an evaluation with {'; '.join(differences[:3])}: choose another --output, or do it "
-                f"again with --force {stage}"
-            )
+def write_settings(folder: Path, settings: Settings, anew: bool = False) -> None:
+    """config.json: the settings, with what they were run when the evaluation began, and again where that changed.
+    `anew`: the evaluation begins now.
+    """
+    now, record = provenance(), {} if anew else read_json(folder / CONFIG) or {}
+    stored = {name: value for name, value in record.items() if name != "evaluation"}
+    if stored and changes((stored.get("resumed") or [stored])[-1], now):
+        stored["resumed"] = [*stored.get("resumed", []), now]
+    write_json(folder / CONFIG, {"evaluation": settings, **(stored or now)})
 
 
-def _differences(stored: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """What was otherwise, a phrase each. A further model or task is no difference, one that is left out is."""
-    for name in dict.fromkeys([*stored, *now]):
-        if name in NAMED_THINGS and not within:
-            for one in stored.get(name, {}):
-                if one not in now[name]:
-                    yield f"{name.removesuffix('s')} {one}, which is not named now"
-                elif isinstance(stored[name][one], Mapping):
-                    yield from _differences(stored[name][one], now[name][one], f"{one}: ")
-                elif stored[name][one] and now[name][one] not in ("", stored[name][one]):
-                    yield f"other weights of {one}"
-        elif isinstance(stored.get(name), Mapping) and isinstance(now.get(name), Mapping):
-            yield from _differences(stored[name], now[name], f"{within}{name} ")
-        elif stored.get(name) != now.get(name):
-            yield f"{within}{name} {stored.get(name)!r}, now {now.get(name)!r}"
+def changed_since(folder: Path) -> list[str]:
+    """What else the results depend on and is not as it was when the evaluation began: code, packages, machine."""
+    record = read_json(folder / CONFIG)
+    return changes(record, provenance()) if record else []
 
 
-def write_settings(folder: Path, settings: Settings) -> None:
-    """config.json: the settings, and with what they were run."""
-    write_json(folder / CONFIG, {"evaluation": settings, **provenance()})
+def set_aside(completions: Path) -> None:
+    """Keep the completions that are about to be generated again under another name: they may have been paid for."""
+    if completions.exists():
+        names = (completions.with_name(f"{completions.stem}.{number}.jsonl") for number in itertools.count(1))
+        kept = next(path for path in names if not path.exists())
+        completions.replace(kept)
+        logger.info(f"the completions until now are kept in {kept}")
 
 
 @contextmanager

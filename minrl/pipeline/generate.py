@@ -33,7 +33,7 @@ class Sampler(Protocol):
 
 
 def generate(plan: Plan, file: RowFile, workers: Workers, screen: Screen) -> None:
-    """Add the rows that are missing and put all in the order of the plan. Errors are rows too, and tried again."""
+    """Add the rows that are missing and put the plan's first, in its order. Errors are rows too, and tried again."""
     rows = file.read()
     todo = {model.name: missing(plan, model, rows) for model in plan.models}
     total = sum(1 for _ in plan.all_keys())
@@ -53,7 +53,8 @@ def generate(plan: Plan, file: RowFile, workers: Workers, screen: Screen) -> Non
                         rows.update({key_of(row): row for row in new})
                         done += len(new)
                         report(done, model.label)
-    file.rewrite(rows[key] for key in plan.all_keys() if key in rows)
+    ordered = dict.fromkeys([*(key for key in plan.all_keys() if key in rows), *rows])  # what nobody asks for is kept
+    file.rewrite(rows[key] for key in ordered)
 
 
 def missing(plan: Plan, model: NamedModel, rows: Mapping[Key, Row]) -> dict[str, list[Batch]]:

@@ -7,13 +7,13 @@ from loguru import logger
 
 from minrl.engines.choice import make_engine
 from minrl.engines.opponent import EngineWithOpponent
-from minrl.parts import resolve_model
 from minrl.pipeline.episodes import PURPOSE, Recorder, row_of
-from minrl.pipeline.models import NamedModel
+from minrl.pipeline.models import NamedModel, as_cached
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import Key, Row
 from minrl.policy import Policy, load_policy
 from minrl.processes import Processes
+from minrl.resume import resolve_model
 from minrl.rollout import Plan as RolloutPlan
 from minrl.rollout import rollout
 from minrl.types import Rollout, require
@@ -32,6 +32,11 @@ class LocalSampler:
             processes.count == 1, f"evaluate.py runs in one process, got {processes.count}: start it without launcher"
         )
         self.policy = load_policy(model.name, config.model, processes)
+        require(
+            model.fingerprint in ("", as_cached(model).fingerprint),
+            f"the hub has other weights of {model.name} than were cached: say the same command again, which compares "
+            "them with the evaluation's",
+        )
         self.engine = make_engine(config.engine, self.policy, config.batch_size, lambda: "the same command goes on")
         if config.opponent:
             opponent = load_policy(resolve_model(config.opponent), config.model, processes)
@@ -50,7 +55,7 @@ class LocalSampler:
         del self.engine, self.policy
 
     def _play(self, task: PlannedTask, batch: Batch) -> list[Row]:
-        recorder = Recorder(task.task)
+        recorder = Recorder(task.task, self.config.stop_strings)
         examples = task.examples[batch.first : batch.first + batch.examples]
         played = rollout(self.policy, self.engine, self.workers, recorder.task, examples, self._plan(batch))
         rollouts = iter(played.rollouts)

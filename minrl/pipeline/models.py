@@ -1,13 +1,16 @@
 """Which models a user means by a name, and how one tells that a model is still the same."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loguru import logger
+
 from minrl.checkpoint import MANIFEST, damage
+from minrl.lora import base_of
 from minrl.models import cached_commit
-from minrl.parts import model_folder, resolve_model
+from minrl.resume import model_folder, resolve_model
 from minrl.types import UserError, require
 
 API = "openai:"
@@ -17,8 +20,8 @@ API = "openai:"
 class NamedModel:
     """A model: `name` is where it is loaded from, `label` what tables and pictures call it.
 
-    `fingerprint` changes with its weights (empty: not known before it is loaded). A checkpoint has the `run` and the
-    `step` it is of; a server's model has a `base_url`, empty for OpenAI's own.
+    `fingerprint` changes with its weights (empty: a model of the `hub` that is not cached yet). A checkpoint has the
+    `run` and the `step` it is of; a server's model has a `base_url`, empty for OpenAI's own.
     """
 
     name: str
@@ -27,6 +30,7 @@ class NamedModel:
     run: str = ""
     step: int | None = None
     base_url: str | None = None
+    hub: bool = False
 
     @property
     def served(self) -> bool:
@@ -39,7 +43,7 @@ class NamedModel:
         return self.name.removeprefix(API).rpartition("@")[0] or self.name.removeprefix(API)
 
 
-def find_models(names: Sequence[str], every_checkpoint: bool = False) -> list[NamedModel]:
+def find_models(names: Iterable[str], every_checkpoint: bool = False) -> list[NamedModel]:
     """The models named, in order, each with a label of its own."""
     found = [model for name in names for model in _models_of(name, every_checkpoint)]
     seen: dict[str, NamedModel] = {}
@@ -55,7 +59,13 @@ def _models_of(name: str, every_checkpoint: bool) -> list[NamedModel]:
         return [_served(name)]
     folder = model_folder(name)
     if every_checkpoint and folder is not None and not (folder / MANIFEST).exists():
-        whole = [path for path in sorted(folder.glob("step_*")) if damage(path) is None]
+        whole = []
+        for path in sorted(folder.glob("step_*")):
+            problem = damage(path)
+            if problem is None:
+                whole.append(path)
+            else:
+                logger.warning(f"checkpoint {path} is damaged ({problem}) and is left out")
         if not whole:
             raise UserError(f"{folder} holds no complete checkpoint")
         return [_local(str(path)) for path in whole]
@@ -74,18 +84,32 @@ def _served(name: str) -> NamedModel:
 def _local(path: str) -> NamedModel:
     folder = Path(path)
     if not folder.is_dir():
-        return NamedModel(path, path, cached_commit(path))
+        return NamedModel(path, path, cached_commit(path), hub=True)
     parts = folder.resolve().parts
     if not (folder / MANIFEST).exists():
-        return NamedModel(path, "/".join(parts[-1:]), _files_digest(folder))
+        return NamedModel(path, "/".join(parts[-1:]), _weights_digest(folder))
     number = folder.name.removeprefix("step_")
     return NamedModel(
         path,
         "/".join(parts[-2:]),
-        hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest(),
+        _weights_digest(folder),
         run=str(folder.resolve().parent),
         step=int(number) if number.isdigit() else None,
     )
+
+
+def as_cached(model: NamedModel) -> NamedModel:
+    """The model with the commit that is in the cache by now, where it is the hub's."""
+    return replace(model, fingerprint=cached_commit(model.name)) if model.hub else model
+
+
+def _weights_digest(folder: Path) -> str:
+    """Of a local model; of adapters it is the one of their base model too."""
+    manifest, base = folder / MANIFEST, base_of(str(folder))
+    own = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.exists() else _files_digest(folder)
+    if base is None:
+        return own
+    return f"{own} on {_weights_digest(Path(base)) if Path(base).is_dir() else cached_commit(base)}"
 
 
 def _files_digest(folder: Path) -> str:

@@ -4,14 +4,9 @@ A batch is a function of the settings alone, never of what is there already: an 
 sampled in the same company, and so to the same tokens.
 """
 
-import hashlib
-import json
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from minrl.config import TaskOptions, task_key
 from minrl.evaluate_config import EvaluateConfig
@@ -20,10 +15,8 @@ from minrl.judge import Judge, judged
 from minrl.parts import no_frozen_role
 from minrl.pipeline.models import NamedModel, find_models
 from minrl.pipeline.rows import Key
-from minrl.tasks import Task, find_definition, load_task
+from minrl.tasks import Task, load_task
 from minrl.types import Example, UserError, require
-
-JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")
 
 SAMPLED, GREEDY = "sampled", "greedy"
 
@@ -56,12 +49,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """A task, the held-out examples of it that are played, and how."""
+    """A task, the held-out examples of it that are played, and how. `held_samples` are those of each example that the
+    folder holds when they have been: it may have more from before.
+    """
 
     name: str
     task: Task
     examples: Sequence[Example]
     modes: Sequence[Mode]
+    held_samples: int = 1
 
     def batches(self, size: int) -> Iterator[Batch]:
         """The episodes of the task in batches of about `size`."""
@@ -87,6 +83,7 @@ class Plan:
     config: EvaluateConfig
     models: Sequence[NamedModel]
     tasks: Sequence[PlannedTask]
+    opponents: Sequence[NamedModel] = ()
 
     def all_keys(self) -> Iterator[Key]:
         """Every episode, in the order of the finished file."""
@@ -103,9 +100,11 @@ class Plan:
         return next(task for task in self.tasks if task.name == name)
 
 
-def make_plan(config: EvaluateConfig, options: TaskOptions) -> Plan:
-    """The models and tasks that the config names. What cannot be evaluated is refused."""
-    tasks = [_planned_task(config, options, name) for name in config.task_names]
+def make_plan(config: EvaluateConfig, options: TaskOptions, held: Mapping[str, int] | None = None) -> Plan:
+    """The models and tasks that the config names. What cannot be evaluated is refused. `held` are the samples of each
+    example, by task, that the evaluation's folder already holds.
+    """
+    tasks = [_planned_task(config, options, name, (held or {}).get(task_key(name), 0)) for name in config.task_names]
     names = [task.name for task in tasks]
     for name in names:
         require(names.count(name) == 1, f"--tasks names {name} more than once")
@@ -114,61 +113,23 @@ def make_plan(config: EvaluateConfig, options: TaskOptions) -> Plan:
     models = find_models(config.model_names, config.every_checkpoint)
     if config.opponent and any(model.served for model in models):
         raise UserError("--opponent plays beside local models only: leave it out, and a server's model plays itself")
-    return Plan(config, models, tasks)
+    return Plan(config, models, tasks, find_models(filter(None, [config.opponent])))
 
 
-def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str) -> PlannedTask:
+def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str, held: int) -> PlannedTask:
     task = load_task(name, options, config.data_path)
     task.dataset.sizes()  # a task without its data is refused before a model is loaded
     examples = list(task.dataset.held_out)[: config.examples]
-    return PlannedTask(task_key(name), task, examples, modes(config, len(examples)))
+    played = modes(config, len(examples), held)
+    return PlannedTask(task_key(name), task, examples, played, max(held, played[0].samples))
 
 
-def modes(config: EvaluateConfig, examples: int) -> list[Mode]:
-    """Samples, and a greedy completion beside them; the latter alone at temperature 0."""
+def modes(config: EvaluateConfig, examples: int, held: int = 0) -> list[Mode]:
+    """Samples, and a greedy completion beside them; the latter alone at temperature 0. Where nobody says how many
+    samples, there are as many as the folder holds.
+    """
     greedy = Mode(GREEDY, 1, 0.0)
     if config.temperature == 0:
         return [greedy]
-    samples = config.samples or max(math.ceil(MIN_SAMPLES / examples), *config.pass_at, 1)
+    samples = config.samples or max(held or math.ceil(MIN_SAMPLES / examples), *config.pass_at, 1)
     return [Mode(SAMPLED, samples, config.temperature), *([greedy] if config.greedy else [])]
-
-
-def settings_of(plan: Plan, options: TaskOptions) -> dict[str, Any]:
-    """What the results depend on, by the stage that reads it: plain values."""
-    config = plan.config
-    sampling = ("seed", "temperature", "samples", "greedy", "max_tokens", "opponent", "data_path")
-    names = dict(zip((task.name for task in plan.tasks), config.task_names, strict=True))
-    settings = {
-        "generate": {
-            **{name: getattr(config, name) for name in sampling},
-            "stop_strings": config.stop_strings,
-            "engine": config.engine.engine,
-            "dtype": config.model.dtype,
-            "device": config.model.device,
-            "chat_template_options": config.model.chat_template_options,
-            "tasks": {t.name: {"examples": _examples_digest(t), "options": vars(options[t.name])} for t in plan.tasks},
-            "models": {model.name: model.fingerprint for model in plan.models},
-        },
-        "score": {
-            "reward_deadline_s": config.reward_deadline_s,
-            "judge": {name: getattr(config.judge, name) for name in JUDGED_BY} if config.judge.judge_model else {},
-            "tasks": {task.name: {"program": _program_digest(names[task.name])} for task in plan.tasks},
-        },
-        "report": {"pass_at": config.pass_at, "charts": config.charts},
-    }
-    return json.loads(json.dumps(settings, default=str))
-
-
-def _examples_digest(task: PlannedTask) -> str:
-    """Of what is asked: identities and prompts, in order."""
-    digest = hashlib.sha256()
-    for example in task.examples:
-        digest.update(json.dumps([example.id, example.prompt], default=str).encode() + b"\n")
-    return f"{len(task.examples)}, sha256 {digest.hexdigest()[:16]}"
-
-
-def _program_digest(name: str) -> str:
-    """Of the file that makes the task and its reward."""
-    module = sys.modules.get(find_definition(name).make.__module__)
-    file = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ""

@@ -8,15 +8,18 @@ from typing import Any
 from minrl.files import read_json, write_json
 from minrl.json_text import plain
 from minrl.pipeline.figures import differences, results
-from minrl.pipeline.folder import SUMMARY, Settings
+from minrl.pipeline.folder import SUMMARY
 from minrl.pipeline.pictures import draw_all
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row
+from minrl.pipeline.settings import Settings
 from minrl.tensorboard_log import write_pictures
 
 TABLE, CSV, CHARTS, EVENTS = "summary.md", "summary.csv", "charts", "tensorboard"
 
 CSV_COLUMNS = ("task", "model", "category", "figure", "value", "low", "high", "n", "examples")
+
+NOT_ANSWERED = ("refused_frac", "unscorable", "missing")
 
 Figures = Mapping[str, Any]
 
@@ -60,7 +63,7 @@ def tidy(summary: Figures) -> Iterator[dict[str, Any]]:
     for result in summary["results"]:
         if "pass@1" not in result:
             about = {"task": result["task"], "model": result["model"], "n": result.get("n", 0)}
-            yield from ({**about, "figure": name, "value": result.get(name, 0)} for name in ("unscorable", "missing"))
+            yield from ({**about, "figure": name, "value": result.get(name, 0)} for name in NOT_ANSWERED)
             continue
         shared = {"task": result["task"], "model": result["model"], "n": result["n"], "examples": result["examples"]}
         for k, figure in result["pass@k"].items():
@@ -71,7 +74,7 @@ def tidy(summary: Figures) -> Iterator[dict[str, Any]]:
         if greedy:
             line = {"figure": "pass@1_greedy", "value": result["pass@1_greedy"], "low": greedy[0], "high": greedy[1]}
             yield {**shared, **line, "n": ""}
-        for name in ("reward", "completion_tokens_mean", "truncated_frac", "unscorable", "missing"):
+        for name in ("reward", "completion_tokens_mean", "truncated_frac", *NOT_ANSWERED):
             yield {**shared, "figure": name, "value": result[name]}
         for part, mean in result["parts"].items():
             yield {**shared, "figure": f"part/{part}", "value": mean}
@@ -116,7 +119,8 @@ def _models_table(of_task: Sequence[Figures]) -> str:
     for result in of_task:
         if "pass@1" not in result:
             unscorable = str(result.get("unscorable", "-"))
-            lines.append([result["label"], *["-"] * (len(columns) - 1), unscorable, str(result["missing"])])
+            refused = share(result.get("refused_frac"))
+            lines.append([result["label"], *["-"] * (len(columns) - 1), refused, unscorable, str(result["missing"])])
             continue
         passes = [interval_text(result["pass@k"][k]["value"], result["pass@k"][k]["ci95"]) for k in ks]
         lines.append(
@@ -129,11 +133,12 @@ def _models_table(of_task: Sequence[Figures]) -> str:
                 share(result["truncated_frac"]),
                 str(result["n"]),
                 str(result["examples"]),
+                share(result["refused_frac"]),
                 str(result["unscorable"]),
                 str(result["missing"]),
             ]
         )
-    return table([*columns, "unscorable", "missing"], lines)
+    return table([*columns, "refused", "unscorable", "missing"], lines)
 
 
 def _differences(changes: Sequence[Figures]) -> str:

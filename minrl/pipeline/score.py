@@ -14,15 +14,18 @@ from loguru import logger
 
 from minrl.episode import Play
 from minrl.openai_client import ChatError
-from minrl.pipeline.episodes import episode_rng, spoken_of, turns_of
+from minrl.pipeline.episodes import as_stored, episode_rng, spoken_of, turns_of
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
 from minrl.pipeline.table import NOBODY, read_table, write_table
 from minrl.screen import Screen
-from minrl.types import Job, Reward
+from minrl.types import Job, Reward, Turn, UserError
 from minrl.workers import Workers
 
 PARTIAL = "scores.partial.jsonl"
+EXCERPT = 160
+"""Characters of a prompt that a refusal repeats."""
+
 PER_WORKER = 16
 """Episodes of each worker that are scored between two writes to the disk."""
 
@@ -84,7 +87,9 @@ def asked_again(score: Mapping[str, Any]) -> bool:
 
 def digest(row: Row) -> str:
     """Of what a score is of: the completions of a row."""
-    return hashlib.sha256(json.dumps(turns_of(row) if "error" not in row else None).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps([[t.role, t.completion] for t in turns_of(row)] if "error" not in row else None).encode()
+    ).hexdigest()[:16]
 
 
 def score_rows(plan: Plan, rows: Sequence[Row], workers: Workers) -> tuple[list[Row], list[str]]:
@@ -105,6 +110,7 @@ class _Replay:
         self.row, self.key = row, key_of(row)
         planned = plan.task(self.key.task)
         self._answers = iter(turns_of(row))
+        self._example = planned.examples[self.key.index].id
         rng = episode_rng(plan.config.seed, self.key.index, self.key.sample)
         self.play = Play(planned.task.play(planned.examples[self.key.index], rng))
         self.advance(None)
@@ -112,21 +118,43 @@ class _Replay:
     def advance(self, value: Any) -> None:  # noqa: ANN401 - a job's result
         """Go on with a job's result to the next job."""
         self.play.advance(value)
-        while self.play.pending is not None and not isinstance(self.play.pending, Job):
-            role, answer = next(self._answers, ("", ""))
-            if role == self.play.pending.role:
-                self.play.advance(answer)
-            else:
-                self.play.fail(self.row.get("failure") or "the episode asks for other turns than were recorded")
+        while isinstance(self.play.pending, Turn):
+            self._answer(self.play.pending)
+
+    def _answer(self, asked: Turn) -> None:
+        """Say what was said there. An episode that asks otherwise than it did is another one, and is not scored."""
+        said = next(self._answers, None)
+        if said is None and "failure" in self.row:
+            self.play.fail(self.row["failure"])
+        elif said is None or (said.role, said.prompt) != (asked.role, as_stored(asked.message)):
+            raise self._changed((asked.role, asked.message), said and (said.role, said.prompt))
+        else:
+            self.play.advance(said.completion)
+
+    def _changed(self, now: Any, then: Any) -> UserError:  # noqa: ANN401 - a role and a prompt, or None
+        return UserError(
+            f"{self.key.task}: the episode of example {self._example} asks {_excerpt(now)} where its completions answer"
+            f" {_excerpt(then)}: it was changed since they were generated; generate them again with --force generate"
+        )
 
     def scored(self) -> Row:
         """The scores of the evaluated model's roles, with the reason of those that have none."""
+        unused = None if self.play.failure else next(self._answers, None)
+        if unused is not None:
+            raise self._changed(None, (unused.role, unused.prompt))
         scores = []
         for role in spoken_of(self.row) or (NOBODY,):
             problem = self.play.unscorable(role)
             reason = None if problem is None else problem.strip().splitlines()[-1]
             scores.append({"role": role, **_plain(self.play.rewards.get(role)), "unscorable": reason})
         return {**self.key.as_row(), "of": digest(self.row), "scores": scores}
+
+
+def _excerpt(turn: Any) -> str:  # noqa: ANN401 - a role and a prompt, or None
+    if turn is None:
+        return "nothing"
+    text = repr(turn)
+    return text if len(text) <= EXCERPT else f"{text[: EXCERPT // 2]} ... {text[-EXCERPT // 2 :]}"
 
 
 def _plain(reward: Reward | None) -> dict[str, Any]:

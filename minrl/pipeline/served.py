@@ -1,19 +1,23 @@
 """A model behind an OpenAI-compatible server plays episodes, single-turn and multi-turn, many at a time.
 
-A call that fails for good makes an error row, which holds no completion and is asked again by the next run. It is never
-taken for an answer.
+A call that fails makes an error row, which holds no completion and is asked again by the next run. It is never taken
+for an answer. What a server refuses for good, by a filter or for its length, is not solved, and is not asked again.
+
+Stop strings are not sent: servers differ in whether a text comes with its stop, and most do not say which it was. The
+text is cut here, after the first, as a local model ends there.
 """
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Any
 
 from loguru import logger
 
 from minrl.episode import Play
-from minrl.openai_client import ChatClient, ChatError, ChatReply
-from minrl.pipeline.episodes import Recorder, episode_rng, row_of, turn_seed
+from minrl.openai_client import CONTENT_FILTER, ChatClient, ChatError, ChatRefusal, ChatReply
+from minrl.pipeline.episodes import Recorder, episode_rng, row_of, through_stop, turn_seed
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import Key, Row
@@ -72,6 +76,7 @@ class ServedSampler:
         example, recorder = task.examples[index], Recorder(task.task)
         play = Play(recorder.task.play(example, episode_rng(self.config.seed, index, sample)))
         said: dict[str, _Conversation] = {}
+        refused = ""
         play.advance(None)
         try:
             while play.pending is not None:
@@ -83,11 +88,16 @@ class ServedSampler:
                     turn = play.pending
                     conversation = said.setdefault(turn.role, _Conversation())
                     play.advance(self._ask(conversation, turn, key, batch.mode.temperature))
+        except ChatRefusal as refusal:
+            play.fail(str(refusal))
+            refused = refusal.kind
         except ChatError as error:
             return {**key.as_row(), "example": example.id, "error": str(error)}
         (record,) = recorder.records
         spoken = {role: said[role].facts() for role in record.roles}
-        return row_of(key, example, record, spoken, play.failure)
+        filtered = any(facts["finish_reason"] == CONTENT_FILTER for facts in spoken.values())
+        refused = refused or (CONTENT_FILTER if filtered else "")
+        return {**row_of(key, example, record, spoken, play.failure), **({"refused": refused} if refused else {})}
 
     def _ask(self, conversation: "_Conversation", turn: Turn, key: Key, temperature: float) -> str:
         """The model's next words in the conversation."""
@@ -97,8 +107,8 @@ class ServedSampler:
             temperature=temperature,
             max_tokens=self.config.max_tokens,
             seed=turn_seed(self.config.seed, key, turn.role, conversation.turns),
-            stop=self.config.stop_strings,
         )
+        reply = until_stop(reply, self.config.stop_strings)
         conversation.answer(reply)
         return reply.text
 
@@ -125,6 +135,21 @@ class _Conversation:
         known = [count for count in self._tokens if count is not None]
         tokens = sum(known) if len(known) == len(self._tokens) else None
         return {"tokens": tokens, "finish_reason": self.finish_reason}
+
+
+def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
+    """The reply up to the end of the first stop string. Its tokens are unknown where more came after it.
+
+    >>> from minrl.openai_client import ChatUsage
+    >>> reply = ChatReply("one, two. three", "length", ChatUsage(3, 7))
+    >>> until_stop(reply, ["two", ".", "four"])
+    ChatReply(text='one, two', finish_reason='stop', usage=ChatUsage(prompt_tokens=3, completion_tokens=None))
+    """
+    if not any(stop in reply.text for stop in stop_strings):
+        return reply
+    text = through_stop(reply.text, stop_strings)
+    usage = reply.usage if text == reply.text else replace(reply.usage, completion_tokens=None)
+    return ChatReply(text, "stop", usage)
 
 
 def connect(plan: Plan, model: NamedModel) -> ChatClient:

@@ -1,5 +1,6 @@
 """The whole evaluation: check, generate, score, report, each stage only where its result is not there yet."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +17,28 @@ from minrl.pipeline.folder import (
     COMPLETIONS,
     SCORES,
     SUMMARY,
-    Settings,
-    check_settings,
+    changed_since,
     folder_of,
+    held_samples,
     locked,
+    named_folder,
+    set_aside,
     stored_settings,
     write_settings,
 )
 from minrl.pipeline.generate import generate
-from minrl.pipeline.plan import Plan, make_plan, settings_of
+from minrl.pipeline.models import as_cached
+from minrl.pipeline.plan import Plan, make_plan
 from minrl.pipeline.report import report, whole_report
 from minrl.pipeline.rows import Key, Row, RowFile
 from minrl.pipeline.score import PARTIAL, is_whole, score
+from minrl.pipeline.settings import check_settings, settings_of
 from minrl.pipeline.table import read_table
 from minrl.screen import Screen
 from minrl.workers import Workers
+
+LARGE_CUT_OFF = 0.1
+"""Share of completions cut off at the limit beyond which it is said."""
 
 
 def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tuple[Path, dict[str, Any] | None]:
@@ -38,9 +46,9 @@ def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tu
     if config.charts and not charts.available():
         logger.warning("no pictures: matplotlib is not installed (pip install matplotlib), or say --no-charts")
         config = replace(config, charts=False)
-    plan = make_plan(config, options)
+    plan = make_plan(config, options, {} if config.forced("generate") else held_samples(named_folder(config)))
     settings = settings_of(plan, options)
-    folder = folder_of(config, settings)
+    folder = folder_of(config, plan, settings)
     stored = stored_settings(folder)
     if stored is not None:
         check_settings(folder, stored, settings, config.force)
@@ -53,7 +61,7 @@ def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tu
     workers = Workers(config.reward_workers, config.reward_deadline_s)
     with locked(folder):
         try:
-            return folder, _stages(plan, folder, settings, workers, screen)
+            return folder, _stages(plan, options, folder, workers, screen)
         except KeyboardInterrupt:
             logger.warning(f"stopped; {folder} keeps what is done, and the same command goes on")
             raise
@@ -61,21 +69,20 @@ def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tu
             workers.close()
 
 
-def _stages(plan: Plan, folder: Path, settings: Settings, workers: Workers, screen: Screen) -> dict[str, Any]:
+def _stages(plan: Plan, options: TaskOptions, folder: Path, workers: Workers, screen: Screen) -> dict[str, Any]:
     config, completions, table = plan.config, RowFile(folder / COMPLETIONS), folder / SCORES
-    if config.forced("generate"):
-        completions.path.unlink(missing_ok=True)
-    if config.forced("score"):
-        table.unlink(missing_ok=True)
-        (folder / PARTIAL).unlink(missing_ok=True)
-    if config.forced("report"):
-        (folder / SUMMARY).unlink(missing_ok=True)
-    write_settings(folder, settings)
-    rows = completions.read()
-    if any(key not in rows or "error" in rows[key] for key in plan.all_keys()):
+    _forget(folder, config)
+    rows = asked(plan, completions)
+    lacking = any(key not in rows or "error" in rows[key] for key in plan.all_keys())
+    if rows and (lacking or not is_whole(table, rows)):
+        _say_what_changed(folder)
+    write_settings(folder, settings_of(plan, options), anew=config.forced("generate"))
+    if lacking:
         generate(plan, completions, workers, screen)
-        rows = completions.read()
+        rows = asked(plan, completions)
         complain(rows)
+        plan = replace(plan, models=[as_cached(model) for model in plan.models])  # the commit of what was downloaded
+        write_settings(folder, settings_of(plan, options))
     else:
         logger.info(f"{completions.path} is whole: nothing to generate")
     if is_whole(table, rows):
@@ -84,14 +91,58 @@ def _stages(plan: Plan, folder: Path, settings: Settings, workers: Workers, scre
         (folder / SUMMARY).unlink(missing_ok=True)
         with open_judge(config.judge) as judge:
             score(plan.judged(judge), folder, table, rows, workers, screen)
+    settings = settings_of(plan, options)
     summary = whole_report(folder, settings)
     if summary is None:
         summary = report(plan, folder, settings, read_table(table) or [], rows)
+    say_cut_off(summary, config.max_tokens)
     return summary
 
 
+def _forget(folder: Path, config: EvaluateConfig) -> None:
+    """Remove what is to be made again, but for completions, which are kept aside."""
+    if config.forced("generate"):
+        set_aside(folder / COMPLETIONS)
+    if config.forced("score"):
+        (folder / SCORES).unlink(missing_ok=True)
+        (folder / PARTIAL).unlink(missing_ok=True)
+    if config.forced("report"):
+        (folder / SUMMARY).unlink(missing_ok=True)
+
+
+def asked(plan: Plan, completions: RowFile) -> dict[Key, Row]:
+    """The rows of the plan's episodes, in its order; the file may hold further ones."""
+    rows = completions.read()
+    return {key: rows[key] for key in plan.all_keys() if key in rows}
+
+
+def _say_what_changed(folder: Path) -> None:
+    changed = changed_since(folder)
+    if changed:
+        logger.warning(
+            f"changed since this evaluation began, so that what is added may be of another kind: {'; '.join(changed)}"
+        )
+
+
 def complain(rows: Mapping[Key, Row]) -> None:
-    """Say what a server did not answer."""
+    """Say what a server did not answer, and what it refused to."""
     errors = [row["error"] for row in rows.values() if "error" in row]
     if errors:
         logger.error(f"{len(errors)} completions could not be had, the first because: {errors[0]}")
+    refused = [row for row in rows.values() if "refused" in row]
+    if refused:
+        kinds = ", ".join(f"{count} by {kind}" for kind, count in Counter(row["refused"] for row in refused).items())
+        logger.warning(
+            f"{len(refused)} of {len(rows)} completions were refused by the server ({kinds}): without a text they "
+            f"count as not solved, and are not asked again; the first: {refused[0].get('failure', 'a text cut off')}"
+        )
+
+
+def say_cut_off(summary: Mapping[str, Any], max_tokens: int) -> None:
+    """Say where many completions were cut off, so that the figure is one of the limit."""
+    for result in summary["results"]:
+        if result.get("truncated_frac", 0) > LARGE_CUT_OFF:
+            logger.warning(
+                f"{result['label']} on {result['task']}: {result['truncated_frac']:.0%} of the completions were cut "
+                f"off at --max-tokens {max_tokens}: the figure is that of the limit too, raise it"
+            )

@@ -29,9 +29,11 @@ COLUMNS = {
     "unscorable": arrow.string(),
     "tokens": arrow.int64(),
     "finish_reason": arrow.string(),
+    "refused": arrow.string(),
     "of": arrow.string(),
 }
-"""`unscorable` says why there is no reward; `of` is a hash of the completion that was scored."""
+"""`unscorable` says why there is no reward, `refused` what a server refused it for; `of` is a hash of the completion
+that was scored."""
 
 
 def write_table(path: Path, scored: Sequence[tuple[Row, Row]]) -> None:
@@ -53,7 +55,7 @@ def _lines(completion: Row, scores: Row) -> list[dict[str, Any]]:
     spoken = spoken_of(completion)
     lines = []
     for one in scores["scores"]:
-        line = {**shared, **spoken.get(one["role"], {}), "of": scores["of"]}
+        line = {**shared, **spoken.get(one["role"], {}), "refused": completion.get("refused"), "of": scores["of"]}
         line.update({name: one[name] for name in ("role", "reward", "maximum", "solved", "unscorable")})
         line.update({PART + name: value for name, value in one["parts"].items()})
         line.update({CATEGORY + name: value for name, value in completion["category"].items()})

@@ -1,0 +1,68 @@
+"""Which program gives a task's rewards: its own file, and all that it reaches within MinRL or its own folder."""
+
+import ast
+import hashlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import minrl
+from minrl.tasks import find_definition
+
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def programs(task: str) -> dict[str, str]:
+    """The digest of each module that a task is made of, by the module's name.
+
+    Imports are followed as they stand in the sources, inside functions too: through MinRL, and through what lies beside
+    the task's file or in its package. Other libraries are told apart by their versions.
+    """
+    module = sys.modules.get(find_definition(task).make.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None:
+        return {}
+    root = Path(file).resolve().parents[module.__name__.count(".") + (Path(file).name == "__init__.py")]
+    own = module.__name__.partition(".")[0] if set(INSTALLED) & set(root.parts) else ""
+    found: dict[str, str] = {}
+    waiting = [module.__name__]
+    while waiting:
+        name = waiting.pop()
+        path = _file_of(name, root, own)
+        if path is None or name in found:
+            continue
+        source = path.read_bytes()
+        found[name] = hashlib.sha256(source).hexdigest()[:16]
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        waiting += _imports(source, package)
+    return dict(sorted(found.items()))
+
+
+def _file_of(module: str, root: Path, own: str) -> Path | None:
+    """The file of a module of MinRL's, or of one that lies in the task's folder; `own` is the only package of it, where
+    others are installed beside it.
+    """
+    first = module.partition(".")[0]
+    if first == minrl.__name__:
+        root = Path(minrl.__file__ or "").resolve().parent.parent
+    elif own and first != own:
+        return None
+    path = root.joinpath(*module.split("."))
+    candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _imports(source: bytes, package: str) -> Iterator[str]:
+    """Every module that a source imports, and each name that it takes from one, which may be a module too. So are those
+    of MinRL's that a text imports which another process runs.
+    """
+    yield from (name.decode() for name in re.findall(rb"(?:from|import) (minrl(?:\.\w+)+)", source))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            module = ".".join([*above, *filter(None, [node.module])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)

@@ -1,0 +1,234 @@
+"""evaluate.py and runs: their own settings are the defaults, no problem and no weights but theirs."""
+
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from minrl.command_line import parse_with_tasks
+from minrl.config import ModelConfig
+from minrl.evaluate_config import EvaluateConfig
+from minrl.files import read_json
+from minrl.learning_config import LoraConfig
+from minrl.lora import Adapters
+from minrl.pipeline import models
+from minrl.pipeline.folder import folder_of
+from minrl.pipeline.local import LocalSampler
+from minrl.pipeline.models import find_models
+from minrl.pipeline.plan import make_plan
+from minrl.pipeline.runs import find_runs
+from minrl.pipeline.settings import check_settings, settings_of
+from minrl.policy import load_policy, save_policy
+from minrl.processes import Processes
+from minrl.resume import resolve_model
+from minrl.tasks import load_task
+from minrl.types import UserError
+from tests import evaluated
+from tests.evaluated import rows_of, run, save_run, summary_of
+
+FLAGS = [flag for flag in evaluated.FLAGS if flag not in ("--max-tokens", "5")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "run_tasks.py").write_text(evaluated.TASKS)
+    evaluated.save_models(folder)
+    return folder
+
+
+@pytest.fixture
+def trained(place, tmp_path, monkeypatch):
+    """Makes a run of `even`, whose options and settings are given; it lies where the program is started."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(name, held_out_share=0.2, **changes):
+        task = f"{place}/run_tasks.py:even"
+        options = {"even": SimpleNamespace(count=40, held_out_share=held_out_share)}
+        return save_run(tmp_path, name, str(place / "model0"), task, options=options, **changes)
+
+    return make
+
+
+def test_a_run_is_evaluated_as_it_was_trained(place, trained, tmp_path, capsys):
+    # 0.2 of 40 problems are held out from the run; the task's own default of 0.5 would ask many that it was trained on.
+    model = ModelConfig(chat_template_options='{"x": 1}')
+    trained("one", rollout={"max_tokens": 3, "stop_strings": ("4 4",)}, model=model)
+    assert run("--checkpoint", "one", "--output", "out", flags=FLAGS) == 0  # its task too
+    settings = summary_of(tmp_path / "out")["settings"]["generate"]
+    assert (settings["max_tokens"], settings["stop_strings"]) == (3, ["4 4"])
+    assert settings["chat_template_options"] == '{"x": 1}'
+    task = load_task(f"{place}/run_tasks.py:even", {"even": evaluated_options(place, 0.2)})
+    assert {row["example"] for row in rows_of("out")} == {example.id for example in task.dataset.held_out}
+    assert "was trained with" not in capsys.readouterr().err
+
+
+def evaluated_options(place, share):
+    from minrl.tasks import find_definition
+
+    return find_definition(f"{place}/run_tasks.py:even").options(count=40, held_out_share=share)
+
+
+@pytest.mark.parametrize("named", ["one", "runs/one", "checkpoints/one", "checkpoints/one/step_000001"])
+def test_a_run_is_known_by_each_of_its_names(trained, tmp_path, named):
+    trained("one")
+    found, notes = find_runs([named])
+    assert [run.folder for run in found] == [tmp_path / "runs/one"] and not notes
+
+
+def test_problems_that_a_run_was_trained_on_are_refused(place, trained):
+    trained("one")
+    sides = [load_task(f"{place}/run_tasks.py:even", {"even": evaluated_options(place, s)}).dataset for s in (0.2, 0.5)]
+    asked = {example.id for example in sides[1].held_out}
+    leaked = len(asked & {example.id for example in sides[0].train})
+    assert leaked
+    message = (
+        f"^{leaked} of the {len(asked)} problems of even are among those that one was trained .*held_out_share 0.2"
+    )
+    command = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even", "--dry-run"]
+    with pytest.raises(UserError, match=message) as refused:
+        run(*command, "--even.held-out-share", "0.5", flags=FLAGS)
+    assert "\n" not in str(refused.value)
+    assert run(*command, "--even.held-out-share", "0.1", flags=FLAGS) == 0  # fewer of them
+
+
+def test_what_the_run_it_started_from_was_trained_on_is_refused_too(trained, tmp_path):
+    first = trained("first", 0.2)
+    trained("second", 0.5)
+    path = tmp_path / "runs/second/config.json"
+    record = read_json(path)
+    start = {"start model": {"path": str(first / "step_000001")}}
+    path.write_text(json.dumps({"minrl_run": record.pop("minrl_run"), **record, "models": start}, indent=1))
+    with pytest.raises(UserError, match="are among those that first was trained on"):
+        run("--checkpoint", "second", "--dry-run", flags=FLAGS)
+
+
+def test_a_base_model_is_evaluated_as_the_run_that_it_was_made_for(place, trained, tmp_path):
+    trained("one")
+    base = shutil.copytree(place / "model1", tmp_path / "checkpoints/base-even-1")
+    assert find_runs([str(base)]) == ([], [])
+    path = tmp_path / "runs/one/config.json"
+    record = read_json(path)
+    path.write_text(json.dumps({**record, "models": {"start model": {"path": str(base)}}}, indent=1))
+    (found,), notes = find_runs(["checkpoints/base-even-1"])
+    assert found.folder == tmp_path / "runs/one" and not notes
+    record["config"]["model_id"] = str(base)  # the user's model, which saw no problem of the task
+    path.write_text(json.dumps({**record, "models": {"start model": {"path": str(base)}}}, indent=1))
+    assert find_runs([str(base)]) == ([], [])
+
+
+def test_what_is_set_otherwise_is_said_in_one_line(trained, capsys):
+    trained("one", rollout={"max_tokens": 3})
+    assert run("--checkpoint", "one", "--max-tokens", "4", "--dry-run", flags=FLAGS) == 0
+    assert "one was trained with max_tokens 3, here 4\n" in capsys.readouterr().err
+
+
+def test_runs_that_differ_are_compared_under_settings_that_are_named(trained, capsys):
+    trained("one", rollout={"max_tokens": 3})
+    trained("two", rollout={"max_tokens": 4})
+    command = ["--models", "one", "two", "--dry-run"]
+    with pytest.raises(UserError, match=r"one was trained with max_tokens 3 and two with 4: .* by --max-tokens$"):
+        run(*command, flags=FLAGS)
+    assert run(*command, "--max-tokens", "4", flags=FLAGS) == 0
+    assert "one was trained with max_tokens 3, here 4\n" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_lost_its_run_is_said(trained, tmp_path, capsys):
+    trained("one")
+    shutil.rmtree(tmp_path / "runs/one")
+    flags = ["--task", "countdown", "--checkpoint", "checkpoints/one", "--dry-run"]
+    assert run(*flags, flags=FLAGS) == 0
+    assert "checkpoints/one: its run is not there" in capsys.readouterr().err
+
+
+def test_code_that_changed_since_is_said(trained, tmp_path, capsys):
+    trained("one")
+    path = tmp_path / "runs/one/config.json"
+    record = read_json(path)
+    path.write_text(json.dumps({**record, "commit": "abc", "sources": "other"}, indent=1))
+    assert run("--checkpoint", "one", "--dry-run", flags=FLAGS) == 0
+    assert "changed since one was trained: MinRL's code (commit abc); if that moved problems of even" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("named", ["/no/such/dir/one", "some-org/one", "moved/one"])
+def test_a_path_that_does_not_exist_is_no_other_model(trained, named):
+    trained("one")
+    assert resolve_model(named) == named  # for transformers to find or refuse
+    assert resolve_model("one").endswith("checkpoints/one/step_000001")
+
+
+def test_a_moved_runs_folder_is_not_another_run_of_its_name(trained, tmp_path):
+    trained("one")
+    other = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path / "runs", other / "runs")
+    assert resolve_model(str(other / "runs/one")) == resolve_model("one")  # its checkpoints are where they were
+    shutil.move(tmp_path / "checkpoints", other / "checkpoints")
+    assert resolve_model(str(other / "runs/one")) == str(other / "checkpoints/one/step_000001")  # moved with it
+    shutil.rmtree(other / "checkpoints")
+    with pytest.raises(UserError, match=r"checkpoints of run .*/one were in .*, which is not there: name the folder"):
+        find_models([str(other / "runs/one")])
+    shutil.rmtree(tmp_path / "runs")
+    trained("one")  # another run has taken the name
+    path = tmp_path / "checkpoints/one/run.json"
+    path.write_text(path.read_text().replace('"id": "one"', '"id": "other"'))
+    with pytest.raises(UserError, match="which holds those of another run"):
+        resolve_model(str(other / "runs/one"))
+
+
+def test_adapters_are_evaluated_on_the_weights_that_they_were_trained_on(place, tmp_path, monkeypatch):
+    # The base model changes after two examples were generated: adapters on it, merged, would be another model.
+    base, adapted = tmp_path / "base", str(tmp_path / "adapted")
+    shutil.copytree(place / "model0", base)
+    config = ModelConfig(device="cpu", threads=1)
+    policy = load_policy(str(base), config, Processes(config))
+    policy.adapters = Adapters(policy.model, LoraConfig(lora_rank=2, lora_checkpoint="adapter"), str(base), seed=0)
+    save_policy(policy, tmp_path / "adapted")
+    command = ["--checkpoint", adapted, "--task", f"{place}/run_tasks.py:even", "--output", "out", "--examples", "2"]
+    monkeypatch.chdir(tmp_path)
+    assert run(*command, flags=FLAGS) == 0
+    shutil.copy(place / "model1/model.safetensors", base / "model.safetensors")
+    with pytest.raises(UserError, match=r"other weights of .*adapted"):
+        run(*command, flags=FLAGS)
+    with pytest.raises(UserError, match=r"were trained on other weights than those of .*base: put the former back"):
+        run(*command, "--force", flags=FLAGS)
+
+
+def test_damaged_checkpoints_are_left_out_with_a_word(trained, capsys):
+    kept = trained("one")
+    shutil.copytree(kept / "step_000001", kept / "step_000002")
+    (kept / "step_000002/config.json").write_text("{}")
+    assert run("--checkpoint", "one", "--every-checkpoint", "--dry-run", flags=FLAGS) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "step_000002 is damaged" in line]
+    assert len(said) == 1 and "config.json is not what was written" in said[0] and "left out" in said[0]
+
+
+def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, monkeypatch):
+    commit = ""
+    monkeypatch.setattr(models, "cached_commit", lambda name: commit)
+    config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", "some-org/model", "--examples", "3"])
+
+    def planned():
+        plan = make_plan(config, options)
+        settings = settings_of(plan, options)
+        return folder_of(config, plan, settings), settings
+
+    folder, before = planned()
+    commit = "first"
+    later, after = planned()
+    assert later == folder and after["generate"]["models"] == {"some-org/model": "first"}
+    check_settings(folder, before, after, ())  # what was not known is no difference
+    commit = "second"
+    with pytest.raises(UserError, match="other weights of some-org/model"):
+        check_settings(folder, after, planned()[1], ())
+
+
+def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, workers, monkeypatch):
+    monkeypatch.setattr(models, "cached_commit", lambda name: "new")
+    config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", str(place / "model0"), "--device", "cpu"])
+    plan = make_plan(config, options)
+    with pytest.raises(UserError, match=r"the hub has other weights of .*model0 than were cached"):
+        LocalSampler(plan, replace(plan.models[0], hub=True, fingerprint="old"), workers)
