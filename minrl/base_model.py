@@ -35,6 +35,9 @@ from minrl.types import Rollout, UserError
 VERSION = 1
 """Counted up when the recipe changes, so that a cached model of the old recipe is not taken for the new."""
 
+DIGESTED = 8
+"""Demonstrations that stand for all in the hash of what a model is made from."""
+
 Progress = Callable[[int, str], None]
 
 
@@ -48,15 +51,24 @@ def require_demonstrations(name: str, task: Task) -> None:
 
 
 def base_model_path(
-    config: BaseModelConfig, name: str, options: object, words: Sequence[str], checkpoints_dir: str, source: str = ""
+    config: BaseModelConfig, name: str, options: object, words: Sequence[str], checkpoints_dir: str, *shown: str
 ) -> Path:
     """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from.
 
-    `source` is the program of a task from outside the package, whose demonstrations may change at any time.
+    `shown` is what else says what it is trained on: `digest_of` the task, and the program of one from outside the
+    package, whose demonstrations may change at any time.
     """
-    made_from = [VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE, *filter(None, [source])]
+    made_from = [VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE, *filter(None, shown)]
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     return Path(checkpoints_dir) / f"base-{name.replace('/', '-')}-{digest[:12]}"
+
+
+def digest_of(task: Task) -> str:
+    """A hash of the training examples, and of a few demonstrations: it changes with the split and with their form."""
+    assert task.demonstrations is not None
+    rng = random.Random(0)
+    told = [task.demonstrations(example, rng) for example in task.dataset.train[:DIGESTED]]
+    return hashlib.sha256(json.dumps([[example.id for example in task.dataset.train], told]).encode()).hexdigest()
 
 
 def make_base_model(

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from minrl import checkpoint
-from minrl.base_model import base_model_path, make_base_model, require_demonstrations
+from minrl.base_model import base_model_path, digest_of, make_base_model, require_demonstrations
 from minrl.checkpoint import TrainState
 from minrl.command_line import read_config_file
 from minrl.config import TrainerConfig, task_key
@@ -255,8 +255,8 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, sc
     config, name = run.config, task_key(run.config.rollout.task)
     offered = [word for other, d in TASK_DEFINITIONS.items() if d.words for word in d.words(run.options[other])]
     words = list(dict.fromkeys([*offered, *(word for task in tasks.values() for word in task.vocabulary)]))
-    source = source_outside(find_definition(config.rollout.task))
-    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, source)
+    shown = (source_outside(find_definition(config.rollout.task)), digest_of(tasks[name]))
+    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, *shown)
     if not folder.exists() and processes.main:
         with screen.progress("making the base model", config.base.base_steps) as report:
             make_base_model(folder, config.base, config.model, tasks[name], words, processes, report)
