@@ -37,6 +37,9 @@ VERSION = 1
 DEMONSTRATIONS_READ = 64
 """How many are looked at for words that the vocabulary lacks."""
 
+DIGESTED = 64
+"""Demonstrations that stand for all in the hash of what a model is made from."""
+
 Progress = Callable[[int, str], None]
 
 
@@ -50,13 +53,14 @@ def require_demonstrations(name: str, task: Task) -> None:
 
 
 def base_model_path(
-    config: BaseModelConfig, name: str, options: object, words: Sequence[str], checkpoints_dir: str, source: str = ""
+    config: BaseModelConfig, name: str, options: object, words: Sequence[str], checkpoints_dir: str, *shown: str
 ) -> Path:
     """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from.
 
-    `source` is the program of a task from outside the package, whose demonstrations may change at any time.
+    `shown` is what else says what it is trained on: `digest_of` the task, and the program of one from outside the
+    package, whose demonstrations may change at any time.
     """
-    made_from = [VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE, *filter(None, [source])]
+    made_from = [VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE, *filter(None, shown)]
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     return Path(checkpoints_dir) / f"base-{name.replace('/', '-')}-{digest[:12]}"
 
@@ -76,6 +80,15 @@ def require_words(
         said = " ".join(f"{shown_text(prompt)} {text}" for prompt, text in turns)
         read.append((as_rollout(reader, example.id, turns, reader.tokenizer.eos_token_id).ids, said))
     check_words(reader, f"the demonstrations of {name}", read)
+
+
+def digest_of(task: Task) -> str:
+    """A hash of the training examples, and of some demonstrations: it changes with the split and with their form."""
+    assert task.demonstrations is not None
+    rng = random.Random(0)
+    shown = [(example.id, example.prompt) for example in task.dataset.train]
+    told = [task.demonstrations(example, rng) for example in task.dataset.train[:DIGESTED]]
+    return hashlib.sha256(json.dumps([shown, told]).encode()).hexdigest()
 
 
 def make_base_model(

@@ -11,7 +11,13 @@ import torch
 from loguru import logger
 
 from minrl import checkpoint
-from minrl.base_model import base_model_path, make_base_model, require_demonstrations, require_words
+from minrl.base_model import (
+    base_model_path,
+    digest_of,
+    make_base_model,
+    require_demonstrations,
+    require_words,
+)
 from minrl.checkpoint import TrainState
 from minrl.config import TrainerConfig, task_key
 from minrl.cores import cpu_cores
@@ -261,8 +267,8 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, sc
     config, name = run.config, task_key(run.config.rollout.task)
     offered = [word for other, d in TASK_DEFINITIONS.items() if d.words for word in d.words(run.options[other])]
     words = list(dict.fromkeys([*offered, *(word for task in tasks.values() for word in task.vocabulary)]))
-    source = source_outside(find_definition(config.rollout.task))
-    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, source)
+    shown = (source_outside(find_definition(config.rollout.task)), digest_of(tasks[name]))
+    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, *shown)
     if not folder.exists():
         require_words(words, name, tasks, config.model, processes)
     if not folder.exists() and processes.main:

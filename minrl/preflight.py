@@ -10,16 +10,18 @@ from pathlib import Path
 
 from loguru import logger
 
-from minrl.config import TrainerConfig
+from minrl.config import TrainerConfig, task_key
 from minrl.disk import free_bytes
 from minrl.engines import Engine
 from minrl.policy import Policy, master_weights
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Dataset, Task
-from minrl.types import Rollout, require
+from minrl.types import Example, Rollout, require
 from minrl.workers import Workers
 
 EXAMPLES = 8
+ANSWERS = 512
+"""Examples of each split whose shortest answers are measured."""
 SLOW_REWARD_S = 1.0
 TRUNCATED_SHARE = 0.1
 """More completions than this share must not be cut off: the reward of one that is says nothing of its answer."""
@@ -71,6 +73,9 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
         0,
         stop_strings=settings.stop_strings,
     )
+    name = task_key(settings.task)
+    for examples in (task.dataset.train, task.dataset.held_out):
+        findings += answer_findings(policy, name, task, list(examples)[:ANSWERS], settings.max_tokens)
     workers.take_seconds()
     sampled = rollout(policy, engine, workers, task, list(task.dataset.train)[:EXAMPLES], plan)
     findings += rollout_findings(sampled.rollouts, sampled.failures, policy, settings.max_tokens, len(sampled.lost))
@@ -91,6 +96,21 @@ def rate_findings(policy: Policy, config: TrainerConfig) -> list[str]:
     return [
         f"all {weights / 1e9:.1f}B weights are trained at a learning rate of {rate:g}, where published runs take "
         "1e-06: lower --learning-rate, or train adapters with --lora-rank 16"
+    ]
+
+
+def answer_findings(policy: Policy, name: str, task: Task, examples: Sequence[Example], max_tokens: int) -> list[str]:
+    """Whether completions are long enough for the shortest answers, where the task can say what these are."""
+    if task.shortest_answer is None or not examples:
+        return []
+    answers = [task.shortest_answer(example) for example in examples]
+    needed = [len(ids) + 1 for ids in policy.tokenizer(answers, add_special_tokens=False)["input_ids"]]  # 1: the end
+    too_long = sum(count > max_tokens for count in needed)
+    if not too_long:
+        return []
+    return [
+        f"{too_long} of {len(needed)} examples of {name} have no answer of {max_tokens} tokens or less, written as its "
+        f"demonstrations are: set --max-tokens {max(needed)}, or choose easier examples"
     ]
 
 

@@ -10,10 +10,10 @@ import torch
 from loguru import logger
 
 from minrl import files
-from minrl.base_model import base_model_path, make_base_model, require_demonstrations
+from minrl.base_model import base_model_path, digest_of, make_base_model, require_demonstrations
 from minrl.config import BaseModelConfig
 from minrl.policy import load_policy
-from minrl.tasks import load_task
+from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
 from tests.conftest import CPU
@@ -121,6 +121,14 @@ def test_whatever_the_model_is_made_from_changes_its_place():
     ]
     assert len(set(places)) == len(places)
     assert places[0] == base_model_path(SMALL, "hanoi", HanoiOptions(), ["a", "b"], "checkpoints")
+
+
+def test_another_split_and_other_demonstrations_change_its_place():
+    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
+    fewer = replace(task, dataset=Dataset(task.dataset.train[1:], task.dataset.held_out))
+    digests = [digest_of(one) for one in (task, fewer, replace(task, demonstrations=lambda example, rng: "1 A>B"))]
+    assert len(set(digests)) == 3 and digests[0] == digest_of(task)
+    assert len({base_model_path(SMALL, "hanoi", HanoiOptions(), ["a"], "checkpoints", "", one) for one in digests}) == 3
 
 
 def test_a_task_without_demonstrations_or_words_is_refused(sevens):

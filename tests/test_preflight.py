@@ -10,9 +10,18 @@ from together import together
 from minrl.config import RolloutConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.learning_config import LoraConfig, OptimizerConfig
-from minrl.preflight import leave_out_too_long, memory_findings, preflight, rate_findings, rollout_findings
+from minrl.models import word_tokenizer
+from minrl.preflight import (
+    answer_findings,
+    leave_out_too_long,
+    memory_findings,
+    preflight,
+    rate_findings,
+    rollout_findings,
+)
 from minrl.rollout import Plan, Rollouts
-from minrl.tasks import Dataset, Task
+from minrl.tasks import Dataset, Task, load_task
+from minrl.tasks.hanoi import HanoiOptions, distance
 from minrl.types import Example, Reward, UserError
 from minrl.workers import Workers
 from tests.rewards import unfinished
@@ -50,6 +59,23 @@ def test_examples_that_leave_no_room_are_left_out_counted_and_said(policy, engin
 def test_a_task_that_fits_stays_as_it_is(policy, engine, said, sevens):
     assert leave_out_too_long(policy, engine, "sevens", sevens) is sevens
     assert not said
+
+
+def test_answers_that_need_more_tokens_than_a_completion_has_are_counted_with_what_they_need(policy, processes):
+    """Five disks need up to 31 moves. A list of five, a colon, a move of two words and a semicolon are nine tokens a
+    move; two tags and the end come to it, and the last semicolon does not: 31 x 9 + 2.
+    """
+    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=5, max_disks=5, peg_names=4)})
+    policy = replace(policy, tokenizer=word_tokenizer(task.vocabulary))
+    examples = task.dataset.held_out
+    longest = max(distance(tuple(e["board"]), e["goal"], e["pegs"]) for e in examples)
+    too_long = sum(distance(tuple(e["board"]), e["goal"], e["pegs"]) * 9 + 2 > 192 for e in examples)
+    assert answer_findings(policy, "hanoi", task, examples, 192) == [
+        f"{too_long} of {len(examples)} examples of hanoi have no answer of 192 tokens or less, written as its "
+        f"demonstrations are: set --max-tokens {longest * 9 + 2}, or choose easier examples"
+    ]
+    assert not answer_findings(policy, "hanoi", task, examples, longest * 9 + 2)
+    assert answer_findings(policy, "hanoi", task, examples, longest * 9 + 1)
 
 
 @pytest.mark.parametrize(("split", "train", "held_out"), [("training", (10, 12), (5,)), ("held-out", (5,), (10,))])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from minrl.tasks import find_definition
+
 ROOT = Path(__file__).parent.parent
 SETTINGS = """--device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8 --max-tokens 12 --eval-samples 4
     --base-steps 60 --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --reward-workers 1"""
@@ -39,6 +41,12 @@ def run(script, *arguments, cwd):
 
 def test_the_example_of_a_task_is_as_long_as_one_screen(sevens):
     assert len(sevens.read_text().splitlines()) <= 35
+
+
+def test_the_example_of_a_task_shows_no_held_out_prompt(sevens):
+    definition = find_definition(f"{sevens}:sevens")
+    dataset = definition.make(definition.options(), "").dataset
+    assert dataset.train and not {e.prompt for e in dataset.train} & {e.prompt for e in dataset.held_out}
 
 
 def test_the_example_of_a_task_trains_goes_on_and_scores_completions(sevens, tmp_path):

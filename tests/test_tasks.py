@@ -4,6 +4,7 @@ import json
 import random
 import time
 from collections import deque
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from minrl.tasks import TASK_DEFINITIONS, load_task
 from minrl.tasks.countdown import FORMAT_REWARD, CountdownOptions, evaluate_expression
 from minrl.tasks.countdown import reward as countdown
-from minrl.tasks.hanoi import PEGS, PROGRESS_REWARD, HanoiOptions, best_move, distance, legal_moves, moved
+from minrl.tasks.hanoi import PROGRESS_REWARD, HanoiOptions, best_move, distance, legal_moves, moved
 from minrl.tasks.hanoi import reward as hanoi
 from minrl.tasks.task import Dataset, DeferredDataset, extract_answer, is_held_out, split
 from minrl.types import Example, Job, Reward, UserError
@@ -111,8 +112,12 @@ def test_farming_the_format_stays_far_under_a_solution():
     assert FORMAT_REWARD <= 0.2
 
 
-BOARD = Example("A A A > C", "pegs A A A goal C", {"pegs": ["A", "A", "A"], "goal": "C"})
-SOLUTION = "1 C : C A A ; 2 B : C B A ; 1 B : B B A ; 3 C : B B C ; 1 A : A B C ; 2 C : A C C ; 1 C : C C C"
+BOARD = Example("A A A > C", "pegs A B C board A A A goal C", {"pegs": "ABC", "board": ["A", "A", "A"], "goal": "C"})
+SOLUTION = "1 A>C ; 2 A>B ; 1 C>B ; 3 A>C ; 1 B>A ; 2 B>C ; 1 A>C"
+WRITTEN = (
+    "A>C A>B A>C : 1 A>C ; A>C A>B C : 2 A>B ; A>C B C>B : 1 C>B ; A>C B B : 3 A>C ; C B>C B>A : 1 B>A ; "
+    "C B>C A : 2 B>C ; C C A>C : 1 A>C"
+)
 
 ZERO_AT_HANOI = {
     "empty": "",
@@ -125,38 +130,42 @@ ZERO_AT_HANOI = {
     "prompt as answer": f"<answer> {BOARD.prompt} </answer>",
     "board copied without moving": "<answer> A A A </answer>",
     "goal board without moving": "<answer> C C C </answer>",
-    "move to where it is": "<answer> 1 A : A A A </answer>",
-    "the board copied eight times": f"<answer> {' ; '.join(['1 A : A A A'] * 8)} </answer>",
-    "shuttling disk 1 for 8 moves": f"<answer> {' ; '.join(['1 B : B A A', '1 A : A A A'] * 4)} </answer>",
-    "shuttling between the free pegs": f"<answer> {' ; '.join(['1 B : B A A', '1 A : A A A'] * 40)} </answer>",
-    "disk 0": "<answer> 0 C : C A A </answer>",
-    "disk 9": "<answer> 9 C : C A A </answer>",
-    "negative disk": "<answer> -1 C : A A C </answer>",
-    "wrong ids in every move": "<answer> 4 C : C A A ; 5 B : C B A ; 6 B : B B A </answer>",
-    "disk named by letter": "<answer> A C : C A A </answer>",
-    "unicode digit": "<answer> \uff11 C : C A A </answer>",
-    "arabic digit": "<answer> \u0661 C : C A A </answer>",
-    "superscript": "<answer> \u00b9 C : C A A </answer>",
-    "padded id": "<answer> 01 C : C A A </answer>",
-    "id of 5000 digits": f"<answer> {'1' * 5000} C : C A A </answer>",
-    "peg that is not there": "<answer> 1 D : D A A </answer>",
-    "lower-case peg": "<answer> 1 c : c A A </answer>",
-    "covered disk": "<answer> 2 C : A C A </answer>",
-    "larger on smaller": "<answer> 1 C : C A A ; 2 C : C C A </answer>",
-    "all three at once": "<answer> 3 C : C C C </answer>",
-    "no boards": "<answer> 1 C ; 2 B ; 1 B ; 3 C ; 1 A ; 2 C ; 1 C </answer>",
-    "wrong board after a legal move": "<answer> 1 C : A A C </answer>",
-    "another goal after a legal move": "<answer> 1 C : C A A goal B </answer>",
-    "the goal as board of a legal move": "<answer> 1 C : C C C </answer>",
-    "solution with one wrong board": f"<answer> {SOLUTION.replace('B B C', 'B B A')} </answer>",
+    "a list and no move": "<answer> A>C A>B A>C : </answer>",
+    "the lists alone": f"<answer> {WRITTEN.replace(':', ';')} </answer>",
+    "move to where it is": "<answer> 1 A>A </answer>",
+    "the same move to where it is eight times": f"<answer> {' ; '.join(['1 A>A'] * 8)} </answer>",
+    "shuttling disk 1 for 8 moves": f"<answer> {' ; '.join(['1 A>B', '1 B>A'] * 4)} </answer>",
+    "shuttling between the free pegs": f"<answer> {' ; '.join(['1 A>B', '1 B>A'] * 40)} </answer>",
+    "disk 0": "<answer> 0 A>C </answer>",
+    "disk 9": "<answer> 9 A>C </answer>",
+    "negative disk": "<answer> -1 A>C </answer>",
+    "wrong ids in every move": "<answer> 4 A>C ; 5 A>B ; 6 C>B </answer>",
+    "disk named by letter": "<answer> A A>C </answer>",
+    "unicode digit": "<answer> \uff11 A>C </answer>",
+    "arabic digit": "<answer> \u0661 A>C </answer>",
+    "superscript": "<answer> \u00b9 A>C </answer>",
+    "padded id": "<answer> 01 A>C </answer>",
+    "id of 5000 digits": f"<answer> {'1' * 5000} A>C </answer>",
+    "peg that is not there": "<answer> 1 A>D </answer>",
+    "from a peg that is not there": "<answer> 1 D>C </answer>",
+    "from where the disk is not": "<answer> 1 B>C </answer>",
+    "lower-case peg": "<answer> 1 A>c </answer>",
+    "no from": "<answer> 1 C </answer>",
+    "covered disk": "<answer> 2 A>C </answer>",
+    "larger on smaller": "<answer> 1 A>C ; 2 A>C </answer>",
+    "all three at once": "<answer> 3 A>C </answer>",
+    "solution with one wrong move": f"<answer> {SOLUTION.replace('3 A>C', '3 A>B')} </answer>",
     "solution with a trailing separator": f"<answer> {SOLUTION} ; </answer>",
-    "solution and then an illegal move": f"<answer> {SOLUTION} ; 3 A : C C A </answer>",
-    "two moves in one entry": "<answer> 1 C 2 B : C B A </answer>",
+    "solution with a trailing colon": f"<answer> {SOLUTION} : </answer>",
+    "solution and then an illegal move": f"<answer> {SOLUTION} ; 3 C>A </answer>",
+    "two moves in one entry": "<answer> 1 A>C 2 A>B </answer>",
+    "the moves of a board with other pegs": f"<answer> {SOLUTION.replace('C', 'D')} </answer>",
     "code": "<answer> __import__('os') </answer>",
     "a megabyte of separators": f"<answer> {';' * 1_000_000} </answer>",
-    "a megabyte of words": "1 C : C A A " * 90_000,
+    "a megabyte of colons": f"<answer> {':' * 1_000_000} </answer>",
+    "a megabyte of words": "1 A>C " * 160_000,
     "nested parentheses": f"<answer> {'(' * 10_000} {')' * 10_000} </answer>",
-    "a megabyte of shuttling": f"<answer> {' ; '.join(['1 B : B A A', '1 A : A A A'] * 36_000)} </answer>",
+    "a megabyte of shuttling": f"<answer> {' ; '.join(['1 A>B', '1 B>A'] * 60_000)} </answer>",
 }
 
 
@@ -171,13 +180,15 @@ def test_hanoi_pays_nothing_for_what_goes_nowhere(completion):
     ("answer", "paid"),
     [
         (SOLUTION, 1.0),
-        (f"1 B : B A A ; 1 A : A A A ; {SOLUTION}", 1.0),  # a detour is a solution still
+        (WRITTEN, 1.0),
+        (WRITTEN.replace("B>C A>C", "a word: and more"), 1.0),  # what stands before a move is the policy's own affair
+        (f"1 A>B ; 1 B>A ; {SOLUTION}", 1.0),  # a detour is a solution still
         # One of seven moves: 0.2 x 1/7.
-        ("1 C : C A A", PROGRESS_REWARD / 7),
+        ("1 A>C", PROGRESS_REWARD / 7),
         # Six of seven: 0.2 x 6/7.
         (SOLUTION.rpartition(" ; ")[0], PROGRESS_REWARD * 6 / 7),
         # Solved and then undone by one move: six of seven again.
-        (f"{SOLUTION} ; 1 A : A C C", PROGRESS_REWARD * 6 / 7),
+        (f"{SOLUTION} ; 1 C>A", PROGRESS_REWARD * 6 / 7),
     ],
 )
 def test_hanoi_pays_in_full_only_for_the_goal(answer, paid):
@@ -192,35 +203,50 @@ def test_a_legal_prefix_never_earns_a_fifth_of_a_solution():
 
 
 def test_progress_cannot_be_farmed_by_repeating_moves():
-    once = hanoi("<answer> 1 C : C A A </answer>", BOARD).value
-    again = "1 C : C A A" + " ; 1 A : A A A ; 1 C : C A A" * 20
+    once = hanoi("<answer> 1 A>C </answer>", BOARD).value
+    again = "1 A>C" + " ; 1 C>A ; 1 A>C" * 20
     assert hanoi(f"<answer> {again} </answer>", BOARD).value == once
 
 
 def test_a_move_away_from_the_goal_is_not_paid_less_than_nothing():
-    nearly = Example("", "", {"pegs": ["A", "C"], "goal": "C"})
-    assert hanoi("<answer> 1 B : B C </answer>", nearly).value == 0.0
+    nearly = Example("", "", {"pegs": "ABC", "board": ["A", "C"], "goal": "C"})
+    assert hanoi("<answer> 1 A>B </answer>", nearly).value == 0.0
 
 
 @pytest.mark.parametrize("disks", [2, 3, 4])
-@pytest.mark.parametrize("goal", PEGS)
+@pytest.mark.parametrize("goal", "ADE")
 def test_distance_and_best_move_agree_with_a_search_over_all_boards(disks, goal):
     # Moves are reversible, so breadth-first from the solved board gives every board's distance.
     found = {(goal,) * disks: 0}
     queue = deque(found)
     while queue:
         board = queue.popleft()
-        for disk, peg in legal_moves(board):
+        for disk, peg in legal_moves(board, "ADE"):
             reached = moved(board, disk, peg)
             if reached not in found:
                 found[reached] = found[board] + 1
                 queue.append(reached)
     assert len(found) == 3**disks
-    for board in product(PEGS, repeat=disks):
-        assert distance(board, goal) == found[board]
+    for board in product("ADE", repeat=disks):
+        assert distance(board, goal, "ADE") == found[board]
         if found[board]:
-            assert found[moved(board, *best_move(board, goal))] == found[board] - 1
-            assert best_move(board, goal) in legal_moves(board)
+            best = best_move(board, goal, "ADE")
+            assert found[moved(board, *best)] == found[board] - 1
+            assert best in legal_moves(board, "ADE")
+
+
+def test_a_tower_is_solved_by_the_shortest_answer_and_demonstrations_can_reach_it():
+    """Five disks take 31 moves; a demonstration that gave up earlier could never show the end."""
+    options = HanoiOptions(min_disks=5, max_disks=5, peg_names=4)
+    task = load_task("hanoi", {"hanoi": options})
+    longest = max((task.shortest_answer(example) for example in task.dataset.train), key=len)
+    assert longest.count(";") == 2**5 - 2
+    tower = Example("", "", {"pegs": "ABC", "board": ["A"] * 5, "goal": "C"})
+    assert hanoi(task.shortest_answer(tower), tower).solved
+    careful = load_task("hanoi", {"hanoi": replace(options, skill=0.999)})
+    assert sum(hanoi(careful.demonstrations(tower, random.Random(seed)), tower).solved for seed in range(10)) > 5
+    with pytest.raises(UserError, match=r"max_moves must be 0 .automatic. or at least the 31 moves that boards of 5"):
+        HanoiOptions(max_disks=5, max_moves=30)
 
 
 @pytest.mark.parametrize("name", GENERATED)
@@ -367,6 +393,8 @@ def test_a_reward_is_made_of_floats_whatever_the_task_gave(workers):
         (lambda: HanoiOptions(min_disks=4, max_disks=3), "min_disks <= max_disks"),
         (lambda: HanoiOptions(max_disks=9), "<= 8"),
         (lambda: HanoiOptions(skill=0.0), "skill must be in"),
+        (lambda: HanoiOptions(patience=1.0), "patience must be in"),
+        (lambda: HanoiOptions(peg_names=3), "peg_names must be 4 to 26, got 3"),
     ],
 )
 def test_impossible_task_options_are_refused(options, message):

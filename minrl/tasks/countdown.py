@@ -5,6 +5,8 @@
 The policy may think before it answers. The demonstrations for the embedded base model try sums in random order until
 one fits or patience runs out, and answer with any of those they tried: about four of ten are right. What is left
 to learn is to go on until a sum fits, and to answer with that one.
+
+The split goes by the numbers: all targets of three numbers are trained on, or all are held out.
 """
 
 import ast
@@ -129,7 +131,7 @@ def make(options: CountdownOptions, data_path: str) -> Task:
     """All problems of three numbers from 1 to `max_number` that addition and subtraction solve."""
     if data_path:
         raise UserError(f"countdown makes its own problems and takes no --data-path, got {data_path!r}")
-    dataset = split(_examples(options.max_number), options.held_out_share)
+    dataset = split(_examples(options.max_number), options.held_out_share, by=_numbers)
 
     def demonstrations(example: Example, rng: random.Random) -> str:
         attempts = list(sums(example["numbers"]))
@@ -146,7 +148,25 @@ def make(options: CountdownOptions, data_path: str) -> Task:
         answer = rng.choice(expressions) if rng.random() < options.carelessness else expressions[-1]
         return f"<think> {' ; '.join(workings)} </think> <answer> {answer} </answer>"
 
-    return Task(dataset, reward, demonstrations=demonstrations, vocabulary=words(options), cheap=True)
+    def shortest_answer(example: Example) -> str:
+        expression = next(one for _, one, value in sums(example["numbers"]) if value == example["target"])
+        return f"<think> </think> <answer> {expression} </answer>"
+
+    return Task(
+        dataset,
+        reward,
+        demonstrations=demonstrations,
+        vocabulary=words(options),
+        shortest_answer=shortest_answer,
+        cheap=True,
+    )
+
+
+def _numbers(example: Example) -> str:
+    """The numbers, sorted. A training problem has none of a held-out problem's numbers: a demonstration that tries the
+    sums of these would write down the solutions for held-out targets.
+    """
+    return ",".join(map(str, sorted(example["numbers"])))
 
 
 def words(options: CountdownOptions) -> tuple[str, ...]:

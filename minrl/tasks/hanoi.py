@@ -1,28 +1,38 @@
-"""Tower of Hanoi from any legal start to any goal peg.
+"""Tower of Hanoi from any legal start to any goal peg, on three pegs of many names.
 
-    pegs A A C goal B    ->    <answer> 1 C : C A C goal B ; 2 B : C B C goal B ; ... </answer>
+    pegs A C E board E C A goal A    ->    <answer> E>A C A>C : 1 A>C ; E>A C C : 3 E>A ; ... </answer>
 
-The first word of the prompt's list is the peg of disk 1, the smallest. A move is `disk peg`, followed by the board that
-it makes, with or without the goal. A policy that writes both decides each move from what it wrote last, so that every
-board on its way teaches it something about the problems that begin there.
+A board is the peg of each disk, the largest first. A move is `disk from>to`. What stands before it and a colon is the
+policy's own affair; the demonstrations write down each disk's peg and, where it is due on another one, which: the
+largest is due on the goal, and whatever is smaller than a disk that must move is due on the third peg. So each word
+follows from a few others, and the move is the last one of the list that is due. The demonstrations often move another
+disk all the same: to do what the list says is left to learn.
+
+Held out are all boards of some sets of three pegs. Every answer to a board of few disks is the end of answers to larger
+ones, so that boards of the same pegs show each other's solutions; the names of the pegs tell them apart from the first
+move to the last. A board that one move solves is not posed: its answer names two pegs only, which other sets have too.
 """
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minrl.tasks.task import Task, TaskDefinition, extract_answer, split
-from minrl.types import Example, Reward, UserError
+from minrl.types import Example, Reward, UserError, require
 
-PEGS = "ABC"
+NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 INSTRUCTIONS = (
     "Tower of Hanoi: disk 1 is the smallest, a disk may only lie on a larger one, and only the top disk of a peg "
-    "may move. The pegs are listed from disk 1 upwards. Bring all disks to the goal peg. Answer with the moves "
-    "inside one <answer> </answer>, separated by semicolons; write each move as: disk peg : the pegs after it goal "
-    "the goal peg."
+    "may move. The board lists the peg of each disk, from the largest disk to disk 1. Bring all disks to the goal peg. "
+    "Answer with the moves inside one <answer> </answer>, separated by semicolons; write each move as: disk from>to, "
+    "such as 1 A>C. Before a move you may write what you like and a colon."
 )
 PROGRESS_REWARD = 0.2
+MOST_BOARDS = 64
+"""Boards of each number of disks that are posed for each set of pegs, at most."""
+MOVE = re.compile(r"([1-9]) ([A-Z])>([A-Z])")
 
 Board = tuple[str, ...]
 """The peg of each disk, smallest first."""
@@ -36,72 +46,88 @@ class HanoiOptions:
     """Fewest disks on a board."""
     max_disks: int = 4
     """Most disks on a board."""
+    peg_names: int = 8
+    """The pegs of a board are any three of so many names: A, B, C and so on."""
     held_out_share: float = 0.25
-    """Share of the boards that is never trained on."""
-    skill: float = 0.75
+    """Share of the sets of three pegs whose boards are never trained on."""
+    skill: float = 0.6
     """Probability that a move of a demonstration is the best one; otherwise it is any legal one."""
-    max_moves: int = 16
-    """A demonstration gives up after so many moves."""
+    patience: float = 0.6
+    """Probability that a demonstration goes on after a move that was not the best one."""
+    max_moves: int = 0
+    """A demonstration gives up after so many moves. 0: one more than the longest of the shortest solutions."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.min_disks <= self.max_disks <= 8:
             raise UserError(f"hanoi needs 2 <= min_disks <= max_disks <= 8, got {self.min_disks} and {self.max_disks}")
-        for name in ("held_out_share", "skill"):
-            if not 0 < getattr(self, name) < 1:
-                raise UserError(f"hanoi.{name} must be in (0, 1), got {getattr(self, name)}")
-        if self.max_moves < 1:
-            raise UserError(f"hanoi.max_moves must be at least 1, got {self.max_moves}")
+        require(4 <= self.peg_names <= 26, f"hanoi.peg_names must be 4 to 26, got {self.peg_names}")
+        for name in ("held_out_share", "skill", "patience"):
+            require(0 < getattr(self, name) < 1, f"hanoi.{name} must be in (0, 1), got {getattr(self, name)}")
+        require(
+            self.max_moves == 0 or self.max_moves >= self.longest,
+            f"hanoi.max_moves must be 0 (automatic) or at least the {self.longest} moves that boards of "
+            f"{self.max_disks} disks need, got {self.max_moves}",
+        )
+
+    @property
+    def longest(self) -> int:
+        """The moves of the longest shortest solution."""
+        return 2**self.max_disks - 1
+
+    @property
+    def pegs(self) -> str:
+        """The names that pegs have."""
+        return NAMES[: self.peg_names]
 
 
 def reward(completion: str, example: Example) -> Reward:
     """1 where the moves bring every disk to the goal peg; up to 0.2 for legal moves that end nearer to it than they
-    began, by the number of moves still needed; 0 for an illegal move, a wrong board or no single answer.
+    began, by the number of moves still needed; 0 for an illegal move or no single answer.
 
-    >>> example = Example("A A > B", "", {"pegs": ["A", "A"], "goal": "B"})
-    >>> reward("<answer> 1 C : C A ; 2 B : C B ; 1 B : B B </answer>", example).value
+    >>> example = Example("ACE A A > C", "", {"pegs": "ACE", "board": ["A", "A"], "goal": "C"})
+    >>> reward("<answer> 1 A>E ; 2 A>C ; 1 E>C </answer>", example).value
     1.0
     """
-    start, goal = tuple(example["pegs"]), example["goal"]
+    start, goal, pegs = tuple(example["board"]), example["goal"], example["pegs"]
     answer = extract_answer(completion)
-    end = play_moves(start, goal, answer) if answer is not None else None
+    end = play_moves(start, pegs, answer) if answer is not None else None
     if end is None:
         return Reward(0.0, {"legal": 0.0, "progress": 0.0})
-    needed = distance(start, goal)
-    progress = max(0.0, (needed - distance(end, goal)) / needed)
+    needed = distance(start, goal, pegs)
+    progress = max(0.0, (needed - distance(end, goal, pegs)) / needed)
     value = 1.0 if progress == 1.0 else PROGRESS_REWARD * progress
     return Reward(value, {"legal": 1.0, "progress": progress})
 
 
-def play_moves(board: Board, goal: str, answer: str) -> Board | None:
-    """The board after all moves of the answer; None where one is illegal or what is written after it is wrong.
+def play_moves(board: Board, pegs: str, answer: str) -> Board | None:
+    """The board after all moves of the answer; None where one is illegal or is no move.
 
-    >>> play_moves(("A", "A"), "B", "1 C : C A goal B ; 2 B : C B")
-    ('C', 'B')
-    >>> play_moves(("A", "A"), "B", "2 B : A B") is None
+    >>> play_moves(("A", "A"), "ACE", "A>C A>E : 1 A>E ; 2 A>C")
+    ('E', 'C')
+    >>> play_moves(("A", "A"), "ACE", "2 A>C") is None
     True
     """
     for entry in answer.split(";"):
-        move, _, shown = entry.partition(":")
-        match move.split():
-            case [disk, peg] if (disk, peg) in {(str(number), name) for number, name in legal_moves(board)}:
-                board = moved(board, int(disk), peg)
-            case _:
-                return None
-        if shown.split() not in ([*board], [*board, "goal", goal]):
+        move = MOVE.fullmatch(entry.rpartition(":")[2].strip())
+        if move is None:
             return None
+        disk, start, end = int(move[1]), move[2], move[3]
+        if (disk, end) not in legal_moves(board, pegs) or board[disk - 1] != start:
+            return None
+        board = moved(board, disk, end)
     return board
 
 
-def legal_moves(board: Board) -> list[tuple[int, str]]:
+def legal_moves(board: Board, pegs: str) -> list[tuple[int, str]]:
     """All (disk, peg) that the rules allow: no smaller disk above it, nor on the peg it goes to.
 
-    >>> legal_moves(("A", "A"))
-    [(1, 'B'), (1, 'C')]
+    >>> legal_moves(("A", "A"), "ACE")
+    [(1, 'C'), (1, 'E')]
     """
     return [
         (disk, peg)
         for disk in range(1, len(board) + 1)
-        for peg in PEGS
+        for peg in pegs
         if peg != board[disk - 1] and not {peg, board[disk - 1]} & set(board[: disk - 1])
     ]
 
@@ -111,74 +137,107 @@ def moved(board: Board, disk: int, peg: str) -> Board:
     return (*board[: disk - 1], peg, *board[disk:])
 
 
-def distance(board: Board, goal: str) -> int:
+def due(board: Board, goal: str, pegs: str) -> Board:
+    """The peg on which each disk is due, smallest first. Whatever is smaller than a disk that must move has to clear
+    the way to the third peg first.
+
+    >>> due(("A", "A", "C"), "C", "ACE")  # disk 3 is there, disk 2 must go there, and disk 1 out of its way
+    ('E', 'C', 'C')
+    """
+    found = []
+    for at in reversed(board):
+        found.append(goal)
+        if at != goal:
+            goal = next(peg for peg in pegs if peg not in (at, goal))
+    return tuple(reversed(found))
+
+
+def distance(board: Board, goal: str, pegs: str) -> int:
     """The fewest moves that bring every disk to the goal peg: disk k, where it must move, costs 2^(k-1).
 
-    >>> distance(("A", "A", "A"), "B")
+    >>> distance(("A", "A", "A"), "C", "ACE")
     7
     """
-    return sum(2 ** (disk - 1) for disk, _ in _moves_due(board, goal))
+    return sum(2**number for number, (at, to) in enumerate(zip(board, due(board, goal, pegs), strict=True)) if at != to)
 
 
-def best_move(board: Board, goal: str) -> tuple[int, str]:
-    """The first move of the shortest solution: the smallest disk that is not where its turn wants it.
+def best_move(board: Board, goal: str, pegs: str) -> tuple[int, str]:
+    """The first move of the shortest solution: the smallest disk that is not where it is due.
 
-    >>> best_move(("A", "A"), "B")
-    (1, 'C')
+    >>> best_move(("A", "A"), "C", "ACE")
+    (1, 'E')
     """
-    return _moves_due(board, goal)[-1]
+    places = zip(board, due(board, goal, pegs), strict=True)
+    return next((disk, to) for disk, (at, to) in enumerate(places, 1) if at != to)
 
 
-def _moves_due(board: Board, goal: str) -> list[tuple[int, str]]:
-    """Largest disk first: the disks that must move, and where. Whatever is smaller has to clear the way to the
-    third peg first.
+def written(board: Board, goal: str, pegs: str, move: tuple[int, str]) -> str:
+    """A move as the demonstrations write it: first the peg of each disk, and the one it is due on if that is another.
+
+    >>> written(("A", "C", "E"), "A", "ACE", (1, "C"))
+    'E>A C A>C : 1 A>C'
     """
-    due = []
-    for disk in range(len(board), 0, -1):
-        at = board[disk - 1]
-        if at != goal:
-            due.append((disk, goal))
-            goal = next(peg for peg in PEGS if peg not in (at, goal))
-    return due
+    disk, peg = move
+    places = [at if at == to else f"{at}>{to}" for at, to in zip(board, due(board, goal, pegs), strict=True)]
+    return f"{' '.join(reversed(places))} : {disk} {board[disk - 1]}>{peg}"
 
 
 def make(options: HanoiOptions, data_path: str) -> Task:
-    """All boards of `min_disks` to `max_disks` disks with each goal peg, but those already solved."""
+    """Boards of `min_disks` to `max_disks` disks on three pegs, split by which three these are."""
     if data_path:
         raise UserError(f"hanoi makes its own boards and takes no --data-path, got {data_path!r}")
-    dataset = split(_examples(range(options.min_disks, options.max_disks + 1)), options.held_out_share)
+    dataset = split(_examples(options), options.held_out_share, by=lambda example: example["pegs"])
 
-    def demonstrations(example: Example, rng: random.Random) -> str:
-        board, goal = tuple(example["pegs"]), example["goal"]
-        written: list[str] = []
-        while len(written) < options.max_moves and set(board) != {goal}:
-            best = rng.random() < options.skill
-            disk, peg = best_move(board, goal) if best else rng.choice(legal_moves(board))
-            board = moved(board, disk, peg)
-            written.append(f"{disk} {peg} : {' '.join(board)} goal {goal}")
-        return f"<answer> {' ; '.join(written)} </answer>"
+    def play(example: Example, skill: float, rng: random.Random) -> str:
+        board, goal, pegs = tuple(example["board"]), example["goal"], example["pegs"]
+        moves: list[str] = []
+        while len(moves) < (options.max_moves or options.longest + 1) and set(board) != {goal}:
+            best = best_move(board, goal, pegs)
+            move = best if rng.random() < skill else rng.choice(legal_moves(board, pegs))
+            moves.append(written(board, goal, pegs, move))
+            board = moved(board, *move)
+            if move != best and rng.random() >= options.patience:
+                break
+        return f"<answer> {' ; '.join(moves)} </answer>"
 
-    return Task(dataset, reward, demonstrations=demonstrations, vocabulary=words(options), cheap=True)
+    return Task(
+        dataset,
+        reward,
+        demonstrations=lambda example, rng: play(example, options.skill, rng),
+        shortest_answer=lambda example: play(example, 1.0, random.Random(0)),
+        vocabulary=words(options),
+        cheap=True,
+    )
 
 
 def words(options: HanoiOptions) -> tuple[str, ...]:
     """What boards and demonstrations are written in."""
     disks = [str(disk) for disk in range(1, options.max_disks + 1)]
-    return ("pegs", "goal", *PEGS, ":", ";", "<answer>", "</answer>", *disks)
+    ways = [f"{start}>{end}" for start, end in itertools.permutations(options.pegs, 2)]
+    return ("pegs", "board", "goal", *options.pegs, ":", ";", "<answer>", "</answer>", *disks, *ways)
 
 
-def _examples(disks: Sequence[int]) -> Iterator[Example]:
-    for count in disks:
-        for board, goal in itertools.product(itertools.product(PEGS, repeat=count), PEGS):
-            if set(board) == {goal}:
-                continue
-            question = f"pegs {' '.join(board)} goal {goal}"
-            yield Example(
-                f"{' '.join(board)} > {goal}",
-                [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question}],
-                {"pegs": list(board), "goal": goal},
-                {"disks": str(count)},
-            )
+def _examples(options: HanoiOptions) -> Iterator[Example]:
+    """For each set of pegs and number of disks all boards that take two moves or more, or `MOST_BOARDS` of them."""
+    for pegs in map("".join, itertools.combinations(options.pegs, 3)):
+        for disks in range(options.min_disks, options.max_disks + 1):
+            numbers, posed = list(range(3 ** (disks + 1))), 0
+            random.Random(f"{pegs} {disks}").shuffle(numbers)
+            for number in numbers:
+                *board, goal = (pegs[number // 3**place % 3] for place in range(disks + 1))
+                if posed < MOST_BOARDS and distance(tuple(board), goal, pegs) > 1:
+                    posed += 1
+                    yield _example(board, goal, pegs)
+
+
+def _example(board: list[str], goal: str, pegs: str) -> Example:
+    question = f"pegs {' '.join(pegs)} board {' '.join(reversed(board))} goal {goal}"
+    return Example(
+        question,
+        [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question}],
+        {"pegs": pegs, "board": board, "goal": goal},
+        {"disks": str(len(board))},
+    )
 
 
 TASK = TaskDefinition(HanoiOptions, make, words)

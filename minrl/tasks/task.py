@@ -69,6 +69,8 @@ class Task:
     `demonstrations` and `vocabulary` let the embedded base model play it.
     `cheap` rewards are pure functions of microseconds and run in this process.
     `frozen_opponent` says that episodes ask for frozen turns: a model that does not learn is loaded to play them.
+    `shortest_answer(example)` is a solution in the form of the demonstrations, as short as there is one: where it takes
+    more tokens than a completion may have, a run says so before it starts.
     `notes()` are lines that a run shows at its start; it raises `UserError` where the task cannot run on this machine.
     """
 
@@ -77,6 +79,7 @@ class Task:
     episode: Callable[[Example, random.Random], Episode] | None = None
     demonstrations: Demonstrations | None = None
     vocabulary: tuple[str, ...] = ()
+    shortest_answer: Callable[[Example], str] | None = None
     cheap: bool = False
     frozen_opponent: bool = False
     notes: Callable[[], Sequence[str]] = tuple

@@ -1,0 +1,130 @@
+"""Nothing of a held-out problem's solution is seen: what every task shows, against all that it holds out."""
+
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from minrl.tasks import TASK_DEFINITIONS, load_task
+from minrl.tasks.code_game import CONSTRUCTS, TOPICS
+from minrl.tasks.countdown import CountdownOptions, sums
+from minrl.tasks.hanoi import HanoiOptions, distance, moved
+from minrl.tasks.task import DeferredDataset, Task
+from minrl.types import Example, Prompt
+
+DEMONSTRATIONS = 200
+GENERATED = [name for name in TASK_DEFINITIONS if not isinstance(load_task(name).dataset, DeferredDataset)]
+
+
+def text_of(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else " ".join(message["content"] for message in prompt)
+
+
+def played(task: Task, count: int = DEMONSTRATIONS) -> Iterator[tuple[Example, list[tuple[str, str]]]]:
+    """Demonstrations of training examples, as the warm start draws them: what each turn shows and says."""
+    rng = random.Random(0)
+    for _ in range(count):
+        example = rng.choice(task.dataset.train)
+        shown = task.demonstrations(example, rng)
+        turns = [(example.prompt, shown)] if isinstance(shown, str) else shown
+        yield example, [(text_of(prompt), said) for prompt, said in turns]
+
+
+def said_in(task: Task) -> str:
+    """What demonstrations say, and answers to the training examples that they are of."""
+    said = []
+    for example, turns in played(task):
+        said += [text for _, text in turns] + ([task.shortest_answer(example)] if task.shortest_answer else [])
+    return "\n".join(said)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_no_held_out_prompt_and_no_held_out_answer_stands_in_what_is_trained_on(name):
+    task = load_task(name)
+    if name != "tictactoe":  # what it holds out is the opponent, which no prompt names
+        prompts = {text_of(example.prompt) for example in task.dataset.train}
+        prompts |= {shown for _, turns in played(task) for shown, _ in turns}
+        assert not prompts & {text_of(example.prompt) for example in task.dataset.held_out}
+    if task.shortest_answer:
+        said, answers = said_in(task), [task.shortest_answer(example) for example in task.dataset.held_out]
+        seen = [answer for answer in answers if answer.removeprefix("<think> </think> ") in said]
+        assert not seen, f"{len(seen)} of {len(answers)} held-out answers: {seen[:3]}"
+
+
+@pytest.mark.parametrize("options", [CountdownOptions(), CountdownOptions(max_number=6, held_out_share=0.4)])
+def test_countdown_shows_no_sum_of_held_out_numbers(options):
+    """Neither with another target nor as a sum that was tried and did not fit."""
+    task = load_task("countdown", {"countdown": options})
+    shown = {
+        tuple(sorted(map(int, re.findall(r"(?:^| ; )(\d+) [+-] (\d+) = \d+ [+-] (\d+) = ", working)[0])))
+        for _, [(_, said)] in played(task)
+        for working in said.removeprefix("<think> ").split(" </think>")[0].split(" ; ")
+    }
+    held_out = {tuple(sorted(example["numbers"])) for example in task.dataset.held_out}
+    trained = {tuple(sorted(example["numbers"])) for example in task.dataset.train}
+    assert shown and shown <= trained and not trained & held_out
+    said = said_in(task)
+    for numbers in held_out:
+        assert not [expression for _, expression, _ in sums(list(numbers)) if f" {expression} " in said]
+
+
+HANOI = (HanoiOptions(), HanoiOptions(min_disks=2, max_disks=3, peg_names=5))
+
+
+def states(example: Example, said: str) -> list[tuple[str, str, tuple[str, ...]]]:
+    """The boards from which an answer goes on: pegs, goal, board. What one move solves is every set's."""
+    pegs, goal, board, found = example["pegs"], example["goal"], tuple(example["board"]), []
+    for disk, peg in re.findall(r": (\d) \w>(\w)", said):
+        found += [(pegs, goal, board)] if distance(board, goal, pegs) > 1 else []
+        board = moved(board, int(disk), peg)
+    return found
+
+
+@cache
+def hanoi_answers(options: HanoiOptions) -> tuple[list[tuple[Example, str]], list[tuple[Example, str]]]:
+    """What is shown, of demonstrations and of shortest answers to training problems; the held-out shortest answers."""
+    task = load_task("hanoi", {"hanoi": options})
+    shown = [(example, turns[0][1]) for example, turns in played(task)]
+    shown += [(example, task.shortest_answer(example)) for example in task.dataset.train[:1000]]
+    return shown, [(example, task.shortest_answer(example)) for example in task.dataset.held_out]
+
+
+@pytest.mark.parametrize("options", HANOI)
+def test_hanoi_passes_through_no_board_of_a_held_out_answer(options):
+    shown, held_out = ({state for one in answers for state in states(*one)} for answers in hanoi_answers(options))
+    posed = load_task("hanoi", {"hanoi": options}).dataset.held_out
+    assert held_out >= {(e["pegs"], e["goal"], tuple(e["board"])) for e in posed}
+    assert shown and not shown & held_out
+
+
+@pytest.mark.parametrize("options", HANOI)
+def test_hanoi_writes_no_line_of_a_held_out_answer_but_the_last(options):
+    """In words: the list before a move, and the bare moves from a board to the end, are of one set of pegs alone."""
+    shown, held_out = ([answer for _, answer in answers] for answers in hanoi_answers(options))
+
+    def lines(answers):
+        return {entry.strip() for answer in answers for entry in answer[9:-10].split(";")}
+
+    two_due = {line for line in lines(shown) if line.partition(":")[0].count(">") > 1}
+    assert two_due and not two_due & lines(held_out)
+    bare = " | ".join(map(bare_moves, shown))
+    assert not [answer for answer in held_out if bare_moves(answer) in bare]
+
+
+def bare_moves(answer: str) -> str:
+    return " ; ".join(re.findall(r": (\d \w>\w)", answer))
+
+
+def test_tictactoe_trains_against_neither_of_the_held_out_opponents():
+    """Its problems are games against others, who move by dice of their own: there is no answer to find in a text."""
+    dataset = load_task("tictactoe").dataset
+    assert {e["opponent"] for e in dataset.held_out} == {"random", "minimax"}
+    assert {e["opponent"] for e in dataset.train} == {"self"}
+
+
+def test_code_game_shows_no_held_out_theme():
+    dataset = load_task("code_game").dataset
+    trained, held_out = ({example.id for example in part} for part in (dataset.train, dataset.held_out))
+    assert not trained & held_out and len(trained | held_out) == len(CONSTRUCTS) * len(TOPICS)
