@@ -1,7 +1,6 @@
 """A disk that is full, a folder that cannot be written: found before step 1, else one line, and the run can go on."""
 
 import errno
-import resource
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from minrl.policy import save_policy
 from minrl.preflight import checkpoint_bytes, disk_findings, require_room
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.types import UserError
+from tests.disks import files_up_to
 from tests.test_stopping import FLAGS, NAME, NoOptions, ending
 
 STEPS = ["--steps", "2", "--save-every", "1"]
@@ -37,17 +37,6 @@ def start(policy, sevens, tmp_path, monkeypatch):
         return train.main([*(flags if "--resume" not in more else []), *places, *more])
 
     return run
-
-
-@contextmanager
-def files_up_to(size):
-    """No file grows beyond so many bytes: to whoever writes it is a disk that is full at that byte."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager
