@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -184,13 +183,8 @@ def _seal(folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     digests = {str(path.relative_to(folder)): _digest(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
-    _each_file(folder, _fsync)
-    _fsync(folder)
-
-
-def _each_file(folder: Path, function: Callable[[Path], None]) -> None:
-    for path in folder.rglob("*"):
-        function(path)
+    for path in (*folder.rglob("*"), folder):
+        _fsync(path)
 
 
 def _fsync(path: Path) -> None:
