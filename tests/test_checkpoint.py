@@ -141,9 +141,10 @@ def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, 
         patch.setattr(checkpoint, moment, killed)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, trained, 4, keep=1)
+    assert list(tmp_path.iterdir()) == [before]
     assert newest_complete(tmp_path) == before
     assert newest_complete(tmp_path / "nowhere") is None
-    assert save(tmp_path, trained, 4, keep=1) == newest_complete(tmp_path)  # what was left over is in nobody's way
+    assert save(tmp_path, trained, 4, keep=1) == newest_complete(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
 
 

@@ -5,18 +5,16 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
 import train
 from minrl.checkpoint import TrainState, damage, newest_complete, save_checkpoint
 from minrl.command_line import run_main
-from minrl.config import LoggingConfig, OptimizerConfig, TrainerConfig
+from minrl.config import OptimizerConfig
 from minrl.disk import refusal, require_writable
 from minrl.optimizer import make_optimizer
 from minrl.policy import save_policy
-from minrl.preflight import checkpoint_bytes, disk_findings, require_room
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.types import UserError
 from tests.disks import files_up_to
@@ -94,36 +92,6 @@ def test_a_run_whose_logger_nobody_is_logged_in_to_does_not_load_its_model(start
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"--logger wandb finds no key of W&B: log in with `wandb login`"):
         start(tmp_path / "runs", tmp_path / "kept", "--logger", "wandb")
-
-
-def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
-    trained = make_optimizer(policy, OptimizerConfig())
-    for weight in policy.model.parameters():
-        weight.grad = weight * 0
-    trained.step()
-    path = save_checkpoint(tmp_path, policy, trained, TrainState(step=1), keep=0)
-    size = sum(file.stat().st_size for file in path.iterdir() if file.suffix == ".safetensors")
-    assert checkpoint_bytes(policy, TrainerConfig()) == pytest.approx(size, rel=0.02)
-
-
-def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch):
-    logging = LoggingConfig(save_every=2, keep_checkpoints=2, checkpoints_dir=str(tmp_path))
-    config = TrainerConfig(steps=6, logging=logging)
-    one = checkpoint_bytes(policy, config)
-
-    def free(size):
-        monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": size})())
-
-    free(3 * one + 1)  # two that stay, and the one that is written before the oldest goes
-    assert disk_findings(policy, config) == []
-    free(3 * one)
-    (finding,) = disk_findings(policy, config)
-    assert finding.startswith("3 checkpoints take about") and "--keep-checkpoints" in finding
-    assert disk_findings(policy, replace(config, steps=4)) == []  # after steps 2 and 4
-    require_room(policy, config, tmp_path / "run")
-    free(one)
-    with pytest.raises(UserError, match=r"a checkpoint takes about .* free: make room there"):
-        require_room(policy, config, tmp_path / "run")
 
 
 def test_a_save_that_finds_no_room_leaves_the_checkpoint_before_and_nothing_else(policy, tmp_path):

@@ -130,6 +130,10 @@ def test_the_summary_says_what_came_of_the_run(make_run, policy, tmp_path):
         "weights_sha256": weights_sha256(policy),
         "rounds": 7,
     }
+    fast = write_summary(
+        run, TrainState(step=2, sampled_tokens=300, seconds=0.5), policy, tmp_path / "last", {}, {}, {}
+    )
+    assert fast["tokens_per_s"] == 600
     instant = write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})
     assert (instant["tokens_per_s"], instant["seconds"]) == (0, 0)
     assert "eval_after" not in instant and instant["other_tasks"] == {}
