@@ -5,10 +5,11 @@
     python benchmarks/mutants.py --sample 40 --seed 1    40 mutants drawn of each module
 
 A mutant is a module with one comparison, sign, operator, constant, `not`, condition, unused call or returned value
-changed. Docstrings, annotations, decorators and assertions are left alone. The tests named after the module run until
-one fails: the mutant is noticed. Tests that take longer than the limit count as failed, and the mutant is printed: the
-limit is many times what they take without a change, and time in which they wait for a core that others compute on is no
-part of it. Printed is, for each module, how many mutants are noticed, and each that is not, as
+changed. Docstrings, annotations, decorators and assertions are left alone. The tests named after the module and the
+examples in its docstrings run until one fails: the mutant is noticed. Tests that take longer than the limit count as
+failed, and the mutant is printed: the limit is many times what they take without a change, and time in which they wait
+for a core that others compute on is no part of it. Printed is, for each module, how many mutants are noticed, and each
+that is not, as
 
     function: before -> after  (file:line)
 
@@ -239,7 +240,7 @@ class Copy:
             ]
             flags = ["-x", "-p", "no:cacheprovider", f"--basetemp={self.folder}/temporary"]
             flags += [] if typed else ["-o", f"addopts={re.sub('--jaxtyping-packages=[^ ]*', '', ADDOPTS)}"]
-            status = sys.modules["pytest"].main([*TESTS[mutant.module], *flags])
+            status = sys.modules["pytest"].main([f"minrl/{mutant.module}.py", *TESTS[mutant.module], *flags])
         finally:
             os._exit(status)
 
