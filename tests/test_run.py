@@ -96,6 +96,10 @@ def test_the_files_outside_that_examples_and_rewards_come_from_are_written_down_
         write_config(make_run(settings=changed))
     task = tmp_path / "task.py"
     assert asked == [[task], [task, tmp_path / "data.jsonl"], [task]]
+    without = TrainerConfig(rollout=RolloutConfig(task=""), data_path=str(tmp_path / "data.jsonl"))
+    write_config(make_run(settings=without))  # fine-tuning on rows needs no task
+    assert asked[-1] == [tmp_path / "data.jsonl"]
+    assert not any("." in name for name in hyperparameters(make_run(settings=without)))
 
 
 def test_hyperparameters_are_every_setting_and_the_options_of_the_runs_own_tasks(make_run):
