@@ -5,9 +5,11 @@
     python benchmarks/mutants.py --sample 40 --seed 1    40 mutants drawn of each module
 
 A mutant is a module with one comparison, sign, operator, constant, `not`, condition, unused call or returned value
-changed. Docstrings, annotations, decorators and assertions are left alone. The tests named after the module run until
-one fails: the mutant is noticed. A test that takes longer than the limit counts as failed. Printed is, for each module,
-how many mutants are noticed, and each that is not, as
+changed. Docstrings, annotations, decorators and assertions are left alone. The tests named after the module and the
+examples in its docstrings run until one fails: the mutant is noticed. Tests that take longer than the limit count as
+failed, and the mutant is printed: the limit is many times what they take without a change, and time in which they wait
+for a core that others compute on is no part of it. Printed is, for each module, how many mutants are noticed, and each
+that is not, as
 
     function: before -> after  (file:line)
 
@@ -193,11 +195,19 @@ def equivalents() -> dict[str, set[str]]:
     return listed
 
 
+def waited_for_a_core_s(process: int) -> float:
+    """How long a process's main thread could have run and did not, as Linux counts it; 0 elsewhere."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
+    except FileNotFoundError:
+        return 0.0
+
+
 class Copy:
     """A copy of the repository in which one file at a time is changed, and the process that tests it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.child, self.writes = folder, 0, 0
+        self.folder, self.child, self.writes, self.seconds = folder, 0, 0, 0.0
         listed = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, stdout=-1, check=True)
         for path in filter(Path.is_file, (ROOT / name for name in listed.stdout.decode().split("\0") if name)):
             (folder / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
@@ -230,15 +240,17 @@ class Copy:
             ]
             flags = ["-x", "-p", "no:cacheprovider", f"--basetemp={self.folder}/temporary"]
             flags += [] if typed else ["-o", f"addopts={re.sub('--jaxtyping-packages=[^ ]*', '', ADDOPTS)}"]
-            status = sys.modules["pytest"].main([*TESTS[mutant.module], *flags])
+            status = sys.modules["pytest"].main([f"minrl/{mutant.module}.py", *TESTS[mutant.module], *flags])
         finally:
             os._exit(status)
 
     def failed(self, limit_s: float) -> bool | None:
         """Whether a test failed; None while they run."""
+        self.seconds = time.monotonic() - self.started - waited_for_a_core_s(self.child)
         pid, status = os.waitpid(self.child, os.WNOHANG)
-        if not pid and time.monotonic() - self.started < limit_s:
+        if not pid and self.seconds < limit_s:
             return None
+        print(end="" if pid else f"  {self.mutant}: not done in {limit_s:.0f} s\n", flush=True)
         with suppress(ProcessLookupError):
             os.killpg(self.child, signal.SIGKILL)
         if not pid:
@@ -275,7 +287,7 @@ def test_module(module: str, copies: list[Copy], options: argparse.Namespace) ->
     equivalent = len(every) - len(mutants)
     if 0 < options.sample < len(mutants):
         mutants = random.Random(options.seed).sample(mutants, options.sample)
-    started = said = time.monotonic()
+    said = time.monotonic()
     copies[0].start(original, True)
     while (failed := copies[0].failed(600)) is None:
         if time.monotonic() - said > SAY_EVERY_S:
@@ -284,7 +296,7 @@ def test_module(module: str, copies: list[Copy], options: argparse.Namespace) ->
         time.sleep(0.01)
     if failed:
         sys.exit(f"{module}: its tests fail without a change\n{(copies[0].folder / 'output.txt').read_text()}")
-    limit_s = options.limit or 10 + 4 * (time.monotonic() - started)
+    limit_s = options.limit or 30 + 10 * copies[0].seconds
     print(f"{module}: {len(mutants)} mutants, at most {limit_s:.0f} s each", flush=True)
     passed = unnoticed(copies, unnoticed(copies, mutants, limit_s, typed=False), limit_s, typed=True)
     for copy in copies:
@@ -299,7 +311,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="mutants of each module, drawn at random; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument(
-        "--limit", type=float, help="seconds for a mutant; default: 10 and 4 times what no change takes"
+        "--limit", type=float, help="seconds for a mutant; default: 30 and 10 times what no change takes"
     )
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time, one thread each")
     options = parser.parse_args()

@@ -213,8 +213,6 @@ def pass_at_k(n: int, solved: int, k: int) -> float:
     (0.5, 0.8333, 1.0)
     """
     assert 1 <= k <= n and 0 <= solved <= n, f"pass@{k} of {solved} solved among {n}"
-    if n - solved < k:
-        return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - solved + 1, n + 1))
 
 

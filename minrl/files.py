@@ -97,19 +97,27 @@ def lock(path: Path, wait: bool = False) -> IO[str] | None:
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if os.fstat(file.fileno()).st_nlink == 0:  # whoever had it removed it: what lies there now is another file
+            file.close()
+            return lock(path, wait) if wait else None
+        _say_who(path, file.fileno())
     except OSError as error:
         if file is not None:
             file.close()
         if isinstance(error, BlockingIOError | FileNotFoundError):  # the latter: its folder was removed this moment
             return None
         raise UserError(f"cannot lock {path}: {refusal(error)}; it must be on a disk that can be written") from error
-    if os.fstat(file.fileno()).st_nlink == 0:  # whoever had it removed it: what lies there now is another file
-        file.close()
-        return lock(path, wait) if wait else None
-    file.truncate()
-    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    file.flush()
     return file
+
+
+def _say_who(path: Path, descriptor: int) -> None:
+    """Write into a file that this process has locked which process that is; a file that has no room for it goes."""
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    except OSError:
+        path.unlink()
+        raise
 
 
 def holder(path: Path) -> str:

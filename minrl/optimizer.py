@@ -27,7 +27,6 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optim
         {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
     betas = config.adam_beta1, config.adam_beta2
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
@@ -99,6 +98,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path)
     for key, value in load_file(path).items():
         kind, _, name = key.partition(":")
         weight = weights[name]
-        device = "cpu" if kind == "step" and not optimizer.defaults.get("fused") else weight.device
         counted = kind == "step" and value.dtype == torch.int64
-        optimizer.state[weight][kind] = int(value) if counted else value.to(device)
+        optimizer.state[weight][kind] = int(value) if counted else value.to(weight.device)

@@ -164,8 +164,7 @@ def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
     """Bytes of a checkpoint, about: float32 weights, and the moments of those that train."""
     counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
     trained = sum(count for weight, count in counts.items() if weight.requires_grad)
-    adapters_alone = config.lora.lora_rank > 0 and config.lora.lora_checkpoint == "adapter"
-    saved = trained if adapters_alone else sum(counts.values())
+    saved = trained if config.lora.lora_checkpoint == "adapter" else sum(counts.values())
     return 4 * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
 
 

@@ -106,20 +106,25 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
         raise UserError(f"--resume {settings.resume}: a checkpoint is a folder step_000123, rename it back")
     if checkpoint is not None or (path / OWNER).exists():
         kept = checkpoint.parent if checkpoint else path
-        return _of_program(run_of(kept, runs), program), checkpoint, kept
+        return _of_program(run_of(kept, runs, checkpoint), program), checkpoint, kept
     raise UserError(
         f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
     )
 
 
-def run_of(checkpoints: Path, runs: Path) -> Path:
-    """The folder of the run whose checkpoints lie there: in `runs`, or where it was when it began."""
+def run_of(checkpoints: Path, runs: Path, checkpoint: Path | None = None) -> Path:
+    """The folder of the run whose checkpoints lie there: in `runs`, or where it was when it began. `checkpoint` is the
+    one that was named.
+    """
     owner = read_json(checkpoints / OWNER) or {}
     here = runs / checkpoints.resolve().name
     for folder in (here, Path(owner.get("folder", here))):
         if is_run(folder) and owner.get("id") in (None, read_json(folder / "config.json").get("id")):
             return folder
-    raise UserError(f"the checkpoints in {checkpoints} belong to run {here}, which is not there: name --runs-dir")
+    raise UserError(
+        f"the checkpoints in {checkpoints} belong to run {here}, which is not there: name the folder that holds it "
+        f"with --runs-dir, or start a new run from their weights with --model-id {checkpoint or checkpoints / 'step_*'}"
+    )
 
 
 def _own_place(folder: Path) -> Path:

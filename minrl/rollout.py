@@ -145,10 +145,11 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
 
 def draw_examples(examples: Sequence[T], config: TrainerConfig, state: TrainState) -> list[T]:
     """The step's examples. The order is a function of the seed and the epoch alone."""
-    first, total = state.examples_drawn, config.rollout.prompts_per_step
-    state.examples_drawn += total
-    orders = {epoch: _order(config.seed, epoch, len(examples)) for epoch in _epochs(first, total, len(examples))}
-    return [examples[orders[draw // len(examples)][draw % len(examples)]] for draw in range(first, first + total)]
+    draws = range(state.examples_drawn, state.examples_drawn + config.rollout.prompts_per_step)
+    state.examples_drawn = draws.stop
+    count = len(examples)
+    orders = {epoch: _order(config.seed, epoch, count) for epoch in {draw // count for draw in draws}}
+    return [examples[orders[draw // count][draw % count]] for draw in draws]
 
 
 def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> Plan:
@@ -177,22 +178,17 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
     return random.Random(f"{seed}/{epoch}").sample(range(count), count)
 
 
-def _epochs(first: int, total: int, count: int) -> range:
-    return range(first // count, (first + total - 1) // count + 1)
-
-
 @dataclass
 class _Seat:
-    """One role's sequence while it grows."""
+    """One role's sequence while it grows. `seed` is that of its first turn."""
 
+    seed: int
+    frozen: bool
     ids: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[tuple[int, int]] = field(default_factory=list)
-    prompt_length: int = 0
-    seed: int = 0
     finish_reason: str = "stop"
-    frozen: bool = False
 
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
         """Add given ids, or sampled ones with their log-probabilities."""
@@ -217,7 +213,8 @@ class _Playing(Play):
     def request(self) -> Request | None:
         """What the engine is asked for in this round; None where the model has no room for another turn."""
         assert isinstance(self.pending, Turn)
-        turn, seat = self.pending, self.seats.setdefault(self.pending.role, _Seat(frozen=self.pending.frozen))
+        turn = self.pending
+        seat = self.seats.setdefault(turn.role, _Seat(self._seed(turn.role, 0), turn.frozen))
         if turn.frozen != seat.frozen or (turn.frozen and not self.may_freeze):
             self.fail(
                 f"{turn.role} is frozen in one turn and not in another, or the task does not say frozen_opponent=True"
@@ -228,7 +225,6 @@ class _Playing(Play):
             shown = self.policy.encode_next_turn(turn.message, seat.ids[start:end])
         else:
             shown = self.policy.encode_prompt(turn.message)
-            seat.prompt_length, seat.seed = len(shown), self._seed(turn.role, 0)
         room = self.context_length - len(seat.ids) - len(shown)
         if room < 1:
             before = len(seat.ids) + len(shown)
@@ -261,7 +257,7 @@ class _Playing(Play):
                 loss_mask=seat.loss_mask,
                 rollout_logprobs=seat.logprobs,
                 turns=seat.turns,
-                prompt_length=seat.prompt_length,
+                prompt_length=seat.turns[0][0],
                 example_id=self.example.id,
                 group=group_of((self.slot, role)),
                 sample=self.sample,
@@ -269,8 +265,8 @@ class _Playing(Play):
                 seed=seat.seed,
                 weight_version=self.policy.version,
                 finish_reason=seat.finish_reason,
-                reward=None if self.failure is not None else self.rewards.get(role),
-                text=self.policy.decode(seat.ids[seat.prompt_length :]),
+                reward=self.rewards.get(role),
+                text=self.policy.decode(seat.ids[seat.turns[0][0] :]),
                 slot=self.slot,
                 episode=self.played,
             )

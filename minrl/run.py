@@ -122,7 +122,7 @@ def hyperparameters(run: Run) -> dict[str, Any]:
     """Every setting by its flag's name, a trained or evaluated task's own as `task.option`."""
     values = to_dict(run.settings, run.options)
     config = run.config
-    names = {task_key(name) for name in (config.rollout.task, *config.evaluation.other_tasks) if name}
+    names = {task_key(name) for name in (config.rollout.task, *config.evaluation.other_tasks)}
     tasks = values.pop("tasks")
     return {**values, **{f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}}
 

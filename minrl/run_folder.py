@@ -116,7 +116,12 @@ def _take(folder: Path, taken: ExitStack) -> bool:
         raise UserError(
             f"cannot make {folder}: {refusal(error)}; choose others with --runs-dir and --checkpoints-dir"
         ) from error
-    file = lock(folder / LOCK)
+    try:
+        file = lock(folder / LOCK)
+    except UserError:
+        with suppress(OSError):  # what others have put there meanwhile stays
+            folder.rmdir()
+        raise
     if file is None:
         return False
     taken.enter_context(file)

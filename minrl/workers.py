@@ -137,7 +137,9 @@ class _Worker:
             start_new_session=True,
         )
         theirs.close()
-        self.alive, self.index, self.deadline = True, -1, 0.0
+        self.alive = True
+        self.index: int  # of the job that was handed over last, as its deadline
+        self.deadline: float
 
     def start(self, index: int, job: Job, deadline_s: float) -> Failure | None:
         """Hand the job over. A job that cannot be pickled fails here."""

@@ -1,6 +1,7 @@
 """Checkpoints are whole or not there, and continue where they were made."""
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -8,14 +9,17 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from loguru import logger
 
 from minrl import checkpoint, files
 from minrl.checkpoint import (
     MANIFEST,
     TrainState,
     damage,
+    damaged,
     discard_after,
     find_checkpoint,
+    last_saved,
     load_state,
     newest_complete,
     restore_optimizer,
@@ -201,10 +205,63 @@ def test_a_save_that_is_cut_off_leaves_the_checkpoint_before(tmp_path, trained, 
         patch.setattr(files if moment == "fsync" else checkpoint, moment, killed)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, trained, 4, keep=1)
+    assert list(tmp_path.iterdir()) == [before]
     assert newest_complete(tmp_path) == before
     assert newest_complete(tmp_path / "nowhere") is None
-    assert save(tmp_path, trained, 4, keep=1) == newest_complete(tmp_path)  # what was left over is in nobody's way
+    assert save(tmp_path, trained, 4, keep=1) == newest_complete(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000004"]
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_before_it_is_told(
+    tmp_path, trained, monkeypatch
+):
+    flushed, descriptors, usual = [], set(), checkpoint.save_policy
+
+    def with_a_folder(policy, folder):
+        usual(policy, folder)
+        (folder / "templates").mkdir()
+        (folder / "templates" / "tools.jinja").write_text("tools")
+
+    def flush(descriptor):
+        descriptors.add(descriptor)
+        flushed.append((os.fstat(descriptor).st_ino, [one.name for one in kept.iterdir()]))
+
+    monkeypatch.setattr(checkpoint, "save_policy", with_a_folder)
+    monkeypatch.setattr(os, "fsync", flush)
+    kept = tmp_path / "not" / "there" / "yet"
+    path = save(kept, trained)
+    written = {one.stat().st_ino for one in (path, *path.rglob("*"))}
+    assert {number for number, names in flushed if names == [".step_000003.tmp"]} >= written
+    assert flushed[-1] == (kept.stat().st_ino, [path.name])
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):  # closed
+            os.fstat(descriptor)
+    # Files of folders are part of what is whole.
+    (path / "templates" / "tools.jinja").write_text("other tools")
+    assert damage(path) == "templates/tools.jinja is not what was written"
+
+
+def test_what_a_killed_save_left_is_no_part_of_the_next_one(tmp_path, trained):
+    left = tmp_path / ".step_000003.tmp"
+    left.mkdir()
+    (left / "half.safetensors").write_bytes(b"half")
+    path = save(tmp_path, trained)
+    assert damage(path) is None and not (path / "half.safetensors").exists()
+
+
+def test_a_file_where_the_checkpoints_should_be_is_refused_in_one_line(tmp_path, trained):
+    (tmp_path / "kept").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot write .*: a file is where a folder should be$"):
+        save(tmp_path / "kept", trained)
+
+
+def test_a_checkpoint_that_was_moved_is_followed_and_only_its_link_removed(tmp_path, trained):
+    save(tmp_path / "kept", trained, 3).rename(tmp_path / "far")
+    (tmp_path / "kept" / "step_000003").symlink_to(tmp_path / "far")
+    assert newest_complete(tmp_path / "kept") == tmp_path / "kept" / "step_000003"
+    save(tmp_path / "kept", trained, 4, keep=1)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step_000004"]
+    assert damage(tmp_path / "far") is None
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 3, 4, 5, 10])
@@ -235,6 +292,28 @@ def test_what_lies_beyond_the_step_that_is_resumed_is_discarded(tmp_path, traine
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
 
 
+def test_what_is_damaged_is_named_and_what_was_written_to_its_end_is_known(tmp_path, trained):
+    said = []
+    assert last_saved(tmp_path) is None and damaged(tmp_path) == {}
+    first, second, third = (save(tmp_path, trained, number) for number in (1, 2, 3))
+    (tmp_path / "step_000008").write_text("no folder")
+    (tmp_path / "step_best").mkdir()  # no number
+    assert damaged(tmp_path) == {} and last_saved(tmp_path) == third
+    (third / MANIFEST).unlink()
+    (second / "trainer.json").unlink()
+    assert last_saved(tmp_path) == second
+    assert damaged(tmp_path) == {second: "trainer.json is missing", third: "no readable manifest.json"}
+    sink = logger.add(said.append, format="{message}")
+    assert newest_complete(tmp_path) == first
+    logger.remove(sink)
+    told = "checkpoint {} is damaged ({}); going back to the one before it\n"
+    assert said == [told.format(path, damaged(tmp_path)[path]) for path in (third, second)]
+
+
+def test_a_run_begins_at_nothing():
+    assert TrainState() == TrainState(0, 0, 0, 0, 0, 0.0, {}, 0.0, {}, {})
+
+
 def test_a_folder_without_checkpoints_is_refused(tmp_path):
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         find_checkpoint(tmp_path)
@@ -243,6 +322,11 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path):
 def test_the_hash_is_of_the_weights_and_of_nothing_else(make_policy):
     policy, same, other = make_policy(0), make_policy(0), make_policy(1)
     assert weights_sha256(policy) == weights_sha256(same) != weights_sha256(other)
+    # Name, dtype, shape and bytes of each, by name: no two of these run into each other.
+    digest = hashlib.sha256()
+    for name, weight in sorted(dict(policy.model.named_parameters()).items()):
+        digest.update(f"{name} float32 {tuple(weight.shape)}\n".encode() + weight.detach().numpy().tobytes())
+    assert weights_sha256(policy) == digest.hexdigest()
     with torch.no_grad():
         policy.model.model.norm.weight[0] = torch.nextafter(policy.model.model.norm.weight[0], torch.tensor(9.0))
     assert weights_sha256(policy) != weights_sha256(same)

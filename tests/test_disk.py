@@ -1,25 +1,23 @@
 """A disk that is full, a folder that cannot be written: found before step 1, else one line, and the run can go on."""
 
 import errno
-import resource
 import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
 import train
 from minrl.checkpoint import TrainState, damage, newest_complete, save_checkpoint
 from minrl.command_line import run_main
-from minrl.config import LoggingConfig, OptimizerConfig, TrainerConfig
+from minrl.config import OptimizerConfig
 from minrl.disk import refusal, require_writable
 from minrl.optimizer import make_optimizer
 from minrl.policy import save_policy
-from minrl.preflight import checkpoint_bytes, disk_findings, require_room
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.types import UserError
+from tests.disks import files_up_to
 from tests.test_stopping import FLAGS, NAME, NoOptions, ending
 
 STEPS = ["--steps", "2", "--save-every", "1"]
@@ -37,17 +35,6 @@ def start(policy, sevens, tmp_path, monkeypatch):
         return train.main([*(flags if "--resume" not in more else []), *places, *more])
 
     return run
-
-
-@contextmanager
-def files_up_to(size):
-    """No file grows beyond so many bytes: to whoever writes it is a disk that is full at that byte."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager
@@ -105,36 +92,6 @@ def test_a_run_whose_logger_nobody_is_logged_in_to_does_not_load_its_model(start
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"--logger wandb finds no key of W&B: log in with `wandb login`"):
         start(tmp_path / "runs", tmp_path / "kept", "--logger", "wandb")
-
-
-def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
-    trained = make_optimizer(policy, OptimizerConfig())
-    for weight in policy.model.parameters():
-        weight.grad = weight * 0
-    trained.step()
-    path = save_checkpoint(tmp_path, policy, trained, TrainState(step=1), keep=0)
-    size = sum(file.stat().st_size for file in path.iterdir() if file.suffix == ".safetensors")
-    assert checkpoint_bytes(policy, TrainerConfig()) == pytest.approx(size, rel=0.02)
-
-
-def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch):
-    logging = LoggingConfig(save_every=2, keep_checkpoints=2, checkpoints_dir=str(tmp_path))
-    config = TrainerConfig(steps=6, logging=logging)
-    one = checkpoint_bytes(policy, config)
-
-    def free(size):
-        monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": size})())
-
-    free(3 * one + 1)  # two that stay, and the one that is written before the oldest goes
-    assert disk_findings(policy, config) == []
-    free(3 * one)
-    (finding,) = disk_findings(policy, config)
-    assert finding.startswith("3 checkpoints take about") and "--keep-checkpoints" in finding
-    assert disk_findings(policy, replace(config, steps=4)) == []  # after steps 2 and 4
-    require_room(policy, config, tmp_path / "run")
-    free(one)
-    with pytest.raises(UserError, match=r"a checkpoint takes about .* free: make room there"):
-        require_room(policy, config, tmp_path / "run")
 
 
 def test_a_save_that_finds_no_room_leaves_the_checkpoint_before_and_nothing_else(policy, tmp_path):

@@ -1,5 +1,6 @@
 """Held-out figures: the share that is solved, and how sure we are of it."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -7,9 +8,11 @@ import numpy as np
 import pytest
 from together import together
 
+from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluation import Z95, bootstrap, evaluate, interval, summarize, wilson
+from minrl.evaluation import Z95, Evaluation, bootstrap, evaluate, interval, pass_at_k, summarize, wilson
+from minrl.rollout import Plan
 from minrl.types import Example, LostEpisode, Reward, Turn
 
 
@@ -35,7 +38,33 @@ def test_the_bootstrap_is_of_examples():
     low, high = bootstrap(means)
     assert low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.012)
     assert high == pytest.approx(0.5 + 1.96 * 0.05, abs=0.012)
-    assert bootstrap(means) == (low, high)  # with a fixed seed
+    # Of 2,000 resamples with a fixed seed: a figure that is computed again is what it was.
+    resampled = np.random.default_rng(0).choice(means, size=(2000, 100)).mean(axis=1)
+    assert (low, high) == tuple(np.quantile(resampled, [0.025, 0.975]))
+
+
+@pytest.mark.parametrize(("n", "solved"), [(1, 0), (1, 1), (5, 0), (5, 2), (6, 5), (6, 6)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_solution(n, solved):
+    samples = [True] * solved + [False] * (n - solved)
+    for k in range(1, n + 1):
+        subsets = list(itertools.combinations(samples, k))
+        assert pass_at_k(n, solved, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_pass_at_k_of_many_samples_does_not_overflow():
+    assert 0.999 < pass_at_k(10_000, 5_000, 100) <= 1.0
+    assert pass_at_k(10_000, 1, 100) == pytest.approx(0.01)
+    # Some k samples hold a solution where fewer than k do not solve: exactly 1.
+    assert pass_at_k(10_000, 9_901, 100) == 1.0
+    with pytest.raises(AssertionError, match="pass@3 of 1 solved among 2"):
+        pass_at_k(2, 1, 3)
+
+
+def test_the_bootstrap_knows_how_far_the_examples_differ():
+    # Each of 100 examples is solved in 4 or 6 of 10 samples: the standard error is 0.1 / sqrt(100) = 0.01.
+    assert bootstrap(np.array([0.4, 0.6] * 50)) == pytest.approx((0.5 - 0.0196, 0.5 + 0.0196), abs=0.003)
+    # A single example differs from no other.
+    assert interval(np.array([1.0, 0.0]), ["a", "a"]) == wilson(0.5, 1)
 
 
 def test_several_samples_of_an_example_are_not_independent():
@@ -62,18 +91,33 @@ def test_a_summary_by_hand(make_rollout):
 
     sampled = [made("a", 1.0), made("a", 0.2), made("b", 0.999), made("b", None, finish_reason="length")]
     greedy = [made("a", 1.0), made("b", 0.0)]
-    evaluation = summarize(examples, sampled, greedy)
-    assert evaluation.pass_at_1 == 0.25  # almost is not solved, and unscorable is not solved
-    assert evaluation.greedy_pass_at_1 == 0.5
-    assert (evaluation.n, evaluation.num_examples) == (4, 2)
-    assert evaluation.reward_mean == pytest.approx((1.0 + 0.2 + 0.999) / 3)
-    assert evaluation.truncated_frac == 0.25
-    assert evaluation.categories == {"size=3": 0.5, "size=4": 0.0}
-    assert evaluation.parts == {"legal": 1.0}
-    assert evaluation.completion_tokens_mean == 2.0
-    plain = evaluation.to_json()
-    assert (plain["pass@1"], plain["n"], plain["ci95"]) == (0.25, 4, list(evaluation.ci95))
-    assert evaluation.metrics("hanoi")["eval/hanoi/pass@1"] == 0.25
+    found = summarize(examples, sampled, greedy)
+    assert found.pass_at_1 == 0.25  # almost is not solved, and unscorable is not solved
+    assert found.greedy_pass_at_1 == 0.5
+    assert (found.n, found.num_examples) == (4, 2)
+    assert found.reward_mean == pytest.approx((1.0 + 0.2 + 0.999) / 3)
+    assert found.truncated_frac == 0.25
+    assert found.categories == {"size=3": 0.5, "size=4": 0.0}
+    assert found.parts == {"legal": 1.0}
+    assert found.completion_tokens_mean == 2.0
+    plain = found.to_json()
+    assert (plain["pass@1"], plain["n"], plain["ci95"]) == (0.25, 4, list(found.ci95))
+    assert found.text().endswith(
+        "; 25.0% of the 4 sampled and 0.0% of the greedy completions could not be scored and count as not solved"
+    )
+    assert found.metrics("hanoi") == {
+        "eval/hanoi/pass@1": 0.25,
+        "eval/hanoi/pass@1_low": found.ci95[0],
+        "eval/hanoi/pass@1_high": found.ci95[1],
+        "eval/hanoi/pass@1_greedy": 0.5,
+        "eval/hanoi/reward_mean": found.reward_mean,
+        "eval/hanoi/completion_tokens_mean": 2.0,
+        "eval/hanoi/truncated_frac": 0.25,
+        "eval/hanoi/unscorable_frac": 0.25,
+        "eval/hanoi/greedy_unscorable_frac": 0.0,
+        "eval/hanoi/size=3/legal": 1.0,
+        "eval/hanoi/size=4/legal": 1.0,
+    }
 
 
 def play(policy, engine, workers, task, seed=0, **config):
@@ -109,9 +153,23 @@ def test_several_processes_evaluate_as_one_and_share_the_work(make_policy, worke
 
 def test_at_least_500_samples_are_behind_a_figure(policy, engine, workers, sevens):
     held_out = len(sevens.dataset.held_out)
-    evaluation = play(policy, engine, workers, sevens)
-    assert evaluation.n == math.ceil(500 / held_out) * held_out >= 500
+    found = play(policy, engine, workers, sevens)
+    assert found.n == math.ceil(500 / held_out) * held_out >= 500
+    assert play(policy, engine, workers, sevens, eval_examples=5).n == 500
     assert play(policy, engine, workers, sevens, eval_examples=2, eval_samples=3).n == 6
+
+
+def test_examples_are_sampled_at_the_temperature_and_once_greedily_with_seeds_of_no_step(
+    policy, engine, workers, sevens, monkeypatch
+):
+    asked, usual = [], evaluation.rollout
+    monkeypatch.setattr(evaluation, "rollout", lambda *given: asked.append(given[4:]) or usual(*given))
+    sampling = RolloutConfig(max_tokens=3, temperature=0.7, stop_strings=("stop",))
+    config = EvaluationConfig(eval_samples=2, eval_temperature=0.4)
+    evaluate(policy, engine, workers, sevens, config, sampling, seed=9)
+    plan = Plan(2, 3, 0.4, 9, "evaluation", 0, stop_strings=("stop",))
+    examples = list(sevens.dataset.held_out)
+    assert asked == [(examples, plan), (examples, replace(plan, group_size=1, temperature=0.0))]
 
 
 def test_what_could_not_be_scored_is_not_solved_and_stands_beside_the_figure(make_rollout):
@@ -122,30 +180,38 @@ def test_what_could_not_be_scored_is_not_solved_and_stands_beside_the_figure(mak
         LostEpisode("b"),
         LostEpisode("b"),
     ]
-    evaluation = summarize(examples, sampled, [LostEpisode("a"), make_rollout([1], [2], example_id="b")])
-    assert (evaluation.pass_at_1, evaluation.n, evaluation.unscorable_frac) == (0.25, 4, 0.75)
-    assert (evaluation.greedy_pass_at_1, evaluation.greedy_unscorable_frac) == (0.5, 0.5)
-    assert evaluation.reward_mean == 1.0 and evaluation.completion_tokens_mean == 1.0  # of those that there are
+    found = summarize(examples, sampled, [LostEpisode("a"), make_rollout([1], [2], example_id="b")])
+    assert (found.pass_at_1, found.n, found.unscorable_frac) == (0.25, 4, 0.75)
+    assert (found.greedy_pass_at_1, found.greedy_unscorable_frac) == (0.5, 0.5)
+    assert found.reward_mean == 1.0 and found.completion_tokens_mean == 1.0  # of those that there are
     said = "75.0% of the 4 sampled and 50.0% of the greedy completions could not be scored and count as not solved"
-    assert evaluation.text().startswith("held-out pass@1 25.0% (") and evaluation.text().endswith(f"; {said}")
-    assert evaluation.metrics("x")["eval/x/unscorable_frac"] == evaluation.to_json()["unscorable_frac"] == 0.75
+    assert found.text().startswith("held-out pass@1 25.0% (") and found.text().endswith(f"; {said}")
+    assert found.metrics("x")["eval/x/unscorable_frac"] == found.to_json()["unscorable_frac"] == 0.75
 
 
 def test_where_nothing_could_be_scored_there_is_no_figure(make_rollout):
     examples = [Example("a", "", {}, {"size": "3"})]
     nothing = [make_rollout([1], [2], example_id="a", reward=None), LostEpisode("a")]
-    evaluation = summarize(examples, nothing, nothing)
-    plain = evaluation.to_json()
+    found = summarize(examples, nothing, nothing)
+    plain = found.to_json()
     assert [plain[name] for name in ("pass@1", "pass@1_greedy", "reward")] == [None] * 3
     assert (plain["ci95"], plain["categories"], plain["unscorable_frac"]) == ([None, None], {"size=3": None}, 1.0)
-    assert not {"eval/x/pass@1", "eval/x/pass@1_low", "eval/x/reward_mean"} & set(evaluation.metrics("x"))
-    assert evaluation.metrics("x")["eval/x/unscorable_frac"] == 1.0
-    assert evaluation.text().startswith("no held-out pass@1; 100.0% of the 2 sampled")
+    assert not {"eval/x/pass@1", "eval/x/pass@1_low", "eval/x/reward_mean"} & set(found.metrics("x"))
+    assert found.metrics("x")["eval/x/unscorable_frac"] == 1.0
+    assert found.text().startswith("no held-out pass@1; 100.0% of the 2 sampled")
 
 
 def test_all_that_could_be_scored_says_nothing_of_what_could_not(make_rollout):
-    evaluation = summarize([Example("example", "", {})], *[[make_rollout([1], [2])]] * 2)
-    assert evaluation.unscorable_frac == 0.0 and "scored" not in evaluation.text()
+    found = summarize([Example("example", "", {})], *[[make_rollout([1], [2])]] * 2)
+    assert found.unscorable_frac == 0.0
+    assert found.text() == "held-out pass@1 100.0% (20.7% to 100.0%), greedy 100.0%"  # 1 / (1 + 3.8415) = 0.2065
+    assert Evaluation(1.0, found.ci95, 1, 1, math.nan, 1.0, 1.0, 0.0).text() == found.text().split(",")[0]
+
+
+def test_without_greedy_completions_there_is_no_greedy_figure(make_rollout):
+    found = summarize([Example("example", "", {})], [make_rollout([1], [2])], [])
+    assert math.isnan(found.greedy_pass_at_1) and found.greedy_unscorable_frac == 0.0
+    assert "greedy" not in found.text() and "eval/x/pass@1_greedy" not in found.metrics("x")
 
 
 def test_an_evaluation_counts_the_episodes_that_never_began(policy, engine, workers, sevens):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
@@ -18,7 +19,16 @@ from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INF
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from minrl import metrics as metrics_module
-from minrl.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, read_metrics, rollout_line
+from minrl.metrics import (
+    HISTOGRAMS,
+    OPEN_PREFIXES,
+    TAGS,
+    MetricsLog,
+    check_tags,
+    cut_metrics,
+    read_metrics,
+    rollout_line,
+)
 from minrl.rollout_metrics import rollout_metrics
 from minrl.run import write_json
 from minrl.tensorboard_log import HEADERS, page
@@ -118,6 +128,16 @@ def test_lines_and_events_that_were_being_written_at_the_kill_are_cut_away(tmp_p
     write(tmp_path, [2, 3], cut_after=1)
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
     assert sorted(step for step, _ in events(tmp_path)["policy/entropy"]) == [1, 2, 3]
+
+
+def test_a_line_that_is_no_json_is_cut_away_and_said(tmp_path):
+    said, path = [], tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n\0\0\n{"step": 2}\n')
+    sink = logger.add(said.append, format="{message}")
+    cut_metrics(tmp_path, 2)
+    logger.remove(sink)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert said == [r"a line of metrics.jsonl is no JSON and is cut away: '\x00\x00'" + "\n"]
 
 
 def test_a_kill_while_events_are_cut_does_not_double_them(tmp_path, monkeypatch):

@@ -118,20 +118,6 @@ def test_a_frozen_turn_has_the_seed_that_any_other_would(make_policy, workers):
     assert heard[True] == heard[False]
 
 
-def test_a_role_is_frozen_always_or_never_and_the_task_says_so(pair, workers):
-    policy, _, engine = pair
-
-    def fickle(example, rng):
-        yield Turn("me", "numbers 1")
-        yield Turn("me", "numbers 1", frozen=True)
-        return {}
-
-    for task in (replace(DUEL, episode=fickle), replace(DUEL, frozen_opponent=False)):
-        sampled = rollout(policy, engine, workers, task, EXAMPLES.train[:1], plan(group_size=1))
-        assert len(sampled.failures) == 1 and "frozen" in sampled.failures[0]
-        assert all(r.reward is None for r in sampled.rollouts)
-
-
 def test_an_opponent_that_reads_other_ids_is_refused(policy, processes):
     tokenizer = word_tokenizer(["a", "b"])
     stranger = as_policy(small_qwen3(tokenizer, 64, 2, 2, 0), tokenizer, CPU, processes)

@@ -1,10 +1,13 @@
 """Learning rates by hand, AdamW's step by hand, and moments that go to the disk and back, in 8 bits too."""
 
 import math
+import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
+from loguru import logger
 from safetensors.torch import load_file
 
 from minrl.checkpoint import weights_sha256
@@ -73,6 +76,30 @@ def test_a_gradient_that_is_not_finite_changes_nothing(make_policy, value):
         assert all(torch.equal(mine[key], other[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
 
 
+@pytest.mark.parametrize(("limit", "scale"), [(0.0, 1.0), (100.0, 1.0), (0.5, 0.5 / 5)])
+def test_a_gradient_is_scaled_down_to_the_largest_norm_and_used_once(policy, limit, scale):
+    weight = policy.model.model.norm.weight
+    before = weight.detach().clone()
+    weight.grad = torch.zeros_like(weight)
+    weight.grad[:2] = torch.tensor([3.0, -4.0])  # of norm 5
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    assert clipped_step(policy, optimizer, OptimizerConfig(max_grad_norm=limit)) == 5
+    torch.testing.assert_close(before[:2] - weight[:2], scale * torch.tensor([3.0, -4.0]), atol=1e-6, rtol=0)
+    assert torch.equal(weight[2:], before[2:]) and weight.grad is None
+
+
+def test_a_skipped_step_is_said_with_how_many_more_there_may_be(policy):
+    said, config = [], OptimizerConfig(max_skipped_steps=3)
+    optimizer = make_optimizer(policy, config)
+    sink = logger.add(said.append, format="{message}")
+    for _ in range(2):
+        with_gradient(policy, math.nan)
+        clipped_step(policy, optimizer, config)
+    logger.remove(sink)
+    told = "optimizer step skipped: the norm of its gradient is nan ({} in a row; the run stops at 3)\n"
+    assert said == [told.format(1), told.format(2)]
+
+
 def test_so_many_skipped_steps_in_a_row_stop_the_run(policy):
     config = OptimizerConfig(max_skipped_steps=3)
     optimizer = make_optimizer(policy, config)
@@ -99,7 +126,9 @@ def test_the_learning_rate_ends_at_a_tenth_in_runs_of_any_length(schedule):
     assert learning_rate(config, 2, 2) == pytest.approx(0.1)  # one step after the warmup: the last
     assert learning_rate(config, 5, 4) == pytest.approx(0.1)  # beyond the last, no lower
     # A run that ends within its warmup never falls.
-    assert learning_rate(OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=4), 3, 3) == 0.75
+    for steps, rate in ((3, 0.75), (4, 1.0)):
+        config = OptimizerConfig(learning_rate=1.0, schedule=schedule, warmup_steps=4)
+        assert learning_rate(config, steps, steps) == rate
 
 
 def test_the_first_step_of_adamw_by_hand_and_only_matrices_decay(policy):
@@ -129,6 +158,9 @@ def test_weights_that_do_not_train_are_left_out(policy):
     head = policy.model.get_output_embeddings().weight.requires_grad_()
     optimizer = make_optimizer(policy, OptimizerConfig())
     assert [weight for group in optimizer.param_groups for weight in group["params"]] == [head]
+    before = head.detach().clone()
+    step(policy, optimizer)  # no vector is among them
+    assert not torch.equal(head, before)
 
 
 class InBlocks(torch.optim.Optimizer):
@@ -215,6 +247,19 @@ def test_moments_in_8_bits_are_near_those_in_32(tmp_path, make_policy):
     assert small and small < set(weights)
     for key in weights:
         assert saved[f"state1:{key}"].dtype == (torch.float32 if key in small else torch.uint8)
+
+
+def test_8_bits_are_those_of_the_library_with_the_same_settings(policy, monkeypatch):
+    library = SimpleNamespace(AdamW8bit=lambda groups, **settings: torch.optim.AdamW(groups, **settings, eps=0.5))
+    monkeypatch.setattr("minrl.optimizer.find_spec", lambda name: library)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", library)
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", library)
+    settings = {"learning_rate": 0.01, "weight_decay": 0.1, "adam_beta1": 0.7, "adam_beta2": 0.8}
+    theirs, torchs = (make_optimizer(policy, OptimizerConfig(optimizer=o, **settings)) for o in ("adamw8bit", "adamw"))
+    for group, other in zip(theirs.param_groups, torchs.param_groups, strict=True):
+        assert (group["eps"], other["eps"]) == (0.5, 1e-8)
+        for name in ("params", "lr", "betas", "weight_decay"):
+            assert group[name] == other[name]
 
 
 def test_8_bits_without_the_library_are_refused_in_one_line(policy, monkeypatch):

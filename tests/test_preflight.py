@@ -1,5 +1,6 @@
 """What would go wrong is said before step 1, in one line each, with what to do."""
 
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,16 +8,20 @@ import pytest
 from loguru import logger
 from together import together
 
-from minrl.config import RolloutConfig, TrainerConfig
+from minrl.checkpoint import TrainState, save_checkpoint
+from minrl.config import LoggingConfig, LoraConfig, OptimizerConfig, RolloutConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.learning_config import LoraConfig, OptimizerConfig
 from minrl.models import word_tokenizer
+from minrl.optimizer import make_optimizer
 from minrl.preflight import (
     answer_findings,
+    checkpoint_bytes,
+    disk_findings,
     leave_out_too_long,
     memory_findings,
     preflight,
     rate_findings,
+    require_room,
     rollout_findings,
 )
 from minrl.rollout import Plan, Rollouts
@@ -126,6 +131,62 @@ def test_memory_that_is_too_small_is_named(policy, monkeypatch):
     assert "choose a smaller model" in finding
     monkeypatch.setattr(type(policy), "free_memory", lambda self: None)
     assert memory_findings(policy) == []
+
+
+def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
+    trained = make_optimizer(policy, OptimizerConfig())
+    for weight in policy.model.parameters():
+        weight.grad = weight * 0
+    trained.step()
+    path = save_checkpoint(tmp_path, policy, trained, TrainState(step=1), keep=0)
+    size = sum(file.stat().st_size for file in path.iterdir() if file.suffix == ".safetensors")
+    assert checkpoint_bytes(policy, TrainerConfig()) == pytest.approx(size, rel=0.02)
+
+
+def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch):
+    logging = LoggingConfig(save_every=2, keep_checkpoints=2, checkpoints_dir=str(tmp_path))
+    config = TrainerConfig(steps=6, logging=logging)
+    one = checkpoint_bytes(policy, config)
+
+    def free(size):
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": size})())
+
+    free(3 * one + 1)  # two that stay, and the one that is written before the oldest goes
+    assert disk_findings(policy, config) == []
+    free(3 * one)
+    (finding,) = disk_findings(policy, config)
+    assert finding.startswith("3 checkpoints take about") and "--keep-checkpoints" in finding
+    assert disk_findings(policy, replace(config, steps=4)) == []  # after steps 2 and 4
+    (finding,) = disk_findings(policy, replace(config, logging=replace(logging, keep_checkpoints=5)))
+    assert finding.startswith("3 checkpoints take about")  # after steps 2, 4 and 6
+    assert disk_findings(policy, replace(config, logging=replace(logging, keep_checkpoints=0)))[0] == finding
+    free(one + 1)
+    assert disk_findings(policy, replace(config, logging=replace(logging, save_every=0))) == []  # after the last
+    require_room(policy, config, tmp_path / "run")
+    free(one)
+    with pytest.raises(UserError, match=r"a checkpoint takes about .* free: make room there"):
+        require_room(policy, config, tmp_path / "run")
+
+
+def test_a_checkpoint_of_adapters_alone_is_as_large_as_what_trains(policy):
+    weights = list(policy.model.parameters())
+    for weight in weights[1:]:
+        weight.requires_grad_(False)
+    trained, every = weights[0].numel(), sum(weight.numel() for weight in weights)
+    adapter, merged = LoraConfig(lora_rank=4, lora_checkpoint="adapter"), LoraConfig(lora_rank=4)
+    # 4 bytes for each weight that is saved, and of those that train two moments of 4 bytes, or of 1.
+    assert checkpoint_bytes(policy, TrainerConfig(lora=adapter)) == 4 * trained + 8 * trained
+    assert checkpoint_bytes(policy, TrainerConfig(lora=merged)) == 4 * every + 8 * trained
+    in_8_bits = TrainerConfig(lora=adapter, optimizer=OptimizerConfig(optimizer="adamw8bit"))
+    assert checkpoint_bytes(policy, in_8_bits) == 4 * trained + 2 * trained
+
+
+@pytest.mark.parametrize(("size", "said"), [(2**30, "1.0 GiB"), (3 * 2**29, "1.5 GiB"), (2**30 - 2**20, "1023.0 MiB")])
+def test_room_is_said_in_gib_or_mib(policy, tmp_path, monkeypatch, size, said):
+    monkeypatch.setattr("minrl.preflight.checkpoint_bytes", lambda policy, config: size)
+    monkeypatch.setattr("minrl.preflight.free_bytes", lambda folder: size // 2)
+    with pytest.raises(UserError, match=rf"^a checkpoint takes about {said} and {tmp_path} has .* free: make room"):
+        require_room(policy, TrainerConfig(), tmp_path)
 
 
 def test_slow_rewards_are_named(policy, engine, workers, sevens, monkeypatch):

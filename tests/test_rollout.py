@@ -10,7 +10,7 @@ from together import together
 from minrl.checkpoint import TrainState
 from minrl.config import RolloutConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.rollout import Plan, completion_seed, draw_examples, rollout, tracked_plan
+from minrl.rollout import EPISODE, Plan, completion_seed, draw_examples, rollout, tracked_plan, training_plan
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import SOLO, Completion, Example, Job, Reward, Turn
@@ -178,6 +178,44 @@ def test_two_players_have_a_sequence_and_a_reward_each(policy, workers):
     assert len({turn.seed for turn in white.episode}) == 3
 
 
+def against(message, frozen):
+    """The policy, and what it plays against: frozen in the turns that say so."""
+
+    def episode(example, rng):
+        first = yield Turn("me", "numbers 1")
+        for is_frozen in frozen:
+            yield Turn("other", message, frozen=is_frozen)
+        last = yield Turn("me", f"yes {first}")
+        return {"me": Reward(float(last))}
+
+    return Task(EXAMPLES, None, episode=episode, cheap=True, frozen_opponent=True)
+
+
+def test_a_frozen_role_is_asked_for_as_such_and_is_read_but_not_trained(policy, workers):
+    engine = Scripted(policy, "3 <end>", "8 <end>", "5 <end>", "1 <end>")
+    task = against("target", (True, True))
+    sampled = rollout(policy, engine, workers, task, EXAMPLES.train[:1], plan())
+    assert [request.frozen for (request,) in engine.calls] == [False, True, True, False]
+    (one,) = sampled.rollouts
+    assert (one.role, one.group, one.reward, sampled.failures) == ("me", 0, Reward(1.0), [])
+    assert one.ids == ids_of(policy, "numbers 1 3 <end> yes 3 1 <end>")
+    # What the policy said stands in its own ids; nobody has those of the other.
+    assert [(turn.role, turn.text) for turn in one.episode] == [
+        ("me", None), ("other", "8"), ("other", "5"), ("me", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("turns", "allowed"), [((True, False), True), ((False, True), True), ((True,), False)])
+def test_a_role_is_frozen_always_or_never_and_the_task_says_so(policy, workers, turns, allowed):
+    task = replace(against("target", turns), frozen_opponent=allowed)
+    engine = Scripted(policy, "3 <end>", "8 <end>")
+    sampled = rollout(policy, engine, workers, task, EXAMPLES.train[:1], plan())
+    assert sampled.failures == [
+        "other is frozen in one turn and not in another, or the task does not say frozen_opponent=True"
+    ]
+    assert all(one.reward is None for one in sampled.rollouts) and sampled.rollouts
+
+
 def test_a_group_is_an_example_and_a_role(policy, workers):
     texts = ["3 <end>"] * 4 + ["8 <end>"] * 4 + ["5 <end>"] * 4
     sampled = play(policy, workers, duel, Scripted(policy, *texts), EXAMPLES.train[:2], group_size=2)
@@ -231,7 +269,9 @@ def test_an_episode_that_outgrows_the_model_is_unscorable_and_the_run_goes_on(po
     (one,) = sampled.rollouts
     assert one.reward is None
     assert one.ids == ids_of(policy, "<user> numbers 1 <assistant> 2 <end>") and one.turns == [(4, 6)]
-    assert "no room" in sampled.failures[0]
+    assert sampled.failures == [
+        f"turn 2 of guesser has no room: 10 tokens come before it and the model takes 10 (example {one.example_id!r})"
+    ]
 
 
 @pytest.mark.parametrize("cheap", [True, False])
@@ -356,7 +396,9 @@ def test_a_seed_depends_on_everything_it_is_made_of():
     changed = [(9, *path[1:]), *[(*path[:n], "other", *path[n + 1 :]) for n in range(1, len(path))]]
     assert len({completion_seed(*p) for p in [path, *changed]}) == 1 + len(changed)
     assert completion_seed(*path) == completion_seed(*path)
-    assert len({completion_seed(0, "train", 1, slot) for slot in range(10_000)}) == 10_000
+    seeds = {completion_seed(0, "train", 1, slot) for slot in range(10_000)}
+    assert len(seeds) == 10_000
+    assert 2**62 < max(seeds) < 2**63  # 63 bits: what a signed integer holds
 
 
 def test_an_episodes_rng_is_its_own_and_seeded(policy, workers):
@@ -372,6 +414,8 @@ def test_an_episodes_rng_is_its_own_and_seeded(policy, workers):
         play(policy, workers, episode, Scripted(policy, *["3 <end>"] * 4), EXAMPLES.train[:2], group_size=2)
     assert drawn[:4] == drawn[4:]
     assert len(set(drawn)) == 4
+    paths = [(0, "test", 1, slot, sample, EPISODE, 0) for slot in range(2) for sample in range(2)]
+    assert drawn[:4] == [random.Random(completion_seed(*path)).random() for path in paths]
 
 
 @pytest.mark.parametrize(("total", "prompts"), [(12, 4), (12, 5), (7, 3), (5, 12)])
@@ -403,10 +447,17 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone():
 
 def test_the_tracked_examples_are_held_out_and_greedy_and_the_same_at_every_step():
     task = Task(EXAMPLES, lambda text, example: Reward(0.0))
-    examples, first = tracked_plan(task, TrainerConfig())
-    assert {e.id for e in examples} <= {e.id for e in EXAMPLES.held_out}
-    assert first.temperature == 0.0
-    assert tracked_plan(task, TrainerConfig()) == (examples, first)
+    settings = RolloutConfig(max_tokens=5, group_size=3, temperature=0.7, stop_strings=("stop",))
+    examples, first = tracked_plan(task, TrainerConfig(seed=9, rollout=settings))
+    assert examples == list(EXAMPLES.held_out[:4])
+    assert first == Plan(1, 5, 0.0, 9, "tracked", 0, stop_strings=("stop",))
+
+
+def test_training_samples_by_the_settings_and_every_step_and_draw_has_seeds_of_its_own():
+    settings = RolloutConfig(max_tokens=5, group_size=3, temperature=0.7, stop_strings=("stop",))
+    config, state = TrainerConfig(seed=9, rollout=settings), TrainState(step=2)
+    assert training_plan(config, state) == Plan(3, 5, 0.7, 9, "train", 2, first_slot=0, stop_strings=("stop",))
+    assert training_plan(config, state, drawn=4) == replace(training_plan(config, state), first_slot=4)
 
 
 def odd_ones_fail(example, rng):

@@ -60,6 +60,7 @@ def test_each_role_has_the_mean_of_its_own_rewards_and_parts(make_rollout):
         "reward/role/b": 0.25,
         "reward/role/b/legal": 0.125,
     }
+    assert not any(tag.startswith("reward/role") for tag in rollout_metrics(rollouts[:2], 4))  # that of all is its own
 
 
 def test_the_share_of_the_limit_is_a_turns(make_rollout):

@@ -96,6 +96,10 @@ def test_the_files_outside_that_examples_and_rewards_come_from_are_written_down_
         write_config(make_run(settings=changed))
     task = tmp_path / "task.py"
     assert asked == [[task], [task, tmp_path / "data.jsonl"], [task]]
+    without = TrainerConfig(rollout=RolloutConfig(task=""), data_path=str(tmp_path / "data.jsonl"))
+    write_config(make_run(settings=without))  # fine-tuning on rows needs no task
+    assert asked[-1] == [tmp_path / "data.jsonl"]
+    assert not any("." in name for name in hyperparameters(make_run(settings=without)))
 
 
 def test_hyperparameters_are_every_setting_and_the_options_of_the_runs_own_tasks(make_run):
@@ -130,6 +134,10 @@ def test_the_summary_says_what_came_of_the_run(make_run, policy, tmp_path):
         "weights_sha256": weights_sha256(policy),
         "rounds": 7,
     }
+    fast = write_summary(
+        run, TrainState(step=2, sampled_tokens=300, seconds=0.5), policy, tmp_path / "last", {}, {}, {}
+    )
+    assert fast["tokens_per_s"] == 600
     instant = write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})
     assert (instant["tokens_per_s"], instant["seconds"]) == (0, 0)
     assert "eval_after" not in instant and instant["other_tasks"] == {}

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +14,20 @@ import pytest
 
 import train
 from minrl import parts, run_folder
-from minrl.command_line import from_dict
+from minrl.command_line import from_dict, run_main
 from minrl.config import LoggingConfig, TrainerConfig
 from minrl.files import LOCK
 from minrl.metrics import read_metrics
 from minrl.models import small_qwen3, word_tokenizer
 from minrl.policy import as_policy, save_policy
 from minrl.resume import open_run
-from minrl.run_folder import COPYING, OWNER, SAVED, owned
+from minrl.run_folder import COPYING, HISTORY, OWNER, SAVED, owned
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.types import Example, UserError
 from tests.conftest import CPU, count_sevens
-from tests.killing import killed_at
+from tests.disks import files_up_to
+from tests.killing import killed_at, signalled_at
 
 NAME = "sevens-grpo-seed0"
 FLAGS = """--task sevens --model-id model --prompts-per-step 4 --group-size 4 --max-tokens 4 --learning-rate 5e-3
@@ -216,6 +218,13 @@ def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path, processes
         pass
 
 
+def test_a_run_that_has_no_room_for_its_lock_leaves_no_folder(tmp_path, processes):
+    expected = rf"^cannot lock {tmp_path}/runs/.*: File too large; it must be on a disk that can be written$"
+    with files_up_to(0), pytest.raises(UserError, match=expected), owned(new_run(tmp_path), processes):
+        pass
+    assert names_in(tmp_path / "runs") == []
+
+
 @pytest.mark.parametrize("flags", [["--preflight-only", "--preflight"], ["--opponent", "model"]])
 def test_a_run_that_ends_before_its_first_step_leaves_nothing(place, flags):
     if "--opponent" in flags:
@@ -224,6 +233,27 @@ def test_a_run_that_ends_before_its_first_step_leaves_nothing(place, flags):
     else:
         assert start(*flags) == 0
     assert names_in("runs") == names_in("checkpoints") == []
+
+
+def test_a_run_that_is_stopped_in_its_preflight_leaves_what_was_there(place, capsys, monkeypatch):
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back when the test is over
+
+    def stopped(run, *flags):
+        capsys.readouterr()
+        with signalled_at(train, "preflight", 1, signal.SIGINT), pytest.raises(SystemExit) as ended:
+            run_main(lambda arguments: run(*flags))
+        assert ended.value.code == 130
+        # Nothing was begun, so there is nothing to go on with but the same command.
+        assert capsys.readouterr().err.endswith("interrupted\n")
+
+    stopped(start, "--preflight")
+    assert names_in("runs") == names_in("checkpoints") == []
+    with killed_at(train, "update_policy", 1):
+        start("--preflight")
+    before = files_of(".")
+    stopped(resume)  # before its first checkpoint a run is looked at again
+    assert files_of(".") == before
 
 
 def test_runs_and_checkpoints_may_be_in_one_folder(place, found):
@@ -330,6 +360,21 @@ def test_copies_of_a_branch_that_has_begun_are_a_runs(tmp_path, processes):
         (run.folder / name).touch()
     with owned(run, processes) as other:
         assert other.name == f"{run.name}-2"
+
+
+def test_a_branch_for_which_there_is_no_room_leaves_nothing_and_says_so_in_one_line(run):
+    earlier, before = f"checkpoints/{NAME}/step_000002", files_of(".")
+    history = [found for pattern in HISTORY for found in Path(f"runs/{NAME}").glob(pattern)]
+    copied = [path for found in history for path in (found, *found.rglob("*")) if path.is_file()]
+    copied = [path for path in copied if path.name != "step_000003.jsonl.gz"]  # of a later step
+    assert {path.name for path in copied} >= {"metrics.jsonl", "eval_before.json", "step_000001.jsonl.gz"}
+    # Of each file that is copied the last byte is missing in turn, and of the lock all.
+    for size in sorted({1, *(path.stat().st_size for path in copied)}):
+        with files_up_to(size - 1), pytest.raises(UserError, match=r"^cannot (write|lock) /.*: File too large") as full:
+            resume(earlier)
+        assert "\n" not in str(full.value)
+        assert names_in("runs") == names_in("checkpoints") == [NAME] and files_of(".") == before
+    assert resume(earlier) == 0 and weights_of(f"{NAME}-2") == weights_of()
 
 
 def test_a_checkpoint_in_a_backup_branches_off_too(run):
@@ -505,6 +550,18 @@ def test_the_checkpoints_of_another_run_are_not_taken(run):
         resume("latest", "--steps", "4", "--checkpoints-dir", "others")
     with pytest.raises(UserError, match=rf"the checkpoints in .* belong to run .*/runs/{NAME}, which is not there"):
         resume(f"others/{NAME}/step_000003")
+
+
+def test_a_checkpoint_whose_runs_folder_was_emptied_says_so_and_begins_a_new_run_as_a_model(run):
+    shutil.rmtree(f"runs/{NAME}")
+    before, newest = files_of("."), run / "checkpoints" / NAME / "step_000003"
+    for named, model in ((newest, newest), (newest.parent, newest.parent / r"step_\*")):
+        expected = rf"^the checkpoints in {newest.parent} belong to run {run}/runs/{NAME}, which is not there: "
+        with pytest.raises(UserError, match=rf"{expected}.* --runs-dir, .* --model-id {model}$"):
+            resume(named)
+    assert files_of(".") == before and names_in("checkpoints") == [NAME]
+    assert start("--model-id", str(newest), "--steps", "1") == 0
+    assert before.items() <= files_of(".").items()
 
 
 def test_a_run_of_an_earlier_version_goes_on_where_it_has_a_checkpoint(run):

@@ -15,7 +15,7 @@ from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.checkpoint import TrainState
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.processes import Processes
-from minrl.rollout import Rollouts, training_plan
+from minrl.rollout import Rollouts, draw_examples, training_plan
 from minrl.sampling import Draw, adapted_temperature, at_temperature, choose_examples, observe
 from minrl.types import Example, Reward, UserError
 
@@ -159,6 +159,14 @@ def test_the_temperature_is_fixed_by_default(make_rollout):
     config, state = config_of(), TrainState()
     observe(state, config, groups(make_rollout, [1, 0]))
     assert state == TrainState()
+
+
+def test_without_a_curriculum_examples_come_in_the_order_of_the_data():
+    examples = [Example(str(n), str(n), {}) for n in range(30)]
+    state, other = TrainState(examples_drawn=28), TrainState(examples_drawn=28)
+    config = config_of(prompts=8)
+    assert choose_examples(examples, config, state) == draw_examples(examples, config, other)
+    assert state == other == TrainState(examples_drawn=36)
 
 
 def test_solve_rates_are_remembered_and_survive_a_checkpoint(make_rollout):
