@@ -262,8 +262,9 @@ def cut_metrics(folder: Path, step: int) -> None:
     kept = [line for line in map(_parsed, filter(_is_json, _whole_lines(folder))) if line["step"] <= step]
     with whole(folder / "metrics.jsonl") as file:
         file.writelines(json_text(line) + "\n" for line in kept)
-    for path in (folder / "rollouts").glob("step_*"):
-        if int(path.name.split("_")[1].split(".")[0]) > step:
+    for path in (folder / "rollouts").glob("step_*.jsonl.gz"):
+        number = path.name.removeprefix("step_").removesuffix(".jsonl.gz")
+        if number.isdecimal() and int(number) > step:  # other files are the user's
             path.unlink()
 
 

@@ -24,7 +24,7 @@ from minrl.judge import Judge, judged, open_judge
 from minrl.lora import Adapters
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
-from minrl.preflight import leave_out_too_long, require_room
+from minrl.preflight import leave_out_unusable, require_room
 from minrl.processes import Processes
 from minrl.progress import activity
 from minrl.run import RUN_RECORD, Run
@@ -110,7 +110,7 @@ def _on_screen(
     if opponent is not None:
         engine = EngineWithOpponent(engine, opponent, policy, config.engine.engine_cache_gib)
     try:
-        tasks = {name: leave_out_too_long(policy, engine, name, task) for name, task in tasks.items()}
+        tasks = {name: leave_out_unusable(policy, engine, name, task) for name, task in tasks.items()}
         trained = task_key(config.rollout.task)
         tasks = {name: judged(task, judge if name == trained else None) for name, task in tasks.items()}
         yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
