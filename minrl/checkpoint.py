@@ -6,10 +6,12 @@ What was read and does not match its manifest is not a checkpoint.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -114,10 +116,22 @@ def damaged(folder: Path) -> dict[Path, str]:
 
 
 def discard_after(folder: Path, step: int) -> None:
-    """Remove what lies beyond a step that a run goes on from: damaged checkpoints, and those half written."""
-    for path in (*_by_step(folder), *folder.glob(".step_*.tmp")):
-        if path.name.startswith(".") or step_of(path) > step:
-            _remove(path)
+    """Clear what lies beyond a step that a run goes on from. What was half written is removed. A damaged checkpoint is
+    set aside as `step_*.damaged`: its weights may be good, where another of its files was edited.
+    """
+    for path in folder.glob(".step_*.tmp"):
+        _remove(path)
+    for path in _by_step(folder):
+        if step_of(path) > step:
+            aside = next(name for name in _names_aside(path) if not name.exists())
+            path.rename(aside)
+            logger.warning(f"the damaged checkpoint {path} is kept as {aside.name}")
+
+
+def _names_aside(checkpoint: Path) -> Iterator[Path]:
+    """step_000004.damaged, step_000004.damaged-2, ..."""
+    yield checkpoint.with_name(f"{checkpoint.name}.damaged")
+    yield from (checkpoint.with_name(f"{checkpoint.name}.damaged-{number}") for number in itertools.count(2))
 
 
 def _remove(checkpoint: Path) -> None:

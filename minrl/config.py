@@ -21,6 +21,12 @@ PATH = {"path": "always"}
 PATH_OR_NAME = {"path": "where it exists"}
 """Marks a setting that names a local folder, or something by a name that is no path."""
 
+LEAST_TEMPERATURE = 1e-3
+"""Logits divided by less are beyond float32."""
+
+MOST_SEEDS = 2**63
+"""torch's generators take no more."""
+
 T = TypeVar("T")
 
 
@@ -105,6 +111,7 @@ class BaseModelConfig:
     def __post_init__(self) -> None:
         for name in ("base_hidden_size", "base_layers", "base_steps", "base_batch_size"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(0 <= self.base_seed < MOST_SEEDS, f"base_seed must be 0 or more and below 2^63, got {self.base_seed}")
         require(
             self.base_heads >= 2 and self.base_heads % 2 == 0,
             f"base_heads must be even and at least 2, got {self.base_heads}",
@@ -144,7 +151,10 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         for name in ("prompts_per_step", "group_size", "max_tokens"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(self.temperature > 0, f"temperature must be above 0 to sample, got {self.temperature}")
+        require(
+            self.temperature >= LEAST_TEMPERATURE,
+            f"temperature must be at least {LEAST_TEMPERATURE} to sample, got {self.temperature}",
+        )
         require(
             self.reward_deadline_s > 0,
             f"reward_deadline_s must be above 0 seconds, got {self.reward_deadline_s}",
@@ -178,7 +188,10 @@ class EvaluationConfig:
         require(self.eval_every >= 0, f"eval_every must be 0 (off) or more, got {self.eval_every}")
         require(self.eval_examples >= 1, f"eval_examples must be at least 1, got {self.eval_examples}")
         require(self.eval_samples >= 0, f"eval_samples must be 0 (automatic) or more, got {self.eval_samples}")
-        require(self.eval_temperature > 0, f"eval_temperature must be above 0, got {self.eval_temperature}")
+        require(
+            self.eval_temperature >= LEAST_TEMPERATURE,
+            f"eval_temperature must be at least {LEAST_TEMPERATURE}, got {self.eval_temperature}",
+        )
 
     @property
     def other_tasks(self) -> list[str]:
@@ -349,7 +362,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
-        require(self.seed >= 0, f"seed must be 0 or more, got {self.seed}")
+        require(0 <= self.seed < MOST_SEEDS, f"seed must be 0 or more and below 2^63, got {self.seed}")
         for group in vars(self).values():
             for name, value in vars(group).items() if hasattr(group, "__dict__") else ():
                 require(not isinstance(value, float) or math.isfinite(value), f"{name} must be finite, got {value}")

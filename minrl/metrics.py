@@ -262,8 +262,10 @@ def cut_metrics(folder: Path, step: int) -> None:
     kept = [line for line in map(_parsed, filter(_is_json, _whole_lines(folder))) if line["step"] <= step]
     with whole(folder / "metrics.jsonl") as file:
         file.writelines(json_text(line) + "\n" for line in kept)
-    for path in (*(folder / "rollouts").glob("step_*"), *(folder / "samples").glob("round_*")):
-        if int(path.name.split("_")[1].split(".")[0]) > step:
+    written = (*(folder / "rollouts").glob("step_*.jsonl.gz"), *(folder / "samples").glob("round_*.jsonl"))
+    for path in written:
+        number = path.name.partition("_")[2].partition(".")[0]
+        if number.isdecimal() and int(number) > step:  # other files are the user's
             path.unlink()
 
 

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -10,6 +11,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -51,11 +53,22 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
     cached_only = not Path(path).exists() and not hub_reachable()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=cached_only)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=cached_only
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=cached_only,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(_not_found(path, error, cached_only)) from error
+    model, found = loaded
+    lacking = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if lacking:  # transformers fills them with random numbers
+        raise UserError(
+            f"{path} lacks {len(lacking)} weights of its own shape, {lacking[0]} among them: the folder is incomplete, "
+            "or its config.json is another model's"
+        )
     return model, tokenizer
 
 

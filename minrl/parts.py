@@ -31,7 +31,7 @@ from minrl.judge import Judge, judged, open_judge
 from minrl.lora import Adapters
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, load_policy
-from minrl.preflight import leave_out_too_long, require_room
+from minrl.preflight import leave_out_unusable, require_room
 from minrl.processes import Processes
 from minrl.progress import activity
 from minrl.resume import resolve_model
@@ -122,7 +122,7 @@ def _on_screen(
     try:
         for name, task in tasks.items():
             check_task_words(policy, name, task)
-        tasks = {name: leave_out_too_long(policy, engine, name, task) for name, task in tasks.items()}
+        tasks = {name: leave_out_unusable(policy, engine, name, task) for name, task in tasks.items()}
         trained = task_key(config.rollout.task)
         tasks = {name: judged(task, judge if name == trained else None) for name, task in tasks.items()}
         yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)

@@ -161,12 +161,19 @@ class Policy:
         return self._ids_of(self._render(prompt, generation=True))
 
     def fits(self, prompt: Prompt, length: int) -> bool:
-        """Whether the prompt has fewer than `length` tokens. What is short in bytes is not encoded: a token has at
-        least one, but for those that a tokenizer adds at the ends.
+        """Whether the prompt has at least one token and fewer than `length`; what is no Unicode text has none.
+
+        What is short in bytes is not encoded: a token has at least one, but for those that are added at the ends.
         """
+        if not isinstance(prompt, str) and not prompt:
+            return False
         text = prompt if isinstance(prompt, str) else self._render(prompt, generation=True)
-        short = len(text.encode()) + self.tokenizer.num_special_tokens_to_add() < length
-        return short or len(self._encode(prompt)) < length
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return False
+        short = size + self.tokenizer.num_special_tokens_to_add() < length
+        return bool(short and text.strip()) or 0 < len(self._encode(prompt)) < length
 
     def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:
         """Token ids that follow a sampled completion when the same role is shown the next message.

@@ -33,8 +33,8 @@ MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
 """What a checkpoint takes for both moments of a weight."""
 
 
-def leave_out_too_long(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
-    """The task without the examples whose prompts leave no room for a completion: counted, and said.
+def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
+    """The task without the examples whose prompts are empty or leave no room for a completion: counted, and said.
 
     What an episode of the task's own shows first is known when it is played: one that does not fit is unscorable.
     """
@@ -54,8 +54,8 @@ def leave_out_too_long(policy: Policy, engine: Engine, name: str, task: Task) ->
     if not left_out:
         return task
     logger.warning(
-        f"{name}: {' and '.join(left_out)} examples are left out: their prompts alone fill the {limit} tokens that the "
-        "model takes"
+        f"{name}: {' and '.join(left_out)} examples are left out: their prompts are empty, or alone fill the {limit} "
+        "tokens that the model takes"
     )
     return replace(task, dataset=Dataset(kept["training"], kept["held-out"]))
 

@@ -165,7 +165,7 @@ class Record:
     def update(self, comparison: Comparison, updated: Updated) -> None:
         """What the update did. Stops the run where an engine that is exact was not: the step is not saved."""
         self.measured(updated.metrics)
-        gap = updated.metrics["engine/logprob_gap_mean"]
+        gap = updated.metrics.get("engine/logprob_gap_mean", 0.0)  # none where nothing was trained on
         if self.parts.engine.exact and gap > LARGEST_GAP:
             model = type(self.parts.policy.model).__name__
             raise UserError(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.metrics import part_means
-from minrl.types import Rollout
+from minrl.types import Reward, Rollout
 
 SHOWN_CHARACTERS = 2000
 """Longest part of a prompt or completion that is shown among the samples."""
@@ -22,14 +22,11 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int, num_lost: int 
     """
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     rewards = [rollout.reward for rollout in scored if rollout.reward is not None]
-    values = np.array([reward.value for reward in rewards] or [0.0])
     lengths = np.array([rollout.num_sampled for rollout in rollouts])
     turns = sum(len(rollout.turns) for rollout in rollouts)
     surprise = sum(-sum(rollout.rollout_logprobs) for rollout in rollouts)
     return {
-        "reward/mean": float(values.mean()),
-        "reward/std": float(values.std()),
-        "reward/solved_frac": float(np.mean([float(reward.solved) for reward in rewards] or [0.0])),
+        **_over_rewards(rewards),
         "reward/unscorable_frac": 1 - len(scored) / (len(rollouts) + num_lost),
         "rollout/completion_tokens_mean": float(lengths.mean()),
         "rollout/completion_tokens_max": float(lengths.max()),
@@ -55,6 +52,19 @@ def over_processes(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
     asked, computed = (sum(values.pop(tag, [])) for tag in (PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED))
     metrics = {tag: max(measured) for tag, measured in values.items()}
     return metrics | ({"engine/prompt_reuse_frac": 1 - computed / asked} if asked else {})
+
+
+def _over_rewards(rewards: Sequence[Reward]) -> dict[str, float]:
+    """Nothing where there are none: a mean of 0 would be taken for wrong completions."""
+    if not rewards:
+        return {}
+    values = np.array([reward.value for reward in rewards])
+    solved = np.array([reward.solved for reward in rewards], dtype=float)
+    return {
+        "reward/mean": float(values.mean()),
+        "reward/std": float(values.std()),
+        "reward/solved_frac": float(solved.mean()),
+    }
 
 
 def _by_outcome(scored: Sequence[Rollout]) -> dict[str, float]:

@@ -35,6 +35,9 @@ OWNER = "run.json"
 SAVED = "last_checkpoint.json"
 """What says, in runs/NAME, that a checkpoint was saved, and where."""
 
+SMALLEST_LINKED = 2**20
+"""Bytes from which a branch takes a checkpoint's file by a second name in place of a copy."""
+
 COPYING = ".copying"
 """What says that a folder holds copies for a branch that has not begun: whoever finds it unlocked may remove them."""
 
@@ -279,8 +282,11 @@ def _discard_unless_begun(run: Run) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """A second name for a checkpoint's file, which is never changed; a copy where the disk has no second names."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    """A second name for a checkpoint's weights; a copy of what is small, such as a template that somebody may edit in
+    place, and where the disk has no second names.
+    """
+    if os.path.getsize(source) >= SMALLEST_LINKED:
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)

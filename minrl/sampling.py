@@ -47,8 +47,12 @@ class Draw:
 
     @property
     def config(self) -> TrainerConfig:
-        """The config of the next round, which draws `prompts` examples."""
-        return replace(self._config, rollout=replace(self._config.rollout, prompts_per_step=self.prompts))
+        """The config of the next round, which draws `prompts` examples; minibatches are the whole step's."""
+        return replace(
+            self._config,
+            rollout=replace(self._config.rollout, prompts_per_step=self.prompts),
+            algorithm=replace(self._config.algorithm, minibatches_per_pass=1),
+        )
 
     def add(self, sampled: Rollouts) -> None:
         """Take a round's rollouts, and see how many examples are still wanted."""

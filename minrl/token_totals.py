@@ -43,29 +43,27 @@ class TokenTotals:
         return cls(**{name: how([getattr(share, name) for share in shares]) for name, how in combine.items()})
 
     def metrics(self) -> dict[str, float]:
-        """Means over the tokens, by tag."""
-        count = max(1, self.tokens)
-        metrics = {
-            "policy/loss": self.loss,
-            "policy/entropy": self.entropy / count,
-            "policy/clip_low_frac": self.clip_low / count,
-            "policy/clip_high_frac": self.clip_high / count,
+        """Means and extremes over the tokens, by tag; none where no token was trained on."""
+        if not self.tokens:
+            return {}
+        return {
+            "policy/entropy": self.entropy / self.tokens,
+            "policy/clip_low_frac": self.clip_low / self.tokens,
+            "policy/clip_high_frac": self.clip_high / self.tokens,
             "policy/ratio_max": self.ratio_max,
-            "engine/logprob_gap_mean": self.gap / count,
+            "engine/logprob_gap_mean": self.gap / self.tokens,
             "engine/logprob_gap_max": self.gap_max,
-            "engine/kl": self.kl / count,
-            "update/computed_tokens": self.computed_tokens,
+            "engine/kl": self.kl / self.tokens,
+            "engine/importance_weight_mean": self.raw_weight / self.tokens,
+            "engine/importance_weight_min": self.raw_weight_min,
+            "engine/importance_weight_max": self.raw_weight_max,
         }
-        if self.tokens:
-            metrics["engine/importance_weight_mean"] = self.raw_weight / self.tokens
-            metrics["engine/importance_weight_min"] = self.raw_weight_min
-            metrics["engine/importance_weight_max"] = self.raw_weight_max
-        return metrics
 
     def corrections(self) -> dict[str, float]:
-        """What correcting the engine did, by tag."""
-        count = max(1, self.tokens)
+        """What correcting the engine did, by tag; nothing where no token was trained on."""
+        if not self.tokens:
+            return {}
         return {
-            "engine/importance_cap_frac": self.capped / count,
-            "engine/ess": self.weight**2 / max(count * self.weight_squared, 1e-30) if self.tokens else 1.0,
+            "engine/importance_cap_frac": self.capped / self.tokens,
+            "engine/ess": self.weight**2 / max(self.tokens * self.weight_squared, 1e-30),
         }

@@ -80,7 +80,7 @@ class Reward:
     def __post_init__(self) -> None:
         for name in ("value", "maximum"):
             object.__setattr__(self, name, _finite(f"the {name} of a reward", getattr(self, name)))
-        parts = {name: _finite(f"part {name!r} of a reward", part) for name, part in self.parts.items()}
+        parts = {str(name): _finite(f"part {name!r} of a reward", part) for name, part in self.parts.items()}
         object.__setattr__(self, "parts", parts)
         require(
             self.value <= self.maximum or self._at_maximum,

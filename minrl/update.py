@@ -140,19 +140,24 @@ class _Update:
         self.pending = False
 
     def metrics(self) -> dict[str, float]:
-        """Means over the trained tokens of all processes, by tag."""
+        """Means over the trained tokens of all processes and over the optimizer steps, by tag. What nothing was
+        measured of is left out: a 0 would read as a collapse.
+        """
         totals = TokenTotals.over(self.policy.processes.gather([self.totals]))
         norms = [norm for norm in self.grad_norms if math.isfinite(norm)]
         passes = self.config.algorithm.passes_per_step
         metrics = {
             **totals.metrics(),
-            "policy/grad_norm": sum(norms) / len(norms) if norms else 0.0,
+            "policy/loss": totals.loss / max(1, len(self.grad_norms)),
+            "update/computed_tokens": totals.computed_tokens,
             "policy/optimizer_steps": len(norms),
             "policy/skipped_steps": len(self.grad_norms) - len(norms),
             "policy/trained_token_frac": totals.tokens / max(1, passes * len(self.advantages)),
         }
-        if self.ref_logprobs is not None:
-            metrics["policy/ref_kl"] = totals.ref_kl / max(1, totals.tokens)
+        if norms or not self.grad_norms:  # without an optimizer step the gradient is 0
+            metrics["policy/grad_norm"] = sum(norms) / max(1, len(norms))
+        if self.ref_logprobs is not None and totals.tokens:
+            metrics["policy/ref_kl"] = totals.ref_kl / totals.tokens
         if self.cap:
             metrics.update(totals.corrections())
         return metrics

@@ -28,6 +28,9 @@ from minrl.types import Job
 MOST_THREADS = 256
 """Jobs that wait for a server at the same time."""
 
+LONGEST_WAIT_S = 3600.0
+"""Of one call: the system refuses waits of a month. Who waits longer asks again."""
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -108,7 +111,7 @@ class Workers:
         if not self._busy:
             return []
         patience = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
-        ready = set(wait(list(self._busy), timeout=max(0.0, patience)))
+        ready = set(wait(list(self._busy), timeout=min(max(0.0, patience), LONGEST_WAIT_S)))
         finished = []
         for connection, worker in list(self._busy.items()):
             if connection in ready:
@@ -145,7 +148,7 @@ class _Worker:
         """Hand the job over. A job that cannot be pickled fails here."""
         try:
             payload = pickle.dumps((job.function, job.arguments))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except Exception as error:  # a task's objects may raise anything where they are pickled
             return Failure(f"the job cannot be sent to a worker: {error}")
         self.index, self.deadline = index, time.monotonic() + deadline_s
         with contextlib.suppress(BrokenPipeError):  # it has just died, which `receive` will find
@@ -175,7 +178,7 @@ def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
     """The job's result, or a `Failure` with its traceback."""
     try:
         return job.function(*job.arguments)
-    except Exception:  # a task's reward may raise anything: the rollout becomes unscorable and is counted
+    except (Exception, SystemExit):  # a task's reward may raise anything: the rollout becomes unscorable, is counted
         return Failure(traceback.format_exc())
 
 

@@ -284,12 +284,18 @@ def test_saving_a_step_again_replaces_it(tmp_path, trained):
     assert [path.name for path in tmp_path.iterdir()] == ["step_000003"]
 
 
-def test_what_lies_beyond_the_step_that_is_resumed_is_discarded(tmp_path, trained):
+def test_what_lies_beyond_the_step_that_is_resumed_is_set_aside(tmp_path, trained):
     for number in (1, 2, 3, 10):
         save(tmp_path, trained, number)
     (tmp_path / ".step_000011.tmp").mkdir()  # half written
     discard_after(tmp_path, 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002"]
+    aside = ["step_000003.damaged", "step_000010.damaged"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000001", "step_000002", *aside]
+    # Nothing takes what is set aside for a checkpoint, and a second one of the step takes another name.
+    assert newest_complete(tmp_path) == tmp_path / "step_000002"
+    save(tmp_path, trained, 3)
+    discard_after(tmp_path, 2)
+    assert (tmp_path / "step_000003.damaged-2").is_dir() and (tmp_path / "step_000003.damaged").is_dir()
 
 
 def test_what_is_damaged_is_named_and_what_was_written_to_its_end_is_known(tmp_path, trained):

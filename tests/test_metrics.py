@@ -119,6 +119,15 @@ def test_a_run_that_starts_again_keeps_nothing(tmp_path):
     assert [step for step, _ in events(tmp_path)["reward/mean"]] == [0, 1]
 
 
+def test_files_beside_the_rollouts_are_the_users(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    mine = [tmp_path / "rollouts" / name for name in ("step_notes.txt", "step_000009.txt", "step_x.jsonl.gz")]
+    for path in (*mine, tmp_path / "rollouts/step_000009.jsonl.gz"):
+        path.touch()
+    MetricsLog(tmp_path, cut_after=2).close()
+    assert sorted((tmp_path / "rollouts").iterdir()) == sorted(mine)
+
+
 def test_lines_and_events_that_were_being_written_at_the_kill_are_cut_away(tmp_path):
     write(tmp_path, [1, 2])
     with (tmp_path / "metrics.jsonl").open("a") as file:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from loguru import logger
+from safetensors.torch import load_file, save_file
 from transformers import Phi3Config
 
 from minrl import cpu
@@ -12,7 +13,7 @@ from minrl.batch import pack
 from minrl.config import ModelConfig
 from minrl.cpu import OneDnnLinear, few_rows_product, product
 from minrl.models import ASSISTANT, END, USER, save_model, word_tokenizer
-from minrl.policy import as_policy, load_policy, master_weights
+from minrl.policy import as_policy, load_policy, master_weights, save_policy
 from minrl.types import UserError
 from tests.conftest import CPU
 from tests.test_scoring import SMALL, make_model
@@ -120,6 +121,22 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path, processes, c
     with pytest.raises(UserError) as refused:
         load_policy(str(folder), CPU, processes)
     assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+
+
+def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path, policy, processes):
+    save_policy(policy, tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    save_file({name: weight for name, weight in weights.items() if "mlp" not in name}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks 3 weights of its own shape, model.layers.0.mlp.down_proj.weight among"):
+        load_policy(str(tmp_path), CPU, processes)
+    wide = weights["model.norm.weight"].repeat(2)
+    save_file({**weights, "model.norm.weight": wide}, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"model.norm.weight"):
+        load_policy(str(tmp_path), CPU, processes)
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match="is not a model folder that transformers can load"):
+        load_policy(str(tmp_path), CPU, processes)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -17,7 +17,7 @@ from minrl.preflight import (
     answer_findings,
     checkpoint_bytes,
     disk_findings,
-    leave_out_too_long,
+    leave_out_unusable,
     memory_findings,
     preflight,
     rate_findings,
@@ -55,14 +55,22 @@ def lengths(*counts):
 def test_examples_that_leave_no_room_are_left_out_counted_and_said(policy, engine, said):
     policy.model.config.max_position_embeddings = 10
     task = Task(Dataset(lengths(3, 9, 10, 400), lengths(5, 11)), lambda text, example: Reward(0.0))
-    kept = leave_out_too_long(policy, engine, "mine", task).dataset
+    kept = leave_out_unusable(policy, engine, "mine", task).dataset
     assert ([e.id for e in kept.train], [e.id for e in kept.held_out]) == (["3", "9"], ["5"])
     (line,) = said
     assert "mine: 2 of 4 training and 1 of 2 held-out examples are left out" in line and "10 tokens" in line
 
 
+@pytest.mark.parametrize("prompt", ["", " \n", [], "1 \ud800", [{"role": "user", "content": "\ud800"}]])
+def test_examples_without_a_prompt_are_left_out(prompt, policy, engine, said):
+    dataset = Dataset([*lengths(3), Example("none", prompt, {})], lengths(5))
+    kept = leave_out_unusable(policy, engine, "mine", Task(dataset, lambda text, example: Reward(0.0))).dataset
+    assert [example.id for example in kept.train] == ["3"]
+    assert "mine: 1 of 2 training examples are left out: their prompts are empty" in said[0]
+
+
 def test_a_task_that_fits_stays_as_it_is(policy, engine, said, sevens):
-    assert leave_out_too_long(policy, engine, "sevens", sevens) is sevens
+    assert leave_out_unusable(policy, engine, "sevens", sevens) is sevens
     assert not said
 
 
@@ -88,7 +96,7 @@ def test_a_task_none_of_whose_examples_fits_is_refused(policy, engine, split, tr
     policy.model.config.max_position_embeddings = 10
     task = Task(Dataset(lengths(*train), lengths(*held_out)), lambda text, example: Reward(0.0))
     with pytest.raises(UserError, match=f"no {split} example of mine leaves room for a completion in the 10 tokens"):
-        leave_out_too_long(policy, engine, "mine", task)
+        leave_out_unusable(policy, engine, "mine", task)
 
 
 def test_a_healthy_run_has_no_findings(policy, make_rollout):

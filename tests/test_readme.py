@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import evaluate
+import train
 from minrl.tasks import find_definition
 
 ROOT = Path(__file__).parent.parent
@@ -18,13 +20,15 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture
-def sevens(tmp_path):
+def sevens(tmp_path, monkeypatch):
     """README's example of a task, in a folder of its own."""
     (source,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "TaskDefinition" in block]
     path = tmp_path / "anywhere" / "sevens.py"
     path.parent.mkdir()
     path.write_text(source)
-    return path
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield path
+    sys.modules.pop("sevens", None)
 
 
 def run(script, *arguments, cwd):
@@ -49,15 +53,10 @@ def test_the_example_of_a_task_shows_no_held_out_prompt(sevens):
     assert dataset.train and not {e.prompt for e in dataset.train} & {e.prompt for e in dataset.held_out}
 
 
-def test_the_example_of_a_task_trains_goes_on_and_scores_completions(sevens, tmp_path):
+def test_the_example_of_a_task_trains_goes_on_and_scores_completions(sevens, tmp_path, monkeypatch):
     run(
         "train.py",
-        "--task",
-        "sevens.py:sevens",
-        "--sevens.most",
-        "9",
-        "--steps",
-        "2",
+        *["--task", "sevens.py:sevens", "--sevens.most", "9", "--steps", "2"],
         *SETTINGS.split(),
         cwd=sevens.parent,
     )
@@ -68,7 +67,8 @@ def test_the_example_of_a_task_trains_goes_on_and_scores_completions(sevens, tmp
 
     # A folder that is not the file's: the path in config.json is absolute.
     folders = ["--runs-dir", str(folder.parent), "--checkpoints-dir", str(sevens.parent / "checkpoints")]
-    run("train.py", "--resume", "latest", "--steps", "3", *folders, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert train.main(["--resume", "latest", "--steps", "3", *folders]) == 0
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2, 3]
     # Demonstrations are right once in five times, and a base model that learned nothing is never.
@@ -81,5 +81,5 @@ def test_the_example_of_a_task_trains_goes_on_and_scores_completions(sevens, tmp
     rows.write_text("".join(json.dumps({"completion": text, "count": 3}) + "\n" for text in ("7 7 7", "7 7")))
     scored = tmp_path / "scored.jsonl"
     flags = ["--task", f"{sevens}:sevens", "--completions", str(rows), "--output", str(scored), "--reward-workers", "1"]
-    run("evaluate.py", *flags, cwd=tmp_path)
+    assert evaluate.main(flags) == 0
     assert [json.loads(line)["reward"] for line in scored.read_text().splitlines()] == [1.0, 0.0]

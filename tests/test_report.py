@@ -58,6 +58,16 @@ def size(path):
     return struct.unpack(">II", data[16:24])
 
 
+def test_a_task_may_have_a_slash_in_its_name(make_run):
+    folder = make_run("family")
+    path = folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace("eval/sevens/", "eval/reasoning_gym/leg_counting/"))
+    (folder / "summary.json").write_text('{"task": "reasoning_gym/leg_counting"}')
+    run = read_run(folder)
+    assert run.tasks == ["reasoning_gym/leg_counting"]
+    assert [score.pass_at_1 for score in run.scores(run.tasks[0])] == pytest.approx([0.4, 0.5, 0.6])
+
+
 def test_runs_stand_side_by_side(make_run, capsys, tmp_path):
     first, second = make_run("a"), make_run("b", algorithm="rloo", learning_rate=1e-3)
     text, folder, said = report(capsys, first, second, "--output", tmp_path / "out")

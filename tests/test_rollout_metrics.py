@@ -34,8 +34,7 @@ def test_right_and_wrong_completions_have_a_length_each(make_rollout):
 
 def test_where_nothing_could_be_scored_there_is_no_reward_and_no_outcome(make_rollout):
     metrics = rollout_metrics([make_rollout([1], [2], reward=None)], 4)
-    assert (metrics["reward/mean"], metrics["reward/std"], metrics["reward/solved_frac"]) == (0, 0, 0)
-    assert metrics["reward/unscorable_frac"] == 1
+    assert {tag: value for tag, value in metrics.items() if tag.startswith("reward/")} == {"reward/unscorable_frac": 1}
     assert not any("group_frac" in tag or "solved_mean" in tag for tag in metrics)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import train
 from minrl import parts, run_folder
+from minrl.checkpoint import damage
 from minrl.command_line import from_dict, run_main
 from minrl.config import LoggingConfig, TrainerConfig
 from minrl.files import LOCK
@@ -466,6 +467,26 @@ def test_the_newest_whole_checkpoint_may_be_named(run):
     Path(f"checkpoints/{NAME}/step_000003/trainer.json").unlink()
     assert resume(f"checkpoints/{NAME}/step_000002") == 0
     assert names_in("runs") == [NAME] and steps_of() == [0, 1, 2, 3] and weights_of() == expected
+
+
+def test_a_checkpoint_with_an_edited_file_is_set_aside_and_not_removed(run):
+    newest = Path(f"checkpoints/{NAME}/step_000003")
+    weights = (newest / "model.safetensors").read_bytes()
+    (newest / "chat_template.jinja").write_text("mine")
+    (newest / "NOTES.md").write_text("mine")
+    assert resume() == 0
+    aside = newest.with_name("step_000003.damaged")
+    assert (aside / "model.safetensors").read_bytes() == weights
+    assert (aside / "NOTES.md").read_text() == (aside / "chat_template.jinja").read_text() == "mine"
+    assert steps_of() == [0, 1, 2, 3] and damage(newest) is None
+
+
+def test_a_branch_shares_no_file_that_somebody_may_edit(run, monkeypatch):
+    monkeypatch.setattr("minrl.run_folder.SMALLEST_LINKED", 4096)
+    assert resume(f"checkpoints/{NAME}/step_000002") == 0
+    kept, branch = (Path(f"checkpoints/{name}/step_000002") for name in (NAME, f"{NAME}-2"))
+    shared = {path.name for path in kept.iterdir() if path.samefile(branch / path.name)}
+    assert shared == {"model.safetensors", "optimizer.safetensors"}
 
 
 def test_the_summary_of_a_run_that_goes_on_is_kept_under_another_name(run):

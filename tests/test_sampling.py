@@ -65,6 +65,13 @@ def test_with_several_roles_an_example_counts_by_the_share_of_its_groups_that_ha
     assert draw.prompts == 3
 
 
+def test_fewer_examples_than_minibatches_can_be_drawn_anew(make_rollout):
+    config = replace(config_of(prompts=4, refill_rounds=1), algorithm=AlgorithmConfig(minibatches_per_pass=4))
+    draw = Draw(config)
+    draw.add(Rollouts(groups(make_rollout, [1, 0], [1, 0], [1, 0], [0, 0]), []))
+    assert draw.prompts == draw.config.rollout.prompts_per_step == 1
+
+
 def test_a_full_draw_is_not_refilled(make_rollout):
     draw = Draw(config_of(prompts=2, refill_rounds=5))
     draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))

@@ -24,6 +24,13 @@ def test_a_reward_is_at_most_1_where_nothing_is_said():
     assert [Reward(value, maximum=4.0).solved for value in (1.0, 3.9, 4.0)] == [False, False, True]
 
 
+def test_parts_of_a_reward_have_texts_for_names():
+    reward = object.__new__(Reward)  # a task may break the type that its reward states
+    vars(reward).update(value=0.0, parts={1: 0.5, "form": 1}, maximum=1.0, full=None)
+    reward.__post_init__()
+    assert reward.parts == {"1": 0.5, "form": 1.0}
+
+
 def test_a_job_runs_in_the_workers_and_a_turn_is_the_policys_where_nothing_is_said():
     assert Job(int) == Job(int, (), cheap=False, waits=False)
     assert not Turn(SOLO, "numbers").frozen

@@ -206,9 +206,18 @@ def test_a_worker_that_dies_fails_its_job_only(pool, status):
     assert pool.run([Job(int, ("9",))] * 3) == [9, 9, 9]
 
 
-def test_a_job_that_calls_exit_fails(pool):
-    assert isinstance(pool.run([Job(sys.exit, (0,))])[0], Failure)
+@pytest.mark.parametrize("cheap", [False, True])
+def test_a_job_that_calls_exit_fails(pool, cheap):
+    assert isinstance(pool.run([Job(sys.exit, (0,), cheap=cheap)])[0], Failure)
     assert pool.run([Job(int, ("9",))]) == [9]
+
+
+def test_a_deadline_may_be_years_away():
+    workers = Workers(1, deadline_s=1e12)  # poll(2) takes 24 days
+    try:
+        assert workers.run([Job(int, ("9",))]) == [9]
+    finally:
+        workers.close()
 
 
 def test_an_idle_worker_that_dies_is_replaced(pool):
@@ -222,8 +231,12 @@ def test_a_job_that_cannot_be_sent_fails(pool):
     lock, good = pool.run([Job(_identity, (threading.Lock(),)), Job(int, ("7",))])
     assert isinstance(lock, Failure) and "cannot be sent to a worker" in lock.reason
     assert good == 7
-    nested = pool.run([Job(lambda: 1)])[0]
-    assert isinstance(nested, Failure) and "cannot be sent to a worker" in nested.reason
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for job in (Job(lambda: 1), Job(_identity, (deep,)), Job(_identity, (Unwilling(),))):
+        (failed,) = pool.run([job])
+        assert isinstance(failed, Failure) and "cannot be sent to a worker" in failed.reason
 
 
 def test_a_result_that_cannot_be_sent_back_fails_and_says_so(pool):
@@ -276,6 +289,11 @@ def _path():
 def _thread_name():
     time.sleep(0.01)
     return threading.current_thread().name
+
+
+class Unwilling:
+    def __reduce__(self):
+        raise ValueError("not this one")
 
 
 def _identity(value):

@@ -47,7 +47,7 @@ class RunData:
     def tasks(self) -> list[str]:
         """What was evaluated, the trained task first."""
         trained = self.summary.get("task") or str(self.record["config"].get("task", "")).rpartition(":")[2]
-        found = [tag.split("/")[1] for line in self.lines for tag in line if tag.endswith("/pass@1")]
+        found = [tag[len("eval/") : -len("/pass@1")] for line in self.lines for tag in line if tag.endswith("/pass@1")]
         return sorted(dict.fromkeys(found), key=lambda task: task != trained)
 
     @property

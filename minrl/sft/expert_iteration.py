@@ -191,7 +191,7 @@ def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
         row: dict[str, object] = {"round": line["step"]}
         if "expert/kept" in line:
             row |= {
-                "correct": f"{line['reward/solved_frac']:.1%}",
+                "correct": f"{line['reward/solved_frac']:.1%}" if "reward/solved_frac" in line else "-",
                 "kept": f"{line['expert/kept']:.0f} ({line['expert/kept_frac']:.0%})",
                 "solved": int(line["expert/solved_examples"]),
             }

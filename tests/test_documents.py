@@ -1,0 +1,227 @@
+"""README and docs say what is so: commands parse, flags and files exist, figures stand in LOG.md with their command."""
+
+import argparse
+import dataclasses
+import importlib.util
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import tyro
+
+from minrl.config import TrainerConfig
+from minrl.evaluate_config import EvaluateConfig
+from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
+from minrl.tasks import option_classes
+from minrl.viewer.__main__ import ViewerConfig
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+LOG = {section.split("\n", 1)[0]: " ".join(section.split()) for section in (ROOT / "LOG.md").read_text().split("\n## ")}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ELSEWHERE = ("tensorboard", "accelerate", "torchrun", "source", "uv")
+"""Programs of others: what they are called with is theirs to check, but for the scripts of ours that they start."""
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`]+)`")
+PROGRAM = re.compile(r"^(?:[A-Z_]+=\S+ )*(python|make|accelerate|torchrun|tensorboard) ")
+NUMBER = re.compile(r"(?<![\w.,:/-])\d[\d,]*(?:\.\d+)?(?![\w:/-]|\.\d)")
+MEASURED = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:%|s\b|minutes))")
+
+
+class Parsed(Exception):
+    """The command line was taken; what it would start is not started."""
+
+
+def commands(page: str) -> Iterator[str]:
+    """The shell commands of a page, whole, without comments."""
+    for language, block in FENCE.findall(page):
+        if language == "sh":
+            lines = block.replace("\\\n", " ").splitlines()
+            yield from (line for line in (line.split("  #")[0].strip() for line in lines) if line)
+    for line in FENCE.sub("", page).splitlines():
+        if line.startswith("    ") and PROGRAM.match(line.strip()):
+            yield line.strip()
+    prose = " ".join(FENCE.sub("", page).split())
+    yield from (span for span in SPAN.findall(prose) if PROGRAM.match(span))
+
+
+def flags_of(cls: type) -> Iterator[str]:
+    for name, hint in get_type_hints(cls).items():
+        inner = [hint, *get_args(hint)]
+        groups = [kind for kind in inner if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
+        yield from (flag for group in groups for flag in flags_of(group))
+        if not groups:
+            yield "--" + name.replace("_", "-")
+
+
+def known_flags() -> set[str]:
+    programs = (TrainerConfig, EvaluateConfig, SftConfig, FilterConfig, ExpertIterationConfig, ViewerConfig)
+    known = {flag for program in programs for flag in flags_of(program)}
+    for task, options in option_classes(["reasoning_gym/leg_counting"]).items():
+        known |= {flag.replace("--", f"--{task}.", 1).replace("_", "-") for flag in flags_of(options)}
+    return known
+
+
+@pytest.fixture
+def stops_when_parsed(monkeypatch):
+    """tyro and argparse raise `Parsed` in place of handing over what they parsed."""
+
+    def then_stop(parse):
+        def parse_and_stop(*args, **kwargs):
+            parse(*args, **kwargs)
+            raise Parsed
+
+        return parse_and_stop
+
+    monkeypatch.setattr(tyro, "cli", then_stop(tyro.cli))
+    for name in ("parse_args", "parse_known_args"):
+        monkeypatch.setattr(argparse.ArgumentParser, name, then_stop(getattr(argparse.ArgumentParser, name)))
+
+
+def start(path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call the main of a script of ours."""
+    spec = importlib.util.spec_from_file_location("started", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    spec.loader.exec_module(script)
+    script.main(*([arguments] if script.main.__code__.co_argcount else []))
+
+
+def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if words[:2] == ["-m", "pytest"]:
+        check_pytest(words[2:])
+        return
+    module = words[0] == "-m"
+    name, arguments = (words[1], words[2:]) if module else (words[0], words[1:])
+    path = ROOT / (name.replace(".", "/") if module else name)
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    assert path.is_file(), f"{name}: no such file"
+    if "NAME" not in name:
+        with pytest.raises(SystemExit if "--help" in arguments else Parsed):
+            start(path, [word for word in arguments if word[0] != "[" and word[-1] != "]"], monkeypatch)
+
+
+def check_pytest(words: list[str]) -> None:
+    markers = {line.split(":")[0] for line in PROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+    if "-m" in words:
+        assert set(re.findall(r"\w+", words[words.index("-m") + 1])) - {"and", "or", "not"} <= markers
+    for word in words:
+        assert not word.startswith(("tests", "minrl")) or (ROOT / word).exists(), word
+
+
+def check_make(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    target, *settings = words
+    values = dict(setting.split("=", 1) for setting in settings)
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}: no such target"
+    extra, arguments = values.pop("EXTRA", ""), shlex.split(values.pop("ARGS", ""))
+    assert not extra or extra in PROJECT["project"]["optional-dependencies"], f"no extra {extra}"
+    assert not set(values) - set(re.findall(r"^(\w+) [?:]?= ", makefile, re.MULTILINE)), values
+    if target == "train":
+        check_python(["train.py", *arguments], monkeypatch)
+    elif target == "test":
+        check_pytest(arguments)
+
+
+@pytest.fixture
+def beside_the_example(tmp_path, monkeypatch):
+    """A working directory in which README's own example lies where its commands look for it."""
+    (source,) = [block for language, block in FENCE.findall(PAGES["README.md"]) if language == "python"]
+    (tmp_path / "path/to").mkdir(parents=True)
+    (tmp_path / "path/to/sevens.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("sevens", None)
+
+
+ALL_COMMANDS = sorted({(name, command) for name, page in PAGES.items() for command in commands(page)})
+
+
+@pytest.mark.parametrize(("page", "command"), ALL_COMMANDS)
+@pytest.mark.usefixtures("stops_when_parsed", "beside_the_example")
+def test_each_command_parses(page, command, monkeypatch):
+    for one in command.split(" && "):
+        words = [word for word in shlex.split(one) if not re.match(r"^[A-Z_]+=", word) or one.startswith("make")]
+        if words[0] == "make":
+            check_make(words[1:], monkeypatch)
+        elif words[0] == "python":
+            if words[1:] != ["benchmarks/NAME.py"]:
+                check_python([word for word in words[1:] if word != "RUN"] if "..." in one else words[1:], monkeypatch)
+        else:
+            assert words[0] in ELSEWHERE, f"{page}: {command}"
+            if "train.py" in words:
+                check_python(words[words.index("train.py") :], monkeypatch)
+
+
+def test_there_are_commands_of_each_program():
+    said = " ".join(command for _, command in ALL_COMMANDS)
+    for program in ("make train", "make test", "python train.py", "python evaluate.py", "python -m minrl.sft.filter"):
+        assert program in said
+
+
+def spans(page: str) -> list[str]:
+    return SPAN.findall(" ".join(FENCE.sub("", page).split()))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_flag_that_is_named_exists(name):
+    own = [span for span in spans(PAGES[name]) if not PROGRAM.match(span) and span.split()[0] not in ELSEWHERE]
+    named = {flag for span in own for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", span)}
+    benchmarks = " ".join(path.read_text() for path in ROOT.glob("benchmarks/*.py"))
+    known = known_flags() | set(re.findall(r'"(--[a-z-]+)"', benchmarks)) | {"--config", "--sevens.most"}
+    assert sorted(named - known) == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_file_that_is_named_exists(name):
+    page = PAGES[name]
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", page) if "://" not in link]
+    missing = [link for link in links if not (ROOT / name).parent.joinpath(link).exists()]
+    listed = [line.split()[0] for language, block in FENCE.findall(page) if not language for line in block.splitlines()]
+    ours = re.compile(r"(minrl|tests|benchmarks|docs|requirements)/[\w/.*-]*")
+    named = [path for path in [*spans(page), *listed] if ours.fullmatch(path)]
+    assert missing + [path for path in named if not list(ROOT.glob(path.replace("NAME", "*")))] == []
+
+
+def measured(page: str) -> Iterator[tuple[str, set[str], list[str]]]:
+    """Each table row and paragraph with measured figures: its text, the figures, the commands they may come from."""
+    for section in re.split(r"^#+ ", page, flags=re.MULTILINE):
+        everywhere = list(commands(section))
+        for paragraph in FENCE.sub("", section).split("\n\n"):
+            if not paragraph.startswith("|"):
+                figures = set(MEASURED.findall(paragraph)) - {"95"}  # 95 %: of the intervals
+                yield " ".join(paragraph.split()), figures, everywhere
+                continue
+            header, _, *rows = paragraph.splitlines()
+            for row in [] if header.endswith("| default |") else rows:  # settings are chosen, not measured
+                first, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+                numbers = [cell for cell in cells if NUMBER.match(cell)]
+                own = [span for span in SPAN.findall(first) if PROGRAM.match(span)]
+                yield row, {number for cell in numbers for number in NUMBER.findall(cell)}, own or everywhere
+
+
+def logged(figures: set[str], sources: list[str]) -> bool:
+    """Whether one entry of LOG.md has all figures and one of the commands."""
+    return any(
+        all(re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d|\.\d)", entry) for figure in figures)
+        and any(" ".join(source.split()) in entry for source in sources)
+        for entry in LOG.values()
+    )
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_each_figure_stands_in_the_log_with_its_command(name):
+    assert [text for text, figures, sources in measured(PAGES[name]) if figures and not logged(figures, sources)] == []
+
+
+def test_there_are_figures_to_look_for():
+    assert sum(bool(figures) for _, figures, _ in measured(PAGES["README.md"])) > 15
