@@ -98,7 +98,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     ),
     # arXiv:2506.13585. Its upper bound is not published; 5 is that of arXiv:2510.13786. Its dynamic sampling and length
     # penalty, which are DAPO's, are settings of their own.
-    "cispo": Algorithm(normalize_rewards_per_group, clipped_weight, token_mean, Limits(clip_high=4.0)),
+    "cispo": Algorithm(
+        normalize_rewards_per_group, clipped_weight, token_mean, Limits(clip_high=4.0, either_sign=True)
+    ),
     # arXiv:2511.20347, equation 5.
     "sapo": Algorithm(normalize_rewards_per_group, soft_gate, sequence_mean),
     # arXiv:1912.09729, with a group's baseline in place of a value network, and c = 3 as in verl.
@@ -163,7 +165,8 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
 
 def _limits(name: str, limits: Limits, settings: AlgorithmConfig) -> Limits:
     """The row's limits with those that the config sets. One that the row has no use for is refused."""
-    chosen = {field: getattr(settings, field) for field in vars(limits) if getattr(settings, field)}
+    bounds = [field for field in vars(limits) if field.startswith("clip_")]
+    chosen = {field: getattr(settings, field) for field in bounds if getattr(settings, field)}
     for field, value in chosen.items():
         if not getattr(limits, field):
             raise UserError(f"{name} has no {field} and would not read it, got {value}: leave it out")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from minrl.files import same_file
 from minrl.json_text import json_text
 from minrl.judge import Judge, judgement
 from minrl.tasks import Task
@@ -40,7 +41,7 @@ def score_file(
             "this task is played over several turns and no single completion of it can be scored: "
             "leave out --completions and name a model with --checkpoint"
         )
-    if output.resolve() == source.resolve():
+    if same_file(output, source):
         raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
     lines = read_lines(source, "completions")
     rows = solved = failed = 0

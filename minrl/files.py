@@ -136,3 +136,8 @@ def lock_in_turn(path: Path, say: Callable[[str], None]) -> IO[str]:
         held = lock(path, wait=True)
     assert held is not None, "the folder of a lock that is waited for stays"
     return held
+
+
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file: spelled in other ways, through a link, or by a second name."""
+    return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))

@@ -20,12 +20,13 @@ SAPO_TEMPERATURES = (1.0, 1.05)
 @dataclass(frozen=True)
 class Limits:
     """How far the ratio may go: below 1 by `clip_low`, above 1 by `clip_high`; `clip_dual` bounds it where the
-    advantage is negative. 0: no bound.
+    advantage is negative. 0: no bound. `either_sign`: the upper bound holds whatever the advantage's sign.
     """
 
     clip_low: float = 0.0
     clip_high: float = 0.0
     clip_dual: float = 0.0
+    either_sign: bool = False
 
 
 Surrogate = Callable[[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"], Limits], Float[Tensor, " S"]]
@@ -206,10 +207,12 @@ def kl_penalty(
 def clipped_fractions(
     ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> tuple[Bool[Tensor, " S"], Bool[Tensor, " S"]]:
-    """Tokens that the lower and the upper bound hold back."""
+    """Tokens that the lower bound and the upper ones hold back."""
     low = (ratio < 1 - limits.clip_low) & (advantages < 0) & (limits.clip_low > 0)
-    high = (ratio > 1 + limits.clip_high) & (advantages > 0) & (limits.clip_high > 0)
-    return low, high
+    bounded = advantages != 0 if limits.either_sign else advantages > 0
+    high = (ratio > 1 + limits.clip_high) & bounded & (limits.clip_high > 0)
+    dual = (ratio > limits.clip_dual) & (advantages < 0) & (limits.clip_dual > 0)
+    return low, high | dual
 
 
 def _sums(values: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " N"]:

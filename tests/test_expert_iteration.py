@@ -26,6 +26,7 @@ from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.demonstrations import Demonstration, read_demonstrations
 from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round, write_samples
 from minrl.sft.step import mean_loss_and_entropy
+from minrl.tasks import Dataset
 from minrl.types import Example, Reward, UserError
 from minrl.workers import Workers
 from tests.killing import killed_at
@@ -255,13 +256,17 @@ def test_what_the_reward_reads_of_a_sample_is_not_overwritten_by_what_the_sample
     assert kept == [Demonstration(example.prompt, said[0])]
 
 
-def round_of(policy, task, settings):
-    """The completions of a round of the task."""
+def round_with(policy, task, settings):
+    """The examples of a round of the task, and their completions."""
     parts = object.__new__(Parts)  # of which a round's samples read these
     name = settings.reward.task
     vars(parts).update(policy=policy, config=settings.trainer, state=TrainState(step=1), tasks={name: task})
     vars(parts).update(engine=TorchEngine(policy), workers=Workers(1, deadline_s=120.0))
-    return [(one.example_id, one.ids) for one in sample_round(parts, settings).rollouts]
+    return sample_round(parts, settings)
+
+
+def round_of(policy, task, settings):
+    return [(one.example_id, one.ids) for one in round_with(policy, task, settings)[1].rollouts]
 
 
 @pytest.mark.parametrize("asked", [4, 480])
@@ -275,6 +280,32 @@ def test_a_round_samples_each_example_once_whatever_the_batch_and_the_processes(
     assert round_of(make_policy(), sevens, small) == whole
     for found in together(2, lambda m: replace(make_policy(), processes=m), lambda p: round_of(p, sevens, small)):
         assert found == whole
+
+
+def test_a_problem_in_two_wordings_is_sampled_in_one_of_them_and_written_with_it(make_policy, sevens):
+    twice = [replace(example, prompt=f"{example.prompt} {example.prompt}") for example in sevens.dataset.train]
+    task = replace(sevens, dataset=Dataset([*sevens.dataset.train, *twice], sevens.dataset.held_out))
+    settings = ExpertIterationConfig(
+        examples_per_round=480, sample_batch_size=3, samples_per_example=1, max_tokens=2, temperature=1.0
+    )
+    policy = make_policy()
+    drawn, sampled = round_with(policy, task, settings)
+    assert sorted(example.id for example in drawn) == sorted(example.id for example in sevens.dataset.train)
+    words = {example.id: example.prompt for example in sevens.dataset.train}
+    assert {example.prompt == words[example.id] for example in drawn} == {True, False}
+    shown = {example.id: policy.encode_prompt(example.prompt) for example in drawn}
+    assert all(one.ids[: one.prompt_length] == shown[one.example_id] for one in sampled.rollouts)
+
+
+def test_a_filter_does_not_write_over_its_rows(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    (tmp_path / "link.jsonl").symlink_to(rows)
+    os.link(rows, tmp_path / "second.jsonl")
+    for name in ("rows.jsonl", "link.jsonl", "second.jsonl", f"../{tmp_path.name}/rows.jsonl"):
+        with pytest.raises(UserError, match="output must be another file than data"):
+            filtering.main(["--task", "countdown", "--data", str(rows), "--output", str(tmp_path / name)])
+    assert rows.read_text() == "{}\n"
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,10 @@ def test_at_the_bounds_and_without_an_advantage_nothing_is_held_back():
 def test_clipped_fractions_count_what_the_bounds_hold_back():
     low, high = clipped_fractions(RATIOS, ADVANTAGES, LIMITS)
     assert low.tolist() == [False] * 5 + [True, False, False]
-    assert high.tolist() == [False, False, True, True] + [False] * 4
-    assert Limits() == Limits(0.0, 0.0, 0.0)
+    assert high.tolist() == [False, False, True, True, False, False, False, True]  # the last by clip_dual, 3
+    _, high = clipped_fractions(RATIOS, ADVANTAGES, Limits(clip_high=0.28, either_sign=True))
+    assert high.tolist() == [False, False, True, True] * 2
+    assert Limits() == Limits(0.0, 0.0, 0.0, False)
     low, high = clipped_fractions(RATIOS, ADVANTAGES, Limits())
     assert not low.any() and not high.any()
 

@@ -17,6 +17,7 @@ from minrl.config import (
     TrainerConfig,
     task_key,
 )
+from minrl.files import same_file
 from minrl.learning_config import LoraConfig
 from minrl.types import require
 
@@ -246,4 +247,7 @@ class FilterConfig:
         require(
             self.min_reward is None or math.isfinite(self.min_reward), f"min_reward must be finite: {self.min_reward}"
         )
-        require(Path(self.data) != Path(self.output), f"output must be another file than data, got {self.output}")
+        require(
+            not same_file(Path(self.data), Path(self.output)),
+            f"output must be another file than data, got {self.output}",
+        )

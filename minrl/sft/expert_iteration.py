@@ -50,12 +50,12 @@ def improve(parts: Parts, record: Record, settings: ExpertIterationConfig) -> No
     while state.step < config.steps and not record.interrupted:
         state.step += 1
         with record.timed("time/rollout_s"):
-            sampled = sample_round(parts, settings)
+            examples, sampled = sample_round(parts, settings)
             rollouts = sampled.rollouts
         record.rollouts(sampled)
         kept = keep_correct(rollouts, settings)
         if record.main and parts.task.episode is None and record.due(config.logging.rollouts_every):
-            write_samples(samples_path(record.run.folder, state.step), parts.task.dataset.train, rollouts, kept)
+            write_samples(samples_path(record.run.folder, state.step), examples, rollouts, kept)
         record.measured(
             {
                 "expert/kept": float(len(kept)),
@@ -76,22 +76,26 @@ def improve(parts: Parts, record: Record, settings: ExpertIterationConfig) -> No
             record.checkpoint(save_checkpoint)
 
 
-def sample_round(parts: Parts, settings: ExpertIterationConfig) -> Rollouts:
-    """The round's completions, batch by batch; no example is drawn twice in a round."""
+def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Example], Rollouts]:
+    """The round's completions, batch by batch, with the examples; no problem is drawn twice in a round, in whatever
+    words it is asked.
+    """
     config, state, policy, task = parts.config, parts.state, parts.policy, parts.task
-    count = min(settings.examples_per_round, len(task.dataset.train))
     order = replace(
         config,
         seed=completion_seed(config.seed, "examples", state.step),
-        rollout=replace(config.rollout, prompts_per_step=count),
+        rollout=replace(config.rollout, prompts_per_step=len(task.dataset.train)),
     )
-    chosen = draw_examples(task.dataset.train, order, TrainState())
+    problems: dict[str, Example] = {}
+    for example in draw_examples(task.dataset.train, order, TrainState()):
+        problems.setdefault(example.id, example)
+    chosen = list(problems.values())[: settings.examples_per_round]
     sampled = []
-    for drawn in range(0, count, settings.sample_batch_size):
+    for drawn in range(0, len(chosen), settings.sample_batch_size):
         examples = chosen[drawn : drawn + settings.sample_batch_size]
         plan = training_plan(config, state, drawn)
         sampled.append(rollout(policy, parts.engine, parts.workers, task, examples, plan))
-    return joined(sampled)
+    return chosen, joined(sampled)
 
 
 def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -> list[Rollout]:
@@ -209,7 +213,8 @@ def main(arguments: Sequence[str]) -> int:
     config, options = parse_config(ExpertIterationConfig, arguments, FINE_TUNING)
     with assemble(open_run(config, options, arguments, EXPERT_ITERATION)) as parts:
         settings: ExpertIterationConfig = parts.run.settings
-        say_if_fewer(settings.examples_per_round, len(parts.task.dataset.train), settings.reward.task)
+        problems = {example.id for example in parts.task.dataset.train}
+        say_if_fewer(settings.examples_per_round, len(problems), settings.reward.task)
         with Record(parts, started) as record:
             record.begin()
             if record.evaluation_owed():
