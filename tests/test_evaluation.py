@@ -39,8 +39,9 @@ def test_the_bootstrap_is_of_examples():
     assert low == pytest.approx(0.5 - 1.96 * 0.05, abs=0.012)
     assert high == pytest.approx(0.5 + 1.96 * 0.05, abs=0.012)
     # Of 2,000 resamples with a fixed seed: a figure that is computed again is what it was.
-    resampled = np.random.default_rng(0).choice(means, size=(2000, 100)).mean(axis=1)
-    assert (low, high) == tuple(np.quantile(resampled, [0.025, 0.975]))
+    means = np.sqrt(np.arange(30.0))  # of which no two samples have the same mean
+    resampled = np.random.default_rng(0).choice(means, size=(2000, 30)).mean(axis=1)
+    assert bootstrap(means) == tuple(np.quantile(resampled, [0.025, 0.975]))
 
 
 @pytest.mark.parametrize(("n", "solved"), [(1, 0), (1, 1), (5, 0), (5, 2), (6, 5), (6, 6)])

@@ -346,3 +346,7 @@ def test_autocast_is_the_heads_precision_forward_and_backward(kept, monkeypatch)
     for new, old in zip(actual[:3], expected[:3], strict=True):
         torch.testing.assert_close(new, old, atol=0, rtol=0)
     torch.testing.assert_close(actual[3], expected[3], atol=1e-2, rtol=1e-2)  # summed in the weight's own float32
+    # And both gradients are those without autocast, to the 8 bits of bfloat16.
+    for new, plain in zip(actual[2:], gradients(hidden, weight, autocast=False)[2:], strict=True):
+        largest = plain.abs().max()
+        torch.testing.assert_close(new / largest, plain / largest, atol=0.05, rtol=0)
