@@ -16,7 +16,7 @@ from minrl.types import Prompt, UserError
 LARGEST_SHARE = 0.01
 """More of the tokens must not stand for unknown words."""
 
-PROMPTS_READ = 128
+PROMPTS_READ = 64
 """Prompts of each split that are looked at: a sample, since their order is without system."""
 
 WORDS_NAMED = 3

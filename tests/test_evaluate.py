@@ -510,9 +510,10 @@ def test_a_folder_of_other_things_is_left_alone(models, tasks, place):
         run("--checkpoint", models[0], "--task", tasks[0], "--output", place)
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_keeps_what_is_paid_and_says_how_to_go_on(models, tasks, tmp_path):
     """A program of its own, as a supervisor stops it."""
-    flags = ["--samples", "40", "--batch-size", "2", *evaluated.FLAGS[2:6], "--threads", "1", "--quiet", "--no-charts"]
+    flags = ["--samples", "20", "--batch-size", "2", *evaluated.FLAGS[2:6], "--threads", "1", "--quiet", "--no-charts"]
     command = ["--checkpoint", models[0], "--task", tasks[0], *flags, "--output", str(tmp_path / "out")]
     program = subprocess.Popen(
         [sys.executable, str(ROOT / "evaluate.py"), *command],
@@ -528,7 +529,7 @@ def test_told_to_stop_it_keeps_what_is_paid_and_says_how_to_go_on(models, tasks,
     assert program.returncode == 143, said
     assert f"stopped; {tmp_path / 'out'} keeps what is done, and the same command goes on" in said
     before = paid.read_text().splitlines()
-    assert run(*command, flags=[]) == 0
+    assert run(*command, "--batch-size", "64", flags=[]) == 0  # what is sampled does not depend on it
     after = paid.read_text().splitlines()
     assert 0 < len(before) < len(after) and set(before) <= set(after)
 

@@ -330,6 +330,7 @@ def start(folder, *flags):
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+@pytest.mark.slow
 def test_told_to_stop_it_ends_its_round_and_says_how_to_go_on(tmp_path, uninterrupted, with_base):
     """A program of its own, as a supervisor stops it."""
     command = [sys.executable, "-m", "minrl.sft.expert_iteration", *FLAGS, *folders(with_base(tmp_path))]
