@@ -267,7 +267,7 @@ def rows_file(tmp_path_factory):
     """Solutions of training problems, and of a held-out one."""
     task = load_task("hanoi", None)
     rng = random.Random(0)
-    examples = [*task.dataset.train[:20], task.dataset.held_out[0]]
+    examples = [*task.dataset.train[:60], task.dataset.held_out[0]]
     rows = [{"prompt": e.prompt, "response": task.demonstrations(e, rng)} for e in examples for _ in range(3)]
     return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
 
