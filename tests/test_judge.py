@@ -350,7 +350,7 @@ def test_evaluate_judges_a_file_by_its_flags(serve, tmp_path, capsys):
     assert row["solved"] and row["parts"] == {"correct": 1.0, "format": 1.0, "lenient": 1.0, "task": 1.0, "judge": 1.0}
 
 
-TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --base-steps 20
+TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 20
     --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --prompts-per-step 4 --group-size 4 --max-tokens 24
     --steps 2 --save-every 1 --eval-every 0 --eval-examples 4 --eval-samples 1 --no-preflight --quiet --threads 1
     --device cpu --judge-model m --judge-weight 0.5"""

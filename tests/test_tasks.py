@@ -239,10 +239,8 @@ def test_a_tower_is_solved_by_the_shortest_answer_and_demonstrations_can_reach_i
     """Five disks take 31 moves; a demonstration that gave up earlier could never show the end."""
     options = HanoiOptions(min_disks=5, max_disks=5, peg_names=4)
     task = load_task("hanoi", {"hanoi": options})
-    longest = max((task.shortest_answer(example) for example in task.dataset.train), key=len)
-    assert longest.count(";") == 2**5 - 2
     tower = Example("", "", {"pegs": "ABC", "board": ["A"] * 5, "goal": "C"})
-    assert hanoi(task.shortest_answer(tower), tower).solved
+    assert task.shortest_answer(tower).count(";") == 31 - 1 and hanoi(task.shortest_answer(tower), tower).solved
     careful = load_task("hanoi", {"hanoi": replace(options, skill=0.999)})
     assert sum(hanoi(careful.demonstrations(tower, random.Random(seed)), tower).solved for seed in range(10)) > 5
     with pytest.raises(UserError, match=r"max_moves must be 0 .automatic. or at least the 31 moves that boards of 5"):

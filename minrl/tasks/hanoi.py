@@ -30,7 +30,7 @@ INSTRUCTIONS = (
     "such as 1 A>C. Before a move you may write what you like and a colon."
 )
 PROGRESS_REWARD = 0.2
-MOST_BOARDS = 64
+MOST_BOARDS = 20
 """Boards of each number of disks that are posed for each set of pegs, at most."""
 MOVE = re.compile(r"([1-9]) ([A-Z])>([A-Z])")
 
@@ -46,7 +46,7 @@ class HanoiOptions:
     """Fewest disks on a board."""
     max_disks: int = 4
     """Most disks on a board."""
-    peg_names: int = 8
+    peg_names: int = 12
     """The pegs of a board are any three of so many names: A, B, C and so on."""
     held_out_share: float = 0.25
     """Share of the sets of three pegs whose boards are never trained on."""
@@ -221,9 +221,9 @@ def _examples(options: HanoiOptions) -> Iterator[Example]:
     """For each set of pegs and number of disks all boards that take two moves or more, or `MOST_BOARDS` of them."""
     for pegs in map("".join, itertools.combinations(options.pegs, 3)):
         for disks in range(options.min_disks, options.max_disks + 1):
-            numbers, posed = list(range(3 ** (disks + 1))), 0
-            random.Random(f"{pegs} {disks}").shuffle(numbers)
-            for number in numbers:
+            numbers, posed = range(3 ** (disks + 1)), 0
+            drawn = min(len(numbers), MOST_BOARDS + 9)  # 3 are solved, and 6 by one move
+            for number in random.Random(f"{pegs} {disks}").sample(numbers, drawn):
                 *board, goal = (pegs[number // 3**place % 3] for place in range(disks + 1))
                 if posed < MOST_BOARDS and distance(tuple(board), goal, pegs) > 1:
                     posed += 1
