@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
+from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from minrl.config import EvaluationConfig, ModelConfig, RolloutConfig
@@ -19,6 +21,9 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluation import evaluate as evaluate_while_training
 from minrl.pipeline import generate, local, plan, report, score
 from minrl.pipeline.folder import locked
+from minrl.pipeline.local import check_prompts
+from minrl.pipeline.models import NamedModel
+from minrl.pipeline.plan import PlannedTask
 from minrl.policy import load_policy
 from minrl.processes import Processes
 from minrl.tasks import load_task
@@ -447,6 +452,18 @@ def test_prompts_that_do_not_fit_are_unscorable_counted_and_said(models, tasks, 
     for dry in ([], ["--dry-run"]):
         with pytest.raises(UserError, match="no prompt of even leaves room for a completion in the 1024 tokens"):
             run(*command, "--even.long-every", "1", "--output", tmp_path / "none", *dry, flags=loud)
+
+
+def test_answers_that_do_not_fit_are_said(make_policy, sevens):
+    task = replace(sevens, shortest_answer=lambda example: "1 " * (1 + example["number"]))
+    counts = sorted(1 + example["number"] for example in task.dataset.held_out)
+    planned = PlannedTask("sevens", task, task.dataset.held_out, [])
+    said: list[str] = []
+    sink = logger.add(said.append, format="{message}")
+    check_prompts(make_policy(), NamedModel("m", "m"), planned, 1024, counts[-1])  # no room for the end token
+    logger.remove(sink)
+    (line,) = said
+    assert line.startswith(f"1 of {len(counts)} examples of sevens have no answer of {counts[-1]} tokens or less")
 
 
 def test_a_dry_run_checks_and_generates_nothing(models, tasks, tmp_path, monkeypatch, capsys):

@@ -12,6 +12,7 @@ from minrl.pipeline.models import NamedModel, as_cached
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import Key, Row
 from minrl.policy import Policy, load_policy
+from minrl.preflight import answer_findings
 from minrl.processes import Processes
 from minrl.resume import resolve_model
 from minrl.rollout import Plan as RolloutPlan
@@ -106,6 +107,8 @@ def check_prompts(policy: Policy, model: NamedModel, task: PlannedTask, limit: i
         )
     if tight:
         logger.warning(f"{tight} prompts of {task.name} leave {model.name} less than --max-tokens ({max_tokens})")
+    for finding in answer_findings(policy, task.name, task.task, task.examples, max_tokens):
+        logger.warning(finding)
 
 
 def facts(rollout: Rollout, role: str) -> dict[str, Any]:
