@@ -39,7 +39,7 @@ PATIENCE_S = 600.0
 
 SMALL = "--threads 1 --device cpu --eval-examples 8 --eval-samples 1"
 BASE = "--base-steps 60 --base-hidden-size 64 --base-heads 2 --base-batch-size 16"
-HANOI = "--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --max-tokens 32"
+HANOI = "--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --max-tokens 32"
 TRAINED = "--steps 8 --eval-every 3 --save-every 1 --keep-checkpoints 2 --rollouts-every 2"
 PROMPTS = "--prompts-per-step 8 --group-size 8"
 GAME = "--task tictactoe --algorithm rloo --max-tokens 12 --kl-coef 0.01 --minibatches-per-pass 2"
@@ -85,7 +85,7 @@ def all_scenarios(rows: Path, model: Path) -> list[Scenario]:
     """Every kind of program that is left alone for hours."""
     train = str(ROOT / "train.py")
     hanoi = f"{HANOI} {BASE} {SMALL}"
-    evaluation = f"""{ROOT / "evaluate.py"} --models {model} --tasks hanoi --hanoi.min-disks 2 --hanoi.max-disks 3
+    evaluation = f"""{ROOT / "evaluate.py"} --models {model} --tasks hanoi --hanoi.min-disks 2 --hanoi.max-disks 3 --hanoi.peg-names 4
         --max-tokens 32 --samples 8 --batch-size 16 --threads 1 --device cpu --no-charts"""
     again: Callable[[Path], Sequence[str]] = lambda place: [*evaluation.split(), "--output", str(place / "evaluation")]  # noqa: E731
     return [
