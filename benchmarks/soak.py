@@ -85,8 +85,8 @@ def all_scenarios(rows: Path, model: Path) -> list[Scenario]:
     """Every kind of program that is left alone for hours."""
     train = str(ROOT / "train.py")
     hanoi = f"{HANOI} {BASE} {SMALL}"
-    evaluation = f"""{ROOT / "evaluate.py"} --models {model} --tasks hanoi --hanoi.min-disks 2 --hanoi.max-disks 3 --hanoi.peg-names 4
-        --max-tokens 32 --samples 8 --batch-size 16 --threads 1 --device cpu --no-charts"""
+    evaluation = f"""{ROOT / "evaluate.py"} --models {model} --tasks hanoi --hanoi.min-disks 2 --hanoi.max-disks 3
+        --hanoi.peg-names 4 --max-tokens 32 --samples 8 --batch-size 16 --threads 1 --device cpu --no-charts"""
     again: Callable[[Path], Sequence[str]] = lambda place: [*evaluation.split(), "--output", str(place / "evaluation")]  # noqa: E731
     return [
         program("single", train, f"{hanoi} {TRAINED} {PROMPTS}"),
