@@ -59,6 +59,7 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
             attn_implementation="sdpa",
             local_files_only=cached_only,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in one line
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(_not_found(path, error, cached_only)) from error

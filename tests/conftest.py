@@ -69,9 +69,10 @@ def processes() -> Processes:
 
 @pytest.fixture(scope="session")
 def words() -> list[str]:
-    """What every embedded base model knows, and `sevens` is said in."""
-    definitions = [definition for definition in TASK_DEFINITIONS.values() if definition.words is not None]
-    return list(dict.fromkeys(word for d in definitions for word in d.words(d.options())))
+    """About fifty, in which `sevens` is said: how many there are decides what chance alone earns."""
+    definition = TASK_DEFINITIONS["countdown"]
+    assert definition.words is not None
+    return [*definition.words(definition.options()), "pegs", "goal", "A", "B", "C", ":"]
 
 
 @pytest.fixture

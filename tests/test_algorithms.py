@@ -120,7 +120,7 @@ def test_every_row_has_the_bounds_that_its_comment_names():
         "dr_grpo": Limits(0.2, 0.2),
         "dapo": Limits(0.2, 0.28),
         "gspo": Limits(3e-4, 4e-4),
-        "cispo": Limits(clip_high=5.0 - 1),
+        "cispo": Limits(clip_high=5.0 - 1, either_sign=True),
         "dual_clip": Limits(0.2, 0.2, 3.0),
         "reinforce_pp": Limits(0.2, 0.2),
     }

@@ -32,7 +32,7 @@ from minrl.workers import Workers
 from tests.killing import killed_at
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 150
+SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 200
     --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --max-tokens 32 --threads 1 --device cpu
     --rounds 3 --examples-per-round 16 --sample-batch-size 8 --samples-per-example 8 --batch-size 8
     --max-per-example 0 --no-deduplicate --learning-rate 2e-3 --warmup-steps 2 --eval-examples 8 --eval-samples 2"""

@@ -128,7 +128,7 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path, policy, proces
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
     save_file({name: weight for name, weight in weights.items() if "mlp" not in name}, file, {"format": "pt"})
-    with pytest.raises(UserError, match=r"lacks 3 weights of its own shape, model.layers.0.mlp.down_proj.weight among"):
+    with pytest.raises(UserError, match=r"lacks 6 weights of its own shape, model.layers.0.mlp.down_proj.weight among"):
         load_policy(str(tmp_path), CPU, processes)
     wide = weights["model.norm.weight"].repeat(2)
     save_file({**weights, "model.norm.weight": wide}, file, {"format": "pt"})

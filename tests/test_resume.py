@@ -23,7 +23,7 @@ from minrl.types import UserError
 from tests.killing import killed_at
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 80
+SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 200
     --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --prompts-per-step 8 --group-size 8 --max-tokens 32
     --steps 6 --save-every 1 --eval-every 3 --eval-examples 8 --eval-samples 1 --rollouts-every 2 --threads 1
     --device cpu"""

@@ -482,7 +482,7 @@ def test_a_checkpoint_with_an_edited_file_is_set_aside_and_not_removed(run):
 
 
 def test_a_branch_shares_no_file_that_somebody_may_edit(run, monkeypatch):
-    monkeypatch.setattr("minrl.run_folder.SMALLEST_LINKED", 4096)
+    monkeypatch.setattr("minrl.run_folder.SMALLEST_LINKED", 2**14)
     assert resume(f"checkpoints/{NAME}/step_000002") == 0
     kept, branch = (Path(f"checkpoints/{name}/step_000002") for name in (NAME, f"{NAME}-2"))
     shared = {path.name for path in kept.iterdir() if path.samefile(branch / path.name)}

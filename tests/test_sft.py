@@ -393,7 +393,7 @@ def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_a
 
 def test_adapters_are_trained_and_continued(tmp_path, rows_file, uninterrupted):
     # The rate falls with the number of steps: a constant one lets a shorter run be continued to the same weights.
-    adapters = ["--data", str(rows_file), "--lora-rank", "4", "--learning-rate", "1e-2", "--schedule", "constant"]
+    adapters = ["--data", str(rows_file), "--lora-rank", "4", "--learning-rate", "3e-3", "--schedule", "constant"]
     assert sft.main([*FLAGS, *adapters, *folders(tmp_path / "once")]) == 0
     once = summary(tmp_path / "once")
     assert once["held_out_loss"]["6"] < once["held_out_loss"]["0"] == uninterrupted[1]["held_out_loss"]["0"]
