@@ -172,7 +172,7 @@ def is_number(text: str) -> bool:
     match = _NUMBER.fullmatch(plain)
     if match is None:
         return False
-    return match["over"] is None or len(plain) < 100 and math.gcd(int(match["over"]), int(match["under"])) == 1
+    return match["over"] is None or (len(plain) < 100 and math.gcd(int(match["over"]), int(match["under"])) == 1)
 
 
 class OutOfTime(BaseException):
