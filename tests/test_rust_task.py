@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minrl import sandbox
-from minrl.sandbox import Limits
 from minrl.json_text import json_text
+from minrl.sandbox import Limits
 from minrl.tasks import load_task, rust
 from minrl.tasks import rust_cargo as cargo
 from minrl.tasks.rust import RustOptions, RustReward, extract_code
@@ -531,9 +531,8 @@ def test_an_example_survives_being_written_as_json():
     (problem,) = problems([row], allow_unsafe=False)
     made = rust._example(problem)
     read = Example(made.id, made.prompt, json.loads(json_text(dict(made.fields))))
-    package = cargo.Package(**read["package"])
     assert problem.package.allowed_lints == ("all",) and problem.package.features == ("large",)
-    assert package.manifest() == problem.package.manifest() and package.files == problem.package.files
+    assert rust._package(read) == rust._package(made) == problem.package
     paid = RustReward(RustOptions())("```rust\npub fn evens() { unsafe {} }\n```", read)
     assert paid.parts["refused"] == 1  # the reward reads the package first
 

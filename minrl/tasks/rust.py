@@ -30,7 +30,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from minrl.config import PATH
 from minrl.sandbox import Limits, describe
@@ -147,7 +147,7 @@ class RustReward:
         solution = extract_code(completion)
         if solution is None or len(solution) > MAX_CHARACTERS:
             return self.paid(parts)
-        package = Package(**example["package"])
+        package = _package(example)
         reason = refusal(solution, example["given"], package.allow_unsafe)
         if reason is not None:
             return self.paid({**parts, "refused": 1.0, f"refused_{reason}": 1.0})
@@ -228,7 +228,7 @@ def _clippy(workspace: Workspace, example: Example, solution: str, limits: Cargo
         and text(node).lstrip("#![ \n").startswith(("allow", "expect", "warn"))
         and text(node) not in given
     ]
-    workspace.write({"src/lib.rs": Package(**example["package"]).library(replace(solution, silenced))})
+    workspace.write({"src/lib.rs": _package(example).library(replace(solution, silenced))})
     return workspace.cargo(["clippy", "--lib", "--", "-D", "warnings"], limits).status == "ok"
 
 
@@ -247,6 +247,13 @@ def make(options: RustOptions, data_path: str) -> Task:
 def _notes() -> list[str]:
     """What stands around the solutions; `UserError` where cargo or clippy is missing."""
     return [f"rust from {toolchain()}", describe()]
+
+
+def _package(example: Example) -> Package:
+    """The example's package, whose tuples are lists where the example was written as JSON."""
+    written: Mapping[str, Any] = example["package"]
+    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in written.items()}
+    return Package(**fields)
 
 
 def _text(example: Example) -> str:
