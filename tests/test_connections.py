@@ -46,6 +46,8 @@ PAID = {
     "other white space": (RIGHT.replace(", ", " ,\n  ").replace("RIGHT CROSS", "right   cross"), 1.0),
     "no space after commas": (RIGHT.replace(", ", ","), 1.0),
     "drafts in the thoughts": (f"<think> {written(ONE_WORD_OF_EACH)} </think> {RIGHT}", 1.0),
+    "tags mentioned before the groups": (f"I will use <group> tags, as in <group></group>. {RIGHT}", 1.0),
+    "a tag mentioned after the groups": (f"{RIGHT} These were the <group> tags.", 0.0),
     "text around the groups": (f"Trees: {RIGHT} That is it.", 1.0),
     # A swap leaves two groups solved and two with three of four right.
     "one pair swapped": (written(swapped(GROUPS, ("OAK", "BASS"))), 2 / 4 + NEAR * 2 / 4),

@@ -48,6 +48,10 @@ GOLD = Example("", "", {"answer": "3 * 18 = <<3*18=54>>54\n#### 54"})
         (r"\frac{1}{2}", Fraction(1, 2)),
         ("$18$", 18),
         ("**18**.", 18),
+        ("18 times", 18),
+        ("18 times a week", 18),
+        ("18 m", 18),  # metres; M is million
+        ("18 cats and dogs", 18),
     ],
 )
 def test_a_number_is_read_exactly_whatever_surrounds_it(text, value):
@@ -61,6 +65,9 @@ def test_a_number_is_read_exactly_whatever_surrounds_it(text, value):
         *["1,00", "12,34", "1,2345", ",123", "1 000", "--3", "-$-3", "1/0", "1. Step", "Step 1", "3:30", "0x12"],
         *["1_000", "inf", "nan", "1e999", "\u0665", "\uff15", "\u00bd", "3\u00b2", "5 \u0665", "9" * 5000, "((5))"],
         *["5!", "2+3", "6*9", "10**100", "9**9**9", "__import__('os')", "5\n6", "5\0"],
+        *["5 million", "5M", "18k", "18 K", "18 hundred", "18 Thousand dollars", "3 dozen eggs", "2 bn", "18-million"],
+        *["18 minus two", "18 plus x", "18 times ten", "18 times x", "18 or nineteen", "18 divided by y"],
+        *["18 and a half", "18 dollars and fifty cents"],
     ],
 )
 def test_what_is_no_single_number_is_none(text):

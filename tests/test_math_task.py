@@ -149,6 +149,43 @@ def test_an_answer_that_stands_in_the_problem_is_right_where_the_reference_says_
     assert not reward(r"\boxed{\frac{1}{3}}", example, PATIENT).solved
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "problem"),
+    [
+        (r"\frac{1}{2}", "1/2", "It falls heads with probability 1/2."),
+        (r"\frac{1}{2}", r"\dfrac12", r"It falls heads with probability $\dfrac12$."),
+        (r"\frac{1}{2}", "0.5", r"A pen costs \$10.50."),
+        ("1000", "1,000", "Of 1,000 people"),
+        ("1000", "1{,}000", "Of 1{,}000 people"),
+        (r"-\frac{1}{2}", "-1/2", "Solve $x-1/2=-1$."),
+        ("10", r"\$10", r"Of \$10"),
+        ("1+x", "x+1", "Factor $2x+10$."),  # inside a longer token
+    ],
+)
+def test_a_number_is_not_copied_though_the_problem_names_it(gold, answer, problem):
+    example = Example("", "", {"problem": problem, "answer": gold})
+    assert reward(rf"\boxed{{{answer}}}", example, PATIENT).solved
+
+
+def test_an_expression_is_copied_whatever_stands_around_it():
+    example = Example("", "", {"problem": r"Simplify: 2/4, or $\sqrt{50}$, or $x+ x$.", "answer": "0"})
+    for gold, answer in ((r"\frac{1}{2}", "2/4"), (r"5\sqrt{2}", r"\sqrt{50}"), ("2x", "x + x")):
+        row = {**example.fields, "answer": gold}
+        assert not reward(rf"\boxed{{{answer}}}", Example("", "", row), PATIENT).solved
+        assert reward(rf"\boxed{{{answer}}}", Example("", "", {"answer": gold}), PATIENT).solved
+
+
+@pytest.mark.parametrize(("gold", "answer"), [("12", "1 2"), ("12", "1  2"), ("1 2", "12")])
+def test_white_space_between_digits_makes_two_numbers(gold, answer):
+    assert not same_text(gold, answer) and not answers_agree(gold, answer)
+
+
+def test_white_space_elsewhere_and_thousands_marks_are_layout():
+    for one, other in (("1000", r"1\,000"), ("( 1, 2 )", "(1,2)"), ("3 x + 1", "3x+1"), ("2 \\sqrt {3}", "2\\sqrt{3}")):
+        assert same_text(one, other)
+    assert answers_agree("1000", "1{,}000")
+
+
 def test_the_weights_are_the_options():
     paid = reward(r"\boxed{7}", THREE, MathOptions(answer_weight=3.0, format_weight=1.0))
     assert (paid.value, paid.parts["answer"], paid.parts["format"]) == (0.25, 0.0, 1.0)

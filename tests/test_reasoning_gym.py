@@ -9,7 +9,7 @@ import pytest
 import evaluate
 import train
 from minrl.command_line import parse_trainer
-from minrl.tasks import load_task
+from minrl.tasks import load_task, reasoning_gym
 from minrl.tasks.reasoning_gym import (
     EVALUATING,
     PARSING,
@@ -18,8 +18,9 @@ from minrl.tasks.reasoning_gym import (
     is_formula,
     library,
     parse_formula,
+    same_problem,
 )
-from minrl.types import Job, UserError
+from minrl.types import Example, Job, Reward, UserError
 from minrl.workers import Failure, call
 
 LEGS = "reasoning_gym/leg_counting"
@@ -36,6 +37,11 @@ def problems(task):
 
 def said(answer):
     return f"<think> hm </think> <answer>{answer}</answer>"
+
+
+def score_of(name, answer, example):
+    """The verifier's own score."""
+    return reasoning_gym._score(name, "", answer, example.fields)
 
 
 def test_the_librarys_own_answers_are_solved_and_others_are_not():
@@ -112,17 +118,54 @@ def test_bad_options_are_refused_in_one_line(options, why):
     assert "\n" not in str(error.value)
 
 
-def test_what_a_verifier_raises_is_unscorable_with_its_reason():
+def test_an_answer_that_the_verifier_raises_for_is_wrong():
     task = load("prime_factorization")
     example = problems(task)[0]
-    good, bad = (call(Job(task.reward, (said(answer), example))) for answer in (example["answer"], "hello"))
-    assert good.solved and isinstance(bad, Failure) and "invalid literal for int()" in bad.reason
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        score_of("prime_factorization", "hello", example)
+    for answer in ("hello", "7 \u00d7 2.", "2^2 \u00d7 7"):
+        assert task.reward(said(answer), example) == Reward(0.0, {"answered": 1.0})
+    assert task.reward(said(example["answer"]), example).solved
+
+
+def test_what_a_verifier_raises_for_the_problems_own_answer_is_unscorable_with_its_reason():
+    task = load("prime_factorization")
+    example = problems(task)[0]
+    torn = Example(example.id, "", {**example.fields, "answer": "hello"})
+    failed = call(Job(task.reward, (said("1"), torn)))
+    assert isinstance(failed, Failure) and "invalid literal for int()" in failed.reason
+
+
+def test_the_problems_own_answer_is_right_though_the_verifier_cannot_read_it():
+    task = load("intermediate_integration")
+    own = "Integral(x**x, x) + C"
+    example = Example("", "", {**problems(task)[0].fields, "answer": own})
+    assert score_of("intermediate_integration", own, example) < 1
+    assert task.reward(said(own), example).solved
+    with pytest.raises(ValueError, match="scores the problem's own answer"):
+        task.reward(said("x + C"), example)
+
+
+def test_one_problem_in_another_order_is_on_one_side():
+    """Of 1 to 9, 36 pairs of different numbers are made in either order."""
+    numbers = '{"min_numbers": 2, "max_numbers": 2, "min_value": 1, "max_value": 9}'
+    dataset = load("lcm", size=300, held_out_share=0.2, generator=numbers).dataset
+    train, held_out = (
+        [tuple(sorted(example["metadata"]["numbers"])) for example in side]
+        for side in (dataset.train, dataset.held_out)
+    )
+    assert train and held_out and not set(train) & set(held_out)
+    assert len(set(train)) < len(train) and len(set(held_out)) < len(held_out)  # both orders were made
+
+
+def test_other_problems_are_not_taken_for_one():
+    for name in ("leg_counting", "mini_sudoku", "jugs"):
+        made = problems(load(name, size=10))
+        assert len({same_problem(example) for example in made}) == len(made)
 
 
 def test_a_score_outside_the_range_is_refused(monkeypatch):
     task, example = load(), problems(load())[0]
-    from minrl.tasks import reasoning_gym
-
     for score in (1.5, -0.1, float("nan"), None):
         monkeypatch.setattr(reasoning_gym, "_verifier", lambda *_, score=score: lambda answer, entry: score)
         with pytest.raises(ValueError, match="must give a score from 0 to 1"):
@@ -133,7 +176,7 @@ def test_a_row_that_lost_something_is_refused_and_not_scored_low():
     """arc_agi compares tuples with what JSON made lists, and would score the right answer 0.05."""
     task = load("arc_agi", size=3)
     example = problems(task)[0]
-    assert task.reward(said(example["answer"]), example).solved
+    assert score_of("arc_agi", example["answer"], example) == 1
     torn = type(example)(example.id, "", json.loads(json.dumps(dict(example.fields))))
     with pytest.raises(ValueError, match=r"its own answer|own answer 0\.0"):
         task.reward(said("1"), torn)
@@ -167,7 +210,7 @@ def test_no_answer_is_executed(module, tmp_path):
             assert task.reward(said(attack.replace("{file}", str(file))), example).value < 1
         assert not file.exists(), attack
     for example in problems(task):
-        assert task.reward(said(example["answer"]), example).solved  # the guards leave right answers alone
+        assert score_of(name, example["answer"], example) == 1  # the guards leave right answers alone
 
 
 def test_the_attacks_would_work_without_the_guards(tmp_path):
@@ -255,4 +298,4 @@ def test_every_generator_is_a_task_whose_own_answers_are_solved():
         task = load(name, size=2, held_out_share=1.0)
         for example in problems(task):
             if example["answer"] is not None:
-                assert task.reward(said(example["answer"]), example).solved, name
+                assert score_of(name, example["answer"], example) == 1, name

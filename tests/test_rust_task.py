@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from minrl import sandbox
+from minrl.json_text import json_text
 from minrl.sandbox import Limits
-from minrl.tasks import load_task
+from minrl.tasks import load_task, rust
 from minrl.tasks import rust_cargo as cargo
 from minrl.tasks.rust import RustOptions, RustReward, extract_code
 from minrl.tasks.rust_guard import refusal, tokens
@@ -18,7 +19,7 @@ from minrl.tasks.rust_rows import problems
 from minrl.tasks.rust_signatures import signature_checks
 from minrl.tasks.rust_syntax import parse
 from minrl.tasks.rust_tests import Secret, find_tests, instrumented, main_assertions, own_tests
-from minrl.types import UserError
+from minrl.types import Example, UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 needs_cargo = pytest.mark.usefixtures("cargo_that_works")
@@ -523,6 +524,31 @@ def test_style_never_outweighs_the_tests():
 def test_the_reward_and_its_example_go_to_workers(example):
     reward = RustReward(RustOptions())
     assert pickle.loads(pickle.dumps((reward, example))) == (reward, example)
+
+
+def test_an_example_survives_being_written_as_json():
+    row = {**ROW, "cargo_toml": ROW["cargo_toml"] + "[features]\nlarge = []\n[lints.clippy]\nall = 'allow'\n"}
+    (problem,) = problems([row], allow_unsafe=False)
+    made = rust._example(problem)
+    read = Example(made.id, made.prompt, json.loads(json_text(dict(made.fields))))
+    assert problem.package.allowed_lints == ("all",) and problem.package.features == ("large",)
+    assert rust._package(read) == rust._package(made) == problem.package
+    paid = RustReward(RustOptions())("```rust\npub fn evens() { unsafe {} }\n```", read)
+    assert paid.parts["refused"] == 1  # the reward reads the package first
+
+
+def test_one_problem_under_several_names_is_on_one_side(monkeypatch, tmp_path):
+    monkeypatch.setattr(rust, "toolchain", lambda: None)
+    rows = [
+        {"name": f"{copy}{n}", "prompt": f"fn f{n}() -> i32 {{", "tests": [f"assert_eq!(f{n}(), {n})"] * 2}
+        for n in range(30)
+        for copy in "ab"
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = rust.make(RustOptions(), str(tmp_path / "rows.jsonl")).dataset
+    train, held_out = ({str(example.prompt) for example in side} for side in (dataset.train, dataset.held_out))
+    assert train and held_out and not train & held_out
+    assert len(dataset.train) == 2 * len(train) and len(dataset.held_out) == 2 * len(held_out)
 
 
 def test_two_workers_do_not_share_a_folder(folder):

@@ -155,9 +155,10 @@ ZERO_AT_HANOI = {
     "larger on smaller": "<answer> 1 A>C ; 2 A>C </answer>",
     "all three at once": "<answer> 3 A>C </answer>",
     "solution with one wrong move": f"<answer> {SOLUTION.replace('3 A>C', '3 A>B')} </answer>",
-    "solution with a trailing separator": f"<answer> {SOLUTION} ; </answer>",
     "solution with a trailing colon": f"<answer> {SOLUTION} : </answer>",
     "solution and then an illegal move": f"<answer> {SOLUTION} ; 3 C>A </answer>",
+    "two semicolons": f"<answer> {SOLUTION} ; ; </answer>",
+    "a semicolon alone": "<answer> ; </answer>",
     "two moves in one entry": "<answer> 1 A>C 2 A>B </answer>",
     "the moves of a board with other pegs": f"<answer> {SOLUTION.replace('C', 'D')} </answer>",
     "code": "<answer> __import__('os') </answer>",
@@ -182,6 +183,8 @@ def test_hanoi_pays_nothing_for_what_goes_nowhere(completion):
         (SOLUTION, 1.0),
         (WRITTEN, 1.0),
         (WRITTEN.replace("B>C A>C", "a word: and more"), 1.0),  # what stands before a move is the policy's own affair
+        (f"{SOLUTION} ;", 1.0),
+        (SOLUTION.replace(" ; ", ";").replace(" ", "  ").replace(">", " > "), 1.0),
         (f"1 A>B ; 1 B>A ; {SOLUTION}", 1.0),  # a detour is a solution still
         # One of seven moves: 0.2 x 1/7.
         ("1 A>C", PROGRESS_REWARD / 7),

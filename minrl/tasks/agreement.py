@@ -11,7 +11,9 @@ from typing import Any
 
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed|\\begin\{(?:align|equation)")
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
-_LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~|\s+")
+_LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")
+_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
+"""White space is layout, but not between digits: `1 2` is not 12."""
 
 
 _SCIENTIFIC = re.compile(r"^(-?[0-9]{1,20}(?:\.[0-9]{1,20})?)[eE]([-+]?[0-9]{1,3})$")
@@ -62,4 +64,5 @@ def math_verify() -> tuple[Any, Any]:
 def _plain(text: str) -> str:
     text = text.strip().strip("$").strip().rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = _LAYOUT.sub("", _WRAPPERS.sub(r"\1", text))
+    text = _SPACE.sub("", " ".join(text.split()))
     return text.casefold() if len(text) > 1 and text.isalpha() else text

@@ -67,8 +67,11 @@ def reward(completion: str, example: Example, options: ConnectionsOptions = DEFA
 
 
 def parse(completion: str, words: frozenset[str]) -> list[frozenset[str]] | None:
-    """The groups that the completion names after its last `</think>`; None where one breaks the rules."""
-    text = completion.rpartition("</think>")[2]
+    """The groups that the completion names after its last `</think>`; None where one breaks the rules. A tag that is
+    only mentioned before them ("I will use <group> tags", "in <group></group>") is not part of the answer.
+    """
+    text = completion.rpartition("</think>")[2].replace("<group></group>", "")
+    text = text[max(0, text.rfind("<group>", 0, max(0, text.find("</group>")))) :]
     if not 0 < text.count("<group>") == text.count("</group>") <= GROUPS:
         return None
     contents = _GROUP.findall(text)

@@ -15,6 +15,9 @@ normalisation of the MATH dataset (arXiv:2103.03874), which drops a left side of
 | --- | --- | --- |
 | `#### 18/day`, `#### 18 per day` | 18 | a unit; official |
 | `#### 18 (eighteen)`, `#### 18 (in all)` | 18 | a remark without digits; official |
+| `#### 5 million`, `#### 18k`, `#### 18 dozen` | none | a multiplier; official reads 5, 18 |
+| `#### 18 times`, `#### 18 times a week` | 18 | a unit; official |
+| `#### 18 times ten`, `#### 18 or nineteen` | none | an operator, a number in words; official reads 18 |
 | `#### 18 (or 19)` | none | two numbers; official reads 18 |
 | `#### ~18`, `#### about 18` | none | not exact; none in official too |
 | `\boxed{x=18}`, `\boxed{x = 18}` | 18 | Hendrycks |
@@ -52,6 +55,14 @@ _NUMBER = re.compile(
 _REMARK = re.compile(r"\([^()0-9]*\)")
 _LEFT_SIDE = re.compile(r"^[A-Za-z]{1,2}\s*=")
 _UNIT = re.compile(r"\s*[%°$€£¥₹]?\s*(?:/(?=[^\W\d_]))?(?P<words>[^%°$€£¥₹²³^]*)(?:[²³]|\^[23])?")
+_NO_UNIT = re.compile(
+    r"\b(?:hundreds?|thousands?|millions?|billions?|trillions?|dozens?|k|mn|mln|bn|(?-i:[MB])"
+    r"|or|plus|minus|divided|multiplied|times(?= )(?! (?:a|an|per|as|each|every|more)\b)"
+    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen"
+    r"|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|half|halves|quarters?)\b",
+    re.IGNORECASE,
+)
+"""Words that change the number before them, or are another one."""
 _LATEX = [(re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1")]
 _LATEX += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2")]
 _LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\\[,!;: ]|\$$"), ""), (re.compile(r"\{,\}"), ",")]
@@ -151,10 +162,10 @@ def number(text: str) -> Fraction | None:
 
 
 def _is_unit(text: str) -> bool:
-    """Nothing, a sign such as %, or words: `miles per hour`, `km/h`, `cm^2`."""
+    """Nothing, a sign such as %, or words: `miles per hour`, `km/h`, `cm^2`; no `million`, no `plus two`."""
     text = _REMARK.sub("", text, count=1).strip()
     match = _UNIT.fullmatch(text)
-    if match is None:
+    if match is None or _NO_UNIT.search(match["words"]):
         return False
     return text in "%°$€£¥₹" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"].strip()))
 

@@ -32,7 +32,7 @@ INSTRUCTIONS = (
 PROGRESS_REWARD = 0.2
 MOST_BOARDS = 20
 """Boards of each number of disks that are posed for each set of pegs, at most."""
-MOVE = re.compile(r"([1-9]) ([A-Z])>([A-Z])")
+MOVE = re.compile(r"([1-9])\s+([A-Z])\s*>\s*([A-Z])")
 
 Board = tuple[str, ...]
 """The peg of each disk, smallest first."""
@@ -100,14 +100,15 @@ def reward(completion: str, example: Example) -> Reward:
 
 
 def play_moves(board: Board, pegs: str, answer: str) -> Board | None:
-    """The board after all moves of the answer; None where one is illegal or is no move.
+    """The board after all moves of the answer, the last of which may end with a semicolon too; None where one is
+    illegal or is no move.
 
     >>> play_moves(("A", "A"), "ACE", "A>C A>E : 1 A>E ; 2 A>C")
     ('E', 'C')
     >>> play_moves(("A", "A"), "ACE", "2 A>C") is None
     True
     """
-    for entry in answer.split(";"):
+    for entry in answer.rstrip().removesuffix(";").split(";"):
         move = MOVE.fullmatch(entry.rpartition(":")[2].strip())
         if move is None:
             return None

@@ -10,11 +10,15 @@ Python code throughout. What no alarm interrupts is ended by the worker's own de
 completion cannot be scored.
 
 An answer that only repeats an expression of the problem (`\sqrt{50}` for "simplify $\sqrt{50}$") is wrong although it
-is equal, unless the reference says the same. Equal expressions that are written otherwise are right, simplified or not.
+is equal, unless the reference says the same. A number is no such expression, whatever its sign, currency or commas;
+a fraction is one where it is not in lowest terms (`2/4`). Equal expressions that are written otherwise are right,
+simplified or not.
 """
 
 import functools
 import importlib.util
+import math
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +37,13 @@ R1_ZERO = (
     "</think> <answer> answer </answer>.\nUser: {problem}\nAssistant: <think>"
 )
 BOXED = r"Reason step by step, and put the final answer in \boxed{}."
+_NUMBER = re.compile(
+    r"[-+]?(?:\\?\$)?[-+]?(?:"
+    r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)?(?:\.[0-9]+)?|(?P<over>[0-9]+)/(?P<under>[0-9]+))"
+    r"(?:\\?%|\^\{?\\circ\}?)?"
+)
+_FRACTION = re.compile(r"\\[dt]?frac(?:\{([0-9]+)\}|([0-9]))(?:\{([0-9]+)\}|([0-9]))")
+_COMMA = re.compile(r"\{,\}|,?\\[,!]")
 MAX_ANSWER_CHARACTERS = 1000
 """Longer answers are wrong without a look at them, unless the reference itself is nearly as long."""
 
@@ -138,9 +149,30 @@ ANSWERS = {"boxed": boxed_answer, "r1_zero": r1_zero_answer}
 
 
 def is_copied(answer: str, problem: str) -> bool:
-    """Whether the answer stands in the problem as it is, white space aside, and is more than a number or a word."""
+    """Whether the answer stands in the problem as it is, white space aside, and is more than a number or a word.
+
+    >>> [is_copied(answer, "Simplify 2/4 of $3x+10.50$") for answer in ("2 / 4", "3x + 10.50", "x+10.5", "10.50")]
+    [True, True, False, False]
+    """
     squeezed = "".join(answer.split())
-    return not squeezed.isalnum() and squeezed in "".join(problem.split())
+    if squeezed.isalnum() or is_number(squeezed):
+        return False
+    begins = r"(?<![^\W_])(?<![0-9][.,])" if squeezed[0].isalnum() else ""
+    ends = r"(?![^\W_]|[.,][0-9])" if squeezed[-1].isalnum() else ""
+    return re.search(begins + r"\s*".join(map(re.escape, squeezed)) + ends, problem) is not None
+
+
+def is_number(text: str) -> bool:
+    r"""Whether a text without white space is one number: a fraction in lowest terms, a decimal or an integer.
+
+    >>> [is_number(text) for text in ("-1/2", r"\frac12", "1,000", ".5", r"\$10.50", "2/4", "1,00", "x", r"\sqrt{2}")]
+    [True, True, True, True, True, False, False, False, False]
+    """
+    plain = _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), _COMMA.sub(",", text))
+    match = _NUMBER.fullmatch(plain)
+    if match is None:
+        return False
+    return match["over"] is None or (len(plain) < 100 and math.gcd(int(match["over"]), int(match["under"])) == 1)
 
 
 class OutOfTime(BaseException):

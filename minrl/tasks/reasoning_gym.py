@@ -7,7 +7,9 @@ The library makes the problems and its verifiers score the answers, from 0 to 1.
 
 - it is given what the library's `extract_answer` finds; a completion without answer tags is 0, and so is an answer that
   is absurdly long, without asking it;
-- what it raises, a score outside [0, 1], and a problem whose own answer it does not score 1, make the completion
+- the problem's own answer is right, whatever the verifier makes of it (it cannot read the integrals among its own);
+- an answer that it raises for is wrong where it scores the problem's own 1: verifiers read numbers without a check;
+- a score outside [0, 1], and any other answer to a problem whose own it does not score 1, make the completion
   unscorable, with the reason;
 - some verifiers hand the answer to `eval` or to sympy's `parse_expr`, which executes what it reads. Here they get a
   reader of literals, and one of plain formulas, in their place.
@@ -56,6 +58,9 @@ FUNCTIONS = frozenset(("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos",
 """What a formula may call."""
 
 NOTES = {"codeio": "this generator executes the library's own code snippets in this process"}
+
+NUMBERS = frozenset(("source_index", "entry_id"))
+"""Entries of the metadata that number the problems."""
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+)|(?P<word>[A-Za-z][A-Za-z0-9]*)|[-+*/^(),!])\s*"
@@ -111,12 +116,23 @@ def reward(completion: str, example: Example, name: str, generator: str) -> Rewa
     own = entry["answer"]
     if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(own or "")):
         return Reward(0.0, {"answered": 1.0})
-    score = _score(name, generator, answer, entry)
-    if own is not None and answer != own and score < 1:
+    if own is not None and answer == own.strip():
+        return Reward(1.0, {"answered": 1.0})
+    try:
+        score = _score(name, generator, answer, entry)
+    except Exception as error:  # the verifier is the library's and may raise anything for what it cannot read
+        if own is None or isinstance(error, ScoreOutOfRange):
+            raise
+        score = 0.0
+    if own is not None and score < 1:
         theirs = _score(name, generator, own, entry)
         if theirs < 1:
             raise ValueError(f"the verifier of {name} scores the problem's own answer {theirs:g}: is the row whole?")
     return Reward(score, {"answered": 1.0})
+
+
+class ScoreOutOfRange(ValueError):
+    """A verifier gave no score from 0 to 1."""
 
 
 def extract_answer(completion: str) -> str | None:
@@ -128,7 +144,7 @@ def extract_answer(completion: str) -> str | None:
 def _score(name: str, generator: str, answer: str, entry: Mapping[str, Any]) -> float:
     score = _verifier(name, generator)(answer, dict(entry))
     if not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise ValueError(f"the verifier of {name} must give a score from 0 to 1, got {score!r}")
+        raise ScoreOutOfRange(f"the verifier of {name} must give a score from 0 to 1, got {score!r}")
     return float(score)
 
 
@@ -153,7 +169,26 @@ def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
             prompt: Prompt = [{"role": "system", "content": system}, {"role": "user", "content": question}]
             fields = {"question": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
             examples.setdefault(identity, Example(identity, prompt, fields))
-    return split(examples.values(), options.held_out_share)
+    return split(examples.values(), options.held_out_share, by=same_problem)
+
+
+def same_problem(example: Example) -> str:
+    """What two problems share that differ in the order of their words or of lists alone: `lcm of 24, 92` and
+    `lcm of 92, 24`. Problems that share it by chance stand on one side too, which does no harm.
+    """
+    words = sorted(re.findall(r"\w+|[^\w\s]", example["question"]))
+    return json.dumps([words, _unordered(example["metadata"])])
+
+
+def _unordered(value: Any) -> Any:  # noqa: ANN401 - any value of the metadata
+    """The value as JSON with its flat lists sorted, without its number in the dataset. Of other objects the type."""
+    if isinstance(value, Mapping):
+        kept = {str(key): _unordered(part) for key, part in value.items() if key not in NUMBERS}
+        return sorted(map(list, kept.items()), key=repr)
+    if isinstance(value, list | tuple | set | frozenset):
+        parts = [_unordered(part) for part in value]
+        return parts if any(isinstance(part, list) for part in parts) else sorted(parts, key=repr)
+    return value if value is None or isinstance(value, str | int | float) else type(value).__name__
 
 
 def _dataset(name: str, generator: str, size: int = 1, seed: int = 0) -> Any:  # noqa: ANN401 - the library's

@@ -28,13 +28,13 @@ What a solution may try. It runs in one process with the tests, so:
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from minrl.config import PATH
 from minrl.sandbox import Limits, describe
-from minrl.tasks.rows import Source, load_rows
+from minrl.tasks.rows import Source, identity, load_rows
 from minrl.tasks.rust_cargo import CargoLimits, Package, Workspace, cache_folder, own_workspace, toolchain
 from minrl.tasks.rust_guard import refusal
 from minrl.tasks.rust_quality import QualityWeights, quality, scores
@@ -147,7 +147,7 @@ class RustReward:
         solution = extract_code(completion)
         if solution is None or len(solution) > MAX_CHARACTERS:
             return self.paid(parts)
-        package: Package = example["package"]
+        package = _package(example)
         reason = refusal(solution, example["given"], package.allow_unsafe)
         if reason is not None:
             return self.paid({**parts, "refused": 1.0, f"refused_{reason}": 1.0})
@@ -185,7 +185,7 @@ def _hidden_tests(workspace: Workspace, example: Example, solution: str, limits:
     panic counts only where an ordinary one passed: `todo!()` panics too.
     """
     secret, own_names = Secret.new(), defined_names(parse(example["stub"]))
-    checks = signature_checks(example["stub"], solution, example["package"].crate)
+    checks = signature_checks(example["stub"], solution, example["package"]["crate"])
     files = {name: instrumented(source, secret, own_names) + checks for name, source in example["tests"].items()}
     workspace.write(files)
     targets = [Path(name).stem for name in example["tests"]]
@@ -228,7 +228,7 @@ def _clippy(workspace: Workspace, example: Example, solution: str, limits: Cargo
         and text(node).lstrip("#![ \n").startswith(("allow", "expect", "warn"))
         and text(node) not in given
     ]
-    workspace.write({"src/lib.rs": example["package"].library(replace(solution, silenced))})
+    workspace.write({"src/lib.rs": _package(example).library(replace(solution, silenced))})
     return workspace.cargo(["clippy", "--lib", "--", "-D", "warnings"], limits).status == "ok"
 
 
@@ -238,9 +238,8 @@ def make(options: RustOptions, data_path: str) -> Task:
     def load() -> Dataset:
         toolchain()
         (rows,) = load_rows(SOURCE, data_path).values()
-        return split(
-            (_example(problem) for problem in problems(rows, options.unsafe_rows == "allowed")), options.held_out_share
-        )
+        examples = (_example(problem) for problem in problems(rows, options.unsafe_rows == "allowed"))
+        return split(examples, options.held_out_share, by=_text)
 
     return Task(DeferredDataset(load), RustReward(options), notes=_notes)
 
@@ -250,12 +249,24 @@ def _notes() -> list[str]:
     return [f"rust from {toolchain()}", describe()]
 
 
+def _package(example: Example) -> Package:
+    """The example's package, whose tuples are lists where the example was written as JSON."""
+    written: Mapping[str, Any] = example["package"]
+    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in written.items()}
+    return Package(**fields)
+
+
+def _text(example: Example) -> str:
+    """What two rows of one problem share, whatever their names: all that the prompt shows."""
+    return identity(str(example.prompt))
+
+
 def _example(problem: Problem) -> Example:
     shown = f"\n\n`src/lib.rs` begins as:\n\n```rust\n{problem.stub.strip()}\n```" if problem.stub.strip() else ""
     return Example(
         problem.id,
         [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem.instructions.strip() + shown}],
-        {"stub": problem.stub, "tests": problem.tests, "package": problem.package, "given": problem.given},
+        {"stub": problem.stub, "tests": problem.tests, "package": asdict(problem.package), "given": problem.given},
         problem.category,
     )
 
