@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from minrl.sft.demonstrations import (
     read_demonstrations,
 )
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
-from minrl.tasks import load_task
+from minrl.tasks import Dataset, load_task
 from minrl.types import UserError
 from minrl.update import optimizer_step
 from tests.killing import killed_at, signalled_at
@@ -204,9 +205,15 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
         {"q": "1", "a": "3"},
         {"q": chat, "a": "2"},
         {"messages": [*chat, {"role": "assistant", "content": "2"}]},
+        {"q": "1", "messages": [*chat, {"role": "assistant", "content": "4"}]},
     ]
     found = read_demonstrations(write(tmp_path / "rows.jsonl", rows), "q", "a")
-    assert found == [Demonstration("1", "2"), Demonstration("1", "3"), Demonstration(chat, "2")]
+    assert found == [
+        Demonstration("1", "2"),
+        Demonstration("1", "3"),
+        Demonstration(chat, "2"),
+        Demonstration(chat, "4"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +289,40 @@ def test_a_row_that_asks_a_held_out_question_without_the_tasks_own_words_is_not_
     for prompt_format, form in shown.items():
         expected = {form.format(question) for question in asked[1:]}
         assert shown_as(policy, path, task, prompt_format=prompt_format) == expected
+
+
+def test_a_held_out_prompt_is_recognised_by_what_the_policy_is_shown_and_by_its_question(policy, tmp_path):
+    task = load_task("countdown")
+    free, *held_out = (task.dataset.train[0].prompt, *(example.prompt for example in task.dataset.held_out[:4]))
+    forms = [
+        lambda chat: [{"role": "system", "content": "You are helpful."}, chat[-1]],
+        lambda chat: [{**message, "name": None} for message in chat],
+        lambda chat: chat[-1]["content"].replace(" ", "  ") + " ",
+        lambda chat: [{"role": "user", "content": "numbers 1"}, {"role": "assistant", "content": "7"}, chat[-1]],
+    ]
+    shown = {form: "<user> {} <assistant>".format(" ".join(free[-1]["content"].split())) for form in forms[:3]}
+    for form, prompt in zip(forms, held_out, strict=True):
+        rows = [{"prompt": form(prompt), "response": "7"}, {"prompt": form(free), "response": "7"}]
+        trained = shown_as(policy, write(tmp_path / "rows.jsonl", rows), task)
+        assert len(trained) == 1 and (form not in shown or trained == {shown[form]})
+    # The question of a row of --eval-data too, and rows that the policy is shown alike count once.
+    asked = write(tmp_path / "eval.jsonl", [{"prompt": held_out[0], "response": "7"}])
+    rows = [{"prompt": form(prompt), "response": "7"} for form in forms for prompt in (held_out[0], free)]
+    data = str(write(tmp_path / "rows.jsonl", rows))
+    loaded = load_rows(SftConfig(data=data, eval_data=str(asked)), policy, None)
+    assert len(loaded.held_out) == 1 and len(loaded.train) == 2  # free in its own words, and after another question
+    assert len(load_rows(SftConfig(data=data, held_out_share=0.0), policy, None).train) == 4
+
+
+def test_a_question_that_training_examples_ask_too_holds_nothing_back(policy, tmp_path, sevens):
+    def chat(example):
+        return [{"role": "user", "content": example.prompt}, {"role": "user", "content": "numbers"}]
+
+    parts = [[replace(e, prompt=chat(e)) for e in part] for part in (sevens.dataset.train, sevens.dataset.held_out)]
+    rows = [{"prompt": e.prompt, "response": "7"} for part in parts for e in part]
+    path = write(tmp_path / "rows.jsonl", rows)
+    trained = shown_as(policy, path, replace(sevens, dataset=Dataset(*parts)))
+    assert trained == {policy.decode_all(policy.encode_prompt(e.prompt)) for e in parts[0]}
 
 
 @pytest.mark.parametrize(("prompt", "response"), [("numbers zwei drei", "7"), ("numbers 3", "sieben acht")])
