@@ -10,6 +10,8 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -20,12 +22,17 @@ from minrl.checkpoint import TrainState
 from minrl.config import OptimizerConfig, RolloutConfig, TrainerConfig
 from minrl.files import LOCK, lock
 from minrl.optimizer import make_optimizer
+from minrl.parts import Parts
 from minrl.processes import Processes
+from minrl.record import Record
+from minrl.rollout import draw_examples
 from minrl.sft import __main__ as sft
 from minrl.sft import filter as filtering
+from minrl.sft.__main__ import fine_tune, steps_of
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import (
     Demonstration,
+    Rows,
     as_rollouts,
     choose_rows,
     end_token,
@@ -168,6 +175,35 @@ def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, mo
     assert sorted(first) == sorted(second) == list(range(12)) != first != second
     assert order(0, first_step=3) == (first + second)[8:]
     assert order(1)[:12] != first
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1.0, 3), (2.0, 5), (0.5, 1), (0.01, 1)])
+def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(tiny, monkeypatch, epochs, steps):
+    seen, rows = [], as_rollouts(tiny, numbers(9))
+    monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(draw_examples(given[2], *given[3:])) or {})
+    parts, record = object.__new__(Parts), MagicMock(spec=Record, interrupted=False)
+    record.evaluation_due.return_value = record.due.return_value = False
+
+    def train(settings, state):
+        due = settings.steps or steps_of(settings, state, 9, 4)
+        config = TrainerConfig(steps=due, rollout=RolloutConfig(prompts_per_step=4))
+        vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, config=config, state=state)
+        vars(parts).update(run=SimpleNamespace(settings=settings))
+        fine_tune(parts, record, Rows(rows, []))
+        return due
+
+    def counts():
+        return [sum(row is one for batch in seen for one in batch) for row in rows]
+
+    state = TrainState()
+    assert train(SftConfig(epochs=epochs), state) == steps == len(seen)
+    expected = max(1, round(epochs * 9))
+    assert sum(counts()) == expected == state.examples_drawn
+    assert max(counts()) - min(counts()) <= 1 and all(len(batch) == 4 for batch in seen[:-1])
+    assert train(SftConfig(epochs=3.0), state) == len(seen)  # continued
+    assert counts() == [3] * 9
+    train(SftConfig(steps=state.step + 2), state)
+    assert [len(batch) for batch in seen[-2:]] == [4, 4]  # as many steps, of full batches
 
 
 def test_a_row_is_seen_as_when_sampling_and_ends_as_a_completion_does(policy):
@@ -544,14 +580,16 @@ def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys
         json.dumps({"response": RIGHT, "numbers": [3, 7, 5]}),
         "{",
         json.dumps({"response": "", **PROBLEM}),
+        json.dumps({"response": RIGHT, "truncated": True, **PROBLEM}),
+        json.dumps({"response": RIGHT, "truncated": False, **PROBLEM}),
     ]
-    assert keep(tmp_path, lines) == [lines[0], lines[2]]
+    assert keep(tmp_path, lines) == [lines[0], lines[2], lines[7]]
     said = capsys.readouterr().err
     assert (
-        "kept 2 of 6 rows; 2 are not correct, 2 could not be scored, the first (row 4: the row lacks 'target'" in said
+        "kept 3 of 8 rows; 3 are not correct, 2 could not be scored, the first (row 4: the row lacks 'target'" in said
     )
-    assert keep(tmp_path, lines, "--min-reward", "0.1") == lines[:3]
-    assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5]]
+    assert keep(tmp_path, lines, "--min-reward", "0.1") == [*lines[:3], lines[7]]
+    assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5], lines[7]]
 
 
 if __name__ == "__main__":
