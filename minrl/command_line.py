@@ -20,9 +20,10 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_
 
 import tyro
 import yaml
+from loguru import logger
 
 from minrl.config import TaskOptions, TrainerConfig
-from minrl.defaults import REINFORCEMENT, Rates, defaults
+from minrl.defaults import REINFORCEMENT, Rates, defaults, not_chosen
 from minrl.disk import refusal
 from minrl.signals import answered, exit_status, stop_at_once
 from minrl.streams import forgive_closed_streams
@@ -57,12 +58,20 @@ def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORC
     """
     arguments, values = _take_config_file(list(arguments))
     names = _take_task_names(arguments)[1]
-    config, options = parse_with_tasks(cls, arguments, *from_dict(values, cls, names))
-    own = defaults(config.trainer, rates)  # type: ignore[attr-defined]
-    if own != defaults(TrainerConfig(), rates):  # what is trained is known after the flags are read: read them again
-        given = {str(name).replace("-", "_"): value for name, value in values.items()}
-        return parse_with_tasks(cls, arguments, *from_dict({**own, **given}, cls, names))
-    return config, options
+    in_file: Any = from_dict(values, cls, names)
+    config: Any
+    config, options = parse_with_tasks(cls, arguments, *in_file)
+    own = defaults(config.trainer, rates)  # what is trained is known after the flags are read: read them again
+    given = {str(name).replace("-", "_"): value for name, value in values.items()}
+    taken = not_chosen(in_file[0].trainer, config.trainer, rates, given)
+    if not taken and own == defaults(TrainerConfig(), rates):
+        return config, options
+    if taken:
+        said = ", ".join(f"{name} {value:g}" for name, value in taken.items())
+        logger.info(
+            f"the config file has the defaults of what it trains: another is trained here, by default with {said}"
+        )
+    return parse_with_tasks(cls, arguments, *from_dict({**own, **given, **taken}, cls, names))
 
 
 def parse_with_tasks(

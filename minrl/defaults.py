@@ -7,11 +7,11 @@ in both (Schulman et al. 2025, "LoRA Without Regret", thinkingmachines.ai/blog/l
 (arXiv:2305.14314, appendix B.2). The base model of a million weights takes 3e-4, by LOG.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from minrl.config import TrainerConfig
+from minrl.config import RolloutConfig, TrainerConfig
 
 MAX_TOKENS = 1024
 """Longest completion of a given model."""
@@ -32,11 +32,25 @@ FINE_TUNING = Rates(base=3e-4, base_adapters=3e-3, given=2e-5, given_adapters=2e
 
 
 def defaults(config: TrainerConfig, rates: Rates) -> Mapping[str, Any]:
-    """The defaults that what the config trains has in place of the general ones, by the name of the setting."""
+    """The settings whose default depends on what the config trains, by name."""
     adapted = config.lora.lora_rank > 0
     if config.model.model_id:
         return {"learning_rate": rates.given_adapters if adapted else rates.given, "max_tokens": MAX_TOKENS}
-    return {"learning_rate": rates.base_adapters if adapted else rates.base}
+    rate = rates.base_adapters if adapted else rates.base
+    return {"learning_rate": rate, "max_tokens": RolloutConfig().max_tokens}
+
+
+def not_chosen(stored: TrainerConfig, now: TrainerConfig, rates: Rates, given: Collection[str]) -> Mapping[str, Any]:
+    """Of the settings that a config file gives, those that are defaults of what it trains itself and not of what is
+    trained now, with the defaults of that: a run's config.json holds every default, and nobody chose it.
+    """
+    before, own = defaults(stored, rates), defaults(now, rates)
+    held = {"learning_rate": stored.optimizer.learning_rate, "max_tokens": stored.rollout.max_tokens}
+    return {
+        name: value
+        for name, value in own.items()
+        if name in given and held[name] == before[name] and value != held[name]
+    }
 
 
 def what_is_trained(config: TrainerConfig) -> str:

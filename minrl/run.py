@@ -139,7 +139,8 @@ def write_summary(
     """summary.json: before and after, speed, the hash of the weights, and what else the program has to say."""
     task = task_key(run.config.rollout.task)
     ends = {name: {"eval_before": before.get(name), "eval_after": new.to_json()} for name, new in after.items()}
-
+    # Fine-tuning on rows samples nothing that it trains on.
+    speed = {"tokens_per_s": round(state.sampled_tokens / max(state.seconds, 1e-9), 1)} if state.sampled_tokens else {}
     summary = {
         "run": run.name,
         "task": task,
@@ -149,7 +150,7 @@ def write_summary(
         "other_tasks": ends,
         "steps": state.step,
         "seconds": round(state.seconds, 3),
-        "tokens_per_s": round(state.sampled_tokens / max(state.seconds, 1e-9), 1),
+        **speed,
         "final_checkpoint": str(final),
         "weights_sha256": checkpoint.weights_sha256(policy),
         **more,

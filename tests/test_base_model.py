@@ -10,7 +10,7 @@ import torch
 from loguru import logger
 
 from minrl import files
-from minrl.base_model import base_model_path, digest_of, make_base_model, require_demonstrations
+from minrl.base_model import DIGESTED, base_model_path, digest_of, make_base_model, require_demonstrations
 from minrl.config import BaseModelConfig
 from minrl.policy import load_policy
 from minrl.tasks import Dataset, load_task
@@ -129,6 +129,23 @@ def test_another_split_and_other_demonstrations_change_its_place():
     digests = [digest_of(one) for one in (task, fewer, replace(task, demonstrations=lambda example, rng: "1 A>B"))]
     assert len(set(digests)) == 3 and digests[0] == digest_of(task)
     assert len({base_model_path(SMALL, "hanoi", HanoiOptions(), ["a"], "checkpoints", "", one) for one in digests}) == 3
+
+
+def test_another_answer_to_any_training_example_changes_its_place():
+    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2)})
+    *before, last = task.dataset.train
+    assert len(before) >= DIGESTED  # the last one is not demonstrated
+
+    def digest(**fields):
+        changed = replace(last, fields={**last.fields, **fields})
+        return digest_of(replace(task, dataset=Dataset([*before, changed], task.dataset.held_out)))
+
+    class Odd:
+        """Its text holds its address."""
+
+    kinds = [{}, {"a": 1}, {"a": {(1, 2): "b"}}, {"a": {"x", "y"}}, {"a": Odd}, {"a": [Odd()]}]
+    assert len({digest(**fields) for fields in kinds}) == len(kinds)
+    assert digest(a=[Odd()]) == digest(a=[Odd()]) and digest(a={"x", "y"}) == digest(a={"y", "x"})
 
 
 def test_a_task_without_demonstrations_or_words_is_refused(sevens):

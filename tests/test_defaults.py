@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from loguru import logger
 
 from minrl.command_line import parse_config, parse_trainer, to_dict
 from minrl.config import TrainerConfig
@@ -45,6 +46,31 @@ def test_the_config_of_a_run_holds_what_was_chosen_and_is_read_back_the_same(tmp
     assert (values["learning_rate"], values["max_tokens"]) == (1e-6, 1024)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**values, "learning_rate": 7e-6}))
     assert chosen(["--config", str(tmp_path / "config.yaml")]) == (7e-6, 1024)
+
+
+@pytest.mark.parametrize(
+    ("trained", "flags", "expected"),
+    [
+        ([], GIVEN, (1e-6, 1024)),
+        ([], ADAPTERS, (3e-3, 192)),
+        ([*GIVEN, *ADAPTERS], ["--lora-rank", "0"], (1e-6, 1024)),
+        (GIVEN, ["--model-id", ""], (3e-4, 192)),
+        (["--learning-rate", "1e-3"], GIVEN, (1e-3, 1024)),
+        (["--max-tokens", "300"], GIVEN, (1e-6, 300)),
+        ([], [*GIVEN, "--learning-rate", "3e-4", "--max-tokens", "192"], (3e-4, 192)),
+        (GIVEN, ["--model-id", "another/model"], (1e-6, 1024)),
+    ],
+)
+def test_defaults_in_the_config_of_a_run_are_none_of_a_run_that_trains_something_else(
+    tmp_path, trained, flags, expected
+):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(*parse_trainer(trained))))
+    said = []
+    listening = logger.add(lambda message: said.append(message.record["message"]))
+    assert chosen(["--config", str(tmp_path / "config.yaml"), *flags]) == expected
+    logger.remove(listening)
+    assert len(said) == (trained[:1] != GIVEN[:1] or flags[:2] != ["--model-id", "another/model"])
+    assert all(line.startswith("the config file has the defaults of what it trains") for line in said)
 
 
 def test_what_is_trained_is_said_in_a_line():

@@ -118,9 +118,9 @@ def test_a_round_makes_what_it_trains_on_likelier(policy, make_rollout):
     assert after < 0.6 * before, (before, after)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("count", "batch_size"), [(2, 4), (3, 4), (3, 6)])
 def test_each_kept_completion_is_trained_on_where_the_processes_do_not_divide_the_batch(
-    make_policy, make_rollout, monkeypatch, count
+    make_policy, make_rollout, monkeypatch, count, batch_size
 ):
     kept, seen = [make_rollout([1], [n]) for n in range(5, 25)], []
     monkeypatch.setattr("minrl.sft.step.accumulate", lambda policy, mine, _: seen.extend(mine) or torch.ones(3))
@@ -129,10 +129,10 @@ def test_each_kept_completion_is_trained_on_where_the_processes_do_not_divide_th
     def train(policy):
         parts = object.__new__(Parts)
         vars(parts).update(policy=policy, config=TrainerConfig(), state=TrainState(step=1))
-        return fine_tune_round(parts, ExpertIterationConfig(batch_size=4, epochs_per_round=1.0), kept)
+        return fine_tune_round(parts, ExpertIterationConfig(batch_size=batch_size), kept)
 
     together(count, lambda member: replace(make_policy(), processes=member), train)
-    assert sorted(one.ids for one in seen) == [one.ids for one in kept]  # five batches of four are an epoch of twenty
+    assert sorted(one.ids for one in seen) == [one.ids for one in kept]  # batches of four, or of six and a last of two
 
 
 def test_rounds_are_shown(uninterrupted):
@@ -249,6 +249,7 @@ def test_what_the_reward_reads_of_a_sample_is_not_overwritten_by_what_the_sample
     example = Example("0", [{"role": "user", "content": "Complete it."}], HUMANEVAL)
     said = ["    return 2 * n\n", "    return n\n"]
     rollouts = [make_rollout([1], [2], example_id="0", text=text, reward=Reward(1.0)) for text in said]
+    rollouts.append(replace(rollouts[0], finish_reason="length"))  # correct and cut off
     write_samples(tmp_path / "samples.jsonl", [example], rollouts, rollouts)
     flags = ["--task", "code", "--data", str(tmp_path / "samples.jsonl"), "--output", str(tmp_path / "correct.jsonl")]
     assert filtering.main([*flags, "--reward-workers", "1"]) == 0

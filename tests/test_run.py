@@ -139,7 +139,7 @@ def test_the_summary_says_what_came_of_the_run(make_run, policy, tmp_path):
     )
     assert fast["tokens_per_s"] == 600
     instant = write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})
-    assert (instant["tokens_per_s"], instant["seconds"]) == (0, 0)
+    assert instant["seconds"] == 0 and "tokens_per_s" not in instant  # nothing was sampled: of no speed
     assert "eval_after" not in instant and instant["other_tasks"] == {}
 
 

@@ -8,7 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -19,12 +22,17 @@ from minrl.checkpoint import TrainState
 from minrl.config import OptimizerConfig, RolloutConfig, TrainerConfig
 from minrl.files import LOCK, lock
 from minrl.optimizer import make_optimizer
+from minrl.parts import Parts
 from minrl.processes import Processes
+from minrl.record import Record
+from minrl.rollout import draw_examples
 from minrl.sft import __main__ as sft
 from minrl.sft import filter as filtering
+from minrl.sft.__main__ import fine_tune, steps_of
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import (
     Demonstration,
+    Rows,
     as_rollouts,
     choose_rows,
     end_token,
@@ -32,7 +40,7 @@ from minrl.sft.demonstrations import (
     read_demonstrations,
 )
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
-from minrl.tasks import load_task
+from minrl.tasks import Dataset, load_task
 from minrl.types import UserError
 from minrl.update import optimizer_step
 from tests.killing import killed_at, signalled_at
@@ -169,6 +177,35 @@ def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, mo
     assert order(1)[:12] != first
 
 
+@pytest.mark.parametrize(("epochs", "steps"), [(1.0, 3), (2.0, 5), (0.5, 1), (0.01, 1)])
+def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(tiny, monkeypatch, epochs, steps):
+    seen, rows = [], as_rollouts(tiny, numbers(9))
+    monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(draw_examples(given[2], *given[3:])) or {})
+    parts, record = object.__new__(Parts), MagicMock(spec=Record, interrupted=False)
+    record.evaluation_due.return_value = record.due.return_value = False
+
+    def train(settings, state):
+        due = settings.steps or steps_of(settings, state, 9, 4)
+        config = TrainerConfig(steps=due, rollout=RolloutConfig(prompts_per_step=4))
+        vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, config=config, state=state)
+        vars(parts).update(run=SimpleNamespace(settings=settings))
+        fine_tune(parts, record, Rows(rows, []))
+        return due
+
+    def counts():
+        return [sum(row is one for batch in seen for one in batch) for row in rows]
+
+    state = TrainState()
+    assert train(SftConfig(epochs=epochs), state) == steps == len(seen)
+    expected = max(1, round(epochs * 9))
+    assert sum(counts()) == expected == state.examples_drawn
+    assert max(counts()) - min(counts()) <= 1 and all(len(batch) == 4 for batch in seen[:-1])
+    assert train(SftConfig(epochs=3.0), state) == len(seen)  # continued
+    assert counts() == [3] * 9
+    train(SftConfig(steps=state.step + 2), state)
+    assert [len(batch) for batch in seen[-2:]] == [4, 4]  # as many steps, of full batches
+
+
 def test_a_row_is_seen_as_when_sampling_and_ends_as_a_completion_does(policy):
     chat = [{"role": "system", "content": "add"}, {"role": "user", "content": "numbers 3 5"}]
     plain, messages = as_rollouts(policy, [Demonstration("numbers 3 5", "3 + 5"), Demonstration(chat, "3 + 5")])
@@ -204,9 +241,15 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
         {"q": "1", "a": "3"},
         {"q": chat, "a": "2"},
         {"messages": [*chat, {"role": "assistant", "content": "2"}]},
+        {"q": "1", "messages": [*chat, {"role": "assistant", "content": "4"}]},
     ]
     found = read_demonstrations(write(tmp_path / "rows.jsonl", rows), "q", "a")
-    assert found == [Demonstration("1", "2"), Demonstration("1", "3"), Demonstration(chat, "2")]
+    assert found == [
+        Demonstration("1", "2"),
+        Demonstration("1", "3"),
+        Demonstration(chat, "2"),
+        Demonstration(chat, "4"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +325,40 @@ def test_a_row_that_asks_a_held_out_question_without_the_tasks_own_words_is_not_
     for prompt_format, form in shown.items():
         expected = {form.format(question) for question in asked[1:]}
         assert shown_as(policy, path, task, prompt_format=prompt_format) == expected
+
+
+def test_a_held_out_prompt_is_recognised_by_what_the_policy_is_shown_and_by_its_question(policy, tmp_path):
+    task = load_task("countdown")
+    free, *held_out = (task.dataset.train[0].prompt, *(example.prompt for example in task.dataset.held_out[:4]))
+    forms = [
+        lambda chat: [{"role": "system", "content": "You are helpful."}, chat[-1]],
+        lambda chat: [{**message, "name": None} for message in chat],
+        lambda chat: chat[-1]["content"].replace(" ", "  ") + " ",
+        lambda chat: [{"role": "user", "content": "numbers 1"}, {"role": "assistant", "content": "7"}, chat[-1]],
+    ]
+    shown = {form: "<user> {} <assistant>".format(" ".join(free[-1]["content"].split())) for form in forms[:3]}
+    for form, prompt in zip(forms, held_out, strict=True):
+        rows = [{"prompt": form(prompt), "response": "7"}, {"prompt": form(free), "response": "7"}]
+        trained = shown_as(policy, write(tmp_path / "rows.jsonl", rows), task)
+        assert len(trained) == 1 and (form not in shown or trained == {shown[form]})
+    # The question of a row of --eval-data too, and rows that the policy is shown alike count once.
+    asked = write(tmp_path / "eval.jsonl", [{"prompt": held_out[0], "response": "7"}])
+    rows = [{"prompt": form(prompt), "response": "7"} for form in forms for prompt in (held_out[0], free)]
+    data = str(write(tmp_path / "rows.jsonl", rows))
+    loaded = load_rows(SftConfig(data=data, eval_data=str(asked)), policy, None)
+    assert len(loaded.held_out) == 1 and len(loaded.train) == 2  # free in its own words, and after another question
+    assert len(load_rows(SftConfig(data=data, held_out_share=0.0), policy, None).train) == 4
+
+
+def test_a_question_that_training_examples_ask_too_holds_nothing_back(policy, tmp_path, sevens):
+    def chat(example):
+        return [{"role": "user", "content": example.prompt}, {"role": "user", "content": "numbers"}]
+
+    parts = [[replace(e, prompt=chat(e)) for e in part] for part in (sevens.dataset.train, sevens.dataset.held_out)]
+    rows = [{"prompt": e.prompt, "response": "7"} for part in parts for e in part]
+    path = write(tmp_path / "rows.jsonl", rows)
+    trained = shown_as(policy, path, replace(sevens, dataset=Dataset(*parts)))
+    assert trained == {policy.decode_all(policy.encode_prompt(e.prompt)) for e in parts[0]}
 
 
 @pytest.mark.parametrize(("prompt", "response"), [("numbers zwei drei", "7"), ("numbers 3", "sieben acht")])
@@ -503,14 +580,16 @@ def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys
         json.dumps({"response": RIGHT, "numbers": [3, 7, 5]}),
         "{",
         json.dumps({"response": "", **PROBLEM}),
+        json.dumps({"response": RIGHT, "truncated": True, **PROBLEM}),
+        json.dumps({"response": RIGHT, "truncated": False, **PROBLEM}),
     ]
-    assert keep(tmp_path, lines) == [lines[0], lines[2]]
+    assert keep(tmp_path, lines) == [lines[0], lines[2], lines[7]]
     said = capsys.readouterr().err
     assert (
-        "kept 2 of 6 rows; 2 are not correct, 2 could not be scored, the first (row 4: the row lacks 'target'" in said
+        "kept 3 of 8 rows; 3 are not correct, 2 could not be scored, the first (row 4: the row lacks 'target'" in said
     )
-    assert keep(tmp_path, lines, "--min-reward", "0.1") == lines[:3]
-    assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5]]
+    assert keep(tmp_path, lines, "--min-reward", "0.1") == [*lines[:3], lines[7]]
+    assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5], lines[7]]
 
 
 if __name__ == "__main__":

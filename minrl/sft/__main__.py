@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from minrl.checkpoint import save_checkpoint
+from minrl.checkpoint import TrainState, save_checkpoint
 from minrl.command_line import parse_config, run_main
 from minrl.config import task_key
 from minrl.defaults import FINE_TUNING
@@ -28,7 +28,7 @@ from minrl.rollout import rollout, tracked_plan
 from minrl.run import Program, Run
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows
-from minrl.sft.step import measure, sft_step
+from minrl.sft.step import at_most, measure, rows_in_all, sft_step
 from minrl.types import UserError, require
 from minrl.update import Updated
 
@@ -37,13 +37,15 @@ SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
 
 def fine_tune(parts: Parts, record: Record, rows: Rows) -> None:
     """Train on the rows, batch by batch, and measure what is held out now and then."""
-    config, state, engine = parts.config, parts.state, parts.engine
+    config, state, engine, settings = parts.config, parts.state, parts.engine, parts.run.settings
+    total = None if settings.steps else rows_in_all(settings.epochs, len(rows.train))
     if state.step < config.steps:
         engine.sleep()
     while state.step < config.steps and not record.interrupted:
         state.step += 1
+        left = config if total is None else at_most(config, total - state.examples_drawn)
         with record.timed("time/update_s"):
-            record.measured(sft_step(parts.policy, parts.optimizer, rows.train, config, state))
+            record.measured(sft_step(parts.policy, parts.optimizer, rows.train, left, state))
         shown = bool(parts.tasks) and record.due(config.logging.rollouts_every)
         if shown or record.evaluation_due():
             with record.timed("time/sync_s"):
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
         rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
         refuse_other_rows(parts.run, settings)
         batch_size = min(settings.batch_size, len(rows.train))
-        steps = settings.steps or math.ceil(settings.epochs * len(rows.train) / batch_size)
+        steps = settings.steps or steps_of(settings, parts.state, len(rows.train), batch_size)
         require(
             steps >= parts.state.step,
             f"--epochs {settings.epochs:g} are {steps} steps, and the run has gone on to step {parts.state.step}: "
@@ -100,6 +102,14 @@ def main(arguments: Sequence[str]) -> int:
             fine_tune(parts, record, rows)
             record.summary = summary_of(parts.run, rows)
             return record.finish(parts.evaluate, save_checkpoint)
+
+
+def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int) -> int:
+    """At which step the epochs are over: of full batches, but for the last one of this run and of what it continues."""
+    total = rows_in_all(settings.epochs, rows)
+    if total < state.examples_drawn:
+        return math.ceil(total / batch_size)
+    return state.step + math.ceil((total - state.examples_drawn) / batch_size)
 
 
 def refuse_other_rows(run: Run, config: SftConfig) -> None:

@@ -76,7 +76,7 @@ class SftConfig:
     steps: int = 0
     """Optimizer steps. 0: as many as the epochs take."""
     epochs: float = 3.0
-    """How often each row is trained on, where `steps` is 0."""
+    """How often each row is trained on, where `steps` is 0; the last batch is as short as that takes."""
     batch_size: int = 32
     """Rows of each optimizer step, over all processes."""
     max_tokens: int = 192
@@ -151,7 +151,7 @@ class ExpertIterationConfig:
     restart_each_round: bool = False
     """Fine-tune the model that the run started from in every round, not the policy of the round before."""
     epochs_per_round: float = 1.0
-    """How often each kept completion is trained on in its round."""
+    """How often each kept completion is trained on in its round; the last batch is as short as that takes."""
     batch_size: int = 32
     """Completions of each optimizer step, over all processes."""
     max_tokens: int = 192

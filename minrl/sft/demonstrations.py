@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from minrl.tasks.task import is_held_out
 from minrl.types import SOLO, Prompt, Rollout, UserError
 from minrl.unknown_words import check_words, shown_text
 
+Ids = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Demonstration:
@@ -34,6 +37,19 @@ class Demonstration:
     def prompt_key(self) -> str:
         """The identity of the prompt."""
         return key_of(self.prompt)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A row and its tokens."""
+
+    row: Demonstration
+    rollout: Rollout
+
+    @cached_property
+    def shown(self) -> Ids:
+        """The prompt as the policy is shown it: rows that differ in what the chat template leaves out share it."""
+        return tuple(self.rollout.ids[: self.rollout.prompt_length])
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,8 @@ def _demonstration(row: Any, prompt_column: str, response_column: str) -> Demons
     """A row's prompt and response, or those of its chat messages."""
     if not isinstance(row, dict):
         raise UserError(f"a row must be a JSON object with `{prompt_column}` and `{response_column}`")
-    if prompt_column not in row and isinstance(row.get("messages"), list) and row["messages"]:
+    lacking = not {prompt_column, response_column} <= row.keys()
+    if lacking and isinstance(row.get("messages"), list) and row["messages"]:
         *prompt, last = row["messages"]
         if not isinstance(last, dict) or last.get("role") != "assistant":
             raise UserError("`messages` must end with the assistant's")
@@ -104,39 +121,55 @@ def choose_rows(rows: Sequence[Rollout], count: int, seed: int, path: str) -> li
 def load_rows(config: SftConfig, policy: Policy, task: Task | None) -> Rows:
     """The rows to train on and those whose loss is measured.
 
-    No prompt is in both, and no prompt that the task holds out is trained on.
+    No prompt is in both, and none is trained on that the task holds out. Prompts are the same where their tokens are;
+    a prompt of the task or of `eval_data` also where its question is, whatever the system message and the white space.
+    A held-out problem in other words is not recognised: other numbers in it, or the same in another order.
     """
     chat = as_chat(config, policy, task)
-    found = _read(config.data, config, chat)
+    found = _read(config.data, config, policy, chat)
     if config.eval_data:
-        held_out = _read(config.eval_data, config, chat)
+        held_out = _read(config.eval_data, config, policy, chat)
     else:
-        held_out = [row for row in found if is_held_out(row.prompt_key, config.held_out_share)]
-    forbidden = {row.prompt_key for row in held_out}
+        keys: dict[Ids, str] = {}
+        share = config.held_out_share
+        held_out = [one for one in found if is_held_out(keys.setdefault(one.shown, one.row.prompt_key), share)]
+    shown = {one.shown for one in held_out}
+    questions = {question_of(one.row.prompt) for one in held_out if config.eval_data}
     if task is not None:
-        forbidden |= {key for example in task.dataset.held_out for key in _keys(example.prompt)}
-    free = [row for row in found if row.prompt_key not in forbidden]
+        shown |= {tuple(policy.encode_prompt(example.prompt)) for example in task.dataset.held_out if example.prompt}
+        questions |= _held_out_questions(task)
+    free = [one for one in found if one.shown not in shown and question_of(one.row.prompt) not in questions - {""}]
     limit = min(config.max_row_tokens or policy.context_length, policy.context_length)
-    encoded, measured = as_rollouts(policy, free), as_rollouts(policy, held_out)
-    for what, shown, rollouts in ((config.data, free, encoded), ("the held-out rows", held_out, measured)):
-        said = [f"{shown_text(row.prompt)} {row.response}" for row in shown]
-        check_words(policy, what, [(one.ids, text) for one, text in zip(rollouts, said, strict=True)])
-    fitting = [rollout for rollout in encoded if len(rollout.ids) <= limit]
+    fitting, measured = ([one.rollout for one in rows if len(one.rollout.ids) <= limit] for rows in (free, held_out))
     if not fitting:
         raise UserError(
             f"no row of {config.data} can be trained on: of {len(found)} distinct ones {len(found) - len(free)} have "
-            f"a held-out prompt and {len(encoded)} more than {limit} tokens"
+            f"a held-out prompt and {len(free)} more than {limit} tokens"
         )
-    rows = Rows(
-        choose_rows(fitting, config.max_examples, config.seed, config.data),
-        [rollout for rollout in measured if len(rollout.ids) <= limit],
-    )
+    rows = Rows(choose_rows(fitting, config.max_examples, config.seed, config.data), measured)
     logger.info(
         f"{config.data}: {len(found)} distinct rows, training on {len(rows.train)}, measuring {len(rows.held_out)}; "
         f"left out for a held-out prompt {len(found) - len(free)}, for more than {limit} tokens "
-        f"{len(encoded) - len(fitting) + len(measured) - len(rows.held_out)}"
+        f"{len(free) - len(fitting) + len(held_out) - len(measured)}"
     )
     return rows
+
+
+def question_of(prompt: Prompt) -> str:
+    """What a prompt asks, however it is spaced: the text, or a chat's last message of the user.
+
+    >>> question_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": " 1  + 1? "}])
+    '1 + 1?'
+    """
+    users = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if m["role"] == "user"]
+    return " ".join(users[-1].split()) if users else ""
+
+
+def _held_out_questions(task: Task) -> set[str]:
+    """Questions of the held-out examples; one that training examples ask too says nothing of the problem."""
+    dataset = task.dataset
+    held_out, train = ({question_of(example.prompt) for example in part} for part in (dataset.held_out, dataset.train))
+    return held_out - train
 
 
 def as_chat(config: SftConfig, policy: Policy, task: Task | None) -> bool:
@@ -150,26 +183,26 @@ def as_chat(config: SftConfig, policy: Policy, task: Task | None) -> bool:
     return policy.tokenizer.chat_template is not None
 
 
-def _read(path: str, config: SftConfig, chat: bool) -> list[Demonstration]:
+def _read(path: str, config: SftConfig, policy: Policy, chat: bool) -> list[Encoded]:
     """The rows of a file with their prompts as they are shown, each once."""
     found = read_demonstrations(Path(path), config.prompt_column, config.response_column)
     texts = sum(isinstance(row.prompt, str) for row in found)
     if texts:
         how = "a user's message, through the chat template" if chat else "it is, without a chat template"
         logger.info(f"{path}: the prompt of {texts} of {len(found)} rows is a text and is shown as {how}")
-    shown = [replace(row, prompt=user_message(row.prompt)) if chat else row for row in found]
-    return list({(row.prompt_key, row.response): row for row in shown}.values())
+    rows = [replace(row, prompt=user_message(row.prompt)) if chat else row for row in found]
+    encoded = [Encoded(*pair) for pair in zip(rows, as_rollouts(policy, rows), strict=True)]
+    read = [(one.rollout.ids, f"{shown_text(one.row.prompt)} {one.row.response}") for one in encoded]
+    check_words(policy, path, read)
+    distinct: dict[tuple[Ids, str], Encoded] = {}
+    for one in encoded:
+        distinct.setdefault((one.shown, one.row.response), one)
+    return list(distinct.values())
 
 
 def user_message(prompt: Prompt) -> Prompt:
     """A text as the message of a user; messages as they are."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def _keys(prompt: Prompt) -> set[str]:
-    """Those of a prompt, and of rows that show its question alone."""
-    question = shown_text(prompt)
-    return {key_of(prompt), key_of(question), key_of(user_message(question))}
 
 
 def as_rollouts(policy: Policy, rows: Iterable[Demonstration]) -> list[Rollout]:

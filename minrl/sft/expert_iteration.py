@@ -38,7 +38,7 @@ from minrl.rollout import Rollouts, completion_seed, draw_examples, joined, roll
 from minrl.run import Program
 from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE
-from minrl.sft.step import measure, sft_step
+from minrl.sft.step import at_most, measure, rows_in_all, sft_step
 from minrl.types import Example, Rollout
 
 EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
@@ -124,7 +124,8 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
         restart(parts)
     optimizer = parts.optimizer = make_optimizer(parts.policy, parts.config.optimizer)
     batch_size = min(settings.batch_size, len(kept))
-    steps = math.ceil(settings.epochs_per_round * len(kept) / batch_size)
+    total = rows_in_all(settings.epochs_per_round, len(kept))
+    steps = math.ceil(total / batch_size)
     config = replace(
         parts.config,
         steps=steps,
@@ -134,7 +135,7 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
     inner, losses, entropies, skipped = TrainState(), [], [], 0.0
     with activity("fine-tuning", steps) as report:
         for inner.step in range(1, steps + 1):
-            metrics = sft_step(parts.policy, optimizer, kept, config, inner)
+            metrics = sft_step(parts.policy, optimizer, kept, at_most(config, total - inner.examples_drawn), inner)
             losses.append(metrics["sft/loss"])
             entropies.append(metrics["sft/entropy"])
             skipped += metrics["policy/skipped_steps"]
@@ -183,6 +184,7 @@ def _sample_rows(
             "response": one.text,
             "reward": None if one.reward is None else one.reward.value,
             "kept": id(one) in kept,
+            "truncated": one.truncated,
             EXAMPLE: example.fields,
         }
 

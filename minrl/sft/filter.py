@@ -3,7 +3,8 @@
     python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl
 
 Rows are JSON objects with `response` (or `completion`) and the fields that the reward reads, beside it or, as expert
-iteration writes them, under `example`. Kept rows are written as they are and in order; the output appears when it is
+iteration writes them, under `example`. A row that says `"truncated": true` was cut off and is not correct, whatever
+its reward: it would teach to end there. Kept rows are written as they are and in order; the output appears when it is
 whole. A row that cannot be scored is dropped and counted.
 """
 
@@ -46,10 +47,14 @@ def filter_file(task: Task, source: Path, output: Path, min_reward: float | None
             if scored["reward"] is None:
                 counts.unscorable += 1
                 counts.first_reason = counts.first_reason or f"row {counts.rows}: {scored['error']}"
-            elif scored["solved"] if min_reward is None else scored["reward"] >= min_reward:
+            elif json.loads(line).get("truncated") is not True and _is_correct(scored, min_reward):
                 counts.kept += 1
                 file.write(line + "\n")
     return counts
+
+
+def _is_correct(scored: dict[str, Any], min_reward: float | None) -> bool:
+    return bool(scored["solved"] if min_reward is None else scored["reward"] >= min_reward)
 
 
 def _scored(task: Task, lines: Sequence[str], workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,6 +8,7 @@ processes. Prompt tokens have no loss.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,6 +24,21 @@ from minrl.record import Record
 from minrl.rollout import draw_examples
 from minrl.types import Rollout
 from minrl.update import optimizer_step
+
+
+def rows_in_all(epochs: float, rows: int) -> int:
+    """How many rows so many epochs train on, each row as often as the others or once more.
+
+    >>> rows_in_all(1.0, 33), rows_in_all(0.5, 10), rows_in_all(0.01, 10)
+    (33, 5, 1)
+    """
+    return max(1, round(epochs * rows))
+
+
+def at_most(config: TrainerConfig, left: int) -> TrainerConfig:
+    """The config of a step that trains on no more than the rows that are left: the last batch may be short."""
+    size = min(config.rollout.prompts_per_step, left)
+    return replace(config, rollout=replace(config.rollout, prompts_per_step=size))
 
 
 def sft_step(
