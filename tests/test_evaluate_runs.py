@@ -13,7 +13,7 @@ from minrl.evaluate_config import EvaluateConfig
 from minrl.files import read_json
 from minrl.learning_config import LoraConfig
 from minrl.lora import Adapters
-from minrl.pipeline import models
+from minrl.pipeline import local, models
 from minrl.pipeline.folder import folder_of
 from minrl.pipeline.local import LocalSampler
 from minrl.pipeline.models import find_models
@@ -232,3 +232,17 @@ def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, wo
     plan = make_plan(config, options)
     with pytest.raises(UserError, match=r"the hub has other weights of .*model0 than were cached"):
         LocalSampler(plan, replace(plan.models[0], hub=True, fingerprint="old"), workers)
+
+
+def test_the_opponent_is_the_checkpoint_that_was_planned(place, trained, workers, monkeypatch):
+    kept = trained("one")
+    command = ["--checkpoint", str(place / "model0"), "--opponent", "one", "--device", "cpu"]
+    config, options = parse_with_tasks(
+        EvaluateConfig, [*command, "--task", "tictactoe", "--tictactoe.opponent", "frozen"]
+    )
+    plan = make_plan(config, options)
+    shutil.copytree(kept / "step_000001", kept / "step_000002")  # the run goes on meanwhile
+    loaded = []
+    monkeypatch.setattr(local, "load_policy", lambda name, *rest: loaded.append(name) or load_policy(name, *rest))
+    LocalSampler(plan, plan.models[0], workers).close()
+    assert loaded == [str(place / "model0"), str(kept / "step_000001")]
