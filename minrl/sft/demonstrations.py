@@ -114,7 +114,7 @@ def load_rows(config: SftConfig, policy: Policy, task: Task | None) -> Rows:
         held_out = [row for row in found if is_held_out(row.prompt_key, config.held_out_share)]
     forbidden = {row.prompt_key for row in held_out}
     if task is not None:
-        forbidden |= {key for example in task.dataset.held_out for key in _keys(example.prompt)}
+        forbidden |= {key for example in task.dataset.held_out for key in prompt_keys(example.prompt)}
     free = [row for row in found if row.prompt_key not in forbidden]
     limit = min(config.max_row_tokens or policy.context_length, policy.context_length)
     encoded, measured = as_rollouts(policy, free), as_rollouts(policy, held_out)
@@ -166,7 +166,7 @@ def user_message(prompt: Prompt) -> Prompt:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
-def _keys(prompt: Prompt) -> set[str]:
+def prompt_keys(prompt: Prompt) -> set[str]:
     """Those of a prompt, and of rows that show its question alone."""
     question = shown_text(prompt)
     return {key_of(prompt), key_of(question), key_of(user_message(question))}
