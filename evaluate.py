@@ -28,7 +28,7 @@ from minrl.types import require
 from minrl.workers import Workers
 
 INCOMPLETE = 1
-"""Exit status where a server left completions out."""
+"""Exit status where a server left completions, or a judge verdicts, out."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -59,7 +59,7 @@ def score_file(
 def read_lines(source: Path, what: str) -> list[str]:
     """The lines of a file that are not blank. `what` says what they are, should it not be readable."""
     try:
-        text = source.read_text(encoding="utf-8")
+        text = source.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the {what} in {source}: {error}") from error
     return [line for line in text.split("\n") if line.strip()]  # a string may hold U+2028: splitlines() splits there
@@ -81,7 +81,7 @@ def _parsed(line: str) -> dict[str, Any] | str:
     """The row on a line as it was before it was ever scored, or what is wrong with the line."""
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of an integer that has more digits than Python reads
         return f"not JSON: {error}"
     if not isinstance(row, dict):
         return "a row must be a JSON object with `completion` and the example's fields"

@@ -54,6 +54,7 @@ def test_rows_come_out_in_order_with_their_rewards(score):
         (json.dumps({"completion": RIGHT, "numbers": [3, 7, 5]}), "the row lacks 'target', which the reward reads"),
         (json.dumps({"completion": RIGHT, "numbers": None, "target": 9}), "TypeError"),
         ("[" * 100_000, "not JSON"),
+        pytest.param('{"completion": "", "target": ' + "9" * 5000 + "}", "not JSON: Exceeds the limit", id="digits"),
     ],
 )
 def test_a_bad_row_is_null_and_says_why_and_the_others_are_scored(score, line, message):
@@ -61,6 +62,11 @@ def test_a_bad_row_is_null_and_says_why_and_the_others_are_scored(score, line, m
     assert counts == (3, 2, 1)
     assert rows[1]["reward"] is None and message in rows[1]["error"]
     assert rows[0]["reward"] == rows[2]["reward"] == 1.0
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(score):
+    counts, rows = score("\ufeff" + row(RIGHT), row(RIGHT))
+    assert counts == (2, 2, 0) and rows[0] == rows[1]
 
 
 def test_odd_line_separators_inside_a_completion_split_no_row(score):

@@ -13,7 +13,7 @@ from minrl.evaluate_config import EvaluateConfig
 from minrl.files import read_json
 from minrl.learning_config import LoraConfig
 from minrl.lora import Adapters
-from minrl.pipeline import models
+from minrl.pipeline import local, models
 from minrl.pipeline.folder import folder_of
 from minrl.pipeline.local import LocalSampler
 from minrl.pipeline.models import find_models
@@ -233,3 +233,61 @@ def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, wo
     plan = make_plan(config, options)
     with pytest.raises(UserError, match=r"the hub has other weights of .*model0 than were cached"):
         LocalSampler(plan, replace(plan.models[0], hub=True, fingerprint="old"), workers)
+
+
+def test_the_opponent_is_the_checkpoint_that_was_planned(place, trained, workers, monkeypatch):
+    kept = trained("one")
+    command = ["--checkpoint", str(place / "model0"), "--opponent", "one", "--device", "cpu"]
+    config, options = parse_with_tasks(
+        EvaluateConfig, [*command, "--task", "tictactoe", "--tictactoe.opponent", "frozen"]
+    )
+    plan = make_plan(config, options)
+    shutil.copytree(kept / "step_000001", kept / "step_000002")  # the run goes on meanwhile
+    loaded = []
+    monkeypatch.setattr(local, "load_policy", lambda name, *rest: loaded.append(name) or load_policy(name, *rest))
+    LocalSampler(plan, plan.models[0], workers).close()
+    assert loaded == [str(place / "model0"), str(kept / "step_000001")]
+
+
+def started_from(tmp_path, name, checkpoint, **config):
+    """Write down that a run started from a checkpoint, and settings of it."""
+    path = tmp_path / "runs" / name / "config.json"
+    record = read_json(path)
+    record["config"].update(config)
+    path.write_text(json.dumps({**record, "models": {"start model": {"path": str(checkpoint)}}}, indent=1))
+
+
+def test_problems_of_another_file_that_the_run_was_trained_on_are_refused_by_their_prompts(place, trained, tmp_path):
+    # The other file's task is called alike, has the same options, holds others out and has other identities.
+    trained("one")
+    other = evaluated.TASKS.replace('f"e{n}"', 'f"other{n}"')
+    (tmp_path / "other_tasks.py").write_text(other)
+    command = ["--checkpoint", "one", "--task", "other_tasks.py:even", "--dry-run"]
+    with pytest.raises(UserError, match=rf"problems of even are among .* one was trained .*task {place}/run_tasks.py"):
+        run(*command, flags=FLAGS)
+
+
+def test_a_run_that_the_model_came_from_and_is_gone_is_said(trained, tmp_path, capsys):
+    first = trained("first")
+    trained("second")
+    started_from(tmp_path, "second", first / "step_000001")
+    shutil.rmtree(tmp_path / "runs/first")
+    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
+    assert "checkpoints/first/step_000001, whose run is not there" in capsys.readouterr().err
+
+
+def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path, capsys):
+    trained("one")
+    task = load_task(f"{place}/run_tasks.py:even", {"even": evaluated_options(place, 0.2)})
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": task.dataset.held_out[0].prompt, "response": "1"}) + "\n")
+    # With its task it left out the rows that the task holds out.
+    started_from(tmp_path, "one", "", data=str(rows))
+    assert run("--checkpoint", "one", "--dry-run", flags=FLAGS) == 0
+    started_from(tmp_path, "one", "", task="", data=str(rows))
+    alone = ["--checkpoint", "one", "--task", f"{place}/run_tasks.py:even", "--dry-run"]
+    with pytest.raises(UserError, match=r"problems of even are among the rows of .*rows.jsonl, which one was fine-tun"):
+        run(*alone, flags=FLAGS)
+    rows.unlink()
+    assert run(*alone, flags=FLAGS) == 0
+    assert "rows.jsonl, which one was fine-tuned on, is not there" in capsys.readouterr().err

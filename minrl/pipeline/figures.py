@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from minrl.evaluation import bootstrap, by_category, is_solved, pass_at_k, pass_at_one, summarize, wilson
+from minrl.evaluation import (
+    bootstrap,
+    by_category,
+    is_solved,
+    pass_at_k,
+    pass_at_one,
+    percentiles,
+    resampled,
+    summarize,
+    wilson,
+)
 from minrl.json_text import plain
 from minrl.metrics import part_means
 from minrl.pipeline.plan import GREEDY, SAMPLED, Plan, PlannedTask
@@ -19,6 +29,9 @@ from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.table import NOBODY
 from minrl.rollout import lost_roles
 from minrl.types import Reward
+
+ROUNDING = 1e-12
+"""Shares that differ by less are the same."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +98,11 @@ def results(plan: Plan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, R
 
 
 def pair_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict[str, Any]:
-    """The figures of one model on one task."""
+    """The figures of one model on one task. pass@1 is of the task's first mode, whether or not it has scores."""
     greedy = in_roles([one for one in scores if one.mode == GREEDY])
-    main = in_roles([one for one in scores if one.mode == SAMPLED]) or greedy
+    main = greedy if task.modes[0].name == GREEDY else in_roles([one for one in scores if one.mode == SAMPLED])
     unscorable = sum(one.reward is None for one in [*main, *(greedy if main is not greedy else [])])
-    refused_frac = float(np.mean([one.refused for one in main]))
+    refused_frac = float(np.mean([one.refused for one in main])) if main else None
     if all(one.reward is None for one in main):
         return {"n": len(main), "unscorable": unscorable, "refused_frac": refused_frac}
     figures = summarize(task.examples, main, greedy).to_json()
@@ -168,18 +181,19 @@ def differences(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> list[dict[str
     scores = [score_of(line) for line in lines]
     mode = {task.name: task.modes[0].name for task in plan.tasks}
 
-    def values(model: str, task: str) -> dict[int, float]:
+    def solved(model: str, task: str) -> dict[int, list[bool]]:
         chosen = in_roles([one for one in scores if (one.model, one.task, one.mode) == (model, task, mode[task])])
-        return example_values(chosen, 1) if any(one.reward is not None for one in chosen) else {}
+        if all(one.reward is None for one in chosen):
+            return {}
+        return {i: [is_solved(one) for role in roles for one in role] for i, roles in by_example(chosen).items()}
 
     found = []
     for task in plan.tasks:
-        first = values(plan.models[0].name, task.name)
+        first = solved(plan.models[0].name, task.name)
         for model in plan.models[1:]:
-            second = values(model.name, task.name)
+            second = solved(model.name, task.name)
             both = [index for index in first if index in second]
             if both:
-                before, after = (np.array([of[index] for index in both]) for of in (first, second))
                 found.append(
                     {
                         "task": task.name,
@@ -187,28 +201,43 @@ def differences(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> list[dict[str
                         "label": model.label,
                         "baseline": plan.models[0].name,
                         "baseline_label": plan.models[0].label,
-                        **paired_difference(before, after),
+                        **paired_difference([first[index] for index in both], [second[index] for index in both]),
                     }
                 )
     return found
 
 
-def paired_difference(before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
-    """The mean difference over the same examples with its 95 % interval, by bootstrap over examples.
+def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """The difference of two models' shares of solved samples, given which samples of the same examples each solved,
+    with its 95 % interval, by bootstrap over the examples: both shares are of the same resampled examples.
 
-    Where every example differs alike resampling says nothing: then the intervals of both means are combined by the
+    Where every resample differs alike resampling says nothing: then the intervals of both shares are combined by the
     squares of their halves (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095, with no correlation taken off).
     """
-    change = after - before
-    difference = float(change.mean())
-    if np.all(change == change[0]):
-        (low1, high1), (low2, high2) = wilson(float(before.sum()), len(before)), wilson(float(after.sum()), len(after))
-        mean1, mean2 = float(before.mean()), float(after.mean())
+    (means1, counts1), (means2, counts2) = _means(before), _means(after)
+    share1, share2 = _share(means1, counts1), _share(means2, counts2)
+    change = means2 - means1
+    if np.all(counts1 == counts1[0]) and np.all(counts2 == counts2[0]):
+        difference, alike, drawn = float(change.mean()), np.all(change == change[0]), resampled(change)
+    else:
+        drawn = resampled(means2, counts2) - resampled(means1, counts1)
+        difference, alike = share2 - share1, np.ptp(drawn) < ROUNDING
+    if alike:
+        (low1, high1), (low2, high2) = (wilson(share * len(change), len(change)) for share in (share1, share2))
         ci95 = (
-            difference - math.hypot(mean2 - low2, high1 - mean1),
-            difference + math.hypot(high2 - mean2, mean1 - low1),
+            difference - math.hypot(share2 - low2, high1 - share1),
+            difference + math.hypot(high2 - share2, share1 - low1),
         )
     else:
-        ci95 = bootstrap(change)
+        ci95 = percentiles(drawn)
     counts = {"better": int((change > 0).sum()), "worse": int((change < 0).sum()), "same": int((change == 0).sum())}
     return {"difference": difference, "ci95": list(ci95), "examples": len(change), **counts}
+
+
+def _means(solved: Sequence[Sequence[bool]]) -> tuple[np.ndarray, np.ndarray]:
+    """The share of each example's samples that solve it, and how many samples it has."""
+    return np.array([float(np.mean(of_one)) for of_one in solved]), np.array([len(of_one) for of_one in solved])
+
+
+def _share(means: np.ndarray, counts: np.ndarray) -> float:
+    return float((means * counts).sum() / counts.sum())

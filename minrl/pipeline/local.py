@@ -14,7 +14,6 @@ from minrl.pipeline.rows import Key, Row
 from minrl.policy import Policy, load_policy
 from minrl.preflight import answer_findings
 from minrl.processes import Processes
-from minrl.resume import resolve_model
 from minrl.rollout import Plan as RolloutPlan
 from minrl.rollout import rollout
 from minrl.types import Rollout, require
@@ -39,8 +38,8 @@ class LocalSampler:
             "them with the evaluation's",
         )
         self.engine = make_engine(config.engine, self.policy, config.batch_size, lambda: "the same command goes on")
-        if config.opponent:
-            opponent = load_policy(resolve_model(config.opponent), config.model, processes)
+        for named in plan.opponents:  # none or one, in the very checkpoint that the plan found
+            opponent = load_policy(named.name, config.model, processes)
             self.engine = EngineWithOpponent(self.engine, opponent, self.policy, config.engine.engine_cache_gib)
 
     def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:

@@ -12,6 +12,7 @@ from minrl.pipeline.folder import SUMMARY
 from minrl.pipeline.pictures import draw_all
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row
+from minrl.pipeline.score import asked_again
 from minrl.pipeline.settings import Settings
 from minrl.tensorboard_log import write_pictures
 
@@ -20,6 +21,11 @@ TABLE, CSV, CHARTS, EVENTS = "summary.md", "summary.csv", "charts", "tensorboard
 CSV_COLUMNS = ("task", "model", "category", "figure", "value", "low", "high", "n", "examples")
 
 NOT_ANSWERED = ("refused_frac", "unscorable", "missing")
+
+NOT_COMPLETE = (
+    "**Not complete**: some completions are missing (column `missing`), or a judge failed to say what some are worth "
+    "(among the `unscorable`). The same command asks for them again."
+)
 
 Figures = Mapping[str, Any]
 
@@ -31,7 +37,7 @@ def report(
     (folder / SUMMARY).unlink(missing_ok=True)
     found = results(plan, lines, rows)
     summary: dict[str, Any] = {
-        "complete": not any(result["missing"] for result in found),
+        "complete": not any(result["missing"] for result in found) and not any(map(asked_again, lines)),
         "settings": settings,
         "results": found,
         "differences": plain(differences(plan, lines)),
@@ -99,7 +105,7 @@ def tidy(summary: Figures) -> Iterator[dict[str, Any]]:
 
 def markdown(plan: Plan, summary: Figures) -> str:
     """The tables: each task's models, their differences, and pass@1 by category."""
-    blocks = [] if summary["complete"] else ["**Not complete**: some completions are missing (column `missing`)."]
+    blocks = [] if summary["complete"] else [NOT_COMPLETE]
     for task in plan.tasks:
         of_task = [result for result in summary["results"] if result["task"] == task.name]
         blocks += [f"## {task.name}", _models_table(of_task)]
@@ -122,7 +128,8 @@ def _models_table(of_task: Sequence[Figures]) -> str:
             refused = share(result.get("refused_frac"))
             lines.append([result["label"], *["-"] * (len(columns) - 1), refused, unscorable, str(result["missing"])])
             continue
-        passes = [interval_text(result["pass@k"][k]["value"], result["pass@k"][k]["ci95"]) for k in ks]
+        found = [result["pass@k"].get(k) for k in ks]
+        passes = ["-" if one is None else interval_text(one["value"], one["ci95"]) for one in found]
         lines.append(
             [
                 result["label"],

@@ -5,7 +5,7 @@ data, its limits and its chat template, unless the command line says otherwise, 
 trained on are never evaluated as held out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from minrl.parts import START
 from minrl.pipeline.models import API
 from minrl.provenance import changes, provenance
 from minrl.resume import is_run, model_folder, run_folder_of, run_of
-from minrl.tasks import load_task
-from minrl.types import UserError, require
+from minrl.sft.demonstrations import key_of, question_of, read_demonstrations
+from minrl.tasks import Task, load_task, with_absolute_path
+from minrl.types import Example, UserError, require
 
 SHARED = ("max_tokens", "stop_strings", "chat_template_options", "data_path")
 """Settings that a run's config.json and an evaluation have in common."""
@@ -85,8 +86,9 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
             )
     for run in runs:
         notes += _differences(run, config, options)
-        for ancestor in _lineage(run):
+        for ancestor in _lineage(run, notes):
             notes += _leaks(ancestor, config, options)
+            notes += _leaked_rows(ancestor, config, options)
     return (config, options), notes
 
 
@@ -170,14 +172,19 @@ def _differences(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) 
         yield f"{run.folder.name} was trained with {'; '.join(found)}"
 
 
-def _lineage(run: TrainedRun) -> Iterator[TrainedRun]:
-    """The run, the one that made the model it started from, and so on."""
+def _lineage(run: TrainedRun, notes: list[str]) -> Iterator[TrainedRun]:
+    """The run, the one that made the model it started from, and so on. One that is not there is noted."""
     seen = set()
     while run.folder not in seen:
         seen.add(run.folder)
         yield run
         start = Path(run.record.get("models", {}).get(START, {}).get("path", ""))
         folder = _run_of_checkpoints(start) if (start / MANIFEST).exists() else None
+        if folder is None and (start / MANIFEST).exists():
+            notes.append(
+                f"{run.folder.name} started from {start}, whose run is not there, so that nobody knows which problems "
+                "that was trained on"
+            )
         if folder is not None and is_run(folder):
             run = TrainedRun(folder.resolve(), read_json(folder / "config.json"))
 
@@ -189,26 +196,68 @@ def _leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Ite
         if not run.task or key != task_key(run.task):
             continue
         yield from _changed_since(run, key)
-        trained = run.options([name])[key]
-        if trained == options[key] and run.data_path(key) == config.data_path:
-            continue  # a dataset holds no problem on both sides
+        here = (with_absolute_path(name), options[key], config.data_path)
         try:
-            known = {example.id for example in load_task(name, {key: trained}, run.data_path(key)).dataset.train}
+            trained = run.options([run.task])[key]
+            if (run.task, trained, run.data_path(key)) == here:
+                continue  # a dataset holds no problem on both sides
+            taught = load_task(run.task, {key: trained}, run.data_path(key))
+            known = {example.id for example in taught.dataset.train}
+            prompts = _prompts(taught, taught.dataset.train)
         except UserError as error:
             yield f"which problems {run.folder.name} was trained on cannot be known: {error}"
             continue
-        asked = list(load_task(name, options, config.data_path).dataset.held_out)[: config.examples]
-        leaked = sum(example.id in known for example in asked)
-        own = [
+        task = load_task(name, options, config.data_path)
+        asked = list(task.dataset.held_out)[: config.examples]
+        if (run.task, run.data_path(key)) == (here[0], here[2]):
+            prompts = set()  # the identities are of the same problems
+        leaked = sum(example.id in known or bool(_prompts(task, [example]) & prompts) for example in asked)
+        own = [f"task {run.task}"] if run.task != here[0] else []
+        own += [
             f"{key}.{option} {value!r}"
             for option, value in vars(trained).items()
-            if value != vars(options[key])[option]
+            if value != vars(options[key]).get(option)
         ]
         own += [f"data_path {run.data_path(key)!r}"] if run.data_path(key) != config.data_path else []
         require(
             not leaked,
             f"{leaked} of the {len(asked)} problems of {key} are among those that {run.folder.name} was trained "
             f"on, and are not held out from it: evaluate it with what it was trained with, {', '.join(own)}",
+        )
+
+
+def _prompts(task: Task, examples: Iterable[Example]) -> set[str]:
+    """The prompts of examples; none of a task with an episode, whose examples may differ in more than their prompt."""
+    return {key_of(example.prompt) for example in examples} if task.episode is None else set()
+
+
+def _leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
+    """Refuse to evaluate what is asked in the rows that a run was fine-tuned on. Those that its task held out from it
+    were left out of them.
+    """
+    path = run.values.get("data", "")
+    if not path:
+        return
+    if not Path(path).is_file():
+        yield f"{path}, which {run.folder.name} was fine-tuned on, is not there: nobody knows which problems it has"
+        return
+    columns = (run.values.get(name, name.removesuffix("_column")) for name in ("prompt_column", "response_column"))
+    rows = {question_of(row.prompt) for row in read_demonstrations(Path(path), *columns)}
+    if run.task:
+        try:
+            own = load_task(run.task, run.options([run.task]), run.data_path(task_key(run.task)))
+        except UserError as error:
+            yield f"which rows {run.folder.name} was trained on cannot be known: {error}"
+            return
+        rows -= {question_of(example.prompt) for example in own.dataset.held_out}
+    for name in config.task_names:
+        task = load_task(name, options, config.data_path)
+        asked = list(task.dataset.held_out)[: config.examples] if task.episode is None else []
+        leaked = sum(question_of(example.prompt) in rows for example in asked)
+        require(
+            not leaked,
+            f"{leaked} of the {len(asked)} problems of {task_key(name)} are among the rows of {path}, which "
+            f"{run.folder.name} was fine-tuned on: evaluate it on others",
         )
 
 

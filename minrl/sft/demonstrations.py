@@ -71,10 +71,10 @@ def read_demonstrations(path: Path, prompt_column: str, response_column: str) ->
     for number, line in enumerate(read_lines(path, "rows"), 1):
         try:
             found = _demonstration(json.loads(line), prompt_column, response_column)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"row {number} of {path} is not JSON: {error}") from error
         except UserError as error:
             raise UserError(f"row {number} of {path}: {error}") from error
+        except (ValueError, RecursionError) as error:  # also of an integer that has more digits than Python reads
+            raise UserError(f"row {number} of {path} is not JSON: {error}") from error
         rows.setdefault((found.prompt_key, found.response), found)
     return list(rows.values())
 
