@@ -440,11 +440,19 @@ def numbered_rows(ids, text="Problem {}."):
 
 def test_mbpps_problems_11_to_510_are_held_out(tmp_path, monkeypatch):
     rows = numbered_rows([1, 10, *range(11, 21), 300, 510, 511, 974])
-    probed = " ".join(row["text"] for row in rows[2:12])
-    monkeypatch.setattr(code, "MBPP_PROBE", (range(11, 21), identity(probed)))
+    monkeypatch.setattr(code, "MBPP_PROBE", {row["task_id"]: identity(row["text"]) for row in rows[2:12]})
     dataset = load_task("code", data_path=rows_file(tmp_path, *rows)).dataset
     assert [example.id for example in dataset.train] == ["1", "10", "511", "974"]
     assert [example.id for example in dataset.held_out] == [*map(str, range(11, 21)), "300", "510"]
+
+
+def test_a_part_of_mbpp_or_an_edited_one_has_its_split_too(tmp_path):
+    """Problem 17 is MBPP's, problem 11 is edited, and the others of 11 to 20 are lacking."""
+    rows = numbered_rows([1, 11, 17, 300, 974])
+    rows[2]["text"] = "Write a function to find the perimeter of a square."
+    dataset = load_task("code", data_path=rows_file(tmp_path, *rows)).dataset
+    assert [example.id for example in dataset.train] == ["1", "974"]
+    assert [example.id for example in dataset.held_out] == ["11", "17", "300"]
 
 
 @pytest.mark.parametrize("ids", [range(1, 200), range(1000, 1199), [f"mine-{n}" for n in range(199)]])

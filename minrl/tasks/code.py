@@ -35,8 +35,25 @@ MBPP = Source(
 HUMANEVAL = Source("openai/openai_humaneval", ("task_id", "prompt", "entry_point", "test"), {"held_out": "test"})
 MBPP_HELD_OUT = range(11, 511)
 """The task ids that MBPP's authors test on (arXiv 2108.07732, section 2.1)."""
-MBPP_PROBE = (range(11, 21), "4dd6415f8ca7b9c5")
-"""Task ids, and the identity of their texts one after another: rows of MBPP's shape are MBPP's where both agree."""
+MBPP_PROBE = dict(
+    zip(
+        range(11, 21),
+        [
+            "66e2a75428bcccc4",
+            "e6e4d613a155b26c",
+            "4bc0f3b80a2c1703",
+            "44f60de727404f93",
+            "6b0e3967b7137f04",
+            "031f627f0a40e223",
+            "c1971c263bca8577",
+            "46f190653aabec54",
+            "f3eb8d101b43c320",
+            "f999caa6ab6f5ada",
+        ],
+        strict=True,
+    )
+)
+"""The identities of the texts of some task ids: rows of MBPP's shape are MBPP's where one agrees."""
 
 INSTRUCTIONS = "Write Python. Think first if you like, then give the whole program in one ```python block."
 FENCE = re.compile(r"^```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -189,9 +206,8 @@ def _dataset(options: CodeOptions, data_path: str) -> Dataset:
 
 def is_mbpp(rows: Sequence[Row]) -> bool:
     """Whether the rows are MBPP's, whose authors say what is held out. Other rows may have its columns and ids."""
-    ids, expected = MBPP_PROBE
     texts = {str(row["task_id"]): str(row["text"]) for row in rows if "text" in row}
-    return identity(" ".join(texts.get(str(number), "") for number in ids)) == expected
+    return any(identity(texts.get(str(number), "")) == expected for number, expected in MBPP_PROBE.items())
 
 
 def _text(example: Example) -> str:
