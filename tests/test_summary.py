@@ -1,5 +1,6 @@
 """What a summary says where some of its completions, or some of its verdicts, are not there."""
 
+import numpy as np
 import pytest
 
 from minrl.evaluate_config import EvaluateConfig
@@ -8,10 +9,12 @@ from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import GREEDY, SAMPLED, Mode, Plan, PlannedTask
 from minrl.pipeline.report import report
 from minrl.pipeline.rows import Key
+from minrl.pipeline.settings import _references_digest
 from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward
 
 SAMPLES = 4
+TASK = Task(Dataset([], [Example("e", "p", {})]), lambda said, example: Reward(0.0))
 
 
 @pytest.fixture
@@ -81,3 +84,19 @@ def test_an_evaluation_whose_judge_did_not_answer_is_not_complete(plan, tmp_path
     lines[0] = scored("A", 0, 0, 0, unscorable=reason)
     assert reported(plan, tmp_path, lines)["complete"] == complete
     assert ("Not complete" in (tmp_path / "summary.md").read_text()) == (not complete)
+
+
+def test_references_that_differ_have_digests_that_differ():
+    class Board:
+        def __init__(self, size):
+            self.size = size
+
+    def digest(**fields):
+        return _references_digest(PlannedTask("t", TASK, [Example("e", "p", fields)], []))
+
+    grid, other = np.zeros((40, 40)), np.zeros((40, 40))
+    other[20, 20] = 9
+    assert digest(grid=grid) == digest(grid=grid.copy()) != digest(grid=other)
+    assert digest(grid=grid) != digest(grid=grid.reshape(20, 80))
+    assert digest(board=Board(1)) == digest(board=Board(1)) != digest(board=Board(2))
+    assert digest(board={(0, 0): "x"}) != digest(board={(0, 1): "x"})

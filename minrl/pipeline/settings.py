@@ -8,6 +8,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minrl.config import TaskOptions
 from minrl.evaluate_config import STAGES, Stage
 from minrl.pipeline.plan import Plan, PlannedTask
@@ -128,16 +130,31 @@ def _reference(example: Example) -> list[Any]:
 def _digest(values: Sequence[Any]) -> str:
     digest = hashlib.sha256()
     for value in values:
-        digest.update(json.dumps(value, default=_plain).encode() + b"\n")
+        digest.update(json.dumps(_text_keys(value), default=_plain).encode() + b"\n")
     return digest.hexdigest()[:16]
+
+
+def _text_keys(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
+    """The value with keys that JSON takes: a tuple by its text."""
+    if isinstance(value, dict):
+        return {
+            key if isinstance(key, str | int | float | None) else str(key): _text_keys(v) for key, v in value.items()
+        }
+    return [_text_keys(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
     """A value that JSON has no word for, by what it holds: the same in every process."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=repr)
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
+    if isinstance(value, np.ndarray):
+        return [value.shape, _text_keys(value.tolist())]
     if isinstance(value, Mapping):
-        return dict(value)
+        return _text_keys(dict(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return _text_keys(asdict(value))
+    if type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
+        return [type(value).__qualname__, _text_keys(vars(value))]
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
