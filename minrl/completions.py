@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minrl.files import same_file
+from minrl.files import same_file, whole
 from minrl.json_text import json_text
 from minrl.judge import Judge, judgement
 from minrl.tasks import Task
@@ -45,14 +45,12 @@ def score_file(
         raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
     lines = read_lines(source, "completions")
     rows = solved = failed = 0
-    temporary = output.with_name(output.name + ".tmp")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with temporary.open("w") as file:
+    with whole(output) as file:
         for start in range(0, len(lines), CHUNK):
             for row in score_lines(task, lines[start : start + CHUNK], workers, judge):
                 file.write(json_text(row) + "\n")
                 rows, solved, failed = rows + 1, solved + bool(row.get("solved")), failed + (row["reward"] is None)
-    temporary.rename(output)
     return rows, solved, failed
 
 

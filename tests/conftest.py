@@ -15,6 +15,7 @@ import pytest
 import torch
 from beartype import BeartypeConf
 from beartype.claw import beartype_package
+from loguru import logger
 
 beartype_package("minrl", conf=BeartypeConf(claw_is_pep526=False))  # where jaxtyping does not, at a tenth of its cost
 
@@ -94,6 +95,15 @@ def policy(make_policy: Callable[[int], Policy]) -> Policy:
 @pytest.fixture
 def engine(policy: Policy) -> TorchEngine:
     return TorchEngine(policy)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What is said in the test, a line each."""
+    lines: list[str] = []
+    sink = logger.add(lines.append, format="{message}")
+    yield lines
+    logger.remove(sink)
 
 
 @pytest.fixture

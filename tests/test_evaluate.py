@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from minrl.config import EvaluationConfig, ModelConfig, RolloutConfig
@@ -454,14 +453,11 @@ def test_prompts_that_do_not_fit_are_unscorable_counted_and_said(models, tasks, 
             run(*command, "--even.long-every", "1", "--output", tmp_path / "none", *dry, flags=loud)
 
 
-def test_answers_that_do_not_fit_are_said(make_policy, sevens):
+def test_answers_that_do_not_fit_are_said(make_policy, sevens, said):
     task = replace(sevens, shortest_answer=lambda example: "1 " * (1 + example["number"]))
     counts = sorted(1 + example["number"] for example in task.dataset.held_out)
     planned = PlannedTask("sevens", task, task.dataset.held_out, [])
-    said: list[str] = []
-    sink = logger.add(said.append, format="{message}")
     check_prompts(make_policy(), NamedModel("m", "m"), planned, 1024, counts[-1])  # no room for the end token
-    logger.remove(sink)
     (line,) = said
     assert line.startswith(f"1 of {len(counts)} examples of sevens have no answer of {counts[-1]} tokens or less")
 

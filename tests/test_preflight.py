@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from loguru import logger
 from together import together
 
 from minrl.checkpoint import TrainState, save_checkpoint
@@ -36,15 +35,6 @@ END = 2
 
 def findings(policy, rollouts, failures=()):
     return rollout_findings(rollouts, list(failures), policy, 8)
-
-
-@pytest.fixture
-def said():
-    """What is said in the test."""
-    lines = []
-    sink = logger.add(lines.append, format="{message}")
-    yield lines
-    logger.remove(sink)
 
 
 def lengths(*counts):

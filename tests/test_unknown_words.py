@@ -1,22 +1,12 @@
 """Words that a tokenizer lacks are said, and refused where they are many: in prompts and in demonstrations."""
 
 import pytest
-from loguru import logger
 
 from minrl.base_model import require_words
 from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward, UserError
 from minrl.unknown_words import check_task_words, check_words, prompts_read, unknown_id
 from tests.conftest import CPU
-
-
-@pytest.fixture
-def said():
-    """What is said in the test."""
-    lines = []
-    sink = logger.add(lines.append, format="{message}")
-    yield lines
-    logger.remove(sink)
 
 
 def task_of(train, held_out, **more):

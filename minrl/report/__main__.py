@@ -14,6 +14,7 @@ from pathlib import Path
 
 from minrl.charts import require_matplotlib
 from minrl.command_line import parse, run_main
+from minrl.files import whole
 from minrl.report.pictures import draw
 from minrl.report.runs import RunData, read_runs
 from minrl.report.tables import markdown
@@ -49,9 +50,8 @@ def main(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m minrl.report", *arguments])
     text = markdown(runs, draw(runs, folder, config.smoothing), command)
-    temporary = folder / "report.md.tmp"
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(folder / "report.md")
+    with whole(folder / "report.md") as file:
+        file.write(text)
     sys.stdout.write(f"{folder / 'report.md'}\n")
     for run in runs:
         if run.unfinished:
