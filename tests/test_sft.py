@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from minrl.sft.demonstrations import (
 )
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
 from minrl.tasks import Dataset, load_task
+from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
 from minrl.update import optimizer_step
 from tests.killing import killed_at, signalled_at
@@ -380,9 +382,9 @@ def test_rows_in_words_that_the_tokenizer_lacks_are_refused_above_one_in_a_hundr
     assert "at most 1% may" in str(refused.value) and "\n" not in str(refused.value)
 
 
-SMALL = """--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --threads 1 --device cpu
-    --task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --max-tokens 32
-    --eval-examples 8 --eval-samples 1"""
+HANOI = "--hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.max-moves 4 --hanoi.peg-names 4"
+SMALL = f"""--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 2 --base-batch-size 16 --threads 1
+    --device cpu --task hanoi {HANOI} --max-tokens 16 --eval-examples 8 --eval-samples 1"""
 BASE = SMALL.split()
 STEPS = "--steps 6 --batch-size 4 --save-every 2 --eval-every 3 --rollouts-every 2"
 FLAGS = [*BASE, *STEPS.split()]
@@ -392,11 +394,19 @@ NAME = "rows-sft-seed0"
 @pytest.fixture(scope="module")
 def rows_file(tmp_path_factory):
     """Solutions of training problems, and of a held-out one."""
-    task = load_task("hanoi", None)
+    task = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2, max_moves=4, peg_names=4)})
     rng = random.Random(0)
     examples = [*task.dataset.train[:60], task.dataset.held_out[0]]
     rows = [{"prompt": e.prompt, "response": task.demonstrations(e, rng)} for e in examples for _ in range(3)]
     return write(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
+
+
+@pytest.fixture
+def place(tmp_path, uninterrupted):
+    """A folder that has the base model at hand."""
+    for base in (uninterrupted[0] / "checkpoints").glob("base-*"):
+        shutil.copytree(base, tmp_path / "checkpoints" / base.name)
+    return tmp_path
 
 
 def folders(folder):
@@ -443,71 +453,72 @@ def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
 
 
 @pytest.mark.parametrize(("moment", "call"), [("sft_step", 2), ("measure", 2), ("save_checkpoint", 2), ("sft_step", 6)])
-def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, rows_file, uninterrupted, moment, call):
+def test_a_run_that_ends_anywhere_continues_to_the_same_weights(place, rows_file, uninterrupted, moment, call):
     with killed_at(sft, moment, call):
-        sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file)])
-    assert sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
-    assert_as_never_stopped(tmp_path, uninterrupted[1])
+        sft.main([*FLAGS, *folders(place), "--data", str(rows_file)])
+    assert sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
+    assert_as_never_stopped(place, uninterrupted[1])
 
 
-def test_a_run_that_is_told_to_stop_continues_with_the_evaluation_that_was_due(tmp_path, rows_file, uninterrupted):
+def test_a_run_that_is_told_to_stop_continues_with_the_evaluation_that_was_due(place, rows_file, uninterrupted):
     with signalled_at(sft, "sft_step", 3):
-        assert sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file)]) == 143
-    assert [line["step"] for line in lines_of(tmp_path)] == [0, 1, 2]
-    assert sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
-    assert_as_never_stopped(tmp_path, uninterrupted[1])
-    assert [line["step"] for line in lines_of(tmp_path) if "sft/held_out_loss" in line] == [0, 3, 6]
+        assert sft.main([*FLAGS, *folders(place), "--data", str(rows_file)]) == 143
+    assert [line["step"] for line in lines_of(place)] == [0, 1, 2]
+    assert sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
+    assert_as_never_stopped(place, uninterrupted[1])
+    assert [line["step"] for line in lines_of(place) if "sft/held_out_loss" in line] == [0, 3, 6]
 
 
-def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_alone(tmp_path, rows_file):
+def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_alone(place, rows_file):
     with killed_at(sft, "sft_step", 1):
-        sft.main([*FLAGS, *folders(tmp_path), "--data", str(rows_file), "--steps", "1", "--no-eval-first"])
-    with lock(tmp_path / "runs" / NAME / LOCK), pytest.raises(UserError, match=r"is going on \(process \d+ on"):
-        sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")])
-    assert sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
-    assert [line["step"] for line in lines_of(tmp_path)] == [1]
+        sft.main([*FLAGS, *folders(place), "--data", str(rows_file), "--steps", "1", "--no-eval-first"])
+    with lock(place / "runs" / NAME / LOCK), pytest.raises(UserError, match=r"is going on \(process \d+ on"):
+        sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")])
+    assert sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
+    assert [line["step"] for line in lines_of(place)] == [1]
 
 
-def test_adapters_are_trained_and_continued(tmp_path, rows_file, uninterrupted):
+def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
     # The rate falls with the number of steps: a constant one lets a shorter run be continued to the same weights.
+    shutil.copytree(place / "checkpoints", place / "twice" / "checkpoints")
     adapters = ["--data", str(rows_file), "--lora-rank", "4", "--learning-rate", "3e-3", "--schedule", "constant"]
-    assert sft.main([*FLAGS, *adapters, *folders(tmp_path / "once")]) == 0
-    once = summary(tmp_path / "once")
+    assert sft.main([*FLAGS, *adapters, *folders(place)]) == 0
+    once = summary(place)
     assert once["held_out_loss"]["6"] < once["held_out_loss"]["0"] == uninterrupted[1]["held_out_loss"]["0"]
-    assert sft.main([*FLAGS, *adapters, *folders(tmp_path / "twice"), "--steps", "3"]) == 0
-    assert summary(tmp_path / "twice")["weights_sha256"] != once["weights_sha256"]
-    assert sft.main(["--resume", "latest", "--steps", "6", "--runs-dir", str(tmp_path / "twice" / "runs")]) == 0
-    assert summary(tmp_path / "twice")["weights_sha256"] == once["weights_sha256"]
+    assert sft.main([*FLAGS, *adapters, *folders(place / "twice"), "--steps", "3"]) == 0
+    assert summary(place / "twice")["weights_sha256"] != once["weights_sha256"]
+    assert sft.main(["--resume", "latest", "--steps", "6", "--runs-dir", str(place / "twice" / "runs")]) == 0
+    assert summary(place / "twice")["weights_sha256"] == once["weights_sha256"]
 
 
-def test_epochs_lengthen_a_run_that_began_with_steps_and_end_none_before_its_step(tmp_path, rows_file):
-    places = ["--runs-dir", str(tmp_path / "runs")]
-    begun = [*FLAGS, *folders(tmp_path), "--data", str(rows_file), "--eval-every", "0", "--steps", "2"]
+def test_epochs_lengthen_a_run_that_began_with_steps_and_end_none_before_its_step(place, rows_file):
+    places = ["--runs-dir", str(place / "runs")]
+    begun = [*FLAGS, *folders(place), "--data", str(rows_file), "--eval-every", "0", "--steps", "2"]
     assert sft.main(begun) == 0
-    rows = summary(tmp_path)["train_rows"]
+    rows = summary(place)["train_rows"]
     with pytest.raises(UserError, match=r"--epochs 0.02 are 1 steps, and the run has gone on to step 2: raise it"):
         sft.main(["--resume", "latest", *places, "--epochs", "0.02"])
     epochs = 3 * 4 / rows  # three batches of four rows
     assert sft.main(["--resume", "latest", *places, "--epochs", str(epochs)]) == 0
-    assert summary(tmp_path)["steps"] == 3
+    assert summary(place)["steps"] == 3
     assert sft.main(["--resume", "latest", *places, "--steps", "4"]) == 0
-    assert summary(tmp_path)["steps"] == 4
+    assert summary(place)["steps"] == 4
 
 
-def test_a_run_does_not_go_on_with_other_rows_or_another_program(tmp_path, rows_file):
+def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_file):
     import train
 
-    own = write(tmp_path / "rows.jsonl", [json.loads(line) for line in rows_file.read_text().splitlines()])
-    assert sft.main([*FLAGS, *folders(tmp_path), "--data", str(own), "--steps", "1"]) == 0
+    own = write(place / "rows.jsonl", [json.loads(line) for line in rows_file.read_text().splitlines()])
+    assert sft.main([*FLAGS, *folders(place), "--data", str(own), "--steps", "1"]) == 0
     with pytest.raises(UserError, match=r"is not one of python train.py: go on with python -m minrl.sft --resume"):
-        train.main(["--resume", NAME, "--runs-dir", str(tmp_path / "runs")])
+        train.main(["--resume", NAME, "--runs-dir", str(place / "runs")])
     with pytest.raises(UserError, match="finds no run"):
-        train.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")])
+        train.main(["--resume", "latest", "--runs-dir", str(place / "runs")])
     with pytest.raises(UserError, match="only --steps and --epochs may change, got --seed"):
-        sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs"), "--seed", "1"])
+        sft.main(["--resume", "latest", "--runs-dir", str(place / "runs"), "--seed", "1"])
     own.write_text(own.read_text() + '{"prompt": "1", "response": "2"}\n')
     with pytest.raises(UserError, match=r"are not those that run .* began with"):
-        sft.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs"), "--steps", "2"])
+        sft.main(["--resume", "latest", "--runs-dir", str(place / "runs"), "--steps", "2"])
 
 
 @pytest.mark.parametrize(
@@ -528,11 +539,11 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags,
 
 
 @pytest.mark.learns
-def test_a_model_is_trained_without_a_task(tmp_path, rows_file, uninterrupted):
+def test_a_model_is_trained_without_a_task(place, rows_file, uninterrupted):
     model = str(next((uninterrupted[0] / "checkpoints").glob("base-*")))
     flags = ["--model-id", model, "--device", "cpu", "--threads", "1", "--epochs", "0.5", "--batch-size", "8"]
-    assert sft.main([*flags, *folders(tmp_path), "--data", str(rows_file), "--max-examples", "16"]) == 0
-    found = summary(tmp_path)
+    assert sft.main([*flags, *folders(place), "--data", str(rows_file), "--max-examples", "16"]) == 0
+    found = summary(place)
     assert found["steps"] == 1 and found["train_rows"] == 16  # half of 16 rows are one batch of 8
     assert found["held_out_loss"]["1"] < found["held_out_loss"]["0"]
 
