@@ -33,6 +33,8 @@ LEVELS = {
 }
 """The strongest first, each with what it gives."""
 
+START_S = 60.0
+"""Most seconds until the walls stand. A call's own seconds count from then."""
 GRACE_S = 30.0
 START = "import sys; sys.path.append(sys.argv[1]); from minrl.sandbox_process import main; main(int(sys.argv[2]))"
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -131,7 +133,7 @@ class Running:
 
     def result(self) -> Outcome:
         """How the call ended. SandboxError where the sandbox itself failed."""
-        self._connection.settimeout(self._wall_s + GRACE_S)
+        self._connection.settimeout(START_S + self._wall_s + GRACE_S)
         try:
             size = struct.unpack("<Q", self._receive(8))[0]
             answer = marshal.loads(self._receive(size))
@@ -167,6 +169,7 @@ def _message(call: Call, level_name: str) -> dict[str, object]:
     """The call in plain types, for another process."""
     return {
         **vars(call.limits),
+        "start_s": START_S,
         "cpu_s": max(1, int(-(-call.limits.cpu_s // 1))),
         "command": list(call.command),
         "files": {name: text.encode() if isinstance(text, str) else text for name, text in call.files.items()},

@@ -67,6 +67,8 @@ class Watch:
         self.status, self.exit_code = "", 0
         self.output: dict[int, bytearray] = {}
         self.started = self._looked = time.monotonic()
+        self.limit_s = call["start_s"]
+        self.said = b""
         self._unfed = memoryview(call["stdin"])
 
     def run(self) -> dict[str, Any]:
@@ -83,13 +85,15 @@ class Watch:
             os.close(fd)
         self.output = {stdout: bytearray(), stderr: bytearray()}
         try:
-            self._collect(stdin_write)
+            self._collect(stdin_write, complaint)
         finally:
             self._kill()
         for fd in self.output:
             self._read(fd, to_its_end=True)
-        said = b"".join(iter(lambda: os.read(complaint, 65536), b""))
-        failed = b"" if said == walls.STARTED else said or bytes(self.output[stderr]) or b"it did not start"
+        while self._hear(complaint):
+            pass
+        late = f"it did not start within {self.call['start_s']:g} s".encode()
+        failed = b"" if self.said == walls.STARTED else self.said or bytes(self.output[stderr]) or late
         status, code = self._verdict()
         limit = self.call["output_bytes"]
         return {
@@ -120,26 +124,44 @@ class Watch:
             first = fd + 1
         os.closerange(first, max(first, os.sysconf("SC_OPEN_MAX")))
 
-    def _collect(self, stdin: int) -> None:
+    def _collect(self, stdin: int, complaint: int) -> None:
         """Until the command ends, a limit is exceeded, or the caller is gone."""
         poll = select.poll()
         os.set_blocking(stdin, False)
         ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
-        for fd in [*self.output, self.connection, *([ended] if ended >= 0 else [])]:
+        for fd in [*self.output, complaint, self.connection, *([ended] if ended >= 0 else [])]:
             poll.register(fd, select.POLLIN)
         poll.register(stdin, select.POLLOUT)
         tick_s = TICK_S if ended >= 0 else TICK_S / 10
         while not self.status:
-            left_s = self.started + self.call["wall_s"] - time.monotonic()
+            left_s = self.started + self.limit_s - time.monotonic()
             for fd, _ in poll.poll(max(0.0, min(left_s, tick_s)) * 1000):
                 if fd == self.connection:
                     self.status = "abandoned"
-                elif (fd == stdin and not self._feed(stdin)) or (fd in self.output and not self._read(fd)):
+                elif not self._serve(fd, stdin, complaint):
                     poll.unregister(fd)
             pid, wait_status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.status, self.exit_code = "ended", os.waitstatus_to_exitcode(wait_status)
             self.status = self.status or self._exceeded(left_s)
+
+    def _serve(self, fd: int, stdin: int, complaint: int) -> bool:
+        """Do what the pipe is ready for. False where it is at its end."""
+        if fd == stdin:
+            return self._feed(stdin)
+        if fd == complaint:
+            return self._hear(complaint)
+        return fd not in self.output or self._read(fd)
+
+    def _hear(self, complaint: int) -> bool:
+        """Take what is said of the start. The command's time counts from when all walls stand: how long they take is
+        the machine's load.
+        """
+        heard = os.read(complaint, 65536)
+        self.said += heard
+        if heard and self.said == walls.STARTED:
+            self.started, self.limit_s = time.monotonic(), self.call["wall_s"]
+        return bool(heard)
 
     def _exceeded(self, left_s: float) -> str:
         """The limit that the call has gone beyond, if any."""

@@ -603,6 +603,22 @@ def test_mixed_snippets_leave_no_process_and_no_file_behind(level):
     assert not [path for path in new if "left" in path.name]
 
 
+SLOW_START = """import sys, time; sys.path.append(sys.argv[1]); from minrl import sandbox_walls as walls
+def slow(launch): return lambda *call: (time.sleep(1.5), launch(*call))
+walls.LAUNCH.update({level: slow(launch) for level, launch in walls.LAUNCH.items()})
+from minrl.sandbox_process import main; main(int(sys.argv[2]))"""
+
+
+def test_the_time_of_a_call_counts_from_when_its_walls_stand(level, monkeypatch):
+    monkeypatch.setattr(sandbox, "START", SLOW_START)  # as on a machine that is busy
+    call = Call(["sh", "-c", "echo 1"], {}, Limits(wall_s=1.4))
+    (outcome,) = sandbox.run_all([call], level_name=level)
+    assert outcome.status == "ok" and outcome.text == "1\n" and outcome.seconds < 1.4
+    monkeypatch.setattr(sandbox, "START_S", 0.2)
+    with pytest.raises(SandboxError, match=r"it did not start within 0.2 s"):
+        sandbox.run_all([call], level_name=level)
+
+
 @pytest.mark.slow
 def test_a_thousand_mixed_snippets_leave_no_process_and_no_file_behind():
     new = mixed(sandbox.level(), 1000)
