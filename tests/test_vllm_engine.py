@@ -309,7 +309,8 @@ def test_what_cannot_fit_is_refused(engines):
 @needs_vllm
 def test_training_agrees_with_the_engine_in_every_step(tmp_path, engines):
     engines.close()
-    flags = "--engine vllm --steps 3 --prompts-per-step 4 --group-size 4 --base-steps 3 --max-tokens 24 --no-preflight --entropy-coef 0.001"
+    flags = "--engine vllm --steps 3 --prompts-per-step 4 --group-size 4 --base-steps 3 --max-tokens 24 --no-preflight"
+    flags += " --entropy-coef 0.001"  # every row is scored, also where all rewards are equal
     folders = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "checkpoints")]
     command = [sys.executable, "train.py", *flags.split(), "--no-eval-first", "--eval-examples", "8", *folders]
     subprocess.run(command, check=True, capture_output=True, timeout=900)
