@@ -367,8 +367,9 @@ def unrecognised(checkpoints: Path) -> list[str]:
 def make_rows(path: Path) -> None:
     """Demonstrations of Hanoi to fine-tune on."""
     from minrl.tasks import load_task
+    from minrl.tasks.hanoi import HanoiOptions
 
-    task, rng = load_task("hanoi"), random.Random(0)
+    task, rng = load_task("hanoi", {"hanoi": HanoiOptions(min_disks=2, max_disks=2, peg_names=4)}), random.Random(0)
     assert task.demonstrations is not None
     rows = [{"prompt": one.prompt, "response": task.demonstrations(one, rng)} for one in task.dataset.train[:40]]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
