@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from minrl.command_line import parse_with_tasks
-from minrl.config import ModelConfig
+from minrl.config import ModelConfig, RolloutConfig
+from minrl.defaults import MAX_TOKENS
 from minrl.evaluate_config import EvaluateConfig
 from minrl.files import read_json
 from minrl.learning_config import LoraConfig
@@ -18,7 +19,7 @@ from minrl.pipeline.folder import folder_of
 from minrl.pipeline.local import LocalSampler
 from minrl.pipeline.models import find_models
 from minrl.pipeline.plan import make_plan
-from minrl.pipeline.runs import find_runs
+from minrl.pipeline.runs import as_trained, find_runs
 from minrl.pipeline.settings import check_settings, settings_of
 from minrl.policy import load_policy, save_policy
 from minrl.processes import Processes
@@ -291,3 +292,25 @@ def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path,
     rows.unlink()
     assert run(*alone, flags=FLAGS) == 0
     assert "rows.jsonl, which one was fine-tuned on, is not there" in capsys.readouterr().err
+
+
+def asked_of(*arguments):
+    """The longest completion that evaluate.py asks for, and what it says about that."""
+    given = ["--task", "countdown", *arguments]
+    found, notes = as_trained(given, parse_with_tasks(EvaluateConfig, given)[0])
+    return EvaluateConfig(checkpoint="x").max_tokens if found is None else found[0].max_tokens, notes
+
+
+def test_a_model_that_no_run_trained_has_the_limit_that_train_gives_it(place, trained, tmp_path):
+    given = shutil.copytree(place / "model0", tmp_path / "given")
+    (given / "chat_template.jinja").write_text("{{ messages }}")  # another tokenizer's
+    for name in ("some-org/model", "openai:m@http://127.0.0.1:1/v1", str(given)):
+        limit, notes = asked_of("--checkpoint", name)
+        assert limit == MAX_TOKENS and notes == [
+            f"completions of at most {MAX_TOKENS} tokens (--max-tokens), as train.py takes them of {name}"
+        ]
+        assert asked_of("--checkpoint", name, "--max-tokens", "7") == (7, [])
+    assert asked_of("--checkpoint", str(place / "model0")) == (RolloutConfig().max_tokens, [])  # as MinRL makes them
+    assert asked_of("--models", str(place / "model0"), "some-org/model")[0] == MAX_TOKENS
+    trained("one", rollout={"max_tokens": 3})
+    assert asked_of("--models", "one", "some-org/model")[0] == 3

@@ -13,12 +13,14 @@ from typing import Any
 from minrl.checkpoint import MANIFEST
 from minrl.command_line import from_dict, parse_with_tasks
 from minrl.config import TaskOptions, TrainerConfig, task_key
+from minrl.defaults import MAX_TOKENS
 from minrl.evaluate_config import EvaluateConfig
 from minrl.files import read_json
+from minrl.models import made_here
 from minrl.parts import START
 from minrl.pipeline.models import API
 from minrl.provenance import changes, provenance
-from minrl.resume import is_run, model_folder, run_folder_of, run_of
+from minrl.resume import is_run, model_folder, resolve_model, run_folder_of, run_of
 from minrl.sft.demonstrations import key_of, question_of, read_demonstrations
 from minrl.tasks import Task, load_task, with_absolute_path
 from minrl.types import Example, UserError, require
@@ -63,12 +65,12 @@ Parsed = tuple[EvaluateConfig, TaskOptions]
 
 def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed | None, list[str]]:
     """The evaluation that the arguments ask for, with what its runs were trained with where they say nothing (None
-    where no model is a run), and what there is to say about it. Runs that differ in it, and problems that a run was
-    trained on, are refused.
+    where they say all), and what there is to say about it. Runs that differ in it, and problems that a run was trained
+    on, are refused.
     """
     runs, notes = find_runs(config.model_names)
     if not runs:
-        return None, notes
+        return _as_given_models(arguments, config, notes), notes
     tasks = {task_key(run.task): run.task for run in runs if run.task}
     if tasks and not (config.task or config.tasks):
         require(len(tasks) == 1, f"name the --tasks: the runs were trained on {' and '.join(tasks)}")
@@ -90,6 +92,19 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
             notes += _leaks(ancestor, config, options)
             notes += _leaked_rows(ancestor, config, options)
     return (config, options), notes
+
+
+def _as_given_models(arguments: Sequence[str], config: EvaluateConfig, notes: list[str]) -> Parsed | None:
+    """The evaluation of models that no run trained, whose completions are as long as train.py lets theirs be; None
+    where MinRL made them all. What was taken is noted.
+    """
+    given = [name for name in config.model_names if name.startswith(API) or not made_here(Path(resolve_model(name)))]
+    if not given:
+        return None
+    config, options = parse_with_tasks(EvaluateConfig, arguments, replace(config, max_tokens=MAX_TOKENS))
+    if config.max_tokens == MAX_TOKENS:
+        notes.append(f"completions of at most {MAX_TOKENS} tokens (--max-tokens), as train.py takes them of {given[0]}")
+    return config, options
 
 
 def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
