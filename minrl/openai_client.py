@@ -46,6 +46,11 @@ class ChatError(UserError):
     """The endpoint gave no answer: one line that says where, why, and what to do."""
 
 
+def no_answer(reason: str) -> bool:
+    """Whether the last line of a traceback says that an endpoint gave no answer: another run may have one."""
+    return reason.startswith(f"{ChatError.__module__}.{ChatError.__name__}: ")
+
+
 class ChatRefusal(ChatError):
     """The endpoint's answer is that it gives none, and it would say so again: `kind` is content_filter, refusal or
     context_length.

@@ -13,7 +13,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.episode import Play
-from minrl.openai_client import ChatError
+from minrl.openai_client import no_answer
 from minrl.pipeline.episodes import as_stored, episode_rng, spoken_of, turns_of
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
@@ -80,9 +80,7 @@ def asked_again(score: Mapping[str, Any]) -> bool:
     """Whether a judge's server failed: no verdict on the completion, and another run asks once more. So does one that
     finds a score which does not say whether it is of a solution.
     """
-    return "solved" not in score or (score["unscorable"] or "").startswith(
-        f"{ChatError.__module__}.{ChatError.__name__}: "
-    )
+    return "solved" not in score or no_answer(score["unscorable"] or "")
 
 
 def digest(row: Row) -> str:
