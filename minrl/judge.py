@@ -26,6 +26,7 @@ from loguru import logger
 from minrl.config import JudgeConfig
 from minrl.openai_client import ChatClient
 from minrl.reply_cache import ReplyCache
+from minrl.stable_text import stable_text
 from minrl.tasks import Task
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, UserError
 
@@ -235,11 +236,7 @@ def reference(example: Example) -> str:
     """What is known of a right answer: the example's `answer`, or all its fields where it has none."""
     fields = {name: value for name, value in example.fields.items() if name not in ("completion", "prompt")}
     known = fields.get("answer", fields)
-    return known if isinstance(known, str) else json.dumps(known, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in its examples
-    return sorted(value, key=repr) if isinstance(value, set | frozenset) else repr(value)
+    return known if isinstance(known, str) else stable_text(known, ensure_ascii=False)
 
 
 def _end(lines: list[str]) -> str:
