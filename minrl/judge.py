@@ -26,7 +26,7 @@ from loguru import logger
 from minrl.config import JudgeConfig
 from minrl.openai_client import ChatClient
 from minrl.reply_cache import ReplyCache
-from minrl.stable_text import stable_text
+from minrl.stable_text import digest_of, stable_text
 from minrl.tasks import Task
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, UserError
 
@@ -130,6 +130,13 @@ class Judge:
 
         asked = _PLACEHOLDER.sub(block, self.config.judge_prompt or PROMPT)
         return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": asked}]
+
+
+def asked_by(config: JudgeConfig) -> str:
+    """A hash of the words that a judge is asked with, whether they are the user's or come with the program; empty where
+    there is no judge.
+    """
+    return digest_of([INSTRUCTIONS, config.judge_prompt or PROMPT]) if config.judge_model else ""
 
 
 def parse_score(reply: str) -> float:

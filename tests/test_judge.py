@@ -11,13 +11,17 @@ from together import together
 
 import evaluate
 import train
+from minrl import judge as judge_module
 from minrl.checkpoint import newest_complete
-from minrl.command_line import parse_trainer
+from minrl.command_line import parse_trainer, parse_with_tasks
 from minrl.completions import Counts, score_file
 from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
+from minrl.evaluate_config import EvaluateConfig
 from minrl.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
 from minrl.parts import opened_judge
+from minrl.pipeline.plan import make_plan
+from minrl.pipeline.settings import check_settings, settings_of
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
@@ -365,6 +369,25 @@ def test_a_judge_that_fails_is_an_error_of_a_file_too(serve, tmp_path, capsys):
     assert [json.loads(line)["reward"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [1.0, None]
     server.reply = lambda body: answer("Score: 10")
     assert evaluate.main(command) == 0
+
+
+@pytest.mark.parametrize("changed", ["PROMPT", "INSTRUCTIONS"])
+def test_scores_under_another_default_prompt_are_stale(tmp_path, monkeypatch, changed):
+    flags = ["--checkpoint", "some-org/model", "--examples", "3"]
+
+    def settings(*judge):
+        config, options = parse_with_tasks(EvaluateConfig, [*flags, *judge])
+        return settings_of(make_plan(config, options), options)
+
+    named = ["--judge-model", "m", "--judge-base-url", "http://127.0.0.1:1/v1"]
+    own = [*named, "--judge-prompt", "{completion}?"]
+    before = [settings(*judge) for judge in (named, own, [])]
+    assert [now == settings(*judge) for now, judge in zip(before, (named, own, []), strict=True)] == [True] * 3
+    monkeypatch.setattr(judge_module, changed, getattr(judge_module, changed) + " Be kind.")
+    with pytest.raises(UserError, match=r"judge words '.*', now '.*': .* --force score"):
+        check_settings(tmp_path, before[0], settings(*named), ())
+    assert (settings(*own) == before[1]) == (changed == "PROMPT")  # which the user's takes the place of
+    check_settings(tmp_path, before[2], settings(), ())
 
 
 TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 20

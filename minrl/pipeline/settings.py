@@ -8,6 +8,7 @@ from typing import Any
 
 from minrl.config import TaskOptions
 from minrl.evaluate_config import STAGES, Stage
+from minrl.judge import asked_by
 from minrl.pipeline.plan import Plan, PlannedTask
 from minrl.pipeline.sources import programs
 from minrl.stable_text import digest_of
@@ -54,7 +55,7 @@ def settings_of(plan: Plan, options: TaskOptions) -> Settings:
         },
         "score": {
             "reward_deadline_s": config.reward_deadline_s,
-            "judge": {name: getattr(config.judge, name) for name in JUDGED_BY},
+            "judge": {**{name: getattr(config.judge, name) for name in JUDGED_BY}, "words": asked_by(config.judge)},
             "tasks": {
                 task.name: {"references": _references_digest(task), "programs": programs(names[task.name])}
                 for task in plan.tasks
