@@ -97,7 +97,7 @@ class ServedSampler:
         spoken = {role: said[role].facts() for role in record.roles}
         filtered = any(facts["finish_reason"] == CONTENT_FILTER for facts in spoken.values())
         refused = refused or (CONTENT_FILTER if filtered else "")
-        return {**row_of(key, example, record, spoken, play.failure), **({"refused": refused} if refused else {})}
+        return {**row_of(key, task, record, spoken, play.failure), **({"refused": refused} if refused else {})}
 
     def _ask(self, conversation: "_Conversation", turn: Turn, key: Key, temperature: float) -> str:
         """The model's next words in the conversation."""

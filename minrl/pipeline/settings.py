@@ -10,7 +10,6 @@ from minrl.config import TaskOptions
 from minrl.evaluate_config import STAGES, Stage
 from minrl.judge import asked_by
 from minrl.pipeline.plan import Plan, PlannedTask
-from minrl.pipeline.sources import programs
 from minrl.stable_text import digest_of
 from minrl.types import Example, UserError
 
@@ -34,7 +33,6 @@ Settings = Mapping[str, Mapping[str, Any]]
 def settings_of(plan: Plan, options: TaskOptions) -> Settings:
     """What the results depend on, by the stage that reads it: plain values."""
     config = plan.config
-    names = dict(zip((task.name for task in plan.tasks), config.task_names, strict=True))
     settings = {
         "generate": {
             **{name: getattr(config, name) for name in SAMPLING},
@@ -57,8 +55,7 @@ def settings_of(plan: Plan, options: TaskOptions) -> Settings:
             "reward_deadline_s": config.reward_deadline_s,
             "judge": {**{name: getattr(config.judge, name) for name in JUDGED_BY}, "words": asked_by(config.judge)},
             "tasks": {
-                task.name: {"references": _references_digest(task), "programs": programs(names[task.name])}
-                for task in plan.tasks
+                task.name: {"references": _references_digest(task), "programs": task.programs} for task in plan.tasks
             },
         },
         "report": {
