@@ -80,7 +80,7 @@ class ChatUsage:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """One of the choices of a call. `finish_reason` (`stop`, `length`, `content_filter`) and `model` are the server's."""
+    """A choice of a call. `finish_reason` (`stop`, `length`, `content_filter`) and `model` are the server's."""
 
     text: str
     finish_reason: str

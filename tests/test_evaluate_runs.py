@@ -15,15 +15,18 @@ from minrl.files import read_json
 from minrl.learning_config import LoraConfig
 from minrl.lora import Adapters
 from minrl.pipeline import local, models
-from minrl.pipeline.folder import folder_of
+from minrl.pipeline import stages as pipeline_stages
+from minrl.pipeline.folder import folder_of, write_settings
+from minrl.pipeline.lineage import find_runs
 from minrl.pipeline.local import LocalSampler
 from minrl.pipeline.models import find_models
 from minrl.pipeline.plan import make_plan
-from minrl.pipeline.runs import as_trained, find_runs
+from minrl.pipeline.runs import as_trained
 from minrl.pipeline.settings import check_settings, settings_of
 from minrl.policy import load_policy, save_policy
 from minrl.processes import Processes
 from minrl.resume import resolve_model
+from minrl.screen import Screen
 from minrl.tasks import load_task
 from minrl.types import UserError
 from tests import evaluated
@@ -228,6 +231,25 @@ def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, m
         check_settings(folder, after, planned()[1], ())
 
 
+def test_a_commit_that_is_recorded_stays_where_the_cache_is_lost(trained, monkeypatch, tmp_path):
+    commits = iter(["first", "", ""])
+    monkeypatch.setattr(models, "cached_commit", lambda name: next(commits))
+    config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", "some-org/model", "--output", "out"])
+    recorded = settings_of(make_plan(config, options), options)
+    (tmp_path / "out").mkdir()
+    write_settings(tmp_path / "out", recorded)
+    taken = []
+
+    def stages(plan, options, *_):
+        plan = replace(plan, models=[models.as_cached(model) for model in plan.models])  # as after generating
+        taken.append(settings_of(plan, options))
+
+    monkeypatch.setattr(pipeline_stages, "_stages", stages)
+    with Screen(quiet=True) as screen:
+        pipeline_stages.evaluate(config, options, screen)
+    assert taken == [recorded] and recorded["generate"]["models"] == {"some-org/model": "first"}
+
+
 def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, workers, monkeypatch):
     monkeypatch.setattr(models, "cached_commit", lambda name: "new")
     config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", str(place / "model0"), "--device", "cpu"])
@@ -275,6 +297,19 @@ def test_a_run_that_the_model_came_from_and_is_gone_is_said(trained, tmp_path, c
     shutil.rmtree(tmp_path / "runs/first")
     assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
     assert "checkpoints/first/step_000001, whose run is not there" in capsys.readouterr().err
+
+
+def test_a_start_that_was_deleted_is_said_and_its_run_still_tells_what_it_was_trained_on(trained, tmp_path, capsys):
+    first = trained("first", 0.2)
+    trained("second", 0.5)
+    started_from(tmp_path, "second", first / "step_000001")
+    shutil.rmtree(first / "step_000001")
+    with pytest.raises(UserError, match="are among those that first was trained on"):
+        run("--checkpoint", "second", "--dry-run", flags=FLAGS)
+    shutil.rmtree(tmp_path / "runs/first")
+    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
+    gone = "which is not there any more: nobody knows which problems that was trained on\n"
+    assert f"second started from {first}/step_000001, {gone}" in capsys.readouterr().err
 
 
 def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path, capsys):

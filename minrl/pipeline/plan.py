@@ -13,7 +13,7 @@ from minrl.evaluate_config import EvaluateConfig
 from minrl.evaluation import MIN_SAMPLES
 from minrl.judge import Judge, judged
 from minrl.parts import no_frozen_role
-from minrl.pipeline.models import NamedModel, find_models
+from minrl.pipeline.models import NamedModel, as_recorded, find_models
 from minrl.pipeline.rows import Key
 from minrl.pipeline.sources import programs
 from minrl.tasks import Task, load_task
@@ -92,6 +92,11 @@ class Plan:
         for model in self.models:
             for task in self.tasks:
                 yield from task.all_keys(model)
+
+    def with_recorded(self, models: Mapping[str, str], opponents: Mapping[str, str]) -> "Plan":
+        """The same plan, with the commits that an evaluation recorded of models of the hub that are not cached now."""
+        known = [as_recorded(model, models) for model in self.models]
+        return replace(self, models=known, opponents=[as_recorded(model, opponents) for model in self.opponents])
 
     def judged(self, judge: Judge | None) -> "Plan":
         """The same plan, in which the judge has its part in the rewards."""
