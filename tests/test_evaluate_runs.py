@@ -28,6 +28,8 @@ from minrl.processes import Processes
 from minrl.resume import resolve_model
 from minrl.screen import Screen
 from minrl.tasks import load_task
+from minrl.tasks.code import CodeOptions
+from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of
@@ -288,6 +290,52 @@ def test_problems_of_another_file_that_the_run_was_trained_on_are_refused_by_the
     command = ["--checkpoint", "one", "--task", "other_tasks.py:even", "--dry-run"]
     with pytest.raises(UserError, match=rf"problems of even are among .* one was trained .*task {place}/run_tasks.py"):
         run(*command, flags=FLAGS)
+
+
+def kept_run(place, tmp_path, task, options, **changes):
+    """A run of a task of ours, and what as_trained makes of an evaluation of it."""
+    name = f"{task}-run"
+    save_run(tmp_path, name, str(place / "model0"), task, options={task: options}, **changes)
+
+    def evaluated_with(*flags):
+        given = ["--checkpoint", name, "--task", task, *flags]
+        return as_trained(given, parse_with_tasks(EvaluateConfig, given)[0])
+
+    return evaluated_with
+
+
+def test_boards_of_other_sizes_on_pegs_that_the_run_was_trained_on_are_refused(place, trained, tmp_path):
+    # No board is of both, as those that are asked have fewer disks.
+    evaluated_with = kept_run(place, tmp_path, "hanoi", HanoiOptions(peg_names=5, held_out_share=0.2))
+    sides = load_task("hanoi", {"hanoi": HanoiOptions(peg_names=5, held_out_share=0.2)}).dataset
+    flags = ["--hanoi.min-disks", "2", "--hanoi.max-disks", "2"]
+    evaluated_with(*flags)  # the same pegs are held out
+    wider = HanoiOptions(peg_names=5, held_out_share=0.6, min_disks=2, max_disks=2)
+    asked = load_task("hanoi", {"hanoi": wider}).dataset.held_out
+    assert not {one.id for one in asked} & {one.id for one in sides.train}
+    leaked = sum(one["pegs"] in {two["pegs"] for two in sides.train} for one in asked)
+    assert leaked
+    with pytest.raises(UserError, match=f"{leaked} of the {len(asked)} problems of hanoi are among those"):
+        evaluated_with(*flags, "--hanoi.held-out-share", "0.6")
+
+
+def code_rows(path, first_id):
+    """Problems of MBPP's shape, numbered from an id."""
+    code, tests = "def f(x):\n    return x", ["assert f(1) == 1", "assert f(2) == 2"]
+    row = {"code": code, "test_setup_code": "", "test_list": tests}
+    rows = [{"task_id": first_id + n, "text": f"Problem {n}.", **row} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_renumbered_problems_are_the_same_problems(place, trained, tmp_path):
+    # Asked in another form too, so that neither ids nor prompts are alike.
+    options, data = CodeOptions(), code_rows(tmp_path / "first.jsonl", 1000)
+    evaluated_with = kept_run(place, tmp_path, "code", options, data_path=data)
+    renumbered = code_rows(tmp_path / "second.jsonl", 2000)
+    evaluated_with("--data-path", renumbered, "--code.mode", "execute")
+    with pytest.raises(UserError, match=r"of the .* problems of code are among those that code-run was trained on"):
+        evaluated_with("--data-path", renumbered, "--code.mode", "execute", "--code.held-out-share", "0.8")
 
 
 def test_a_run_that_the_model_came_from_and_is_gone_is_said(trained, tmp_path, capsys):

@@ -25,7 +25,7 @@ def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iter
             if (run.task, trained, run.data_path(key)) == here:
                 continue  # a dataset holds no problem on both sides
             taught = load_task(run.task, {key: trained}, run.data_path(key))
-            known = {example.id for example in taught.dataset.train}
+            known = _identities(taught, taught.dataset.train)
             prompts = _prompts(taught, taught.dataset.train)
         except UserError as error:
             yield f"which problems {run.folder.name} was trained on cannot be known: {error}"
@@ -34,7 +34,7 @@ def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iter
         asked = list(task.dataset.held_out)[: config.examples]
         if (run.task, run.data_path(key)) == (here[0], here[2]):
             prompts = set()  # the identities are of the same problems
-        leaked = sum(example.id in known or bool(_prompts(task, [example]) & prompts) for example in asked)
+        leaked = sum(bool(_identities(task, [one]) & known or _prompts(task, [one]) & prompts) for one in asked)
         own = [f"task {run.task}"] if run.task != here[0] else []
         own += [
             f"{key}.{option} {value!r}"
@@ -47,6 +47,12 @@ def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iter
             f"{leaked} of the {len(asked)} problems of {key} are among those that {run.folder.name} was trained "
             f"on, and are not held out from it: evaluate it with what it was trained with, {', '.join(own)}",
         )
+
+
+def _identities(task: Task, examples: Iterable[Example]) -> set[tuple[str, str]]:
+    """The problems of examples, and what the task splits them by: it keeps what shows a solution on one side."""
+    found = {("id", example.id) for example in examples}
+    return found | {("split", task.dataset.key(example)) for example in examples}
 
 
 def _prompts(task: Task, examples: Iterable[Example]) -> set[str]:
