@@ -111,7 +111,7 @@ def test_answers_of_other_programs_are_not_taken(played, tmp_path, monkeypatch):
     assert run(*played, "--force", "score") == 0
     assert summary_of("out")["results"][0]["pass@1"] == pytest.approx(1 - before)
     (tmp_path / "named").write_text("")  # what it says now is looked up anew
-    with pytest.raises(UserError, match="asks nothing where its completions answer .* changed since they were gen"):
+    with pytest.raises(UserError, match=r"asks nothing where its completions answer .* changed since they were gen"):
         run(*played, "--force", "score")
 
 

@@ -93,7 +93,7 @@ def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -
 def _changed_since(run: TrainedRun, key: str) -> Iterator[str]:
     """What decides which problems are held out and is not what it was when the run began."""
     decisive = {name: run.record[name] for name in ("commit", "sources", "files") if name in run.record}
-    now = provenance(path for path in map(Path, run.record.get("files", {})) if path.is_file())
+    now = provenance(path for path in map(Path, run.record.get("files", {})) if path.exists())
     found = changes(decisive, now)
     if found:
         yield (

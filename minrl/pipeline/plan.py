@@ -15,8 +15,8 @@ from minrl.judge import Judge, judged
 from minrl.parts import no_frozen_role
 from minrl.pipeline.models import NamedModel, as_recorded, find_models
 from minrl.pipeline.rows import Key
-from minrl.pipeline.sources import programs
 from minrl.tasks import Task, load_task
+from minrl.tasks.programs import programs
 from minrl.types import Example, UserError, require
 
 SAMPLED, GREEDY = "sampled", "greedy"
