@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_came(make_run, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "reward/me')
     text, _, said = report(capsys, folder)
-    assert "| a | sevens | grpo | 0 | 3 | 40.0% (30.0 to 50.0) | 50.0% (40.0 to 60.0) |" in text
+    assert "| a | sevens | grpo | 0 | 3 | 40.0% (30.0 to 50.0) | 50.0% (40.0 to 60.0) at step 2 |" in text
     assert "- a has no summary.json: it is still going on, or was stopped, after step 3" in text
     assert "after step 3" in said and said.count("\n") == 1
 
