@@ -21,7 +21,7 @@ def markdown(runs: Sequence[RunData], pictures: Mapping[str, str], command: str)
 
 
 def results(runs: Sequence[RunData]) -> str:
-    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task. What was evaluated last may be
+    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task. The last one may be of
     an earlier step than the run's last, which is said.
     """
     header = ["run", "task", "algorithm", "seed", "steps", "before", "after", "greedy"]
