@@ -70,11 +70,16 @@ def _score(config: EvaluateConfig, options: TaskOptions) -> int:
     workers = Workers(config.reward_workers, config.reward_deadline_s)
     try:
         with open_judge(config.judge) as judge:
-            rows, solved, failed = score_file(task, Path(config.completions), output, workers, judge)
+            counts = score_file(task, Path(config.completions), output, workers, judge)
     finally:
         workers.close()
-    sys.stderr.write(f"{output}: {rows} rows, {solved} solved, {failed} could not be scored\n")
-    return 0
+    sys.stderr.write(f"{output}: {counts.rows} rows, {counts.solved} solved, {counts.failed} could not be scored\n")
+    if counts.unjudged:
+        sys.stderr.write(
+            f"error: the judge did not say what {counts.unjudged} of {counts.rows} completions are worth (`error` in "
+            "their rows): the same command asks again\n"
+        )
+    return INCOMPLETE if counts.unjudged else 0
 
 
 def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:

@@ -11,15 +11,14 @@ and this one cannot.
 import hashlib
 import json
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from loguru import logger
 
+from minrl import stable_text
 from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
 from minrl.files import lock_in_turn, whole_folder
@@ -90,22 +89,8 @@ def digest_of(task: Task) -> str:
     """
     assert task.demonstrations is not None
     rng = random.Random(0)
-    shown = [(example.id, example.prompt, _plain(example.fields)) for example in task.dataset.train]
-    told = [task.demonstrations(example, rng) for example in task.dataset.train[:DIGESTED]]
-    return hashlib.sha256(json.dumps([shown, told]).encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - fields hold what the task put there
-    """What is the same in every process for equal values, and JSON: no address, and no order of a set's."""
-    if isinstance(value, str | int | float | None):
-        return value
-    if isinstance(value, Mapping):
-        return [[_plain(key), _plain(held)] for key, held in value.items()]
-    if isinstance(value, list | tuple):
-        return [_plain(held) for held in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    shown = [[example.id, example.prompt, example.fields] for example in task.dataset.train]
+    return stable_text.digest_of([*shown, *(task.demonstrations(one, rng) for one in task.dataset.train[:DIGESTED])])
 
 
 def make_base_model(

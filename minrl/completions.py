@@ -1,20 +1,22 @@
 """Scores completions that somebody already has, with a task's reward: no model, no torch.
 
 Rows are JSON objects with `completion` and those of the example's fields that the reward reads. One row comes out for
-each that goes in, in order; one that cannot be scored has `reward: null` and says why under `error`. Nothing is lost:
-what a row held under the names of the verdict stands under `given`, and a line that is no JSON under `line`.
+each that goes in, in order; one that cannot be scored has `reward: null` and says why under `error`. Nothing is lost
+or written otherwise: a row's values stand as they stood, letter by letter, what it held under the names of the verdict
+under `given`, and a line that is no JSON under `line`.
 """
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from minrl.files import same_file, whole
 from minrl.json_text import json_text
 from minrl.judge import Judge, judgement
+from minrl.openai_client import no_answer
 from minrl.tasks import Task
 from minrl.types import Example, Job, Reward, UserError
 from minrl.workers import Failure, Workers
@@ -22,17 +24,41 @@ from minrl.workers import Failure, Workers
 CHUNK = 1024
 """Rows in memory at once."""
 
-VERDICT = ("reward", "solved", "parts", "error")
-"""What scoring adds to a row."""
-
 GIVEN = "given"
 """Where a scored row keeps what it held under the names of the verdict before."""
 
+VERDICT = ("reward", "solved", "parts", "error", GIVEN)
+"""What scoring adds to a row."""
 
-def score_file(
-    task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None
-) -> tuple[int, int, int]:
-    """Write a scored row for each row of `source`: rows, solved rows, rows that could not be scored.
+_DECODER, _SPACE = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows, those that are solved, those that could not be scored, and of these those that no judge answered for."""
+
+    rows: int = 0
+    solved: int = 0
+    failed: int = 0
+    unjudged: int = 0
+
+    def and_one(self, verdict: Mapping[str, Any]) -> "Counts":
+        """With one further row."""
+        unjudged = no_answer(verdict.get("error", ""))
+        solved, failed = bool(verdict.get("solved")), verdict["reward"] is None
+        return Counts(self.rows + 1, self.solved + solved, self.failed + failed, self.unjudged + unjudged)
+
+
+@dataclass(frozen=True)
+class GivenRow:
+    """A row as it was before it was ever scored. `texts` are its members, `"name": value`, each by its name."""
+
+    fields: dict[str, Any]
+    texts: Sequence[tuple[str, str]]
+
+
+def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None) -> Counts:
+    """Write a scored row for each row of `source`.
 
     A judge is shown the row's `prompt` too, unless its own prompt leaves that out. The output appears when it is whole.
     """
@@ -43,15 +69,14 @@ def score_file(
         )
     if same_file(output, source):
         raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
-    lines = read_lines(source, "completions")
-    rows = solved = failed = 0
+    lines, counts = read_lines(source, "completions"), Counts()
     output.parent.mkdir(parents=True, exist_ok=True)
     with whole(output) as file:
         for start in range(0, len(lines), CHUNK):
-            for row in score_lines(task, lines[start : start + CHUNK], workers, judge):
-                file.write(json_text(row) + "\n")
-                rows, solved, failed = rows + 1, solved + bool(row.get("solved")), failed + (row["reward"] is None)
-    return rows, solved, failed
+            for verdict, text in _scored(task, lines[start : start + CHUNK], workers, judge):
+                file.write(text + "\n")
+                counts = counts.and_one(verdict)
+    return counts
 
 
 def read_lines(source: Path, what: str) -> list[str]:
@@ -63,20 +88,32 @@ def read_lines(source: Path, what: str) -> list[str]:
     return [line for line in text.split("\n") if line.strip()]  # a string may hold U+2028: splitlines() splits there
 
 
-def score_lines(task: Task, lines: list[str], workers: Workers, judge: Judge | None = None) -> Iterator[dict[str, Any]]:
-    """The scored row of each line, in order."""
+def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict[str, Any]]:
+    """What scoring says of the row on each line, in order."""
+    return (verdict for verdict, _ in _scored(task, lines, workers, None))
+
+
+def _scored(
+    task: Task, lines: list[str], workers: Workers, judge: Judge | None
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """The verdict on each line, in order, and the scored row as it is written."""
     rows = [_parsed(line) for line in lines]
-    jobs = [_job(task, row, number) for number, row in enumerate(rows) if isinstance(row, dict)]
+    jobs = [_job(task, row.fields, number) for number, row in enumerate(rows) if isinstance(row, GivenRow)]
     rewards = workers.run(jobs)
     if judge is not None:
         rewards = _judged(judge, jobs, rewards, workers)
     results = iter(rewards)
     for line, row in zip(lines, rows, strict=True):
-        yield _scored(row, next(results)) if isinstance(row, dict) else _refused(line, row)
+        if isinstance(row, GivenRow):
+            verdict = _verdict(next(results))
+            yield verdict, _written(row.texts, verdict)
+        else:
+            verdict = {"reward": None, "error": row}
+            yield verdict, _written(_texts_of(line), verdict)
 
 
-def _parsed(line: str) -> dict[str, Any] | str:
-    """The row on a line as it was before it was ever scored, or what is wrong with the line."""
+def _parsed(line: str) -> GivenRow | str:
+    """The row on a line, or what is wrong with the line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also of an integer that has more digits than Python reads
@@ -85,15 +122,60 @@ def _parsed(line: str) -> dict[str, Any] | str:
         return "a row must be a JSON object with `completion` and the example's fields"
     if not isinstance(row.get("completion"), str):
         return f"`completion` must be a string, got {type(row.get('completion')).__name__}"
-    return _unscored(row)
+    return GivenRow(_unscored(row), _texts_of(line))
 
 
 def _unscored(row: dict[str, Any]) -> dict[str, Any]:
     """A row that was scored without the verdict, and with what it held under those names; any other as it is."""
-    given = row.get(GIVEN)
-    if not isinstance(given, dict) or not given.keys() <= set(VERDICT):
+    if not _was_scored(row):
         return row
-    return {**{name: value for name, value in row.items() if name not in (*VERDICT, GIVEN)}, **given}
+    return {**{name: value for name, value in row.items() if name not in VERDICT}, **row[GIVEN]}
+
+
+def _was_scored(row: Mapping[str, Any]) -> bool:
+    """Whether a row is one that scoring wrote, with what it held before under `given`."""
+    given = row.get(GIVEN)
+    judged = "reward" in row and ("error" in row or {"solved", "parts"} <= row.keys())
+    return judged and isinstance(given, dict) and bool(given) and given.keys() <= set(VERDICT)
+
+
+def _texts_of(line: str) -> Sequence[tuple[str, str]]:
+    """The members of the row on a line, as it was before it was ever scored. What is no JSON object is one member."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return [("line", json.dumps({"line": line})[1:-1])]
+    if not isinstance(row, dict):
+        return [("row", f'"row": {line.strip()}')]
+    texts = _members(line)
+    given = [text for name, text in texts if name == GIVEN]
+    if not _was_scored(row) or len(given) > 1:
+        return texts
+    before = _members(given[0].partition(":")[2])
+    return [*((name, text) for name, text in texts if name not in VERDICT), *before]
+
+
+def _members(text: str) -> list[tuple[str, str]]:
+    """The members of a JSON object as they stand in its text, each with its name.
+
+    >>> _members('{"a": [1.50, NaN] , "b":{}}')
+    [('a', '"a": [1.50, NaN]'), ('b', '"b":{}')]
+    """
+
+    def skip(place: int) -> int:
+        space = _SPACE.match(text, place)
+        assert space is not None
+        return space.end()
+
+    found = []
+    start = skip(skip(0) + 1)  # after the brace
+    while text[start] != "}":
+        name, end = _DECODER.raw_decode(text, start)
+        _, end = _DECODER.raw_decode(text, skip(skip(end) + 1))  # after the colon
+        found.append((name, text[start:end]))
+        start = skip(end)
+        start = skip(start + 1) if text[start] == "," else start
+    return found
 
 
 def _job(task: Task, row: dict[str, Any], number: int) -> Job:
@@ -108,7 +190,7 @@ def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers)
     asked = []
     for index in scored:
         completion, example = jobs[index].arguments
-        known = {name: value for name, value in example.fields.items() if name not in (*VERDICT, GIVEN)}
+        known = {name: value for name, value in example.fields.items() if name not in VERDICT}
         shown = replace(example, fields=known)  # no verdict is a reference
         asked.append(judgement(judge, rewards[index], known.get("prompt"), completion, shown))
     for index, reward in zip(scored, workers.run(asked), strict=True):
@@ -116,33 +198,20 @@ def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers)
     return rewards
 
 
-def _scored(row: dict[str, Any], result: Any) -> dict[str, Any]:  # noqa: ANN401 - the task's own code may return anything
+def _verdict(result: Any) -> dict[str, Any]:  # noqa: ANN401 - the task's own code may return anything
     if isinstance(result, Failure):
         reason = result.reason.strip().splitlines()[-1]
         if reason.startswith("KeyError: "):
             reason = f"the row lacks {reason.removeprefix('KeyError: ')}, which the reward reads"
-        return _with_verdict(row, {"reward": None, "error": reason})
+        return {"reward": None, "error": reason}
     if not isinstance(result, Reward):
-        return _with_verdict(row, {"reward": None, "error": f"the task's reward must return a Reward, got {result!r}"})
-    verdict = {"reward": result.value, "solved": result.solved, "parts": dict(result.parts)}
-    return _with_verdict(row, verdict)
+        return {"reward": None, "error": f"the task's reward must return a Reward, got {result!r}"}
+    return {"reward": result.value, "solved": result.solved, "parts": dict(result.parts)}
 
 
-def _refused(line: str, reason: str) -> dict[str, Any]:
-    """What is written for a line that is no row to score."""
-    with contextlib.suppress(ValueError, RecursionError):
-        row = json.loads(line)
-        return _with_verdict(
-            _unscored(row) if isinstance(row, dict) else {"row": row}, {"reward": None, "error": reason}
-        )
-    return {"line": line, "reward": None, "error": reason}
-
-
-def _with_verdict(row: dict[str, Any], verdict: Mapping[str, Any]) -> dict[str, Any]:
+def _written(texts: Sequence[tuple[str, str]], verdict: Mapping[str, Any]) -> str:
     """The row and its verdict; what the row held under the verdict's names is kept apart."""
-    given = {name: row[name] for name in VERDICT if name in row}
-    return {
-        **{name: value for name, value in row.items() if name not in given},
-        **verdict,
-        **({GIVEN: given} if given else {}),
-    }
+    members = [text for name, text in texts if name not in VERDICT]
+    given = [text for name, text in texts if name in VERDICT]
+    members.append(json_text(verdict)[1:-1])
+    return "{" + ", ".join([*members, *([f'"{GIVEN}": {{{", ".join(given)}}}'] if given else [])]) + "}"

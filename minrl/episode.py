@@ -39,7 +39,7 @@ class Play:
 
     def fail(self, reason: str) -> None:
         """End the episode without rewards."""
-        self.failure, self.pending = reason, None
+        self.failure, self.pending, self.rewards = reason, None, {}
         self.generator.close()
 
     @property

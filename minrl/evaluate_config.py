@@ -64,7 +64,7 @@ class EvaluateConfig:
     pass_at: tuple[int, ...] = ()
     """The k of pass@k. Empty: 1, 2, 4, ... up to the number of samples, and that."""
     max_tokens: int = 192
-    """Longest completion of one turn, in tokens."""
+    """Longest completion of one turn, in tokens. A run: its own. Other models that MinRL did not make: 1024."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion, beside the model's own end tokens."""
     seed: int = 0

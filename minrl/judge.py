@@ -26,6 +26,7 @@ from loguru import logger
 from minrl.config import JudgeConfig
 from minrl.openai_client import ChatClient
 from minrl.reply_cache import ReplyCache
+from minrl.stable_text import digest_of, stable_text
 from minrl.tasks import Task
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, UserError
 
@@ -129,6 +130,13 @@ class Judge:
 
         asked = _PLACEHOLDER.sub(block, self.config.judge_prompt or PROMPT)
         return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": asked}]
+
+
+def asked_by(config: JudgeConfig) -> str:
+    """A hash of the words that a judge is asked with, whether they are the user's or come with the program; empty where
+    there is no judge.
+    """
+    return digest_of([INSTRUCTIONS, config.judge_prompt or PROMPT]) if config.judge_model else ""
 
 
 def parse_score(reply: str) -> float:
@@ -235,11 +243,7 @@ def reference(example: Example) -> str:
     """What is known of a right answer: the example's `answer`, or all its fields where it has none."""
     fields = {name: value for name, value in example.fields.items() if name not in ("completion", "prompt")}
     known = fields.get("answer", fields)
-    return known if isinstance(known, str) else json.dumps(known, ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in its examples
-    return sorted(value, key=repr) if isinstance(value, set | frozenset) else repr(value)
+    return known if isinstance(known, str) else stable_text(known, ensure_ascii=False)
 
 
 def _end(lines: list[str]) -> str:

@@ -1,5 +1,6 @@
 """transformers' models and tokenizers: loaded from a hub or a folder, made from nothing, written back."""
 
+import json
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -95,6 +96,18 @@ def cached_commit(name: str) -> str:
     except HFValidationError:  # no hub's name: whoever loads it says so
         return ""
     return Path(found).parent.name if isinstance(found, str) else ""
+
+
+def made_here(folder: Path) -> bool:
+    """Whether a folder holds a base model that MinRL made, or what was trained from one: it has its chat template."""
+    try:
+        template = folder / "chat_template.jinja"
+        if template.exists():
+            return template.read_text(encoding="utf-8") == CHAT_TEMPLATE
+        stored = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(stored, dict) and stored.get("chat_template") == CHAT_TEMPLATE
 
 
 def save_model(

@@ -16,6 +16,8 @@ from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+from loguru import logger
+
 from minrl.types import Message, UserError, require
 
 OPENAI_URL = "https://api.openai.com/v1"
@@ -28,7 +30,6 @@ LONGEST_BACKOFF_S = 8.0
 
 LONGEST_REASON = 300
 """Characters of a server's own words that an error repeats."""
-
 
 CONTENT_FILTER, REFUSAL, CONTEXT_LENGTH = "content_filter", "refusal", "context_length"
 
@@ -44,6 +45,11 @@ REFUSING = (400, 403, 413, 422)
 
 class ChatError(UserError):
     """The endpoint gave no answer: one line that says where, why, and what to do."""
+
+
+def no_answer(reason: str) -> bool:
+    """Whether the last line of a traceback says that an endpoint gave no answer: another run may have one."""
+    return reason.startswith(f"{ChatError.__module__}.{ChatError.__name__}: ")
 
 
 class ChatRefusal(ChatError):
@@ -74,11 +80,12 @@ class ChatUsage:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """One of the choices of a call. `finish_reason` is the server's: `stop`, `length`, `content_filter`."""
+    """A choice of a call. `finish_reason` (`stop`, `length`, `content_filter`) and `model` are the server's."""
 
     text: str
     finish_reason: str
     usage: ChatUsage
+    model: str = ""
 
 
 class ChatClient:
@@ -100,12 +107,12 @@ class ChatClient:
         self.model, self.base_url = model, checked_url(base_url)
         self.longest_s = (retries + 1) * timeout_s + retries * LONGEST_BACKOFF_S
         self._key = _key(self.base_url, key_variable)
-        openai = _openai()
-        self._errors = openai
+        self._errors = openai = _openai()
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none", base_url=self.base_url, timeout=timeout_s, max_retries=retries
         )
         self._in_flight = asyncio.Semaphore(concurrency)
+        self._names = {model}
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -130,12 +137,20 @@ class ChatClient:
         asked.update({"seed": seed} if seed is not None else {})
         asked.update({"n": n} if n > 1 else {})
         response = self._await(self._client.chat.completions.create, asked)
+        self._say_name(getattr(response, "model", None))
         try:
             return _replies(response, n)
         except _NoText as error:
             raise ChatRefusal(str(self._error(str(error))), error.kind) from None
         except ValueError as error:
             raise self._error(str(error)) from None
+
+    def _say_name(self, name: Any) -> None:  # noqa: ANN401 - the openai client checks no types
+        """Say once that the server calls what answered otherwise: a name may stand for a version, or for a file."""
+        if isinstance(name, str) and name and name not in self._names:
+            self._names.add(name)
+            said = f"{self.model} at {self.base_url}: the server says that {name} answers"
+            logger.warning(f"{said}: where that is no other name of it, the answers are another model's")
 
     def served_models(self) -> list[str]:
         """The names of the models that the server says it has. Raises `ChatError` where it does not answer."""
@@ -237,10 +252,11 @@ def _replies(response: Any, n: int) -> list[ChatReply]:  # noqa: ANN401 - the op
         raise ValueError(f"{len(choices)} of {n} choices: the server does not know n, ask once for each seed")
     counted = getattr(response, "usage", None)
     usage = ChatUsage(getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None))
-    return [_reply(choice, usage) for choice in choices]
+    model = getattr(response, "model", None)
+    return [_reply(choice, usage, model if isinstance(model, str) else "") for choice in choices]
 
 
-def _reply(choice: Any, usage: ChatUsage) -> ChatReply:  # noqa: ANN401
+def _reply(choice: Any, usage: ChatUsage, model: str) -> ChatReply:  # noqa: ANN401
     message = getattr(choice, "message", None)
     text, finish_reason = getattr(message, "content", None), getattr(choice, "finish_reason", None)
     if text is None and finish_reason == "length":  # a model that thinks apart from its text was cut off before it
@@ -251,7 +267,7 @@ def _reply(choice: Any, usage: ChatUsage) -> ChatReply:  # noqa: ANN401
         raise _NoText(f"no text (finish_reason {finish_reason!r}, refusal {refusal!r})", kind)
     if not isinstance(text, str) or not isinstance(finish_reason, str):
         raise ValueError(f"no text (finish_reason {finish_reason!r})")
-    return ChatReply(text, finish_reason, usage)
+    return ChatReply(text, finish_reason, usage, model)
 
 
 def _kind(error: Any) -> str | None:  # noqa: ANN401 - openai.APIStatusError
@@ -265,13 +281,11 @@ def _kind(error: Any) -> str | None:  # noqa: ANN401 - openai.APIStatusError
 
 
 def _excerpt(response: Any) -> str:  # noqa: ANN401
-    said = response if isinstance(response, str) else getattr(response, "error", None) or response
-    return repr(said)
+    return repr(response if isinstance(response, str) else getattr(response, "error", None) or response)
 
 
 def _said(error: Any) -> str:  # noqa: ANN401 - openai.APIStatusError
-    body = error.body
-    message = body.get("message") if isinstance(body, dict) else body
+    message = error.body.get("message") if isinstance(error.body, dict) else error.body
     return str(message) if message else str(error.message)
 
 

@@ -38,7 +38,9 @@ from minrl.resume import resolve_model
 from minrl.run import Run
 from minrl.run_folder import owned
 from minrl.screen import Screen
-from minrl.tasks import TASK_DEFINITIONS, Task, find_definition, load_task, source_outside
+from minrl.stable_text import stable_text
+from minrl.tasks import TASK_DEFINITIONS, Task, load_task
+from minrl.tasks.programs import programs_outside
 from minrl.types import UserError, require
 from minrl.unknown_words import check_task_words
 from minrl.wandb_log import require_login
@@ -267,7 +269,8 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, sc
     config, name = run.config, task_key(run.config.rollout.task)
     offered = [word for other, d in TASK_DEFINITIONS.items() if d.words for word in d.words(run.options[other])]
     words = list(dict.fromkeys([*offered, *(word for task in tasks.values() for word in task.vocabulary)]))
-    shown = (source_outside(find_definition(config.rollout.task)), digest_of(tasks[name]))
+    outside = programs_outside(config.rollout.task)
+    shown = (stable_text(outside) if outside else "", digest_of(tasks[name]))
     folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, *shown)
     if not folder.exists():
         require_words(words, name, tasks, config.model, processes)

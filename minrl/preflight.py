@@ -57,7 +57,7 @@ def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) ->
         f"{name}: {' and '.join(left_out)} examples are left out: their prompts are empty, or alone fill the {limit} "
         "tokens that the model takes"
     )
-    return replace(task, dataset=Dataset(kept["training"], kept["held-out"]))
+    return replace(task, dataset=Dataset(kept["training"], kept["held-out"], task.dataset.key))
 
 
 def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:

@@ -26,7 +26,7 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
     return {
         "commit": _git_commit(package),
         "sources": _digest([*sorted(package.rglob("*.py")), *package.parent.glob("train.py")]),
-        "files": {str(path): _digest([path]) for path in files},
+        "files": {str(path): _digest(_files_in(path)) for path in files},
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "python": platform.python_version(),
         "machine": {
@@ -52,6 +52,11 @@ def _changes(name: str, was: Any, found: Any, before: Mapping[str, Any]) -> Iter
     elif was != found:
         commit = f"MinRL's code (commit {str(before.get('commit'))[:12]})"
         yield commit if name == "sources" else f"{name} {was} (now {found})"
+
+
+def _files_in(path: Path) -> list[Path]:
+    """The files of a folder; of a file itself alone."""
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def _digest(paths: Iterable[Path]) -> str:

@@ -18,7 +18,7 @@ from minrl.evaluation import Evaluation
 from minrl.files import read_json, write_json
 from minrl.policy import Policy
 from minrl.provenance import changes, provenance
-from minrl.tasks import file_outside, find_definition
+from minrl.tasks.programs import files_outside
 
 RUN_RECORD = '{\n "minrl_run"'
 """How a run's config.json begins."""
@@ -110,12 +110,12 @@ def write_config(run: Run) -> None:
 
 
 def _outside_files(run: Run) -> list[Path]:
-    """The files outside MinRL that examples and rewards come from."""
+    """The files outside MinRL that examples and rewards come from, and a folder of data."""
     config = run.config
     tasks = [name for name in (config.rollout.task, *config.evaluation.other_tasks) if name]
-    files = [file_outside(find_definition(name)) for name in tasks]
-    files.append(Path(config.data_path) if config.data_path else None)
-    return [path for path in dict.fromkeys(files) if path is not None and path.is_file()]
+    files = [path for name in tasks for path in files_outside(name)]
+    files += [Path(config.data_path)] if config.data_path else []
+    return [path for path in dict.fromkeys(files) if path.exists()]
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:

@@ -456,10 +456,12 @@ def test_a_part_of_mbpp_or_an_edited_one_has_its_split_too(tmp_path):
 
 
 @pytest.mark.parametrize("ids", [range(1, 200), range(1000, 1199), [f"mine-{n}" for n in range(199)]])
-def test_other_rows_of_mbpps_shape_are_split_by_their_texts(tmp_path, ids):
+def test_other_rows_of_mbpps_shape_are_split_by_their_texts_and_that_is_said(tmp_path, ids, said):
     # With a share of 0.2 the number held out of 199 has mean 40 and standard deviation 5.7.
     dataset = load_task("code", data_path=rows_file(tmp_path, *numbered_rows(ids))).dataset
     assert 15 < len(dataset.held_out) < 65 and len(dataset.train) + len(dataset.held_out) == 199
+    (line,) = said
+    assert "none of its tasks 11 to 20: 20% of its problems are held out, by a hash of their texts" in line
 
 
 def test_one_text_under_several_ids_is_on_one_side(tmp_path):

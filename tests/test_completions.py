@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from minrl.completions import score_file
+from minrl.completions import Counts, score_file
 from minrl.tasks import Task, load_task
 from minrl.types import Reward, UserError
 from minrl.workers import Workers
@@ -34,7 +34,7 @@ def row(completion, **changes):
 
 def test_rows_come_out_in_order_with_their_rewards(score):
     counts, rows = score(row(RIGHT, name="a"), row(WRONG, name="b"), row("", name="c"))
-    assert counts == (3, 1, 0)  # rows, solved, failed
+    assert counts == Counts(3, 1, 0)  # rows, solved, failed
     assert [(r["name"], r["reward"], r["solved"]) for r in rows] == [
         ("a", 1.0, True),
         ("b", 0.1, False),
@@ -59,19 +59,19 @@ def test_rows_come_out_in_order_with_their_rewards(score):
 )
 def test_a_bad_row_is_null_and_says_why_and_the_others_are_scored(score, line, message):
     counts, rows = score(row(RIGHT), line, row(RIGHT))
-    assert counts == (3, 2, 1)
+    assert counts == Counts(3, 2, 1)
     assert rows[1]["reward"] is None and message in rows[1]["error"]
     assert rows[0]["reward"] == rows[2]["reward"] == 1.0
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_row(score):
     counts, rows = score("\ufeff" + row(RIGHT), row(RIGHT))
-    assert counts == (2, 2, 0) and rows[0] == rows[1]
+    assert counts == Counts(2, 2, 0) and rows[0] == rows[1]
 
 
 def test_odd_line_separators_inside_a_completion_split_no_row(score):
     counts, rows = score(row(f"a\u2028b\u0085c\x1c {RIGHT}"), row(WRONG))
-    assert counts == (2, 1, 0)
+    assert counts == Counts(2, 1, 0)
     assert [r["reward"] for r in rows] == [1.0, 0.1]
 
 
@@ -98,9 +98,30 @@ def test_a_reward_reads_the_rows_own_columns_also_when_it_is_scored_again(tmp_pa
     workers, task = Workers(1, 120.0), replace(load_task("countdown"), reward=reward)
     for _ in range(2):
         (tmp_path / "in").write_text(row(RIGHT, **MINE))
-        assert score_file(task, tmp_path / "in", tmp_path / "out", workers) == (1, 1, 0)
+        assert score_file(task, tmp_path / "in", tmp_path / "out", workers) == Counts(1, 1, 0)
         (tmp_path / "out").replace(tmp_path / "in")
     workers.close()
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        '"x": NaN, "y": [1.50, -Infinity, 1e400], "z": 0.12345678901234567890',
+        '"a":{ "b" :1}, "a": 2, "\\u00e9": "é\\/"',
+        '"given": {}',
+        '"given": {"reward": 3}',
+        '"given": "mine", "reward": NaN',
+        '"given": {"reward": 3}, "reward": 5',
+    ],
+)
+def test_what_a_row_holds_is_written_letter_by_letter(score, tmp_path, own):
+    line = row(RIGHT)[:-1] + ", " + own + "}"
+    for _ in range(2):  # also when it was scored before
+        counts, _ = score(line)
+        assert counts == Counts(1, 1, 0)
+        line = (tmp_path / "out/scored.jsonl").read_text().rstrip("\n")
+        kept = line.partition('"given": {')[2].removesuffix("}}") if "given" in own else line
+        assert kept == own if own.startswith('"given"') else own in line
 
 
 def test_a_line_that_is_no_json_is_written_as_it_was(score):
@@ -133,10 +154,9 @@ def test_a_reward_that_is_none_is_null_and_says_why(tmp_path):
         return paid[text] if text in paid else Reward(2.0)
 
     task = Task(load_task("countdown").dataset, reward, cheap=True)
-    (tmp_path / "in.jsonl").write_text("".join(f'{{"completion": "{text}", "x": NaN}}\n' for text in (*paid, "above")))
-    assert score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", Workers(1, 1.0)) == (4, 2, 2)
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"completion": "{text}"}}\n' for text in (*paid, "above")))
+    assert score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", Workers(1, 1.0)) == Counts(4, 2, 2)
     written = (tmp_path / "out.jsonl").read_text()
-    assert "NaN" not in written
     first, second, third, fourth = map(json.loads, written.splitlines())
     assert first["error"] == "the task's reward must return a Reward, got 1.0" and second["solved"] and third["solved"]
     assert "must be at most its maximum, got 2 of 1" in fourth["error"]

@@ -8,22 +8,28 @@ from types import SimpleNamespace
 import pytest
 
 from minrl.command_line import parse_with_tasks
-from minrl.config import ModelConfig
+from minrl.config import ModelConfig, RolloutConfig
+from minrl.defaults import MAX_TOKENS
 from minrl.evaluate_config import EvaluateConfig
 from minrl.files import read_json
 from minrl.learning_config import LoraConfig
 from minrl.lora import Adapters
 from minrl.pipeline import local, models
-from minrl.pipeline.folder import folder_of
+from minrl.pipeline import stages as pipeline_stages
+from minrl.pipeline.folder import folder_of, write_settings
+from minrl.pipeline.lineage import find_runs
 from minrl.pipeline.local import LocalSampler
 from minrl.pipeline.models import find_models
 from minrl.pipeline.plan import make_plan
-from minrl.pipeline.runs import find_runs
+from minrl.pipeline.runs import as_trained
 from minrl.pipeline.settings import check_settings, settings_of
 from minrl.policy import load_policy, save_policy
 from minrl.processes import Processes
 from minrl.resume import resolve_model
+from minrl.screen import Screen
 from minrl.tasks import load_task
+from minrl.tasks.code import CodeOptions
+from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of
@@ -227,6 +233,25 @@ def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, m
         check_settings(folder, after, planned()[1], ())
 
 
+def test_a_commit_that_is_recorded_stays_where_the_cache_is_lost(trained, monkeypatch, tmp_path):
+    commits = iter(["first", "", ""])
+    monkeypatch.setattr(models, "cached_commit", lambda name: next(commits))
+    config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", "some-org/model", "--output", "out"])
+    recorded = settings_of(make_plan(config, options), options)
+    (tmp_path / "out").mkdir()
+    write_settings(tmp_path / "out", recorded)
+    taken = []
+
+    def stages(plan, options, *_):
+        plan = replace(plan, models=[models.as_cached(model) for model in plan.models])  # as after generating
+        taken.append(settings_of(plan, options))
+
+    monkeypatch.setattr(pipeline_stages, "_stages", stages)
+    with Screen(quiet=True) as screen:
+        pipeline_stages.evaluate(config, options, screen)
+    assert taken == [recorded] and recorded["generate"]["models"] == {"some-org/model": "first"}
+
+
 def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, workers, monkeypatch):
     monkeypatch.setattr(models, "cached_commit", lambda name: "new")
     config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", str(place / "model0"), "--device", "cpu"])
@@ -267,6 +292,52 @@ def test_problems_of_another_file_that_the_run_was_trained_on_are_refused_by_the
         run(*command, flags=FLAGS)
 
 
+def kept_run(place, tmp_path, task, options, **changes):
+    """A run of a task of ours, and what as_trained makes of an evaluation of it."""
+    name = f"{task}-run"
+    save_run(tmp_path, name, str(place / "model0"), task, options={task: options}, **changes)
+
+    def evaluated_with(*flags):
+        given = ["--checkpoint", name, "--task", task, *flags]
+        return as_trained(given, parse_with_tasks(EvaluateConfig, given)[0])
+
+    return evaluated_with
+
+
+def test_boards_of_other_sizes_on_pegs_that_the_run_was_trained_on_are_refused(place, trained, tmp_path):
+    # No board is of both, as those that are asked have fewer disks.
+    evaluated_with = kept_run(place, tmp_path, "hanoi", HanoiOptions(peg_names=5, held_out_share=0.2))
+    sides = load_task("hanoi", {"hanoi": HanoiOptions(peg_names=5, held_out_share=0.2)}).dataset
+    flags = ["--hanoi.min-disks", "2", "--hanoi.max-disks", "2"]
+    evaluated_with(*flags)  # the same pegs are held out
+    wider = HanoiOptions(peg_names=5, held_out_share=0.6, min_disks=2, max_disks=2)
+    asked = load_task("hanoi", {"hanoi": wider}).dataset.held_out
+    assert not {one.id for one in asked} & {one.id for one in sides.train}
+    leaked = sum(one["pegs"] in {two["pegs"] for two in sides.train} for one in asked)
+    assert leaked
+    with pytest.raises(UserError, match=f"{leaked} of the {len(asked)} problems of hanoi are among those"):
+        evaluated_with(*flags, "--hanoi.held-out-share", "0.6")
+
+
+def code_rows(path, first_id):
+    """Problems of MBPP's shape, numbered from an id."""
+    code, tests = "def f(x):\n    return x", ["assert f(1) == 1", "assert f(2) == 2"]
+    row = {"code": code, "test_setup_code": "", "test_list": tests}
+    rows = [{"task_id": first_id + n, "text": f"Problem {n}.", **row} for n in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_renumbered_problems_are_the_same_problems(place, trained, tmp_path):
+    # Asked in another form too, so that neither ids nor prompts are alike.
+    options, data = CodeOptions(), code_rows(tmp_path / "first.jsonl", 1000)
+    evaluated_with = kept_run(place, tmp_path, "code", options, data_path=data)
+    renumbered = code_rows(tmp_path / "second.jsonl", 2000)
+    evaluated_with("--data-path", renumbered, "--code.mode", "execute")
+    with pytest.raises(UserError, match=r"of the .* problems of code are among those that code-run was trained on"):
+        evaluated_with("--data-path", renumbered, "--code.mode", "execute", "--code.held-out-share", "0.8")
+
+
 def test_a_run_that_the_model_came_from_and_is_gone_is_said(trained, tmp_path, capsys):
     first = trained("first")
     trained("second")
@@ -274,6 +345,19 @@ def test_a_run_that_the_model_came_from_and_is_gone_is_said(trained, tmp_path, c
     shutil.rmtree(tmp_path / "runs/first")
     assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
     assert "checkpoints/first/step_000001, whose run is not there" in capsys.readouterr().err
+
+
+def test_a_start_that_was_deleted_is_said_and_its_run_still_tells_what_it_was_trained_on(trained, tmp_path, capsys):
+    first = trained("first", 0.2)
+    trained("second", 0.5)
+    started_from(tmp_path, "second", first / "step_000001")
+    shutil.rmtree(first / "step_000001")
+    with pytest.raises(UserError, match="are among those that first was trained on"):
+        run("--checkpoint", "second", "--dry-run", flags=FLAGS)
+    shutil.rmtree(tmp_path / "runs/first")
+    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
+    gone = "which is not there any more: nobody knows which problems that was trained on\n"
+    assert f"second started from {first}/step_000001, {gone}" in capsys.readouterr().err
 
 
 def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path, capsys):
@@ -291,3 +375,25 @@ def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path,
     rows.unlink()
     assert run(*alone, flags=FLAGS) == 0
     assert "rows.jsonl, which one was fine-tuned on, is not there" in capsys.readouterr().err
+
+
+def asked_of(*arguments):
+    """The longest completion that evaluate.py asks for, and what it says about that."""
+    given = ["--task", "countdown", *arguments]
+    found, notes = as_trained(given, parse_with_tasks(EvaluateConfig, given)[0])
+    return EvaluateConfig(checkpoint="x").max_tokens if found is None else found[0].max_tokens, notes
+
+
+def test_a_model_that_no_run_trained_has_the_limit_that_train_gives_it(place, trained, tmp_path):
+    given = shutil.copytree(place / "model0", tmp_path / "given")
+    (given / "chat_template.jinja").write_text("{{ messages }}")  # another tokenizer's
+    for name in ("some-org/model", "openai:m@http://127.0.0.1:1/v1", str(given)):
+        limit, notes = asked_of("--checkpoint", name)
+        assert limit == MAX_TOKENS and notes == [
+            f"completions of at most {MAX_TOKENS} tokens (--max-tokens), as train.py takes them of {name}"
+        ]
+        assert asked_of("--checkpoint", name, "--max-tokens", "7") == (7, [])
+    assert asked_of("--checkpoint", str(place / "model0")) == (RolloutConfig().max_tokens, [])  # as MinRL makes them
+    assert asked_of("--models", str(place / "model0"), "some-org/model")[0] == MAX_TOKENS
+    trained("one", rollout={"max_tokens": 3})
+    assert asked_of("--models", "one", "some-org/model")[0] == 3

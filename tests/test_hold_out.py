@@ -1,5 +1,6 @@
 """Nothing of a held-out problem's solution is seen: what every task shows, against all that it holds out."""
 
+import json
 import random
 import re
 from collections.abc import Iterator
@@ -7,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from minrl.tasks import TASK_DEFINITIONS, load_task
+from minrl.tasks import TASK_DEFINITIONS, load_task, rust
 from minrl.tasks.code_game import CONSTRUCTS, TOPICS
 from minrl.tasks.countdown import CountdownOptions, sums
 from minrl.tasks.hanoi import HanoiOptions, distance, moved
@@ -128,3 +129,70 @@ def test_code_game_shows_no_held_out_theme():
     dataset = load_task("code_game").dataset
     trained, held_out = ({example.id for example in part} for part in (dataset.train, dataset.held_out))
     assert not trained & held_out and len(trained | held_out) == len(CONSTRUCTS) * len(TOPICS)
+
+
+def puzzle(number: int) -> list[dict]:
+    """Sixteen words, shown in one order and in another."""
+    groups = [[f"w{number}x{group}x{word}" for word in range(4)] for group in range(4)]
+    words = [word for group in groups for word in group]
+    shown = [{"members": group} for group in groups]
+    return [{"words": words, "groups": shown}, {"words": words[::-1], "groups": shown[::-1]}]
+
+
+def python_problem(number: int) -> list[dict]:
+    """One text under two ids."""
+    row = {"code": "def f(x):\n    return x", "test_setup_code": "", "test_list": ["assert f(1)", "assert f(2)"]}
+    return [{"task_id": number + more, "text": f"Problem {number}.", **row} for more in (1000, 2000)]
+
+
+def rust_problem(number: int) -> list[dict]:
+    """One text under two names."""
+    stub, tests = (
+        {"src/lib.rs": "pub fn f() -> i32 {\n    todo!()\n}\n"},
+        "#[test]\nfn t() { assert_eq!(p::f(), 1); }\n",
+    )
+    files = {"stub": stub, "tests": {"tests/t.rs": tests}}
+    return [{"slug": f"p{number}{more}", "instructions": f"Problem {number}.", **files} for more in "ab"]
+
+
+DATA = {
+    "gsm8k": lambda n: [{"question": f"What is {space}{n} + 1?", "answer": f"#### {n + 1}"} for space in ("", " ")],
+    "math": lambda n: [{"problem": f"What is {space}{n} + 1?", "answer": f"{n + 1}"} for space in ("", " ")],
+    "connections": puzzle,
+    "code": python_problem,
+    "rust": rust_problem,
+}
+"""Rows of one problem, which comes twice, for each task that reads its data."""
+
+
+EXTRAS = {"math": "math_verify", "rust": "tree_sitter_rust"}
+"""The library without which a task refuses its data."""
+
+
+def words_of(prompt: Prompt) -> list[str]:
+    """What a prompt asks, in whatever order and white space."""
+    return sorted(re.findall(r"\w+", text_of(prompt if isinstance(prompt, str) else prompt[-1:])))
+
+
+def test_every_task_of_ours_is_looked_at():
+    assert {*DATA, *GENERATED} == set(TASK_DEFINITIONS)
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_no_problem_of_a_file_is_on_both_sides_in_another_form(name, tmp_path, monkeypatch):
+    pytest.importorskip(EXTRAS.get(name, "json"), reason=f"needs the extra of {name}")
+    monkeypatch.setattr(rust, "toolchain", lambda: "cargo")  # nothing is built
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for number in range(40) for row in DATA[name](number)))
+    dataset = load_task(name, data_path=str(path)).dataset
+    sides = [{tuple(words_of(example.prompt)) for example in side} for side in (dataset.train, dataset.held_out)]
+    assert all(sides) and len(sides[0] | sides[1]) == 40 and not sides[0] & sides[1]
+
+
+@pytest.mark.parametrize("name", ["lcm", "leg_counting", "chain_sum"])
+def test_no_generated_problem_is_on_both_sides_in_another_order(name):
+    pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
+    dataset = load_task(f"reasoning_gym/{name}").dataset
+    sides = [{dataset.key(example) for example in side} for side in (dataset.train, dataset.held_out)]
+    texts = [{text_of(example.prompt) for example in side} for side in (dataset.train, dataset.held_out)]
+    assert all(sides) and not sides[0] & sides[1] and not texts[0] & texts[1]

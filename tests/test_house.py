@@ -24,7 +24,8 @@ SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.ex
 
 FLOORS = {
     0: "minrl minrl.types minrl.config minrl.learning_config minrl.defaults minrl.progress minrl.cores "
-    "minrl.evaluate_config minrl.json_text minrl.signals minrl.streams minrl.disk minrl.files",
+    "minrl.evaluate_config minrl.json_text minrl.signals minrl.streams minrl.disk minrl.files "
+    "minrl.stable_text",
     1: "minrl.advantages minrl.losses minrl.batch minrl.scoring minrl.context minrl.cpu minrl.lora minrl.sandbox "
     "minrl.attention minrl.padded_attention minrl.rectangle_attention minrl.varlen_attention minrl.head "
     "minrl.activations minrl.token_totals "

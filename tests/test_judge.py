@@ -11,13 +11,17 @@ from together import together
 
 import evaluate
 import train
+from minrl import judge as judge_module
 from minrl.checkpoint import newest_complete
-from minrl.command_line import parse_trainer
-from minrl.completions import score_file
+from minrl.command_line import parse_trainer, parse_with_tasks
+from minrl.completions import Counts, score_file
 from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
+from minrl.evaluate_config import EvaluateConfig
 from minrl.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
 from minrl.parts import opened_judge
+from minrl.pipeline.plan import make_plan
+from minrl.pipeline.settings import check_settings, settings_of
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
@@ -193,7 +197,7 @@ def test_verdicts_are_not_shown_to_the_judge_as_the_reference(make_judge, worker
     verdict = {"reward": 0.25, "solved": False, "parts": {"secret": 1.0}, "error": "secret"}
     fields = {"numbers": [3, 7, 5], "target": 9, "prompt": "?"}
     source.write_text(json.dumps({"completion": "<answer> 7 + 5 - 3 </answer>", **fields, **verdict}))
-    assert score_file(load_task("countdown"), source, output, workers, judge)[2] == 0
+    assert score_file(load_task("countdown"), source, output, workers, judge).failed == 0
     (asked,) = server.asked
     shown = asked["messages"][1]["content"]
     assert "secret" not in shown and "reward" not in shown and '"target": 9' in shown
@@ -303,7 +307,7 @@ def test_completions_are_judged_with_what_their_rows_say(make_judge, workers, tm
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert score_file(load_task("gsm8k"), source, output, workers, judge) == (5, 0, 4)
+    assert score_file(load_task("gsm8k"), source, output, workers, judge) == Counts(5, 0, 4)
     scored = [json.loads(line) for line in output.read_text().splitlines()]
     # (1 - 0.2) * 1 + 0.2 * 0.5
     assert scored[0]["reward"] == pytest.approx(0.9) and scored[0]["parts"]["judge"] == 0.5
@@ -348,6 +352,42 @@ def test_evaluate_judges_a_file_by_its_flags(serve, tmp_path, capsys):
     assert evaluate.main([*flags, "--output", str(tmp_path / "out.jsonl")]) == 0
     row = json.loads((tmp_path / "out.jsonl").read_text())
     assert row["solved"] and row["parts"] == {"correct": 1.0, "format": 1.0, "lenient": 1.0, "task": 1.0, "judge": 1.0}
+
+
+def test_a_judge_that_fails_is_an_error_of_a_file_too(serve, tmp_path, capsys):
+    def reply(shown):
+        return (500, {}, '{"error": {"message": "out of order"}}') if "4 + 4" in shown else answer("Score: 10")
+
+    server, _ = serve(reply)
+    rows = [{"completion": "#### 8", "answer": "#### 8", "prompt": f"{n} + {8 - n}?"} for n in (3, 4)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["--task", "gsm8k", "--completions", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
+    command += ["--judge-model", "m", "--judge-base-url", server.url, "--judge-weight", "0.5", "--judge-retries", "0"]
+    command += ["--judge-cache", str(tmp_path / "c.jsonl")]
+    assert evaluate.main(command) == 1
+    assert "error: the judge did not say what 1 of 2 completions are worth" in capsys.readouterr().err
+    assert [json.loads(line)["reward"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [1.0, None]
+    server.reply = lambda body: answer("Score: 10")
+    assert evaluate.main(command) == 0
+
+
+@pytest.mark.parametrize("changed", ["PROMPT", "INSTRUCTIONS"])
+def test_scores_under_another_default_prompt_are_stale(tmp_path, monkeypatch, changed):
+    flags = ["--checkpoint", "some-org/model", "--examples", "3"]
+
+    def settings(*judge):
+        config, options = parse_with_tasks(EvaluateConfig, [*flags, *judge])
+        return settings_of(make_plan(config, options), options)
+
+    named = ["--judge-model", "m", "--judge-base-url", "http://127.0.0.1:1/v1"]
+    own = [*named, "--judge-prompt", "{completion}?"]
+    before = [settings(*judge) for judge in (named, own, [])]
+    assert [now == settings(*judge) for now, judge in zip(before, (named, own, []), strict=True)] == [True] * 3
+    monkeypatch.setattr(judge_module, changed, getattr(judge_module, changed) + " Be kind.")
+    with pytest.raises(UserError, match=r"judge words '.*', now '.*': .* --force score"):
+        check_settings(tmp_path, before[0], settings(*named), ())
+    assert (settings(*own) == before[1]) == (changed == "PROMPT")  # which the user's takes the place of
+    check_settings(tmp_path, before[2], settings(), ())
 
 
 TRAINING = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 20

@@ -380,3 +380,24 @@ def test_without_the_hub_the_way_out_is_named():
 def test_impossible_options_are_refused(options, said):
     with pytest.raises(UserError, match=said):
         MathOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "agrees"),
+    [
+        ("4210_6", "4210_5", False),
+        ("4210_6", "4210_{5}", False),
+        ("4210_6", r"4210_{\text{6}}", True),
+        ("4210_6", "4210", True),
+        ("4210", "4210_6", True),
+        (r"5\text{ minutes}", r"5\text{ hours}", False),
+        (r"5\text{ minutes}", "5 h", False),
+        (r"5\text{ minutes}", r"5\text{ min}", True),
+        (r"5\text{ minutes}", "5", True),
+        ("5", r"5\text{ minutes}", True),
+        (r"12\text{ cm}^2", r"12\text{ m}^2", False),
+        (r"12\text{ cm}^2", r"12\text{ centimeters}^2", True),
+    ],
+)
+def test_another_base_and_another_unit_are_not_paid(gold, answer, agrees):
+    assert answers_agree(gold, answer) == agrees

@@ -10,8 +10,9 @@ from minrl.base_model import base_model_path
 from minrl.command_line import from_dict, parse_trainer, parse_with_tasks, to_dict
 from minrl.config import BaseModelConfig, TrainerConfig, task_key
 from minrl.evaluate_config import EvaluateConfig
-from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes, source_outside
+from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes
 from minrl.tasks.outside import installed_tasks
+from minrl.tasks.programs import files_outside, programs_outside
 from minrl.types import Job, UserError
 from minrl.workers import Workers
 
@@ -264,14 +265,22 @@ def test_an_unknown_name_gets_a_suggestion_and_the_list(install):
 
 
 def test_the_base_model_of_a_changed_file_is_another_one(file):
-    definition = find_definition(f"{file}:elevens")
-    assert source_outside(definition) == SOURCE
-    assert source_outside(TASK_DEFINITIONS["hanoi"]) == ""
-    old, new, none = (
-        base_model_path(BaseModelConfig(), "elevens", definition.options(), ["7"], "checkpoints", source)
-        for source in (SOURCE, SOURCE + "#", "")
-    )
-    assert len({old, new, none}) == 3
+    name, beside, place = f"{file}:elevens", Path(file).parent / "elevens_of.py", Path(file)
+    place.write_text(SOURCE + "\n\ndef later():\n    import elevens_of\n    return elevens_of\n")
+    beside.write_text("HOW_MANY = 11\n")
+    options = find_definition(name).options()
+
+    def found():
+        shown = str(programs_outside(name))
+        return base_model_path(BaseModelConfig(), "elevens", options, ["7"], "checkpoints", shown)
+
+    before = found()
+    assert files_outside(name) == [beside, place] and before == found()
+    beside.write_text("HOW_MANY = 12\n")
+    changed = found()
+    place.write_text(place.read_text() + "#")
+    assert len({before, changed, found()}) == 3
+    assert programs_outside("hanoi") == {} and files_outside("hanoi") == []
 
 
 def test_options_are_those_of_built_in_tasks_and_of_the_tasks_named(file):

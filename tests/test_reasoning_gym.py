@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -173,11 +174,11 @@ def test_a_score_outside_the_range_is_refused(monkeypatch):
 
 
 def test_a_row_that_lost_something_is_refused_and_not_scored_low():
-    """arc_agi compares tuples with what JSON made lists, and would score the right answer 0.05."""
+    """Without its grid arc_agi would score the right answer 0.05."""
     task = load("arc_agi", size=3)
     example = problems(task)[0]
     assert score_of("arc_agi", example["answer"], example) == 1
-    torn = type(example)(example.id, "", json.loads(json.dumps(dict(example.fields))))
+    torn = type(example)(example.id, "", {**example.fields, "metadata": {"output": []}})
     with pytest.raises(ValueError, match=r"its own answer|own answer 0\.0"):
         task.reward(said("1"), torn)
 
@@ -299,3 +300,20 @@ def test_every_generator_is_a_task_whose_own_answers_are_solved():
         for example in problems(task):
             if example["answer"] is not None:
                 assert score_of(name, example["answer"], example) == 1, name
+
+
+def test_a_generator_whose_verifier_pays_any_text_is_refused():
+    with pytest.raises(UserError, match="verifier of reasoning_gym/game_of_life_halting scores any text 1") as refused:
+        load_task("reasoning_gym/game_of_life_halting")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_right_answer_is_right_where_the_problem_went_through_json():
+    # The verifier compares grids and reads one that has other white space.
+    task = load("arc_agi", size=3)
+    example = problems(task)[0]
+    written = "\n".join(f"{line} " for line in example["answer"].splitlines()).replace(" \n", "  \n", 1)
+    stored = replace(example, fields=json.loads(json.dumps(dict(example.fields))))
+    assert written.strip() != example["answer"].strip()
+    for one in (example, stored):
+        assert [task.reward(said(text), one).value for text in (written, "1")] == [1.0, 0.05]

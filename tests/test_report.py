@@ -11,7 +11,7 @@ import pytest
 from minrl.metrics import MetricsLog
 from minrl.report.__main__ import main
 from minrl.report.runs import differences, read_run, smoothed
-from minrl.report.tables import table
+from minrl.report.tables import results, table
 from minrl.types import UserError
 
 
@@ -58,6 +58,21 @@ def size(path):
     return struct.unpack(">II", data[16:24])
 
 
+def test_an_after_that_was_measured_before_the_last_step_says_when(make_run):
+    for name, steps, said in (("whole", 4, ""), ("longer", 5, " at step 4")):
+        assert f"| 40.0% (30.0 to 50.0) | 60.0% (50.0 to 70.0){said} |" in results([read_run(make_run(name, steps))])
+
+
+def test_options_of_what_is_evaluated_beside_the_task_are_compared(make_run):
+    runs = []
+    for name, disks in (("a", 3), ("b", 4)):
+        folder = make_run(name, tasks={"sevens": {"most": 9}, "hanoi": {"max_disks": disks}, "math": {"x": disks}})
+        path = folder / "metrics.jsonl"
+        path.write_text(path.read_text() + json.dumps({"step": 5, "eval/hanoi/pass@1": 0.5}) + "\n")
+        runs.append(read_run(folder))
+    assert differences(runs) == {"hanoi.max_disks": [3, 4]}  # and nothing of tasks that the run has nothing to do with
+
+
 def test_a_task_may_have_a_slash_in_its_name(make_run):
     folder = make_run("family")
     path = folder / "metrics.jsonl"
@@ -94,7 +109,7 @@ def test_a_run_that_was_killed_is_shown_as_far_as_it_came(make_run, capsys):
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "reward/me')
     text, _, said = report(capsys, folder)
-    assert "| a | sevens | grpo | 0 | 3 | 40.0% (30.0 to 50.0) | 50.0% (40.0 to 60.0) |" in text
+    assert "| a | sevens | grpo | 0 | 3 | 40.0% (30.0 to 50.0) | 50.0% (40.0 to 60.0) at step 2 |" in text
     assert "- a has no summary.json: it is still going on, or was stopped, after step 3" in text
     assert "after step 3" in said and said.count("\n") == 1
 

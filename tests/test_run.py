@@ -9,6 +9,7 @@ from minrl import run as run_module
 from minrl.checkpoint import TrainState, weights_sha256
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
 from minrl.evaluation import Evaluation
+from minrl.provenance import changes, provenance
 from minrl.run import RUN_RECORD, Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
 from minrl.tasks import TASK_DEFINITIONS
 
@@ -87,7 +88,7 @@ def test_a_run_that_goes_on_keeps_what_was_and_says_what_changed(make_run, monke
 def test_the_files_outside_that_examples_and_rewards_come_from_are_written_down_once(make_run, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(run_module, "provenance", lambda files: asked.append(files) or {})
-    monkeypatch.setattr(run_module, "file_outside", lambda definition: tmp_path / "task.py")
+    monkeypatch.setattr(run_module, "files_outside", lambda name: [tmp_path / "task.py"])
     (tmp_path / "task.py").write_text("")
     (tmp_path / "data.jsonl").write_text("")
     settings = make_run().settings
@@ -95,11 +96,19 @@ def test_the_files_outside_that_examples_and_rewards_come_from_are_written_down_
         changed = TrainerConfig(data_path=path, rollout=settings.rollout, evaluation=settings.evaluation)
         write_config(make_run(settings=changed))
     task = tmp_path / "task.py"
-    assert asked == [[task], [task, tmp_path / "data.jsonl"], [task]]
+    assert asked == [[task], [task, tmp_path / "data.jsonl"], [task, tmp_path]]
     without = TrainerConfig(rollout=RolloutConfig(task=""), data_path=str(tmp_path / "data.jsonl"))
     write_config(make_run(settings=without))  # fine-tuning on rows needs no task
     assert asked[-1] == [tmp_path / "data.jsonl"]
     assert not any("." in name for name in hyperparameters(make_run(settings=without)))
+
+
+def test_a_folder_of_data_has_a_digest(tmp_path):
+    (tmp_path / "train.jsonl").write_text("1")
+    (tmp_path / "test.jsonl").write_text("2")
+    before = provenance([tmp_path])
+    (tmp_path / "test.jsonl").write_text("3")
+    assert changes(before, provenance([tmp_path])) == [f"the file {tmp_path}"]
 
 
 def test_hyperparameters_are_every_setting_and_the_options_of_the_runs_own_tasks(make_run):

@@ -213,6 +213,20 @@ def test_a_dry_run_asks_for_the_list_of_models_and_for_nothing_else(server, task
         run(*command, flags=FLAGS)
 
 
+def test_a_server_that_answers_under_another_name_is_said_once_and_recorded(server, tasks, tmp_path, capsys):
+    def reply(body):
+        greedy = body["temperature"] == 0
+        return {**says(body), "model": body["model"] if greedy else "m-2024"}
+
+    server.reply = reply
+    command = ["--models", f"openai:m@{server.url}", "--tasks", *tasks, "--output", tmp_path / "out"]
+    assert run(*command, flags=[flag for flag in FLAGS if flag != "--quiet"]) == 0
+    assert capsys.readouterr().err.count(f"m at {server.url}: the server says that m-2024 answers") == 1
+    named = {(row["mode"], *row.get("served_as", ())) for row in rows_of(tmp_path / "out")}
+    assert named == {("sampled", "m-2024"), ("greedy",)}
+    assert [result["served_as"] for result in summary_of(tmp_path / "out")["results"]] == [["m-2024"]] * 2
+
+
 def test_names_of_servers_models():
     (model,) = find_models(["openai:org/name@v2@http://127.0.0.1:1/v1"])
     assert (model.served_name, model.base_url) == ("org/name@v2", "http://127.0.0.1:1/v1")

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +102,19 @@ def test_of_a_large_step_whole_examples_are_shown_and_the_same_at_each():
         assert sum(sum(one["loss_mask"]) for one in part if one["purpose"] == "train") <= 800
     assert about(first, shown[0])["total"] == 80
     assert len(choose(first, 1)) == 4  # never nothing
+
+
+def test_what_could_not_be_scored_is_not_solved():
+    rewards = [Reward(1.0), Reward(1.0), Reward(0.5), None]
+    lines = [line([["1"]], reward=reward, sample=n) for n, reward in enumerate(rewards)]
+    of_step = about(lines, lines)
+    assert of_step["solved"] == 2 / 4  # as a group's own line counts them
+    assert of_step["mean"] == 2.5 / 3
+    assert about(lines[3:], lines[3:])["solved"] is None
+    assert (
+        "scored.filter((r) => r.solved).length / shown.length"
+        in (Path(build.__file__).parent / "page/main.js").read_text()
+    )
 
 
 @pytest.mark.parametrize("limit", [2, 5, 64])

@@ -1,7 +1,8 @@
 """What was said in an episode, written down and played again.
 
 A row of completions.jsonl holds every turn. Scoring plays the episode once more with the recorded completions for
-answers: the task's own dice fall as they fell (its `rng` has the same seed), and the rewards are computed then.
+answers: the task's own dice fall as they fell (its `rng` has the same seed), its jobs answer what they answered (see
+`results`), and the rewards are computed then.
 """
 
 import dataclasses
@@ -11,10 +12,15 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from minrl.json_text import json_text
+from minrl.pipeline.plan import PlannedTask
+from minrl.pipeline.results import packed
 from minrl.pipeline.rows import Key, Row
 from minrl.rollout import EPISODE, completion_seed
 from minrl.tasks import Task
 from minrl.types import SOLO, Episode, Example, Job, Reward, Turn
+
+JOBS = "jobs"
+"""What a row keeps of the jobs of a task's own episode. Rows of earlier versions have none."""
 
 PURPOSE = "evaluation"
 """What the seeds are for. It is the same in train.py's own evaluation, which samples the same completions."""
@@ -22,14 +28,24 @@ PURPOSE = "evaluation"
 
 @dataclasses.dataclass
 class Said:
-    """The turns of an episode so far, with their completions."""
+    """The turns of an episode so far, with their completions, and what its jobs answered. A reward after the last turn
+    is none of that: scoring computes it.
+    """
 
     turns: list[tuple[Turn, str]] = dataclasses.field(default_factory=list)
+    answered: list[tuple[int, Any]] = dataclasses.field(default_factory=list)
 
     @property
     def roles(self) -> list[str]:
         """The roles of the evaluated model that have spoken, in order."""
         return list(dict.fromkeys(turn.role for turn, _ in self.turns if not turn.frozen))
+
+    @property
+    def results(self) -> list[Any]:
+        """What jobs answered, up to the last answer that another play must be told."""
+        told = [after < len(self.turns) or not isinstance(result, Reward) for after, result in self.answered]
+        last = max((number for number, one in enumerate(told, 1) if one), default=0)
+        return [result for _, result in self.answered[:last]]
 
 
 class Recorder:
@@ -58,6 +74,8 @@ class Recorder:
                 if isinstance(asked, Turn):
                     value = through_stop(value, self._stop_strings)
                     said.turns.append((asked, value))
+                else:
+                    said.answered.append((len(said.turns), value))
         except StopIteration as end:
             return end.value
         finally:
@@ -88,8 +106,15 @@ def turn_seed(seed: int, key: Key, role: str, turn: int) -> int:
     return completion_seed(seed, PURPOSE, 0, key.index, key.sample, role, turn)
 
 
-def row_of(key: Key, example: Example, said: Said, spoken: Mapping[str, Mapping[str, Any]], failure: str | None) -> Row:
+def row_of(
+    key: Key,
+    task: PlannedTask,
+    said: Said,
+    spoken: Mapping[str, Mapping[str, Any]],
+    failure: str | None,
+) -> Row:
     """A row of completions.jsonl. `spoken` has the tokens and the finish reason of each role."""
+    example = task.examples[key.index]
     row: Row = {**key.as_row(), "example": example.id, "category": dict(example.category)}
     if len(said.turns) == 1 and list(spoken) == [SOLO]:
         (turn, completion), *_ = said.turns
@@ -100,6 +125,8 @@ def row_of(key: Key, example: Example, said: Said, spoken: Mapping[str, Mapping[
             for turn, text in said.turns
         ]
         row["roles"] = {role: dict(facts) for role, facts in spoken.items()}
+    if task.task.episode is not None:
+        row[JOBS] = packed(said.results, task.programs)
     return row if failure is None else {**row, "failure": failure}
 
 

@@ -25,7 +25,7 @@ from minrl.evaluation import (
 from minrl.json_text import plain
 from minrl.metrics import part_means
 from minrl.pipeline.plan import GREEDY, SAMPLED, Plan, PlannedTask
-from minrl.pipeline.rows import Key, Row
+from minrl.pipeline.rows import SERVED_AS, Key, Row
 from minrl.pipeline.table import NOBODY
 from minrl.rollout import lost_roles
 from minrl.types import Reward
@@ -88,6 +88,9 @@ def results(plan: Plan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, R
             result: dict[str, Any] = {"model": model.name, "label": model.label, "task": task.name}
             if task.task.frozen_opponent:
                 result["opponent"] = plan.config.opponent or model.name
+            names = sorted({name for key in keys if key in rows for name in rows[key].get(SERVED_AS, ())})
+            if names:
+                result[SERVED_AS] = names
             if model.step is not None:
                 result.update({"run": model.run, "step": model.step})
             of_pair = scores.get((model.name, task.name), [])

@@ -63,7 +63,7 @@ class LocalSampler:
         for (index, sample), said, failure in zip(batch.episodes(), recorder.records, played.reasons, strict=True):
             spoken = {role: facts(next(rollouts), role) for role in said.roles}
             key = Key(self.model.name, task.name, batch.mode.name, index, sample)
-            rows.append(row_of(key, task.examples[index], said, spoken, failure))
+            rows.append(row_of(key, task, said, spoken, failure))
         assert next(rollouts, None) is None, "a rollout of a role that was not written down"
         return rows
 

@@ -1,7 +1,7 @@
 """Which models a user means by a name, and how one tells that a model is still the same."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,8 +99,13 @@ def _local(path: str) -> NamedModel:
 
 
 def as_cached(model: NamedModel) -> NamedModel:
-    """The model with the commit that is in the cache by now, where it is the hub's."""
-    return replace(model, fingerprint=cached_commit(model.name)) if model.hub else model
+    """The model with the commit that is in the cache by now, where it is the hub's and there is one."""
+    return replace(model, fingerprint=cached_commit(model.name) or model.fingerprint) if model.hub else model
+
+
+def as_recorded(model: NamedModel, fingerprints: Mapping[str, str]) -> NamedModel:
+    """The model with the commit that an evaluation recorded, where the hub's cache does not say it now."""
+    return replace(model, fingerprint=model.fingerprint or fingerprints.get(model.name, "")) if model.hub else model
 
 
 def _weights_digest(folder: Path) -> str:

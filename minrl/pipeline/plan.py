@@ -6,16 +6,17 @@ sampled in the same company, and so to the same tokens.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from minrl.config import TaskOptions, task_key
 from minrl.evaluate_config import EvaluateConfig
 from minrl.evaluation import MIN_SAMPLES
 from minrl.judge import Judge, judged
 from minrl.parts import no_frozen_role
-from minrl.pipeline.models import NamedModel, find_models
+from minrl.pipeline.models import NamedModel, as_recorded, find_models
 from minrl.pipeline.rows import Key
 from minrl.tasks import Task, load_task
+from minrl.tasks.programs import programs
 from minrl.types import Example, UserError, require
 
 SAMPLED, GREEDY = "sampled", "greedy"
@@ -50,7 +51,7 @@ class Batch:
 @dataclass(frozen=True)
 class PlannedTask:
     """A task, the held-out examples of it that are played, and how. `held_samples` are those of each example that the
-    folder holds when they have been: it may have more from before.
+    folder holds when they have been: it may have more from before. `programs` are those that its rewards come from.
     """
 
     name: str
@@ -58,6 +59,7 @@ class PlannedTask:
     examples: Sequence[Example]
     modes: Sequence[Mode]
     held_samples: int = 1
+    programs: Mapping[str, str] = field(default_factory=dict)
 
     def batches(self, size: int) -> Iterator[Batch]:
         """The episodes of the task in batches of about `size`."""
@@ -91,6 +93,11 @@ class Plan:
             for task in self.tasks:
                 yield from task.all_keys(model)
 
+    def with_recorded(self, models: Mapping[str, str], opponents: Mapping[str, str]) -> "Plan":
+        """The same plan, with the commits that an evaluation recorded of models of the hub that are not cached now."""
+        known = [as_recorded(model, models) for model in self.models]
+        return replace(self, models=known, opponents=[as_recorded(model, opponents) for model in self.opponents])
+
     def judged(self, judge: Judge | None) -> "Plan":
         """The same plan, in which the judge has its part in the rewards."""
         return replace(self, tasks=[replace(task, task=judged(task.task, judge)) for task in self.tasks])
@@ -121,7 +128,7 @@ def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str, held:
     task.dataset.sizes()  # a task without its data is refused before a model is loaded
     examples = list(task.dataset.held_out)[: config.examples]
     played = modes(config, len(examples), held)
-    return PlannedTask(task_key(name), task, examples, played, max(held, played[0].samples))
+    return PlannedTask(task_key(name), task, examples, played, max(held, played[0].samples), programs(name))
 
 
 def modes(config: EvaluateConfig, examples: int, held: int = 0) -> list[Mode]:

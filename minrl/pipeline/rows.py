@@ -16,6 +16,11 @@ from minrl.json_text import json_text
 
 Row = dict[str, Any]
 
+SERVED_AS = "served_as"
+"""What a row, and a result, keeps of the names by which a server called the model that answered, but for the one that
+it was asked by.
+"""
+
 
 @dataclass(frozen=True)
 class Key:

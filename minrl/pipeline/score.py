@@ -1,7 +1,8 @@
 """The second stage: the reward of every completion, in workers under a deadline.
 
 Each recorded episode is played again (see `episodes`). What cannot be rewarded is unscorable, with its reason, and not
-solved. Scores are kept as they come, so that a kill costs a few of them; the table appears when it is whole.
+solved. So is an episode whose jobs lead elsewhere today, where nobody wrote down what they answered then. Scores are
+kept as they come, so that a kill costs a few of them; the table appears when it is whole.
 """
 
 import hashlib
@@ -13,9 +14,10 @@ from typing import Any
 from loguru import logger
 
 from minrl.episode import Play
-from minrl.openai_client import ChatError
-from minrl.pipeline.episodes import as_stored, episode_rng, spoken_of, turns_of
+from minrl.openai_client import no_answer
+from minrl.pipeline.episodes import JOBS, as_stored, episode_rng, spoken_of, turns_of
 from minrl.pipeline.plan import Plan
+from minrl.pipeline.results import of_other_programs, unpacked
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
 from minrl.pipeline.table import NOBODY, read_table, write_table
 from minrl.screen import Screen
@@ -23,8 +25,15 @@ from minrl.types import Job, Reward, Turn, UserError
 from minrl.workers import Workers
 
 PARTIAL = "scores.partial.jsonl"
+UNKNOWN = object()
+OTHERWISE = "what its jobs answered was not written down, and they answer otherwise now"
+"""How the reason of an episode begins that cannot be scored for that."""
+
 EXCERPT = 160
 """Characters of a prompt that a refusal repeats."""
+
+NAMED = 10
+"""Examples whose episodes cannot be scored that are named."""
 
 PER_WORKER = 16
 """Episodes of each worker that are scored between two writes to the disk."""
@@ -50,8 +59,24 @@ def score(plan: Plan, folder: Path, table: Path, rows: Mapping[Key, Row], worker
             known.update({key_of(row): row for row in new})
             report(len(known), "")
     ordered = [known[key] for key in rows if key in known]
+    _say_otherwise(ordered, rows)
     write_table(table, [(rows[key_of(row)], row) for row in ordered])
     partial.path.unlink(missing_ok=True)
+
+
+def _say_otherwise(scored: Sequence[Row], rows: Mapping[Key, Row]) -> None:
+    """Name the episodes that cannot be scored because their jobs answer otherwise than they did."""
+    lost = [
+        rows[key_of(row)]["example"]
+        for row in scored
+        if any((one["unscorable"] or "").startswith(OTHERWISE) for one in row["scores"])
+    ]
+    if lost:
+        named = ", ".join(list(dict.fromkeys(lost))[:NAMED])
+        logger.warning(
+            f"{len(lost)} of {len(rows)} episodes cannot be scored and count as not solved (of the examples {named}): "
+            f"{OTHERWISE}; --force generate plays them again"
+        )
 
 
 def is_whole(table: Path, rows: Mapping[Key, Row]) -> bool:
@@ -80,16 +105,14 @@ def asked_again(score: Mapping[str, Any]) -> bool:
     """Whether a judge's server failed: no verdict on the completion, and another run asks once more. So does one that
     finds a score which does not say whether it is of a solution.
     """
-    return "solved" not in score or (score["unscorable"] or "").startswith(
-        f"{ChatError.__module__}.{ChatError.__name__}: "
-    )
+    return "solved" not in score or no_answer(score["unscorable"] or "")
 
 
 def digest(row: Row) -> str:
-    """Of what a score is of: the completions of a row."""
-    return hashlib.sha256(
-        json.dumps([[t.role, t.completion] for t in turns_of(row)] if "error" not in row else None).encode()
-    ).hexdigest()[:16]
+    """Of what a score is of: the completions of a row, and what jobs answered between them."""
+    said: Any = None if "error" in row else [[turn.role, turn.completion] for turn in turns_of(row)]
+    told = (row.get(JOBS) or {}).get("results")
+    return hashlib.sha256(json.dumps([said, told] if told else said).encode()).hexdigest()[:16]
 
 
 def score_rows(plan: Plan, rows: Sequence[Row], workers: Workers) -> tuple[list[Row], list[str]]:
@@ -110,16 +133,24 @@ class _Replay:
         self.row, self.key = row, key_of(row)
         planned = plan.task(self.key.task)
         self._answers = iter(turns_of(row))
+        self._results, self._worked_anew = iter(unpacked(row.get(JOBS), planned.programs)), False
+        self._changed_since = of_other_programs(row.get(JOBS), planned.programs)
         self._example = planned.examples[self.key.index].id
         rng = episode_rng(plan.config.seed, self.key.index, self.key.sample)
         self.play = Play(planned.task.play(planned.examples[self.key.index], rng))
         self.advance(None)
 
     def advance(self, value: Any) -> None:  # noqa: ANN401 - a job's result
-        """Go on with a job's result to the next job."""
+        """Go on with a job's result to the next job that nobody knows the answer of."""
         self.play.advance(value)
-        while isinstance(self.play.pending, Turn):
-            self._answer(self.play.pending)
+        while self.play.pending is not None:
+            if isinstance(self.play.pending, Turn):
+                self._answer(self.play.pending)
+            elif (result := next(self._results, UNKNOWN)) is not UNKNOWN:
+                self.play.advance(result)
+            else:
+                self._worked_anew = True
+                return
 
     def _answer(self, asked: Turn) -> None:
         """Say what was said there. An episode that asks otherwise than it did is another one, and is not scored."""
@@ -127,9 +158,20 @@ class _Replay:
         if said is None and "failure" in self.row:
             self.play.fail(self.row["failure"])
         elif said is None or (said.role, said.prompt) != (asked.role, as_stored(asked.message)):
-            raise self._changed((asked.role, asked.message), said and (said.role, said.prompt))
+            self._refuse((asked.role, asked.message), said and (said.role, said.prompt))
         else:
             self.play.advance(said.completion)
+
+    def _refuse(self, now: Any, then: Any) -> None:  # noqa: ANN401 - a role and a prompt, or None
+        """End an episode that is not the one which was played: its program was changed, unless a job whose answer
+        nobody wrote down may have answered otherwise.
+        """
+        if self._changed_since or not self._worked_anew:
+            raise self._changed(now, then)
+        self.play.fail(
+            f"{OTHERWISE}: the episode of example {self._example} asks {_excerpt(now)} where its completions answer "
+            f"{_excerpt(then)}"
+        )
 
     def _changed(self, now: Any, then: Any) -> UserError:  # noqa: ANN401 - a role and a prompt, or None
         return UserError(
@@ -141,7 +183,7 @@ class _Replay:
         """The scores of the evaluated model's roles, with the reason of those that have none."""
         unused = None if self.play.failure else next(self._answers, None)
         if unused is not None:
-            raise self._changed(None, (unused.role, unused.prompt))
+            self._refuse(None, (unused.role, unused.prompt))
         scores = []
         for role in spoken_of(self.row) or (NOBODY,):
             problem = self.play.unscorable(role)

@@ -20,7 +20,7 @@ from minrl.openai_client import CONTENT_FILTER, ChatClient, ChatError, ChatRefus
 from minrl.pipeline.episodes import Recorder, episode_rng, row_of, through_stop, turn_seed
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
-from minrl.pipeline.rows import Key, Row
+from minrl.pipeline.rows import SERVED_AS, Key, Row
 from minrl.types import Job, Message, Prompt, Turn
 from minrl.workers import Workers
 
@@ -97,7 +97,9 @@ class ServedSampler:
         spoken = {role: said[role].facts() for role in record.roles}
         filtered = any(facts["finish_reason"] == CONTENT_FILTER for facts in spoken.values())
         refused = refused or (CONTENT_FILTER if filtered else "")
-        return {**row_of(key, example, record, spoken, play.failure), **({"refused": refused} if refused else {})}
+        names = {name for conversation in said.values() for name in conversation.names} - {self.model.served_name}
+        row = row_of(key, task, record, spoken, play.failure)
+        return {**row, **({"refused": refused} if refused else {}), **({SERVED_AS: sorted(names)} if names else {})}
 
     def _ask(self, conversation: "_Conversation", turn: Turn, key: Key, temperature: float) -> str:
         """The model's next words in the conversation."""
@@ -120,12 +122,14 @@ class _Conversation:
         self.messages: list[Message] = []
         self.turns = 0
         self.finish_reason = "stop"
+        self.names: set[str] = set()
         self._tokens: list[int | None] = []
 
     def answer(self, reply: ChatReply) -> None:
         """Add the model's reply."""
         self.messages.append({"role": "assistant", "content": reply.text})
         self.turns += 1
+        self.names |= {reply.model} - {""}
         self._tokens.append(reply.usage.completion_tokens)
         if reply.finish_reason != "stop" and self.finish_reason != "length":
             self.finish_reason = reply.finish_reason
@@ -143,13 +147,13 @@ def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
     >>> from minrl.openai_client import ChatUsage
     >>> reply = ChatReply("one, two. three", "length", ChatUsage(3, 7))
     >>> until_stop(reply, ["two", ".", "four"])
-    ChatReply(text='one, two', finish_reason='stop', usage=ChatUsage(prompt_tokens=3, completion_tokens=None))
+    ChatReply(text='one, two', finish_reason='stop', usage=ChatUsage(prompt_tokens=3, completion_tokens=None), model='')
     """
     if not any(stop in reply.text for stop in stop_strings):
         return reply
     text = through_stop(reply.text, stop_strings)
     usage = reply.usage if text == reply.text else replace(reply.usage, completion_tokens=None)
-    return ChatReply(text, "stop", usage)
+    return replace(reply, text=text, finish_reason="stop", usage=usage)
 
 
 def connect(plan: Plan, model: NamedModel) -> ChatClient:

@@ -2,18 +2,15 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from minrl.config import TaskOptions
 from minrl.evaluate_config import STAGES, Stage
+from minrl.judge import asked_by
 from minrl.pipeline.plan import Plan, PlannedTask
-from minrl.pipeline.sources import programs
+from minrl.stable_text import digest_of
 from minrl.types import Example, UserError
 
 JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")
@@ -36,7 +33,6 @@ Settings = Mapping[str, Mapping[str, Any]]
 def settings_of(plan: Plan, options: TaskOptions) -> Settings:
     """What the results depend on, by the stage that reads it: plain values."""
     config = plan.config
-    names = dict(zip((task.name for task in plan.tasks), config.task_names, strict=True))
     settings = {
         "generate": {
             **{name: getattr(config, name) for name in SAMPLING},
@@ -57,10 +53,9 @@ def settings_of(plan: Plan, options: TaskOptions) -> Settings:
         },
         "score": {
             "reward_deadline_s": config.reward_deadline_s,
-            "judge": {name: getattr(config.judge, name) for name in JUDGED_BY},
+            "judge": {**{name: getattr(config.judge, name) for name in JUDGED_BY}, "words": asked_by(config.judge)},
             "tasks": {
-                task.name: {"references": _references_digest(task), "programs": programs(names[task.name])}
-                for task in plan.tasks
+                task.name: {"references": _references_digest(task), "programs": task.programs} for task in plan.tasks
             },
         },
         "report": {
@@ -115,46 +110,13 @@ def _differences(stored: Mapping[str, Any], now: Mapping[str, Any], within: str 
 
 def _examples_digest(task: PlannedTask) -> str:
     """Of what is asked: identities and prompts, in order."""
-    return f"{len(task.examples)}, sha256 {_digest([[one.id, one.prompt] for one in task.examples])}"
+    return f"{len(task.examples)}, sha256 {digest_of([[one.id, one.prompt] for one in task.examples])}"
 
 
 def _references_digest(task: PlannedTask) -> str:
     """Of what completions are judged by, and what figures are divided by."""
-    return _digest([_reference(example) for example in task.examples])
+    return digest_of([_reference(example) for example in task.examples])
 
 
 def _reference(example: Example) -> list[Any]:
     return [example.id, example.fields, example.category]
-
-
-def _digest(values: Sequence[Any]) -> str:
-    digest = hashlib.sha256()
-    for value in values:
-        digest.update(json.dumps(_text_keys(value), default=_plain).encode() + b"\n")
-    return digest.hexdigest()[:16]
-
-
-def _text_keys(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
-    """The value with keys that JSON takes: a tuple by its text."""
-    if isinstance(value, dict):
-        return {
-            key if isinstance(key, str | int | float | None) else str(key): _text_keys(v) for key, v in value.items()
-        }
-    return [_text_keys(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
-    """A value that JSON has no word for, by what it holds: the same in every process."""
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=repr)
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return [str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()]
-    if isinstance(value, np.ndarray):
-        return [value.shape, _text_keys(value.tolist())]
-    if isinstance(value, Mapping):
-        return _text_keys(dict(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return _text_keys(asdict(value))
-    if type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
-        return [type(value).__qualname__, _text_keys(vars(value))]
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

@@ -50,6 +50,8 @@ def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tu
     settings = settings_of(plan, options)
     folder = folder_of(config, plan, settings)
     stored = stored_settings(folder)
+    if stored is not None and not config.forced("generate"):
+        plan = plan.with_recorded(*(stored["generate"].get(name, {}) for name in ("models", "opponents")))
     if stored is not None:
         check_settings(folder, stored, settings, config.force)
     if config.dry_run:

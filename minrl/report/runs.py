@@ -38,10 +38,11 @@ class RunData:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings by flag, those of its task as `task.option`."""
+        """Settings by flag, those of what it was trained or evaluated on as `task.option`."""
         values = {name: value for name, value in self.record["config"].items() if name not in NOT_SETTINGS}
-        own = values.pop("tasks", {}).get(self.tasks[0], {}) if self.tasks else {}
-        return {**values, **{f"{self.tasks[0]}.{name}": value for name, value in own.items()}}
+        chosen = values.pop("tasks", {})
+        own = {f"{task}.{name}": value for task in self.tasks for name, value in chosen.get(task, {}).items()}
+        return {**values, **own}
 
     @property
     def tasks(self) -> list[str]:

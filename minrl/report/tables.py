@@ -21,7 +21,9 @@ def markdown(runs: Sequence[RunData], pictures: Mapping[str, str], command: str)
 
 
 def results(runs: Sequence[RunData]) -> str:
-    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task."""
+    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task. The last one may be of
+    an earlier step than the run's last, which is said.
+    """
     header = ["run", "task", "algorithm", "seed", "steps", "before", "after", "greedy"]
     rows = []
     for run in runs:
@@ -30,7 +32,7 @@ def results(runs: Sequence[RunData]) -> str:
             greedy = f"{_greedy(before)} to {_greedy(after)}"
             algorithm = run.summary.get("algorithm") or run.config.get("algorithm", NOTHING)
             about = [run.name, task or NOTHING, algorithm, run.config.get("seed", NOTHING), run.last_step]
-            rows.append([*map(str, about), _interval(before), _interval(after), greedy])
+            rows.append([*map(str, about), _interval(before), _after(after, run.last_step), greedy])
     return table(header, rows)
 
 
@@ -83,6 +85,11 @@ def _interval(score: Score | None) -> str:
     if score is None:
         return NOTHING
     return f"{score.pass_at_1:.1%} ({100 * score.low:.1f} to {100 * score.high:.1f})"
+
+
+def _after(score: Score | None, last_step: int) -> str:
+    """The last score of a run, and at which step it was taken where later ones were not evaluated."""
+    return _interval(score) + (f" at step {score.step}" if score is not None and score.step < last_step else "")
 
 
 def _greedy(score: Score | None) -> str:

@@ -9,10 +9,8 @@ from minrl.tasks import code, code_game, connections, countdown, gsm8k, hanoi, m
 from minrl.tasks.outside import (
     definition_in_file,
     definition_installed,
-    file_outside,
     installed_tasks,
     provider,
-    source_outside,
     with_absolute_path,
 )
 from minrl.tasks.task import Dataset, Task, TaskDefinition
@@ -102,11 +100,9 @@ __all__ = [
     "Dataset",
     "Task",
     "TaskDefinition",
-    "file_outside",
     "find_definition",
     "flag_identifier",
     "load_task",
     "option_classes",
-    "source_outside",
     "with_absolute_path",
 ]

@@ -16,6 +16,17 @@ _SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 """White space is layout, but not between digits: `1 2` is not 12."""
 
 
+_BASE = re.compile(r"^[-+]?[0-9A-Za-z.]*[0-9][0-9A-Za-z.]*_\{?([0-9]+)\}?$")
+_UNIT = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)\s*(?:\^\s*\{?[0-9]\}?)?$")
+UNITS = {
+    "second": "s sec", "minute": "min", "hour": "h hr", "day": "", "week": "", "month": "", "year": "yr",
+    "millimeter": "mm", "centimeter": "cm", "meter": "m", "kilometer": "km", "inch": "in inches", "foot": "ft feet",
+    "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg", "ounce": "oz", "pound": "lb lbs", "liter": "l litre",
+    "milliliter": "ml", "cent": "", "dollar": "", "degree": "", "radian": "rad",
+}  # fmt: skip
+"""Units with their other names, beside the plural."""
+_UNIT_OF = {name: unit for unit, names in UNITS.items() for name in (unit, f"{unit}s", *names.split())}
+
 _SCIENTIFIC = re.compile(r"^(-?[0-9]{1,20}(?:\.[0-9]{1,20})?)[eE]([-+]?[0-9]{1,3})$")
 
 
@@ -39,8 +50,36 @@ def answers_agree(gold: str, answer: str) -> bool:
         return False
     if same_text(gold, answer):
         return True
+    if _other(_base(gold), _base(answer)) or _other(_unit(gold), _unit(answer)):
+        return False  # the library compares neither
     _, verify = math_verify()
     return bool(verify(list(_parsed(gold)), list(_parsed(answer)), timeout_seconds=None))
+
+
+def _other(gold: str, answer: str) -> bool:
+    """Whether both are said and are not the same."""
+    return bool(gold and answer) and gold != answer
+
+
+def _base(text: str) -> str:
+    """The base that a number is written in, where it says one.
+
+    >>> _base("4210_5"), _base(r"$4210_{\\text{6}}$."), _base("x_5"), _base("4210")
+    ('5', '6', '', '')
+    """
+    match = _BASE.search(_plain(text.strip().rstrip(".")))
+    return match[1] if match else ""
+
+
+def _unit(text: str) -> str:
+    """The unit that a number ends with, where it is one of `UNITS`.
+
+    >>> _unit(r"5\\text{ hours}"), _unit("5 min."), _unit(r"\\frac{1}{2}\\text{ cm}^2"), _unit("5 apples")
+    ('hour', 'minute', 'centimeter', '')
+    """
+    bare = _LAYOUT.sub(" ", _WRAPPERS.sub(r" \1 ", text)).strip().strip("$").strip().rstrip(".")
+    match = _UNIT.search(bare)
+    return _UNIT_OF.get(match[1].lower(), "") if match and any(map(str.isdigit, bare[: match.start(1)])) else ""
 
 
 def _parsed(text: str) -> tuple[Any, ...]:

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from loguru import logger
+
 from minrl import sandbox
 from minrl.sandbox import Limits
 from minrl.tasks.code_judge import Tests, imports, judge, names_defined, names_used, numbered
@@ -198,10 +200,21 @@ def _dataset(options: CodeOptions, data_path: str) -> Dataset:
         if _text(examples.setdefault(example.id, example)) != _text(example):
             raise UserError(f"{where} has the task_id {example.id!r} of an earlier row and another text: rename one")
     if not is_mbpp(rows):
+        if not is_humaneval(rows[0]):
+            _say_split(data_path or source.hub_name, options.held_out_share)
         return split(examples.values(), options.held_out_share, by=_text)
     held_out = [example for example in examples.values() if example.id in set(map(str, MBPP_HELD_OUT))]
     texts = set(map(_text, held_out))
-    return Dataset([example for example in examples.values() if _text(example) not in texts], held_out)
+    return Dataset([example for example in examples.values() if _text(example) not in texts], held_out, _text)
+
+
+@functools.cache
+def _say_split(where: str, share: float) -> None:
+    """Say, once, how rows are split that may be a part of MBPP."""
+    logger.info(
+        f"{where} has MBPP's columns and none of its tasks 11 to 20: {share:.0%} of its problems are held out, by a "
+        "hash of their texts (--code.held-out-share), whatever MBPP's authors held out"
+    )
 
 
 def is_mbpp(rows: Sequence[Row]) -> bool:

@@ -106,18 +106,3 @@ def definition_installed(entry: EntryPoint) -> TaskDefinition:
 def provider(entry: EntryPoint) -> str:
     """The installed package that an entry point is of."""
     return entry.dist.name if entry.dist is not None else "an installed package"
-
-
-def file_outside(definition: TaskDefinition) -> Path | None:
-    """The program that makes a task from outside the package, which its author may change; None for a built-in."""
-    module = sys.modules.get(getattr(definition.make, "__module__", ""))
-    file = getattr(module, "__file__", None)
-    if module is None or file is None or module.__name__.startswith("minrl."):
-        return None
-    return Path(file)
-
-
-def source_outside(definition: TaskDefinition) -> str:
-    """The text of that program; empty for a built-in."""
-    file = file_outside(definition)
-    return "" if file is None else file.read_text()

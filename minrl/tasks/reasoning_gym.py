@@ -11,6 +11,8 @@ The library makes the problems and its verifiers score the answers, from 0 to 1.
 - an answer that it raises for is wrong where it scores the problem's own 1: verifiers read numbers without a check;
 - a score outside [0, 1], and any other answer to a problem whose own it does not score 1, make the completion
   unscorable, with the reason;
+- a generator whose verifier scores any text 1 is refused (game_of_life_halting's asks whether there is an answer);
+- grids that JSON made lists of are tuples again where a verifier compares them with tuples (arc_agi, rearc);
 - some verifiers hand the answer to `eval` or to sympy's `parse_expr`, which executes what it reads. Here they get a
   reader of literals, and one of plain formulas, in their place.
 """
@@ -59,6 +61,11 @@ FUNCTIONS = frozenset(("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos",
 
 NOTES = {"codeio": "this generator executes the library's own code snippets in this process"}
 
+NO_ANSWER = "there is no such answer"
+
+COMPARING_TUPLES = ("arc_agi", "rearc")
+"""Generators whose verifiers compare the metadata's `output` with tuples."""
+
 NUMBERS = frozenset(("source_index", "entry_id"))
 """Entries of the metadata that number the problems."""
 
@@ -99,7 +106,7 @@ def define(name: str) -> TaskDefinition:
     def make(options: ReasoningGymOptions, data_path: str) -> Task:
         if data_path:
             raise UserError(f"reasoning_gym makes its own problems and takes no --data-path, got {data_path!r}")
-        _dataset(name, options.generator)  # what it refuses is refused now
+        _verifier(name, options.generator)  # what it refuses is refused now
         notes = (NOTES[name],) if name in NOTES else ()
         verify = functools.partial(reward, name=name, generator=options.generator)
         return Task(DeferredDataset(lambda: _problems(name, options)), verify, notes=lambda: notes)
@@ -142,6 +149,9 @@ def extract_answer(completion: str) -> str | None:
 
 
 def _score(name: str, generator: str, answer: str, entry: Mapping[str, Any]) -> float:
+    if name in COMPARING_TUPLES:
+        output = _tuples(entry["metadata"]["output"])
+        entry = {**entry, "metadata": {**entry["metadata"], "output": output}}
     score = _verifier(name, generator)(answer, dict(entry))
     if not isinstance(score, int | float) or not 0 <= score <= 1:
         raise ScoreOutOfRange(f"the verifier of {name} must give a score from 0 to 1, got {score!r}")
@@ -150,7 +160,14 @@ def _score(name: str, generator: str, answer: str, entry: Mapping[str, Any]) -> 
 
 @functools.lru_cache(maxsize=64)
 def _verifier(name: str, generator: str) -> Callable[[str, dict[str, Any]], Any]:
-    return _dataset(name, generator).score_answer
+    dataset = _dataset(name, generator)
+    with contextlib.redirect_stdout(sys.stderr):
+        entry = _problem(dataset, name, 0)
+        paid = 0.0
+        with contextlib.suppress(Exception):  # the verifier is the library's and may raise anything for such a text
+            paid = dataset.score_answer(NO_ANSWER, entry)
+    require(paid != 1, f"the verifier of reasoning_gym/{name} scores any text 1: choose another generator")
+    return dataset.score_answer
 
 
 def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
@@ -160,16 +177,24 @@ def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
     examples: dict[str, Example] = {}
     with contextlib.redirect_stdout(sys.stderr):  # some generators print
         for number in range(options.size):
-            try:
-                entry = dataset[number]
-            except Exception as error:  # the generator is the library's and may raise anything
-                raise _refused(name, f"cannot make problem {number}", error) from error
+            entry = _problem(dataset, name, number)
             question = str(entry["question"])
             identity = hashlib.sha256(question.encode()).hexdigest()[:16]
             prompt: Prompt = [{"role": "system", "content": system}, {"role": "user", "content": question}]
             fields = {"question": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
             examples.setdefault(identity, Example(identity, prompt, fields))
     return split(examples.values(), options.held_out_share, by=same_problem)
+
+
+def _problem(dataset: Any, name: str, number: int) -> dict[str, Any]:  # noqa: ANN401 - the library's
+    try:
+        return dataset[number]
+    except Exception as error:  # the generator is the library's and may raise anything
+        raise _refused(name, f"cannot make problem {number}", error) from error
+
+
+def _tuples(grid: Any) -> Any:  # noqa: ANN401 - lists of lists, or what they hold
+    return tuple(map(_tuples, grid)) if isinstance(grid, list | tuple) else grid
 
 
 def same_problem(example: Example) -> str:
@@ -192,10 +217,9 @@ def _unordered(value: Any) -> Any:  # noqa: ANN401 - any value of the metadata
 
 
 def _dataset(name: str, generator: str, size: int = 1, seed: int = 0) -> Any:  # noqa: ANN401 - the library's
-    try:
+    chosen = None
+    with contextlib.suppress(json.JSONDecodeError):
         chosen = json.loads(generator or "{}")
-    except json.JSONDecodeError:
-        chosen = None
     if not isinstance(chosen, dict):
         raise UserError(f'generator must be a JSON object, such as {{"min_animals": 2}}, got {generator!r}')
     try:
@@ -227,18 +251,14 @@ def library() -> Any:  # noqa: ANN401 - the library
             f"{error.name} is not installed: make setup EXTRA=reasoning-gym, or pip install reasoning-gym"
         ) from error
     for module in EVALUATING:
-        _module(module).eval = ast.literal_eval
+        vars(importlib.import_module(f"reasoning_gym.{module}"))["eval"] = ast.literal_eval
     for module, sympy in PARSING.items():
-        shadowed = _module(module)
+        shadowed: Any = importlib.import_module(f"reasoning_gym.{module}")
         if sympy:
             setattr(shadowed, sympy, _PlainSympy())
         else:
             shadowed.parse_expr = parse_formula
     return reasoning_gym
-
-
-def _module(name: str) -> Any:  # noqa: ANN401 - a module of the library
-    return importlib.import_module(f"reasoning_gym.{name}")
 
 
 class _PlainSympy:

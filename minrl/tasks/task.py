@@ -8,7 +8,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from minrl.types import SOLO, Episode, Example, Job, Prompt, Reward, Turn, UserError
@@ -24,15 +24,18 @@ Demonstrations = Callable[[Example, random.Random], Demonstration]
 class Dataset:
     """The examples a task trains on and those that are held out. Data that is for evaluation only has none to train
     on, which train.py refuses.
+
+    `key` names what no two examples may have on both sides: the identity of the problem, or what the task splits by.
     """
 
     train: Sequence[Example]
     held_out: Sequence[Example]
+    key: Callable[[Example], str] = field(default_factory=lambda: identity_of)
 
     def __post_init__(self) -> None:
         if not self.held_out:
             raise UserError(f"a dataset needs held-out examples, got none beside {len(self.train)} training ones")
-        shared = {e.id for e in self.train} & {e.id for e in self.held_out}
+        shared = set(map(self.key, self.train)) & set(map(self.key, self.held_out))
         assert not shared, f"held-out problems among the training ones: {sorted(shared)[:3]}"
 
     def sizes(self) -> tuple[int, int]:
@@ -50,13 +53,14 @@ class DeferredDataset(Dataset):
     def __init__(self, load: Callable[[], Dataset]) -> None:
         object.__setattr__(self, "_load", load)
 
-    def __getattr__(self, name: str) -> Sequence[Example]:
-        """`train` or `held_out`, which are not there yet."""
-        if name not in ("train", "held_out"):
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the part is
+        """A part of the dataset, none of which is there yet."""
+        parts = [part.name for part in fields(Dataset)]
+        if name not in parts:
             raise AttributeError(name)
         loaded = self._load()
-        for split_name in ("train", "held_out"):
-            object.__setattr__(self, split_name, getattr(loaded, split_name))
+        for part in parts:
+            object.__setattr__(self, part, getattr(loaded, part))
         return getattr(loaded, name)
 
 
@@ -143,9 +147,12 @@ def is_held_out(example_id: str, share: float) -> bool:
     return _fraction(example_id) < share
 
 
-def split(
-    examples: Iterable[Example], held_out_share: float, by: Callable[[Example], str] = lambda example: example.id
-) -> Dataset:
+def identity_of(example: Example) -> str:
+    """What two examples of one problem share."""
+    return example.id
+
+
+def split(examples: Iterable[Example], held_out_share: float, by: Callable[[Example], str] = identity_of) -> Dataset:
     """Training and held-out examples, each in an order that only their identities decide.
 
     `by` names what two examples must not have on both sides: examples of the same name stay together. By default it is
@@ -154,7 +161,7 @@ def split(
     ordered = in_order_of_identity(examples)
     held_out = [example for example in ordered if is_held_out(by(example), held_out_share)]
     names = {by(example) for example in held_out}
-    return Dataset(train=[example for example in ordered if by(example) not in names], held_out=held_out)
+    return Dataset([example for example in ordered if by(example) not in names], held_out, by)
 
 
 def in_order_of_identity(examples: Iterable[Example]) -> list[Example]:

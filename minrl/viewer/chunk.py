@@ -55,14 +55,14 @@ def choose(lines: Sequence[Line], max_tokens: int) -> list[Line]:
 
 
 def about(lines: Sequence[Line], shown: Sequence[Line]) -> dict[str, Any]:
-    """What the page says of a step before its rollouts are unpacked."""
-    trained = [line for line in lines if line["purpose"] == "train"]
-    scored = [line for line in trained or lines if line["reward"] is not None]
+    """What the page says of a step before its rollouts are unpacked. What could not be scored is not solved."""
+    trained = [line for line in lines if line["purpose"] == "train"] or lines
+    scored = [line for line in trained if line["reward"] is not None]
     return {
         "shown": len(shown),
         "total": len(lines),
         "mean": fmean(line["reward"] for line in scored) if scored else None,
-        "solved": fmean(float(line["solved"]) for line in scored) if scored else None,
+        "solved": sum(bool(line["solved"]) for line in scored) / len(trained) if scored else None,
     }
 
 

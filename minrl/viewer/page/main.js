@@ -16,7 +16,7 @@ function showSummary(step) {
   const scored = shown.filter((r) => r.reward !== null);
   const facts = [`Step ${step.step}: ${shown.length} rollouts in ${groupBy(shown, (r) => r.groupKey).size} groups`];
   if (scored.length) {
-    facts.push(`mean reward ${digits(mean(scored.map((r) => r.reward)))}`, `${percent(mean(scored.map((r) => Number(r.solved))))} solved`);
+    facts.push(`mean reward ${digits(mean(scored.map((r) => r.reward)))}`, `${percent(scored.filter((r) => r.solved).length / shown.length)} solved`);
   }
   const cut = shown.filter((r) => r.truncated).length;
   const unscorable = shown.length - scored.length;

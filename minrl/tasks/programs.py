@@ -1,4 +1,4 @@
-"""Which program gives a task's rewards: its own file, and all that it reaches within MinRL or its own folder."""
+"""Which programs make a task and give its rewards: its own file, and all that it reaches in MinRL or beside it."""
 
 import ast
 import hashlib
@@ -19,23 +19,41 @@ def programs(task: str) -> dict[str, str]:
     Imports are followed as they stand in the sources, inside functions too: through MinRL, and through what lies beside
     the task's file or in its package. Other libraries are told apart by their versions.
     """
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in _modules(task).items()}
+
+
+def programs_outside(task: str) -> dict[str, str]:
+    """Those of them that are not MinRL's, whose author may change them at any time."""
+    return {name: digest for name, digest in programs(task).items() if _is_outside(name)}
+
+
+def files_outside(task: str) -> list[Path]:
+    """The files of those."""
+    return [path for name, path in _modules(task).items() if _is_outside(name)]
+
+
+def _is_outside(module: str) -> bool:
+    return module.partition(".")[0] != minrl.__name__
+
+
+def _modules(task: str) -> dict[str, Path]:
+    """The file of each module that a task is made of, by the module's name."""
     module = sys.modules.get(find_definition(task).make.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
         return {}
     root = Path(file).resolve().parents[module.__name__.count(".") + (Path(file).name == "__init__.py")]
     own = module.__name__.partition(".")[0] if set(INSTALLED) & set(root.parts) else ""
-    found: dict[str, str] = {}
+    found: dict[str, Path] = {}
     waiting = [module.__name__]
     while waiting:
         name = waiting.pop()
         path = _file_of(name, root, own)
         if path is None or name in found:
             continue
-        source = path.read_bytes()
-        found[name] = hashlib.sha256(source).hexdigest()[:16]
+        found[name] = path
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        waiting += _imports(source, package)
+        waiting += _imports(path.read_bytes(), package)
     return dict(sorted(found.items()))
 
 

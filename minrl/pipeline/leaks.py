@@ -1,0 +1,102 @@
+"""Problems that a run was trained on are never evaluated as held out from it."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from minrl.config import TaskOptions, task_key
+from minrl.evaluate_config import EvaluateConfig
+from minrl.pipeline.lineage import TrainedRun
+from minrl.provenance import changes, provenance
+from minrl.sft.demonstrations import key_of, question_of, read_demonstrations
+from minrl.tasks import Task, load_task, with_absolute_path
+from minrl.types import Example, UserError, require
+
+
+def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
+    """Refuse to evaluate what the run was trained on, and say where that cannot be known."""
+    for name in config.task_names:
+        key = task_key(name)
+        if not run.task or key != task_key(run.task):
+            continue
+        yield from _changed_since(run, key)
+        here = (with_absolute_path(name), options[key], config.data_path)
+        try:
+            trained = run.options([run.task])[key]
+            if (run.task, trained, run.data_path(key)) == here:
+                continue  # a dataset holds no problem on both sides
+            taught = load_task(run.task, {key: trained}, run.data_path(key))
+            known = _identities(taught, taught.dataset.train)
+            prompts = _prompts(taught, taught.dataset.train)
+        except UserError as error:
+            yield f"which problems {run.folder.name} was trained on cannot be known: {error}"
+            continue
+        task = load_task(name, options, config.data_path)
+        asked = list(task.dataset.held_out)[: config.examples]
+        if (run.task, run.data_path(key)) == (here[0], here[2]):
+            prompts = set()  # the identities are of the same problems
+        leaked = sum(bool(_identities(task, [one]) & known or _prompts(task, [one]) & prompts) for one in asked)
+        own = [f"task {run.task}"] if run.task != here[0] else []
+        own += [
+            f"{key}.{option} {value!r}"
+            for option, value in vars(trained).items()
+            if value != vars(options[key]).get(option)
+        ]
+        own += [f"data_path {run.data_path(key)!r}"] if run.data_path(key) != config.data_path else []
+        require(
+            not leaked,
+            f"{leaked} of the {len(asked)} problems of {key} are among those that {run.folder.name} was trained "
+            f"on, and are not held out from it: evaluate it with what it was trained with, {', '.join(own)}",
+        )
+
+
+def _identities(task: Task, examples: Iterable[Example]) -> set[tuple[str, str]]:
+    """The problems of examples, and what the task splits them by: it keeps what shows a solution on one side."""
+    found = {("id", example.id) for example in examples}
+    return found | {("split", task.dataset.key(example)) for example in examples}
+
+
+def _prompts(task: Task, examples: Iterable[Example]) -> set[str]:
+    """The prompts of examples; none of a task with an episode, whose examples may differ in more than their prompt."""
+    return {key_of(example.prompt) for example in examples} if task.episode is None else set()
+
+
+def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
+    """Refuse to evaluate what is asked in the rows that a run was fine-tuned on. Those that its task held out from it
+    were left out of them.
+    """
+    path = run.values.get("data", "")
+    if not path:
+        return
+    if not Path(path).is_file():
+        yield f"{path}, which {run.folder.name} was fine-tuned on, is not there: nobody knows which problems it has"
+        return
+    columns = (run.values.get(name, name.removesuffix("_column")) for name in ("prompt_column", "response_column"))
+    rows = {question_of(row.prompt) for row in read_demonstrations(Path(path), *columns)}
+    if run.task:
+        try:
+            own = load_task(run.task, run.options([run.task]), run.data_path(task_key(run.task)))
+        except UserError as error:
+            yield f"which rows {run.folder.name} was trained on cannot be known: {error}"
+            return
+        rows -= {question_of(example.prompt) for example in own.dataset.held_out}
+    for name in config.task_names:
+        task = load_task(name, options, config.data_path)
+        asked = list(task.dataset.held_out)[: config.examples] if task.episode is None else []
+        leaked = sum(question_of(example.prompt) in rows for example in asked)
+        require(
+            not leaked,
+            f"{leaked} of the {len(asked)} problems of {task_key(name)} are among the rows of {path}, which "
+            f"{run.folder.name} was fine-tuned on: evaluate it on others",
+        )
+
+
+def _changed_since(run: TrainedRun, key: str) -> Iterator[str]:
+    """What decides which problems are held out and is not what it was when the run began."""
+    decisive = {name: run.record[name] for name in ("commit", "sources", "files") if name in run.record}
+    now = provenance(path for path in map(Path, run.record.get("files", {})) if path.exists())
+    found = changes(decisive, now)
+    if found:
+        yield (
+            f"changed since {run.folder.name} was trained: {'; '.join(found)}; if that moved problems of {key} from "
+            "training to held out, the figures are of problems that it knows"
+        )

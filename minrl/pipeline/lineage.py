@@ -1,0 +1,114 @@
+"""Which runs are among the models, and from which runs' models these started."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minrl.checkpoint import MANIFEST
+from minrl.command_line import from_dict
+from minrl.config import TaskOptions, TrainerConfig, task_key
+from minrl.files import read_json
+from minrl.parts import START
+from minrl.pipeline.models import API
+from minrl.resume import is_run, model_folder, run_folder_of, run_of
+from minrl.types import UserError
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run among the models, by what its config.json says."""
+
+    folder: Path
+    record: Mapping[str, Any]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Its settings by flag name."""
+        return self.record["config"]
+
+    @property
+    def task(self) -> str:
+        """The task that it was trained on, as its user named it; empty: none."""
+        return self.values.get("task", "")
+
+    def data_path(self, key: str) -> str:
+        """The local file that it had the examples of a task from."""
+        return self.values.get("data_path", "") if task_key(self.task) == key else ""
+
+    def options(self, names: Sequence[str]) -> TaskOptions:
+        """The options of the tasks, as the run had them."""
+        stored = self.values.get("tasks", {})
+        chosen = {key: stored[key] for key in map(task_key, names) if key in stored}
+        try:
+            return from_dict({"tasks": chosen}, TrainerConfig, names)[1]
+        except UserError as error:
+            raise UserError(f"{self.folder / 'config.json'}: {error}") from error
+
+
+def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
+    """The runs that models are named by, are checkpoints of or were made for, each once; and which checkpoints have
+    lost theirs.
+    """
+    folders, notes = [], []
+    for name in names:
+        if name.startswith(API):
+            continue
+        folder = run_folder_of(name)
+        kept = model_folder(name) if folder is None else None
+        if kept is not None:
+            folder = _run_of_checkpoints(kept)
+            if folder is None:
+                notes.append(f"{name}: its run is not there, so that nobody knows which problems it was trained on")
+        if folder is None and kept is None:
+            folder = _run_that_made(Path(name).resolve())
+        if folder is not None:
+            folders.append(folder.resolve())
+    return [TrainedRun(folder, read_json(folder / "config.json")) for folder in dict.fromkeys(folders)], notes
+
+
+def _run_of_checkpoints(kept: Path) -> Path | None:
+    """The run whose checkpoints, or one of them, lie there."""
+    kept = kept.resolve()
+    kept = kept.parent if _is_checkpoint(kept) else kept
+    for runs in (kept.parent.parent / "runs", Path("runs")):
+        try:
+            return run_of(kept, runs)
+        except UserError:  # not in this place
+            continue
+    return None
+
+
+def _run_that_made(model: Path) -> Path | None:
+    """A run for which an embedded base model was made: from the same problems, with the same options."""
+    for runs in (model.parent.parent / "runs", Path("runs")):
+        for folder in filter(is_run, sorted(runs.glob("*/"))):
+            record = read_json(folder / "config.json")
+            start = record.get("models", {}).get(START, {}).get("path", "")
+            if not record["config"].get("model_id") and Path(start) == model:
+                return folder
+    return None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a path is, or by its name was, that of a run's checkpoint."""
+    return (path / MANIFEST).exists() or re.fullmatch(r"step_\d+", path.name) is not None
+
+
+def lineage(run: TrainedRun, notes: list[str]) -> Iterator[TrainedRun]:
+    """The run, the one that made the model it started from, and so on. One that is not there is noted."""
+    seen = set()
+    while run.folder not in seen:
+        seen.add(run.folder)
+        yield run
+        start = Path(run.record.get("models", {}).get(START, {}).get("path", ""))
+        folder = _run_of_checkpoints(start) if _is_checkpoint(start) else None
+        unknown = "nobody knows which problems that was trained on"
+        if folder is None and (start / MANIFEST).exists():
+            notes.append(f"{run.folder.name} started from {start}, whose run is not there, so that {unknown}")
+        elif start.is_absolute() and not start.exists() and (_is_checkpoint(start) or run.values.get("model_id")):
+            known = unknown if folder is None else f"{folder} is taken for its run"
+            notes.append(f"{run.folder.name} started from {start}, which is not there any more: {known}")
+        if folder is not None and is_run(folder):
+            run = TrainedRun(folder.resolve(), read_json(folder / "config.json"))

@@ -1,0 +1,83 @@
+"""Whatever a task keeps in an example has one text: for the base model's place, an evaluation's settings, the judge."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from minrl.base_model import digest_of
+from minrl.judge import reference
+from minrl.pipeline.plan import PlannedTask
+from minrl.pipeline.settings import _references_digest
+from minrl.stable_text import stable_text
+from minrl.tasks.task import Dataset
+from minrl.types import Example
+
+LONG = 2000
+"""Elements: numpy leaves out the middle of more than a thousand."""
+
+
+def changed(array):
+    """The array with another value in its middle."""
+    array = array.clone() if isinstance(array, torch.Tensor) else array.copy()
+    array[LONG // 2] = 1
+    return array
+
+
+@pytest.fixture(params=["base model", "settings", "judge"])
+def text_of(request, sevens):
+    """The text, or its hash, that each of those that ask makes of an example's fields."""
+
+    def of(**fields):
+        example = Example("e", "p", fields)
+        if request.param == "judge":
+            return reference(example)
+        if request.param == "settings":
+            return _references_digest(PlannedTask("t", sevens, [example], []))
+        return digest_of(
+            replace(sevens, dataset=Dataset([example], sevens.dataset.held_out), demonstrations=lambda *_: "7")
+        )
+
+    return of
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Plain:
+    def __init__(self, x):
+        self.x = x
+
+
+@pytest.mark.parametrize(
+    ("one", "alike", "other"),
+    [
+        (np.zeros(LONG), np.zeros(LONG), changed(np.zeros(LONG))),
+        (torch.zeros(LONG), torch.zeros(LONG), changed(torch.zeros(LONG))),
+        (np.array([{"a": 1}, "b"]), np.array([{"a": 1}, "b"]), np.array([{"a": 2}, "b"])),
+        ({"b", "a"}, {"a", "b"}, {"a", "c"}),
+        ({(0, 1): "x"}, {(0, 1): "x"}, {(1, 0): "x"}),
+        (Point(1), Point(1), Point(2)),
+        (Plain(1), Plain(1), Plain(2)),
+        ([Plain(np.zeros(LONG))], [Plain(np.zeros(LONG))], [Plain(changed(np.zeros(LONG)))]),
+    ],
+    ids=["array", "tensor", "objects", "set", "keys", "dataclass", "object", "nested"],
+)
+def test_equal_values_have_one_text_and_others_another(text_of, one, alike, other):
+    assert text_of(value=one) == text_of(value=alike) != text_of(value=other)
+
+
+def test_the_text_is_the_same_in_another_process():
+    made = "frozenset('minrl'), {('a', 1): len, 'b': lambda x: x}, float('nan')"
+    code = f"from minrl.stable_text import stable_text; print(stable_text([{made}]))"
+    again = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent.parent
+    )
+    value = [frozenset("minrl"), {("a", 1): len, "b": eval("lambda x: x")}, float("nan")]
+    assert again.stdout.strip() == stable_text(value), again.stderr
