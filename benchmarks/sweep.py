@@ -2,9 +2,9 @@
 
     python benchmarks/sweep.py
 
-Trains each row of `ALGORITHMS` for 30 steps, one run for each core at a time, and writes docs/algorithms.md (held-out
-pass@1 before and after) and docs/algorithms.png (rewards). A run that is complete is not repeated. Needs matplotlib
-(the charts extra). About 25 minutes on two cores.
+Trains each row of `ALGORITHMS` for 30 steps, one run for each core at a time, and writes docs/algorithms_measured.md
+(held-out pass@1 before and after) and docs/algorithms.png (rewards). A run that is complete is not repeated. Needs
+matplotlib (the charts extra). About 25 minutes on two cores.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
         for pair, seconds in zip(todo, pool.map(lambda pair: train(options, *pair), todo), strict=True):
             print(f"{pair[0]} seed {pair[1]}: {seconds:.0f} s", flush=True)
     print(f"{len(todo)} runs in {time.perf_counter() - started:.0f} s")
-    (ROOT / "docs" / "algorithms.md").write_text(table(options))
+    (ROOT / "docs" / "algorithms_measured.md").write_text(table(options))
     draw(options, ROOT / "docs" / "algorithms.png")
 
 

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -12,10 +13,14 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+import torch
 import tyro
 
+import train
+from minrl import algorithms
 from minrl.config import TrainerConfig
 from minrl.evaluate_config import EvaluateConfig
+from minrl.report.__main__ import ReportConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import option_classes
 from minrl.viewer.__main__ import ViewerConfig
@@ -24,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
 LOG = {section.split("\n", 1)[0]: " ".join(section.split()) for section in (ROOT / "LOG.md").read_text().split("\n## ")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ELSEWHERE = ("tensorboard", "accelerate", "torchrun", "source", "uv")
+ELSEWHERE = ("tensorboard", "accelerate", "torchrun", "source", "uv", "bash")
 """Programs of others: what they are called with is theirs to check, but for the scripts of ours that they start."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -32,6 +37,16 @@ SPAN = re.compile(r"`([^`]+)`")
 PROGRAM = re.compile(r"^(?:[A-Z_]+=\S+ )*(python|make|accelerate|torchrun|tensorboard) ")
 NUMBER = re.compile(r"(?<![\w.,:/-])\d[\d,]*(?:\.\d+)?(?![\w:/-]|\.\d)")
 MEASURED = re.compile(r"\d[\d,]*(?:\.\d+)?(?= ?(?:%|s\b|minutes))")
+
+
+EXAMPLES = {
+    name: block
+    for page in PAGES.values()
+    for language, block in FENCE.findall(page)
+    if language == "python"
+    for name in re.findall(r"^(\w+) = TaskDefinition", block, re.MULTILINE)
+}
+"""The tasks that are shown whole, by name."""
 
 
 class Parsed(Exception):
@@ -61,7 +76,15 @@ def flags_of(cls: type) -> Iterator[str]:
 
 
 def known_flags() -> set[str]:
-    programs = (TrainerConfig, EvaluateConfig, SftConfig, FilterConfig, ExpertIterationConfig, ViewerConfig)
+    programs = (
+        TrainerConfig,
+        EvaluateConfig,
+        SftConfig,
+        FilterConfig,
+        ExpertIterationConfig,
+        ReportConfig,
+        ViewerConfig,
+    )
     known = {flag for program in programs for flag in flags_of(program)}
     for task, options in option_classes(["reasoning_gym/leg_counting"]).items():
         known |= {flag.replace("--", f"--{task}.", 1).replace("_", "-") for flag in flags_of(options)}
@@ -133,14 +156,15 @@ def check_make(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def beside_the_example(tmp_path, monkeypatch):
-    """A working directory in which README's own example lies where its commands look for it."""
-    (source,) = [block for language, block in FENCE.findall(PAGES["README.md"]) if language == "python"]
+    """A working directory in which the example tasks of all pages lie where the commands look for them."""
     (tmp_path / "path/to").mkdir(parents=True)
-    (tmp_path / "path/to/sevens.py").write_text(source)
+    for name, source in EXAMPLES.items():
+        (tmp_path / f"path/to/{name}.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    sys.modules.pop("sevens", None)
+    for name in EXAMPLES:
+        sys.modules.pop(name, None)
 
 
 ALL_COMMANDS = sorted({(name, command) for name, page in PAGES.items() for command in commands(page)})
@@ -154,7 +178,7 @@ def test_each_command_parses(page, command, monkeypatch):
         if words[0] == "make":
             check_make(words[1:], monkeypatch)
         elif words[0] == "python":
-            if words[1:] != ["benchmarks/NAME.py"]:
+            if words[1:] not in (["benchmarks/NAME.py"], ["docs/configuration.py"]):  # the latter has a test of its own
                 check_python([word for word in words[1:] if word != "RUN"] if "..." in one else words[1:], monkeypatch)
         else:
             assert words[0] in ELSEWHERE, f"{page}: {command}"
@@ -177,7 +201,7 @@ def test_each_flag_that_is_named_exists(name):
     own = [span for span in spans(PAGES[name]) if not PROGRAM.match(span) and span.split()[0] not in ELSEWHERE]
     named = {flag for span in own for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", span)}
     benchmarks = " ".join(path.read_text() for path in ROOT.glob("benchmarks/*.py"))
-    known = known_flags() | set(re.findall(r'"(--[a-z-]+)"', benchmarks)) | {"--config", "--sevens.most"}
+    known = known_flags() | set(re.findall(r'"(--[a-z-]+)"', benchmarks)) | {"--config", "--sevens.most", "--no-"}
     assert sorted(named - known) == []
 
 
@@ -224,4 +248,36 @@ def test_each_figure_stands_in_the_log_with_its_command(name):
 
 
 def test_there_are_figures_to_look_for():
-    assert sum(bool(figures) for _, figures, _ in measured(PAGES["README.md"])) > 15
+    assert sum(bool(figures) for page in PAGES.values() for _, figures, _ in measured(page)) > 25
+
+
+def test_the_page_of_all_settings_is_written_from_the_settings():
+    path = ROOT / "docs" / "configuration.py"
+    spec = importlib.util.spec_from_file_location("configuration", path)
+    assert spec is not None and spec.loader is not None
+    configuration = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(configuration)
+    assert configuration.page() == PAGES["docs/configuration.md"], "run python docs/configuration.py"
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - {"sevens"}))  # README's is tried in test_readme.py
+@pytest.mark.usefixtures("beside_the_example")
+def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
+    base = "--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 1 --base-batch-size 8 --no-eval-first"
+    sizes = "--steps 2 --prompts-per-step 4 --group-size 8 --max-tokens 4 --eval-examples 4 --eval-samples 1"
+    flags = [*base.split(), *sizes.split(), "--threads", "1", "--device", "cpu", "--quiet"]
+    assert train.main(["--task", f"path/to/{name}.py:{name}", *flags]) == 0
+    lines = [json.loads(line) for line in Path(f"runs/{name}-grpo-seed0/metrics.jsonl").read_text().splitlines()]
+    assert [line["reward/unscorable_frac"] for line in lines if "reward/mean" in line] == [0.0, 0.0]
+    assert ("reward/role/hider" in lines[-1]) == (name == "seek")
+
+
+def test_the_row_of_the_guide_compares_with_the_best_of_the_group(monkeypatch):
+    (source,) = (block for _, block in FENCE.findall(PAGES["docs/algorithms.md"]) if "ALGORITHMS" in block)
+    monkeypatch.setattr(algorithms, "ALGORITHMS", dict(algorithms.ALGORITHMS))
+    names = {**vars(algorithms)}
+    exec(source, names)
+    rewards = torch.tensor([1.0, 0.25, 5.0, 0.0, 0.5], dtype=torch.float64)
+    scorable = torch.tensor([True, True, False, True, True])
+    advantages, _ = names["ALGORITHMS"]["best"].advantage(rewards, scorable, torch.tensor([0, 0, 0, 1, 1]), [], {})
+    assert advantages.tolist() == [0.0, -0.75, 0.0, -0.5, 0.0]

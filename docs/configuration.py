@@ -1,0 +1,115 @@
+"""Writes docs/configuration.md: every flag with its default and meaning, from the config dataclasses.
+
+python docs/configuration.py
+"""
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from minrl.config import TrainerConfig
+from minrl.evaluate_config import EvaluateConfig
+from minrl.report.__main__ import ReportConfig
+from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
+from minrl.tasks import TASK_DEFINITIONS
+from minrl.viewer.__main__ import ViewerConfig
+
+PAGE = Path(__file__).with_name("configuration.md")
+PROGRAMS = {
+    "python train.py": TrainerConfig,
+    "python evaluate.py": EvaluateConfig,
+    "python -m minrl.sft": SftConfig,
+    "python -m minrl.sft.expert_iteration": ExpertIterationConfig,
+    "python -m minrl.sft.filter": FilterConfig,
+    "python -m minrl.report": ReportConfig,
+    "python -m minrl.viewer": ViewerConfig,
+}
+INTRODUCTION = """# Configuration
+
+Every flag with its default. `--no-` turns a switch off. `--config FILE` reads settings from YAML or from a run's
+`config.json`; flags go on top. This page is written by `python docs/configuration.py`.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines: list[str] = [INTRODUCTION]
+    shown: dict[type, str] = {}
+    for program, config in PROGRAMS.items():
+        lines += [f"## {program}", "", *_of_config(program, config, shown)]
+    lines += ["## Options of tasks", ""]
+    for name, definition in TASK_DEFINITIONS.items():
+        table = _table(definition.options, get_type_hints(definition.options), f"{name}.")
+        lines += [f"**{name}**", "", *table] if table else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _of_config(program: str, config: type, shown: dict[type, str]) -> Iterator[str]:
+    """The config's own settings, then each group; one that was shown before is referred to."""
+    hints = get_type_hints(config)
+    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    yield from _table(config, hints.keys() - groups.keys())
+    for name, group in groups.items():
+        assert isinstance(group, type)
+        if group in shown:
+            yield from (f"**{name}**: as `{shown[group]}` has them{_other_defaults(config, name, group)}.", "")
+            continue
+        shown[group] = program
+        yield from (f"**{name}**: {_first_line(group)}", "", *_table(group, get_type_hints(group)))
+
+
+def _other_defaults(config: type, name: str, group: type) -> str:
+    """The settings of a group that a program has other defaults for."""
+    (field,) = (field for field in dataclasses.fields(config) if field.name == name)
+    assert field.default_factory is not dataclasses.MISSING
+    usual, own = group(), field.default_factory()
+    changed = [key for key in vars(own) if getattr(own, key) != getattr(usual, key)]
+    said = ", ".join(f"`--{key.replace('_', '-')} {getattr(own, key)}`".replace(" `", "`") for key in changed)
+    return f", by default with {said}" if said else ""
+
+
+def _first_line(config: type) -> str:
+    return " ".join((inspect.getdoc(config) or "").split("\n\n")[0].split())
+
+
+def _table(config: type, names: Iterable[str], prefix: str = "") -> list[str]:
+    meanings = {name: text for owner in reversed(config.__mro__) for name, text in _docstrings(owner)}
+    hints, rows = get_type_hints(config), []
+    for field in dataclasses.fields(config):
+        if field.name in names:
+            flag = f"--{prefix}{field.name}".replace("_", "-")
+            meaning = (meanings[field.name] + _choices(hints[field.name])).replace("|", "\\|")
+            rows.append(f"| `{flag}` | {_default(field)} | {meaning} |")
+    return ["| flag | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
+
+
+def _docstrings(owner: type) -> Iterator[tuple[str, str]]:
+    """The string below each field of a dataclass."""
+    if not dataclasses.is_dataclass(owner):
+        return
+    (body,) = (node.body for node in ast.parse(inspect.getsource(owner)).body if isinstance(node, ast.ClassDef))
+    for field, below in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            yield ast.unparse(field.target), " ".join(str(below.value.value).split())
+
+
+def _choices(hint: object) -> str:
+    return f" One of {', '.join(f'`{choice}`' for choice in get_args(hint))}." if get_origin(hint) is Literal else ""
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """As it is written on the command line; nothing where the default is empty, or there is none."""
+    value = field.default
+    if value is dataclasses.MISSING or value in ("", ()):
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"`{' '.join(map(str, value)) if isinstance(value, tuple) else value}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
