@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,47 +47,32 @@ def assert_same(actual, expected, bound=BOUND):
             torch.testing.assert_close(new[name], old[name], atol=bound, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_gradient_does_not_depend_on_micro_batches(name, policy, rollouts):
-    whole, _ = gradients(policy, rollouts, settings(name))
-    for tokens in (1, 30):
-        parts, _ = gradients(policy, rollouts, settings(name, micro_batch_tokens=tokens))
-        assert_same(parts, whole)
+@pytest.fixture(scope="module")
+def whole(policy):
+    """The gradients of each row's update, all rollouts in one stream."""
+    return cache(lambda name: gradients(policy, fixed_rollouts(), settings(name))[0])
+
+
+@pytest.mark.parametrize(("name", "tokens"), [*((name, 30) for name in ALGORITHMS), ("grpo", 1), ("gspo", 1)])
+def test_the_gradient_does_not_depend_on_micro_batches(name, tokens, policy, rollouts, whole):
+    parts, _ = gradients(policy, rollouts, settings(name, micro_batch_tokens=tokens))
+    assert_same(parts, whole(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_gradient_does_not_depend_on_the_order_of_rollouts(name, policy, rollouts):
-    straight, _ = gradients(policy, rollouts, settings(name))
+def test_the_gradient_does_not_depend_on_the_order_of_rollouts(name, policy, rollouts, whole):
     order = [7, 12, 0, 9, 3, 14, 5, 10, 1, 15, 6, 2, 13, 8, 4, 11]
     shuffled, _ = gradients(policy, [rollouts[i] for i in order], settings(name))
-    assert_same(shuffled, straight)
+    assert_same(shuffled, whole(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, monkeypatch):
-    packed, _ = gradients(policy, rollouts, settings(name))
+def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, whole, monkeypatch):
+    packed = whole(name)
     monkeypatch.setattr(policy.model, "_supports_attention_backend", False)
     assert not policy.packed
     alone, _ = gradients(policy, rollouts, settings(name))
     assert_same(alone, packed)
-
-
-def test_the_gradient_does_not_depend_on_the_number_of_processes(policy, rollouts, tmp_path):
-    root = Path(__file__).parent.parent
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [*launch, str(root / "tests" / "gradients.py"), str(tmp_path / "two.pt"), *ALGORITHMS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    two = torch.load(tmp_path / "two.pt")
-    for name in ALGORITHMS:
-        one, _ = gradients(policy, rollouts, settings(name))
-        assert_same(two[name], one)
-    for minibatches in (2, 4):
-        one, _ = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))
-        # Two passes; of four groups one has no spread, which alone in its minibatch takes no step.
-        assert len(one) == {2: 4, 4: 6}[minibatches]
-        assert_same(two[minibatches], one)
 
 
 def updated(policy, rollouts, config):
@@ -191,19 +177,17 @@ def test_one_rollout_that_cannot_be_scored_by_the_policy_skips_its_optimizer_ste
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_unscorable_rollouts_have_no_gradient_and_no_weight(name, policy, rollouts):
+def test_unscorable_rollouts_have_no_gradient_and_no_weight(name, policy, rollouts, whole):
     without = [r for r in rollouts if r.reward is not None]
     assert len(without) == len(rollouts) - 1
     expected, _ = gradients(policy, without, settings(name))
-    actual, _ = gradients(policy, rollouts, settings(name))
-    assert_same(actual, expected)
+    assert_same(whole(name), expected)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_tokens_that_were_not_sampled_have_no_gradient(name, policy, rollouts):
+def test_tokens_that_were_not_sampled_have_no_gradient(name, policy, rollouts, whole):
     # Each rollout ends with three given tokens, which nothing sampled can see: whatever they are, as labels they
     # must not count, and the gradient is that of the rollouts without them.
-    expected, _ = gradients(policy, rollouts, settings(name))
     ended = [
         replace(
             r,
@@ -214,7 +198,7 @@ def test_tokens_that_were_not_sampled_have_no_gradient(name, policy, rollouts):
         for r in rollouts
     ]
     actual, _ = gradients(policy, ended, settings(name))
-    assert_same(actual, expected)
+    assert_same(actual, whole(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -530,3 +514,19 @@ def test_each_weight_is_cast_once_for_all_micro_batches(rollouts, monkeypatch):
     assert [casts.shapes[shape] for shape in [(64, 32), (32, 64), (32, 96)]] == [1, 1, 1]
     assert casts.shapes[32, 32] == casts.shapes[96, 32] == 2  # keys and values; gate and up
     assert all(gradient.dtype == torch.float32 for gradient in steps[0].values())
+
+
+def test_the_gradient_does_not_depend_on_the_number_of_processes(policy, rollouts, whole, tmp_path):
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, str(root / "tests" / "gradients.py"), str(tmp_path / "two.pt"), *ALGORITHMS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    two = torch.load(tmp_path / "two.pt")
+    for name in ALGORITHMS:
+        assert_same(two[name], whole(name))
+    for minibatches in (2, 4):
+        one, _ = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))
+        # Two passes; of four groups one has no spread, which alone in its minibatch takes no step.
+        assert len(one) == {2: 4, 4: 6}[minibatches]
+        assert_same(two[minibatches], one)
