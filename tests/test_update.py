@@ -1,5 +1,6 @@
 """What must not change the gradient, for every row of ALGORITHMS; and what must."""
 
+import copy
 import math
 import os
 import subprocess
@@ -18,6 +19,7 @@ from minrl.batch import make_batch, pack
 from minrl.config import OptimizerConfig
 from minrl.optimizer import learning_rate
 from minrl.processes import Processes
+from minrl.progress import listening
 from minrl.scoring import score
 from minrl.types import Reward
 from minrl.update import optimizer_step, update_policy
@@ -176,6 +178,48 @@ def test_one_rollout_that_cannot_be_scored_by_the_policy_skips_its_optimizer_ste
     assert math.isfinite(metrics["policy/grad_norm"])
 
 
+def test_where_no_gradient_is_finite_no_norm_is_said(policy, rollouts):
+    for one in rollouts:
+        one.rollout_logprobs[-1] = float("nan")
+    seen, metrics = gradients(policy, rollouts, settings("grpo", passes_per_step=1))
+    assert (seen, metrics["policy/optimizer_steps"], metrics["policy/skipped_steps"]) == ([], 0, 1)
+    assert "policy/grad_norm" not in metrics  # a 0 would read as a policy that has nothing to learn
+
+
+def test_a_process_by_itself_takes_its_gradients_as_they_are(monkeypatch):
+    policy = tiny_policy(Processes(CPU))
+    monkeypatch.setattr(policy.processes, "sum", lambda values: pytest.fail("a copy for nothing"))
+    first, *others = policy.model.parameters()
+    first.grad = torch.ones_like(first)
+    before = [weight.detach().clone() for weight in others]
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1.0, weight_decay=0.1)
+    assert optimizer_step(policy, optimizer, OptimizerConfig()) == pytest.approx(math.sqrt(first.numel()))
+    assert all(map(torch.equal, before, others))  # what has no gradient has no decay
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+    # Ratios are 1 and each rollout has the mean of its tokens: -1 and 0.5 over four, three or two that count.
+    ({}, (-1 + 0.5) / 4),
+    ({"drop_equal_groups": True}, (-1 + 0.5) / 2),
+    ({"overlong": "mask"}, -1 / 3),
+    ({"drop_equal_groups": True, "overlong": "mask"}, -1 / 1),
+])  # fmt: skip
+def test_what_is_left_out_does_not_count_in_the_normaliser(changes, expected, policy, make_rollout):
+    ends = ("stop", "length", "stop", "stop")
+    rollouts = [make_rollout([5, 6], [7 + n] * (n + 1), group=n // 2, finish_reason=e) for n, e in enumerate(ends)]
+    _, metrics = updated_with(policy, rollouts, [1.0, -0.5, 0.0, 0.0], "grpo", correct=False, **changes)
+    assert metrics["policy/loss"] == pytest.approx(expected)
+
+
+def test_a_screen_is_told_how_many_micro_batches_are_done(policy, rollouts):
+    told = []
+    listener = type("Listener", (), {"begin": lambda _, *what: told.append(what), "end": lambda _: told.append("end")})
+    listener.advance = lambda _, done: told.append(done)
+    with listening(listener()):
+        gradients(policy, rollouts[:4], settings("reinforce_no_baseline", micro_batch_tokens=1, minibatches_per_pass=1))
+    assert told == [("update", 2), 1, 2, "end"]  # two of the group's four have a reward
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_unscorable_rollouts_have_no_gradient_and_no_weight(name, policy, rollouts, whole):
     without = [r for r in rollouts if r.reward is not None]
@@ -249,13 +293,14 @@ def test_the_importance_weights_are_handed_over_token_by_token(policy, make_roll
         one.rollout_logprobs[2:] = [value - g for value, g in zip(scored, gap or [0.0] * 3, strict=True)]
     batch = make_batch(rollouts, torch.tensor([1.0, 0.0, 1.0]))
     config = settings("reinforce_no_baseline", passes_per_step=1, importance_level="token", importance_cap=2.0)
-    used = {
-        correct: update_policy(policy, Tap(policy.model), batch, choose_algorithm(config), config, 1, correct)
-        for correct in (True, False)
-    }
     expected = [math.exp(0.1), 2.0, *[math.nan] * 3, math.exp(-0.5)]
-    torch.testing.assert_close(used[True].importance_weights.tolist(), expected, equal_nan=True, atol=1e-5, rtol=0)
-    assert used[False].importance_weights is None
+    for correct in (True, False):
+        moved = copy.deepcopy(policy)
+        found = update_policy(moved, Tap(moved.model), batch, choose_algorithm(config), config, 1, correct)
+        if correct:
+            torch.testing.assert_close(found.importance_weights.tolist(), expected, equal_nan=True, atol=1e-5, rtol=0)
+        else:
+            assert found.importance_weights is None
 
 
 def sampled_with(policy, rollouts, gaps):
