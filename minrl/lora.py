@@ -79,7 +79,7 @@ class Adapters:
         """In peft's format, with the fingerprint of the base weights."""
         import peft
 
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         state = peft.get_peft_model_state_dict(self.model, save_embedding_layers=False)
         tensors = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "base": fingerprint(self.model)})

@@ -49,7 +49,7 @@ class Policy:
     reference: CausalModel | None = None
     adapters: Adapters | None = None
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
-    _encoded: dict[object, list[int]] = field(default_factory=dict, repr=False, compare=False)
+    _encoded: dict[object, list[int]] = field(default_factory=dict)
 
     def score(self, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """`minrl.scoring.score` of the policy, in its precision. Where a backward pass follows for which the
@@ -121,7 +121,7 @@ class Policy:
             return self.activation_checkpointing == "always"
         free = self.free_memory()
         short = free is not None and self.activation_bytes(stream) > LARGEST_SHARE * free
-        return short and len(layers_of(self.model.get_decoder())) > 0
+        return short and bool(layers_of(self.model.get_decoder()))
 
     def free_memory(self) -> int | None:
         """Bytes that are free where the weights are, for this process; None where the system does not say."""
@@ -262,7 +262,6 @@ def save_policy(policy: Policy, folder: Path) -> None:
         require(bool(weight.isfinite().all()), f"{name} is not finite and is not saved: lower --learning-rate")
     adapters, merged = policy.adapters, None
     if adapters is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         whole = adapters.config.lora_checkpoint == "merged"
         adapters.save(folder / SUBFOLDER if whole else folder)
         if not whole:

@@ -215,7 +215,8 @@ class Record:
         self.state.seconds = self._earlier_s + time.perf_counter() - self._started
         seconds = self._clock.end_step()
         self._metrics.update(over_processes(self._processes.gather([{**self._facts, **self._clock.take_memory()}])))
-        self._metrics.update({tag: value + self._earlier(tag) for tag, value in seconds.items()})
+        # Those of the same step before the run stopped and went on with the step's evaluation count too.
+        self._metrics.update({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
         self._metrics.update(speeds(self._metrics, self._new_tokens))
         with self.timed("time/log_s"):
             if self._log is not None and not self._owed:
@@ -225,10 +226,6 @@ class Record:
         self._metrics, self._facts, self._new_tokens, self._owed = {}, {}, 0, False
         self._signals.ask()
         self._forget_what_is_not_the_steps()
-
-    def _earlier(self, tag: str) -> float:
-        """What the seconds of a step already were when the run stopped before the step's evaluation."""
-        return self._metrics.get(tag, 0.0) if tag.startswith("time/") else 0.0
 
     def _forget_what_is_not_the_steps(self) -> None:
         """What engine and workers did in an evaluation or a preflight is not the next step's."""

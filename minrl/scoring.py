@@ -53,7 +53,7 @@ def score(
 
 def supports_packing(model: CausalModel) -> bool:
     """Whether the model calls the attention interface, so that prompts can be shared and padding left out."""
-    return bool(getattr(model, "_supports_attention_backend", False))
+    return bool(model._supports_attention_backend)
 
 
 @torch.no_grad()
@@ -62,9 +62,9 @@ def verify_scoring(model: CausalModel) -> None:
     biased output head or attends in a way of its own. Told by two short rollouts with a common prompt, which are
     longer than the windows of attention: those are narrowed for it.
     """
-    ids = torch.linspace(1, model.get_output_embeddings().weight.shape[0] - 1, 18).long().tolist()
-    prompt = ids[: 2 * WINDOW]
-    rollouts = [sampled_rollout(prompt, ids[8:14]), sampled_rollout(prompt, [*ids[:1], *ids[14:]])]
+    ids = torch.linspace(1, model.get_output_embeddings().weight.shape[0] - 1, 18).long()
+    prompt, *completions = (part.tolist() for part in ids.split([2 * WINDOW, 6, 4]))
+    rollouts = [sampled_rollout(prompt, completion) for completion in completions]
     device = next(model.parameters()).device
     gap = 0.0
     with _narrow_windows(model):

@@ -65,8 +65,9 @@ def update_policy(
         group["lr"] = learning_rate(config.optimizer, step, config.steps)
     for _ in range(settings.passes_per_step):
         for minibatch in update.minibatches:
-            update.accumulate(minibatch)
-            update.apply(optimizer)
+            if update.teaches[minibatch].any():  # in some process: all must step together
+                update.accumulate(minibatch)
+                update.apply(optimizer)
     metrics = update.metrics()
     metrics["policy/learning_rate"] = learning_rate(config.optimizer, step, config.steps)
     metrics["rollout/temperature"] = config.rollout.temperature
@@ -105,7 +106,6 @@ class _Update:
         self.importance_weights = torch.full_like(self.logprobs, torch.nan)  # (S,)
         self.totals = TokenTotals()
         self.grad_norms: list[float] = []
-        self.pending = False
 
     @torch.no_grad()
     def score_frozen(self, model: CausalModel) -> Float[Tensor, " S"]:
@@ -124,7 +124,6 @@ class _Update:
         """Add up the gradients of this process's share of one optimizer step's rollouts."""
         weights = self._token_weights(minibatch)
         streams = self._streams(self._share(minibatch))
-        self.pending = bool(self.teaches[minibatch].any())  # in some process: all must step together
         with activity("update", len(streams)) as report, self.policy.casts_kept():
             for number, stream in enumerate(streams, 1):
                 logprobs, entropy = self.policy.score(stream, self.config.rollout.temperature)
@@ -134,10 +133,7 @@ class _Update:
 
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Sum the gradients over the processes, clip, step."""
-        if not self.pending:
-            return
         self.grad_norms.append(optimizer_step(self.policy, optimizer, self.config.optimizer))
-        self.pending = False
 
     def metrics(self) -> dict[str, float]:
         """Means over the trained tokens of all processes and over the optimizer steps, by tag. What nothing was
@@ -198,15 +194,14 @@ class _Update:
         return self.batch.scorable & ~masked & ~dropped
 
     def _token_weights(self, minibatch: Sequence[int]) -> Float[Tensor, " N"]:
-        """The weight of each rollout's tokens in this optimizer step. Rollouts of advantage 0 are counted."""
+        """The weight of each rollout's tokens in this optimizer step, if it takes part; those of advantage 0 are
+        counted.
+        """
         counted = torch.zeros(len(self.lengths), dtype=torch.bool)
         counted[minibatch] = True
         counted &= self.counted
         num_rollouts, num_tokens = int(counted.sum()), int(self.lengths[counted].sum())
-        weights = self.algorithm.aggregation(
-            self.lengths, max(1, num_rollouts), num_tokens, self.config.rollout.max_tokens
-        )
-        return torch.where(counted, weights, 0.0)
+        return self.algorithm.aggregation(self.lengths, num_rollouts, num_tokens, self.config.rollout.max_tokens)
 
     def _loss(
         self, stream: Stream, logprobs: Float[Tensor, " S"], entropy: Float[Tensor, " S"], weights: Tensor

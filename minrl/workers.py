@@ -121,7 +121,7 @@ class Workers:
                 worker.kill()
         for worker, _ in finished:
             del self._busy[worker.connection]
-            if worker.alive:
+            if not worker.connection.closed:  # it was not killed
                 self._idle.append(worker)
         return finished
 
@@ -140,7 +140,6 @@ class _Worker:
             start_new_session=True,
         )
         theirs.close()
-        self.alive = True
         self.index: int  # of the job that was handed over last, as its deadline
         self.deadline: float
 
@@ -167,7 +166,6 @@ class _Worker:
 
     def kill(self) -> None:
         """End the process and everything in its session."""
-        self.alive = False
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -1,5 +1,6 @@
-"""The gradient of a fixed batch, for tests of what must not change it. With several processes each does its share."""
+"""The gradient of a fixed batch, for tests of what must not change it. As a program, that of two processes."""
 
+import os
 import sys
 from dataclasses import replace
 
@@ -108,17 +109,25 @@ def gradients(
 
 
 def main(names: list[str], path: str) -> None:
-    """This process's share of each optimizer step; the first process writes what came out."""
+    """Two processes with a share of each optimizer step each, as forks: the imports take longer than all the rest. The
+    first writes what came out.
+    """
+    other = os.fork()
+    rank = str(int(other == 0))
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}.met", rank=int(rank), world_size=2)
     processes = Processes(CPU)
+    assert (processes.count, processes.rank) == (2, int(rank))
     policy, rollouts = tiny_policy(processes), fixed_rollouts()
     result = {name: gradients(policy, rollouts, settings(name))[0] for name in names}
     for minibatches in (2, 4):
         result[minibatches] = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))[0]
-    assert processes.count == 2
     if processes.main:
         torch.save(result, path)
     processes.wait()
     torch.distributed.destroy_process_group()
+    if other:
+        assert os.waitpid(other, 0)[1] == 0, "the other process failed"
 
 
 if __name__ == "__main__":

@@ -286,7 +286,9 @@ def train_a_step(policy, optimizer):
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
 def test_a_checkpoint_is_a_model_for_everyone(base, tmp_path, processes, kind):
     policy = adapted_from(base, processes, kind)
-    save_policy(policy, tmp_path / "saved")
+    for _ in range(2):  # a second time over the first
+        save_policy(policy, tmp_path / "deep" / "saved")
+    (tmp_path / "deep" / "saved").rename(tmp_path / "saved")
     expected = logprobs_of(policy.model)
     assert (tmp_path / "saved" / "config.json").exists() == (kind == "merged")
     # transformers by itself, with peft where there are only adapters
@@ -324,6 +326,12 @@ def test_adapters_are_not_put_on_another_base_model(base, tmp_path, processes):
     other.model.model.norm.weight.data[5] += 1e-6
     with pytest.raises(UserError, match=r"were trained on other weights than those of .*/base"):
         other.adapters.load(tmp_path / "saved")
+
+
+def test_adapters_that_transformers_loads_from_elsewhere_are_refused_in_one_line(policy, processes, monkeypatch):
+    monkeypatch.setattr("minrl.policy.load_model", lambda path: (adapt(policy).model, policy.tokenizer))
+    with pytest.raises(UserError, match="owner/name holds LoRA adapters: download them, and give the local folder"):
+        load_policy("owner/name", CPU, processes)
 
 
 def test_without_peft_adapters_are_refused_in_one_line(base, tmp_path, processes, monkeypatch):

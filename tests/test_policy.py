@@ -6,6 +6,7 @@ import pytest
 import torch
 from loguru import logger
 from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
 from transformers import Phi3Config
 
 from minrl import cpu
@@ -62,7 +63,7 @@ def test_the_next_turn_closes_the_completion_once(policy):
     message = [{"role": "user", "content": "no"}]
     shown = ids_of(policy, f"{USER} no {ASSISTANT}")
     end = ids_of(policy, END)
-    assert policy.encode_next_turn(message, ids_of(policy, f"2 {END}")) == shown
+    assert policy.encode_next_turn(message, ids_of(policy, f"2 3 {END}")) == shown
     assert policy.encode_next_turn(message, ids_of(policy, "2")) == end + shown  # it was cut off
     assert policy.encode_next_turn(message, []) == end + shown
     assert policy.encode_next_turn("no", ids_of(policy, "2")) == ids_of(policy, "no")
@@ -74,6 +75,68 @@ def test_turns_that_are_appended_make_the_conversation_that_the_template_makes(p
     second = [{"role": "user", "content": "no"}]
     whole = policy.encode_prompt([*first, {"role": "assistant", "content": "2"}, *second])
     assert policy.encode_prompt(first) + said + policy.encode_next_turn(second, said) == whole
+
+
+def test_what_the_tokenizer_puts_in_front_stands_before_a_prompt_of_plain_text_alone(policy):
+    # A template writes it itself; before the next turn there is a text already.
+    seven, message = ids_of(policy, "7"), [{"role": "user", "content": "7"}]
+    templated, next_turn = policy.encode_prompt(message), policy.encode_next_turn(message, [])
+    policy.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="4 $A", special_tokens=[("4", 4)])
+    policy._encoded.clear()
+    assert policy.encode_prompt("7") == [4, *seven]
+    assert policy.encode_prompt(message) == templated
+    assert policy.encode_next_turn("7", []) == seven
+    assert policy.encode_next_turn(message, []) == next_turn
+
+
+SEVENS = ("7 7 7", [{"role": "user", "content": "7"}])
+"""Three tokens each: the message stands between the user's and the assistant's."""
+
+
+@pytest.mark.parametrize("prompt", SEVENS, ids=["text", "messages"])
+def test_a_prompt_fits_that_is_shorter_than_the_length(prompt, policy):
+    assert [policy.fits(prompt, length) for length in (1, 3, 4, 1000)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("prompt", ["", "   ", " " * 50, [], "7 \ud800"])
+def test_what_has_no_token_or_is_no_text_does_not_fit(prompt, policy):
+    assert policy.fits(prompt, 20) is False
+
+
+def test_one_token_is_enough_to_fit(policy):
+    assert policy.fits("numbers", 2)  # of more bytes than 2
+
+
+@pytest.mark.parametrize("prompt", SEVENS, ids=["text", "messages"])
+def test_what_is_short_in_bytes_fits_without_being_encoded(prompt, policy, monkeypatch):
+    bytes_of = len((prompt if isinstance(prompt, str) else f"{USER} 7 {ASSISTANT}").encode())
+    encoded = []
+    monkeypatch.setattr(policy, "_encode", lambda prompt: encoded.append(prompt) or [0] * 10**6)
+    monkeypatch.setattr(policy.tokenizer, "num_special_tokens_to_add", lambda: 2)
+    assert policy.fits(prompt, bytes_of + 2 + 1) and encoded == []
+    assert not policy.fits(prompt, bytes_of + 2) and encoded == [prompt]
+
+
+def test_a_stop_string_that_is_one_token_stops_by_its_id(policy):
+    (end,) = ids_of(policy, END)
+    (seven,) = ids_of(policy, "7")
+    assert policy.stop_tokens([END, "7", "7 7", "unheard of"]) == {end, seven}
+    policy.tokenizer.unk_token = None  # what the tokenizer does not know has no id then
+    assert policy.stop_tokens([END, "unheard of"]) == {end}
+
+
+def test_without_adapters_the_reference_is_the_frozen_copy(policy, make_policy):
+    with pytest.raises(AssertionError, match="needs the reference"), policy.as_reference():
+        pass
+    policy.reference = make_policy(1).model
+    with policy.as_reference() as reference:
+        assert reference is policy.reference
+
+
+def test_a_policy_is_packed_where_its_model_shares_prompts(policy, monkeypatch):
+    assert policy.packed is True
+    monkeypatch.setattr(policy.model, "_supports_attention_backend", False)
+    assert policy.packed is False
 
 
 def test_a_tokenizer_without_a_template_is_refused_where_it_needs_one(policy):
@@ -137,6 +200,14 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path, policy, proces
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(UserError, match="is not a model folder that transformers can load"):
         load_policy(str(tmp_path), CPU, processes)
+
+
+def test_weights_that_are_not_finite_are_not_saved(policy, tmp_path):
+    with torch.no_grad():
+        policy.model.model.norm.weight[3] = torch.inf
+    with pytest.raises(UserError, match=r"model.norm.weight is not finite and is not saved"):
+        save_policy(policy, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("bias", [True, False])

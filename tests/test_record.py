@@ -24,6 +24,7 @@ from minrl.screen import Screen
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.types import LostEpisode, Reward, UserError
 from minrl.update import Updated
+from minrl.viewer.build import PAGE, packed_steps
 
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
 
@@ -188,21 +189,25 @@ def test_an_engine_that_says_it_is_exact_must_be(gap, exact, stops, make_record)
         record.update(*given)
 
 
-def test_what_engine_and_workers_did_before_a_step_is_not_the_steps(make_record, make_rollout):
+def test_what_engine_and_workers_did_outside_a_step_is_not_the_steps(make_record, make_rollout, monkeypatch):
     record = make_record()
+    reuse, workers = record.parts.engine._reuse, record.parts.workers
     with record:
-        record.parts.engine._reuse.add(80, 20)
+        reuse.add(80, 20)  # a preflight
+        monkeypatch.setattr(workers, "_seconds", 0.005)
         record.begin()
-        record.state.step = 1
-        record.end_step()
-        record.parts.engine._reuse.add(80, 40)
-        record.state.step = 2
-        with record.timed("time/rollout_s"):
-            pass
-        record.rollouts(sampled(make_rollout, 1.0))
-        record.end_step()
+        for record.state.step in (1, 2):
+            with record.timed("time/rollout_s"):
+                time.sleep(0.01)
+                if record.state.step == 2:
+                    reuse.add(80, 40)  # the step's own
+            record.rollouts(sampled(make_rollout, 1.0))
+            reuse.add(80, 20)  # an evaluation
+            workers._seconds = 0.005
+            record.end_step()
     first, second = lines_of(record)
     assert "engine/prompt_reuse_frac" not in first and second["engine/prompt_reuse_frac"] == 0.5
+    assert not {"time/reward_s"} & {*first, *second}
 
 
 def test_evaluations_are_written_said_and_kept_for_the_end(make_record, make_rollout, told):
@@ -225,6 +230,17 @@ def test_evaluations_are_written_said_and_kept_for_the_end(make_record, make_rol
         "1 held-out episodes of countdown could not be rewarded as they were played, the first because:\na reward"
         in told
     )
+
+
+def test_an_evaluation_makes_the_page_of_what_was_written_so_far(make_record, make_rollout):
+    record, rollouts = make_record(), [make_rollout([5], [6, 7])]
+    with record:
+        record.begin()
+        record.state.step = 1
+        record.save_rollouts(rollouts, torch.ones(1, dtype=torch.float64), Updated({}, torch.full((2,), -1.0)), [])
+        assert not (record.run.folder / PAGE).exists()
+        record.evaluation({"countdown": evaluated(0.5)})
+        assert list(packed_steps(record.run.folder / PAGE)) == [1]
 
 
 def test_rollouts_are_written_with_the_followed_ones_and_nothing_where_no_file_is_open(make_record, make_rollout):

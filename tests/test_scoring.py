@@ -298,6 +298,16 @@ def test_a_model_without_the_attention_interface_is_scored_one_rollout_at_a_time
         score(model, pack(rollouts, [0, 1]), 1.0)
 
 
+@pytest.mark.parametrize(("packs", "rollouts_of"), [(True, [2]), (False, [1, 1])])
+def test_both_rollouts_are_verified_and_together_where_they_can_share_a_prompt(packs, rollouts_of, monkeypatch):
+    model, streams = make_model(SHAPES["qwen3"], torch.float32), []
+    monkeypatch.setattr(type(model), "_supports_attention_backend", packs)
+    monkeypatch.setattr(scoring, "score", lambda *given, **named: streams.append(given[1]) or score(*given, **named))
+    scoring.verify_scoring(model)
+    assert [len(stream.prefix_of) for stream in streams] == rollouts_of
+    assert len(torch.cat([stream.labels for stream in streams]).unique()) == 6 + 4  # all tokens are different ones
+
+
 def test_a_rollout_to_be_scored_has_its_completion_as_sampled():
     rollout = scoring.sampled_rollout([5, 6], [7, 8, 9])
     assert rollout.ids == [5, 6, 7, 8, 9]

@@ -1,10 +1,12 @@
 """What must not change the gradient, for every row of ALGORITHMS; and what must."""
 
+import copy
 import math
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from minrl.batch import make_batch, pack
 from minrl.config import OptimizerConfig
 from minrl.optimizer import learning_rate
 from minrl.processes import Processes
+from minrl.progress import listening
 from minrl.scoring import score
 from minrl.types import Reward
 from minrl.update import optimizer_step, update_policy
@@ -46,47 +49,32 @@ def assert_same(actual, expected, bound=BOUND):
             torch.testing.assert_close(new[name], old[name], atol=bound, rtol=0, msg=name)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_gradient_does_not_depend_on_micro_batches(name, policy, rollouts):
-    whole, _ = gradients(policy, rollouts, settings(name))
-    for tokens in (1, 30):
-        parts, _ = gradients(policy, rollouts, settings(name, micro_batch_tokens=tokens))
-        assert_same(parts, whole)
+@pytest.fixture(scope="module")
+def whole(policy):
+    """The gradients of each row's update, all rollouts in one stream."""
+    return cache(lambda name: gradients(policy, fixed_rollouts(), settings(name))[0])
+
+
+@pytest.mark.parametrize(("name", "tokens"), [*((name, 30) for name in ALGORITHMS), ("grpo", 1), ("gspo", 1)])
+def test_the_gradient_does_not_depend_on_micro_batches(name, tokens, policy, rollouts, whole):
+    parts, _ = gradients(policy, rollouts, settings(name, micro_batch_tokens=tokens))
+    assert_same(parts, whole(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_gradient_does_not_depend_on_the_order_of_rollouts(name, policy, rollouts):
-    straight, _ = gradients(policy, rollouts, settings(name))
+def test_the_gradient_does_not_depend_on_the_order_of_rollouts(name, policy, rollouts, whole):
     order = [7, 12, 0, 9, 3, 14, 5, 10, 1, 15, 6, 2, 13, 8, 4, 11]
     shuffled, _ = gradients(policy, [rollouts[i] for i in order], settings(name))
-    assert_same(shuffled, straight)
+    assert_same(shuffled, whole(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, monkeypatch):
-    packed, _ = gradients(policy, rollouts, settings(name))
+def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, whole, monkeypatch):
+    packed = whole(name)
     monkeypatch.setattr(policy.model, "_supports_attention_backend", False)
     assert not policy.packed
     alone, _ = gradients(policy, rollouts, settings(name))
     assert_same(alone, packed)
-
-
-def test_the_gradient_does_not_depend_on_the_number_of_processes(policy, rollouts, tmp_path):
-    root = Path(__file__).parent.parent
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    command = [*launch, str(root / "tests" / "gradients.py"), str(tmp_path / "two.pt"), *ALGORITHMS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    two = torch.load(tmp_path / "two.pt")
-    for name in ALGORITHMS:
-        one, _ = gradients(policy, rollouts, settings(name))
-        assert_same(two[name], one)
-    for minibatches in (2, 4):
-        one, _ = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))
-        # Two passes; of four groups one has no spread, which alone in its minibatch takes no step.
-        assert len(one) == {2: 4, 4: 6}[minibatches]
-        assert_same(two[minibatches], one)
 
 
 def updated(policy, rollouts, config):
@@ -190,20 +178,60 @@ def test_one_rollout_that_cannot_be_scored_by_the_policy_skips_its_optimizer_ste
     assert math.isfinite(metrics["policy/grad_norm"])
 
 
+def test_where_no_gradient_is_finite_no_norm_is_said(policy, rollouts):
+    for one in rollouts:
+        one.rollout_logprobs[-1] = float("nan")
+    seen, metrics = gradients(policy, rollouts, settings("grpo", passes_per_step=1))
+    assert (seen, metrics["policy/optimizer_steps"], metrics["policy/skipped_steps"]) == ([], 0, 1)
+    assert "policy/grad_norm" not in metrics  # a 0 would read as a policy that has nothing to learn
+
+
+def test_a_process_by_itself_takes_its_gradients_as_they_are(monkeypatch):
+    policy = tiny_policy(Processes(CPU))
+    monkeypatch.setattr(policy.processes, "sum", lambda values: pytest.fail("a copy for nothing"))
+    first, *others = policy.model.parameters()
+    first.grad = torch.ones_like(first)
+    before = [weight.detach().clone() for weight in others]
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=1.0, weight_decay=0.1)
+    assert optimizer_step(policy, optimizer, OptimizerConfig()) == pytest.approx(math.sqrt(first.numel()))
+    assert all(map(torch.equal, before, others))  # what has no gradient has no decay
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+    # Ratios are 1 and each rollout has the mean of its tokens: -1 and 0.5 over four, three or two that count.
+    ({}, (-1 + 0.5) / 4),
+    ({"drop_equal_groups": True}, (-1 + 0.5) / 2),
+    ({"overlong": "mask"}, -1 / 3),
+    ({"drop_equal_groups": True, "overlong": "mask"}, -1 / 1),
+])  # fmt: skip
+def test_what_is_left_out_does_not_count_in_the_normaliser(changes, expected, policy, make_rollout):
+    ends = ("stop", "length", "stop", "stop")
+    rollouts = [make_rollout([5, 6], [7 + n] * (n + 1), group=n // 2, finish_reason=e) for n, e in enumerate(ends)]
+    _, metrics = updated_with(policy, rollouts, [1.0, -0.5, 0.0, 0.0], "grpo", correct=False, **changes)
+    assert metrics["policy/loss"] == pytest.approx(expected)
+
+
+def test_a_screen_is_told_how_many_micro_batches_are_done(policy, rollouts):
+    told = []
+    listener = type("Listener", (), {"begin": lambda _, *what: told.append(what), "end": lambda _: told.append("end")})
+    listener.advance = lambda _, done: told.append(done)
+    with listening(listener()):
+        gradients(policy, rollouts[:4], settings("reinforce_no_baseline", micro_batch_tokens=1, minibatches_per_pass=1))
+    assert told == [("update", 2), 1, 2, "end"]  # two of the group's four have a reward
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_unscorable_rollouts_have_no_gradient_and_no_weight(name, policy, rollouts):
+def test_unscorable_rollouts_have_no_gradient_and_no_weight(name, policy, rollouts, whole):
     without = [r for r in rollouts if r.reward is not None]
     assert len(without) == len(rollouts) - 1
     expected, _ = gradients(policy, without, settings(name))
-    actual, _ = gradients(policy, rollouts, settings(name))
-    assert_same(actual, expected)
+    assert_same(whole(name), expected)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_tokens_that_were_not_sampled_have_no_gradient(name, policy, rollouts):
+def test_tokens_that_were_not_sampled_have_no_gradient(name, policy, rollouts, whole):
     # Each rollout ends with three given tokens, which nothing sampled can see: whatever they are, as labels they
     # must not count, and the gradient is that of the rollouts without them.
-    expected, _ = gradients(policy, rollouts, settings(name))
     ended = [
         replace(
             r,
@@ -214,7 +242,7 @@ def test_tokens_that_were_not_sampled_have_no_gradient(name, policy, rollouts):
         for r in rollouts
     ]
     actual, _ = gradients(policy, ended, settings(name))
-    assert_same(actual, expected)
+    assert_same(actual, whole(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -265,13 +293,14 @@ def test_the_importance_weights_are_handed_over_token_by_token(policy, make_roll
         one.rollout_logprobs[2:] = [value - g for value, g in zip(scored, gap or [0.0] * 3, strict=True)]
     batch = make_batch(rollouts, torch.tensor([1.0, 0.0, 1.0]))
     config = settings("reinforce_no_baseline", passes_per_step=1, importance_level="token", importance_cap=2.0)
-    used = {
-        correct: update_policy(policy, Tap(policy.model), batch, choose_algorithm(config), config, 1, correct)
-        for correct in (True, False)
-    }
     expected = [math.exp(0.1), 2.0, *[math.nan] * 3, math.exp(-0.5)]
-    torch.testing.assert_close(used[True].importance_weights.tolist(), expected, equal_nan=True, atol=1e-5, rtol=0)
-    assert used[False].importance_weights is None
+    for correct in (True, False):
+        moved = copy.deepcopy(policy)
+        found = update_policy(moved, Tap(moved.model), batch, choose_algorithm(config), config, 1, correct)
+        if correct:
+            torch.testing.assert_close(found.importance_weights.tolist(), expected, equal_nan=True, atol=1e-5, rtol=0)
+        else:
+            assert found.importance_weights is None
 
 
 def sampled_with(policy, rollouts, gaps):
@@ -530,3 +559,19 @@ def test_each_weight_is_cast_once_for_all_micro_batches(rollouts, monkeypatch):
     assert [casts.shapes[shape] for shape in [(64, 32), (32, 64), (32, 96)]] == [1, 1, 1]
     assert casts.shapes[32, 32] == casts.shapes[96, 32] == 2  # keys and values; gate and up
     assert all(gradient.dtype == torch.float32 for gradient in steps[0].values())
+
+
+def test_the_gradient_does_not_depend_on_the_number_of_processes(policy, rollouts, whole, tmp_path):
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, str(root / "tests" / "gradients.py"), str(tmp_path / "two.pt"), *ALGORITHMS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    two = torch.load(tmp_path / "two.pt")
+    for name in ALGORITHMS:
+        assert_same(two[name], whole(name))
+    for minibatches in (2, 4):
+        one, _ = gradients(policy, rollouts, settings("grpo", minibatches_per_pass=minibatches))
+        # Two passes; of four groups one has no spread, which alone in its minibatch takes no step.
+        assert len(one) == {2: 4, 4: 6}[minibatches]
+        assert_same(two[minibatches], one)
