@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from minrl.files import whole
 from minrl.types import UserError
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
@@ -79,10 +80,9 @@ def picture(
         figure = MatplotlibFigure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False)
         yield figure, list(axes.flat)
-        temporary = path.with_suffix(".tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary, format="png", dpi=DPI, metadata={"Software": None})
-        temporary.replace(path)
+        with whole(path, "wb") as file:
+            figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
 
 
 def color(index: int) -> str:

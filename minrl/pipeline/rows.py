@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from loguru import logger
 
+from minrl.files import whole
 from minrl.json_text import json_text
 
 Row = dict[str, Any]
@@ -84,9 +85,5 @@ class RowFile:
 
     def rewrite(self, rows: Iterable[Row]) -> None:
         """These rows and no others, in this order, in one instant."""
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+        with whole(self.path) as file:
             file.writelines(json_text(row) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
+from minrl.files import whole
 from minrl.pipeline.episodes import spoken_of
 from minrl.pipeline.rows import Row
 
@@ -45,9 +46,8 @@ def write_table(path: Path, scored: Sequence[tuple[Row, Row]]) -> None:
         {name: arrow.array([line.get(name) for line in lines], type=kind) for name, kind in fields},
         schema=arrow.schema(fields),
     )
-    temporary = path.with_name(path.name + ".tmp")
-    parquet.write_table(table, temporary)
-    temporary.replace(path)
+    with whole(path, "wb") as file:
+        parquet.write_table(table, file)
 
 
 def _lines(completion: Row, scores: Row) -> list[dict[str, Any]]:
