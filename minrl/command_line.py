@@ -85,7 +85,8 @@ def parse_with_tasks(
     fields: list[Any] = [("_main", Annotated[cls, tyro.conf.OmitArgPrefixes], main)]
     for key, value in options.items():
         fields.append((flag_identifier(key), type(value), dataclasses.field(default=value, metadata=PREFIXED)))
-    parsed: Any = parse(dataclasses.make_dataclass("Arguments", fields, frozen=True), arguments)
+    short = {"__module__": "minrl"}  # which tyro parses, looking for the fields' help; else all of Python's types.py
+    parsed: Any = parse(dataclasses.make_dataclass("Arguments", fields, frozen=True, namespace=short), arguments)
     return parsed._main, {key: getattr(parsed, flag_identifier(key)) for key in options}
 
 

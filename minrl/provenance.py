@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def _digest(paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)

@@ -30,14 +30,14 @@ from minrl.tasks import Dataset
 from minrl.types import Example, Reward, UserError
 from minrl.workers import Workers
 from tests.killing import killed_at
+from tests.say_sevens import SAY_SEVENS, TASK
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 200
-    --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --max-tokens 32 --threads 1 --device cpu
-    --rounds 3 --examples-per-round 16 --sample-batch-size 8 --samples-per-example 8 --batch-size 8
-    --max-per-example 0 --no-deduplicate --learning-rate 2e-3 --warmup-steps 2 --eval-examples 8 --eval-samples 2"""
+SETTINGS = f"""{SAY_SEVENS} --threads 1 --device cpu --rounds 3 --examples-per-round 8 --sample-batch-size 4
+    --samples-per-example 8 --batch-size 4 --max-per-example 0 --no-deduplicate --learning-rate 2e-3 --warmup-steps 2
+    --eval-examples 4 --eval-samples 2"""
 FLAGS = SETTINGS.split()
-NAME = "hanoi-expert-iteration-seed0"
+NAME = "sevens-expert-iteration-seed0"
 
 
 @pytest.fixture(scope="module")
@@ -141,16 +141,16 @@ def test_rounds_are_shown(uninterrupted):
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert all(line["sft/optimizer_steps"] > 0 for line in lines[1:])  # else equal weights would say nothing
     for line in lines:
-        assert 0 < line["eval/hanoi/entropy"] < math.log(1000)  # of fewer words than that
-        assert line["eval/hanoi/pass@1_low"] <= line["eval/hanoi/pass@1"] <= line["eval/hanoi/pass@1_high"]
+        assert 0 < line["eval/sevens/entropy"] < math.log(1000)  # of fewer words than that
+        assert line["eval/sevens/pass@1_low"] <= line["eval/sevens/pass@1"] <= line["eval/sevens/pass@1_high"]
     table = found["rounds"]
     assert [row["round"] for row in table] == [0, 1, 2, 3]
     for row, line in zip(table[1:], lines[1:], strict=True):
         assert row["kept"] == f"{line['expert/kept']:.0f} ({line['expert/kept_frac']:.0%})"
         assert row["solved"] == line["expert/solved_examples"]
         assert row["correct"] == f"{line['reward/solved_frac']:.1%}"
-        assert row["pass@1"].startswith(f"{line['eval/hanoi/pass@1']:.1%} (")
-        assert row["entropy"] == f"{line['eval/hanoi/entropy']:.3f}"
+        assert row["pass@1"].startswith(f"{line['eval/sevens/pass@1']:.1%} (")
+        assert row["entropy"] == f"{line['eval/sevens/entropy']:.3f}"
     assert found["algorithm"] == "expert_iteration"
     said = " ".join((folder / "runs" / NAME / "log.txt").read_text().split())
     assert (
@@ -161,17 +161,17 @@ def test_rounds_are_shown(uninterrupted):
 def test_a_rounds_samples_are_rows_for_the_filter_and_for_fine_tuning(uninterrupted, tmp_path):
     folder, _ = uninterrupted
     line, rows = lines_of(folder)[1], samples_of(folder, 1)
-    assert len(rows) == 16 * 8 and len({row["id"] for row in rows}) == 16
+    assert len(rows) == 8 * 8 and len({row["id"] for row in rows}) == 8
     assert sum(row["kept"] for row in rows) == line["expert/kept"]
     solved = [row for row in rows if row["reward"] == 1.0]
     assert len(solved) / len(rows) == pytest.approx(line["reward/solved_frac"])
     source = folder / "runs" / NAME / "samples" / "round_001.jsonl"
-    flags = ["--task", "hanoi", "--data", str(source), "--output", str(tmp_path / "correct.jsonl")]
+    flags = ["--task", TASK, "--data", str(source), "--output", str(tmp_path / "correct.jsonl")]
     assert filtering.main(flags) == 0
     correct = [json.loads(line) for line in (tmp_path / "correct.jsonl").read_text().split("\n")[:-1]]
-    assert correct == solved
+    assert correct == [row for row in solved if not row["truncated"]]
     demonstrations = read_demonstrations(tmp_path / "correct.jsonl", "prompt", "response")
-    assert {d.response for d in demonstrations} == {row["response"] for row in solved}
+    assert {d.response for d in demonstrations} == {row["response"] for row in correct}
 
 
 def assert_as_never_stopped(folder, whole):
@@ -214,14 +214,14 @@ def test_a_round_can_begin_with_the_start_model(tmp_path, with_base, monkeypatch
         expert_iteration, "keep_correct", lambda *args: first or first.extend(usual(*args)) or list(first)
     )
     monkeypatch.setattr(expert_iteration, "completion_seed", lambda seed, *_: seed)
-    hashes = {}
+    hashes, unmeasured = {}, ["--no-eval-first", "--eval-every", "0"]
     for name, flags in {
         "one": ["--rounds", "1"],
         "anew": ["--rounds", "2", "--restart-each-round"],
         "on": ["--rounds", "2"],
     }.items():
         first.clear()
-        assert expert_iteration.main([*FLAGS, *folders(with_base(tmp_path / name)), *flags, *more]) == 0
+        assert expert_iteration.main([*FLAGS, *folders(with_base(tmp_path / name)), *flags, *more, *unmeasured]) == 0
         hashes[name] = summary(tmp_path / name)["weights_sha256"]
     assert hashes["one"] == hashes["anew"] != hashes["on"]
 

@@ -82,8 +82,13 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
+@cache
 def imports_of(path):
     """Every module that the file imports, at its top or inside functions."""
+    return list(_imports_of(path))
+
+
+def _imports_of(path):
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -21,13 +21,13 @@ from minrl.metrics import MetricsLog, read_metrics
 from minrl.parts import Parts
 from minrl.types import UserError
 from tests.killing import killed_at
+from tests.say_sevens import SAY_SEVENS
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = """--task hanoi --hanoi.min-disks 2 --hanoi.max-disks 2 --hanoi.peg-names 4 --base-steps 200
-    --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --prompts-per-step 8 --group-size 8 --max-tokens 32
-    --steps 6 --save-every 1 --eval-every 3 --eval-examples 8 --eval-samples 1 --rollouts-every 2 --threads 1
-    --device cpu"""
+SETTINGS = f"""{SAY_SEVENS} --prompts-per-step 4 --group-size 8 --steps 6 --save-every 1 --eval-every 3
+    --eval-examples 4 --eval-samples 1 --rollouts-every 2 --threads 1 --device cpu"""
 FLAGS = SETTINGS.split()
+NAME = "sevens-grpo-seed0"
 STEPS = list(range(7))  # step 0 is the evaluation before the first
 
 
@@ -61,7 +61,7 @@ def summary(folder):
 
 
 def steps_written(folder):
-    path = folder / "runs/hanoi-grpo-seed0/metrics.jsonl"
+    path = folder / f"runs/{NAME}/metrics.jsonl"
     return [json.loads(line)["step"] for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
@@ -101,7 +101,7 @@ def test_another_seed_ends_elsewhere(folder, uninterrupted):
 
 def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted):
     assert train.main([*FLAGS, *folders(folder), "--steps", "4"]) == 0
-    last = newest_complete(folder / "checkpoints/hanoi-grpo-seed0")
+    last = newest_complete(folder / f"checkpoints/{NAME}")
     (last / "model.safetensors").write_bytes((last / "model.safetensors").read_bytes()[:1000])
     assert train.main(["--resume", str(run_folder(folder)), "--steps", "6", "--runs-dir", str(folder / "runs")]) == 0
     assert summary(folder)["weights_sha256"] == uninterrupted[1]["weights_sha256"]
@@ -110,7 +110,7 @@ def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted):
 def test_a_run_continues_from_the_checkpoint_that_is_named(folder, uninterrupted):
     with killed_at(train, "update_policy", 4):
         train.main([*FLAGS, *folders(folder)])
-    named = folder / "checkpoints/hanoi-grpo-seed0/step_000003"
+    named = folder / f"checkpoints/{NAME}/step_000003"
     assert train.main(["--resume", str(named)]) == 0
     assert_as_never_stopped(folder, uninterrupted[1])
 
@@ -148,11 +148,11 @@ def signal_when(process, ready, number):
 
 KILL_WHEN = {
     "while the base model is made": lambda f: list((f / "checkpoints").glob("base-*")),
-    "before the first step": lambda f: (f / "runs/hanoi-grpo-seed0/config.json").exists(),
+    "before the first step": lambda f: (f / f"runs/{NAME}/config.json").exists(),
     "after the first evaluation": lambda f: len(steps_written(f)) >= 1,
     "after step 1": lambda f: len(steps_written(f)) >= 2,
     "after step 4": lambda f: len(steps_written(f)) >= 5,
-    "while a checkpoint is written": lambda f: list((f / "checkpoints/hanoi-grpo-seed0").glob(".step_00000[2-5]*")),
+    "while a checkpoint is written": lambda f: list((f / f"checkpoints/{NAME}").glob(".step_00000[2-5]*")),
 }
 
 
@@ -233,7 +233,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, uninterrupted):
     said = (tmp_path / "stderr.txt").read_text()
     assert f"go on with: python train.py --resume {run_folder(tmp_path)}" in " ".join(said.split())
     assert "Traceback" not in said
-    assert newest_complete(tmp_path / "checkpoints/hanoi-grpo-seed0") is not None
+    assert newest_complete(tmp_path / f"checkpoints/{NAME}") is not None
     assert not (run_folder(tmp_path) / "summary.json").exists()
     assert start(tmp_path, "--resume", str(run_folder(tmp_path)), *folders(tmp_path)).wait(timeout=600) == 0
     assert_as_never_stopped(tmp_path, uninterrupted[1])

@@ -582,7 +582,7 @@ def wait_for(condition, seconds=120.0):
         time.sleep(0.01)
 
 
-def mixed(level, count):
+def mixed(level, count, at_once=0):
     before = set(Path("/tmp").iterdir())
     limits = Limits(wall_s=0.5, cpu_s=1.0, memory_mib=256, file_mib=8, processes=16, output_bytes=2000)
     calls = []
@@ -590,7 +590,7 @@ def mixed(level, count):
         source = SNIPPETS[n % len(SNIPPETS)]
         patient = replace(limits, wall_s=120.0) if source == "print(1)" else limits
         calls.append(Call([*python(level), "main.py"], {"main.py": source}, patient))
-    outcomes = sandbox.run_all(calls, level_name=level)
+    outcomes = sandbox.run_all(calls, at_once, level_name=level)
     assert [outcome.text == "1\n" for outcome in outcomes] == [n % len(SNIPPETS) == 0 for n in range(count)]
     assert not leftovers()
     return set(Path("/tmp").iterdir()) - before
@@ -599,7 +599,7 @@ def mixed(level, count):
 def test_mixed_snippets_leave_no_process_and_no_file_behind(level):
     if level == "limits" and not ROOT:
         pytest.skip("without root and without walls a program may write where its user may")
-    new = mixed(level, len(SNIPPETS))
+    new = mixed(level, len(SNIPPETS), at_once=len(SNIPPETS))  # most wait for their deadline
     assert not [path for path in new if "left" in path.name]
 
 

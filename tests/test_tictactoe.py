@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ from tests.conftest import CPU
 ROOT = Path(__file__).parent.parent
 
 
+@cache
 def task_against(opponent, **options):
     return load_task("tictactoe", {"tictactoe": TictactoeOptions(opponent=opponent, **options)})
 

@@ -2,8 +2,10 @@
 
 import copy
 import json
+import multiprocessing
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
@@ -32,6 +34,7 @@ from minrl.engines.device_copies import DeviceCopies
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.verify import SyncError, differing, find_held, policy_logprobs, unread
 from minrl.engines.vllm_engine import VllmEngine, mix_seed
+from minrl.engines.watchdog import Watchdog
 from minrl.lora import Adapters, MergedWeights
 from minrl.models import word_tokenizer
 from minrl.policy import Policy, as_policy
@@ -441,16 +444,19 @@ def test_a_run_is_refused_before_its_base_model_is_made(tmp_path, monkeypatch):
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_a_hung_engine_ends_the_process_and_says_how_to_go_on():
-    code = (
-        "import time\nfrom minrl.engines.watchdog import Watchdog\n"
-        "with Watchdog(0.2, lambda: 'last checkpoint step_7; go on with: python train.py --resume runs/x'):\n"
-        "    time.sleep(60)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 70
-    assert "did not answer within 0.2 s" in ended.stderr
-    assert "last checkpoint step_7; go on with: python train.py --resume runs/x" in ended.stderr
+def hang():
+    with Watchdog(0.2, lambda: "last checkpoint step_7; go on with: python train.py --resume runs/x"):
+        time.sleep(60)
+
+
+def test_a_hung_engine_ends_the_process_and_says_how_to_go_on(capfd):
+    process = multiprocessing.get_context("fork").Process(target=hang)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 70
+    said = capfd.readouterr().err
+    assert "did not answer within 0.2 s" in said
+    assert "last checkpoint step_7; go on with: python train.py --resume runs/x" in said
 
 
 class Fused(nn.Module):

@@ -176,21 +176,21 @@ IMPORTS = """
 import sys
 from pathlib import Path
 import numpy as np
-from minrl.metrics import HISTOGRAMS, MetricsLog
+from minrl.metrics import HISTOGRAMS, LOGGERS, MetricsLog
 
-log = MetricsLog(Path(sys.argv[1]), logger=sys.argv[2])
-before = set(sys.modules)
-log.text("samples/train", "**reward 1**", 1)
-log.histograms(1, {tag: np.arange(9.0) for tag in HISTOGRAMS})
-log.log(1, {"reward/mean": 1.0})
-print(*sorted(set(sys.modules) - before))
-log.close()
+for logger in sorted(LOGGERS):  # the files of tensorboard are written with either: its own imports come first
+    log = MetricsLog(Path(sys.argv[1], logger), logger=logger)
+    before = set(sys.modules)
+    log.text("samples/train", "**reward 1**", 1)
+    log.histograms(1, {tag: np.arange(9.0) for tag in HISTOGRAMS})
+    log.log(1, {"reward/mean": 1.0})
+    print(logger, *sorted(set(sys.modules) - before))
+    log.close()
 """
 
 
-@pytest.mark.parametrize("logger", LOGGERS)
-def test_a_step_pays_for_no_import(tmp_path, logger):
+def test_a_step_pays_for_no_import(tmp_path):
     """Neither pandas, which W&B imports with the first text, nor the part of numpy that chooses a number of bars."""
-    command = [sys.executable, "-c", IMPORTS, str(tmp_path), logger]
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (ended.returncode, ended.stdout) == (0, "\n"), ended.stdout + ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "tensorboard\nwandb\n"), ended.stdout + ended.stderr
