@@ -36,6 +36,7 @@ from tests.left_out import (  # noqa: F401 - hooks
     pytest_terminal_summary,
     pytest_testnodedown,
 )
+from tests.say_sevens import count_sevens
 
 CPU = ModelConfig(device="cpu", threads=1)
 
@@ -111,13 +112,6 @@ def workers() -> Iterator[Workers]:
     pool = Workers(2, deadline_s=120.0)
     yield pool
     pool.close()
-
-
-def count_sevens(completion: str, example: Example) -> Reward:
-    """The share of the completion's words that are 7, and 1 only where all are."""
-    said = completion.split()
-    share = said.count("7") / len(said) if said else 0.0
-    return Reward(share, {"words": float(len(said))})
 
 
 @pytest.fixture
