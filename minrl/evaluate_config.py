@@ -44,7 +44,7 @@ class EvaluateConfig:
     tasks: tuple[str, ...] = ()
     """Built-in tasks, installed packages', or path/to/file.py:name."""
     task: str = ""
-    """One task: the short form of --tasks. Neither given: countdown."""
+    """One task: the short form of --tasks. Neither given: the task that the run was trained on, else countdown."""
     completions: str = ""
     """JSONL file with `completion` and the fields that the reward reads; no model is loaded."""
     output: str = ""

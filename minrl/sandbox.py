@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from minrl import sandbox_filter
 from minrl.cores import cpu_cores
 from minrl.types import UserError
 
@@ -29,7 +30,7 @@ Status = Literal["ok", "error", "timeout", "memory", "output"]
 LEVELS = {
     "bubblewrap": "bubblewrap: no network, no processes but its own, no files but the system's programs, read-only",
     "namespaces": "own namespaces: no network, no processes but its own, no files but the system's programs, read-only",
-    "limits": "limits alone: killed and limited, without sockets, but NOT cut off from files that others may read",
+    "limits": "limits alone: killed and limited, but NOT cut off from files that others may read",
 }
 """The strongest first, each with what it gives."""
 
@@ -230,9 +231,12 @@ def level() -> str:
 def describe() -> str:
     """One line for the user: what stands around untrusted code on this machine."""
     chosen = level()
-    bare = chosen == "limits" and os.geteuid() != 0
-    warning = ". As you are not root it may change YOUR files, too: install bubblewrap" if bare else ""
-    return f"untrusted code runs under {LEVELS[chosen]}{warning}"
+    warnings = []
+    if chosen == "limits" and not sandbox_filter.exists():
+        warnings.append("it may open sockets, since this machine has no filter of system calls")
+    if chosen == "limits" and os.geteuid() != 0:
+        warnings.append("as you are not root it may change YOUR files and kill your processes: install bubblewrap")
+    return "; ".join([f"untrusted code runs under {LEVELS[chosen]}", *warnings])
 
 
 @functools.cache

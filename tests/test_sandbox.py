@@ -507,7 +507,10 @@ def test_the_level_is_said_in_one_line(monkeypatch):
     assert sandbox.level() in sandbox.describe() and "\n" not in sandbox.describe()
     monkeypatch.setattr(sandbox, "level", lambda: "limits")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "may change YOUR files" in sandbox.describe()
+    assert "may change YOUR files and kill your processes" in sandbox.describe()
+    assert sandbox_filter.exists() == ("may open sockets" not in sandbox.describe())
+    monkeypatch.setattr(sandbox_filter, "exists", lambda: False)
+    assert "may open sockets" in sandbox.describe() and "\n" not in sandbox.describe()
 
 
 def test_an_ordinary_user_has_the_same_walls():

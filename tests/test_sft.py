@@ -139,6 +139,16 @@ def two_processes(path):
     torch.distributed.destroy_process_group()
 
 
+def test_a_step_whose_gradient_is_not_finite_has_no_norm(tiny, monkeypatch):
+    config, rows = TrainerConfig(steps=1, rollout=RolloutConfig(prompts_per_step=4)), as_rollouts(tiny, numbers(4))
+    for norm, shown in ((2.5, 2.5), (math.inf, None), (math.nan, None)):
+        monkeypatch.setattr("minrl.sft.step.optimizer_step", lambda *_, norm=norm: norm)
+        metrics = sft_step(tiny, make_optimizer(tiny, OptimizerConfig()), rows, config, TrainState(step=1))
+        assert metrics.get("policy/grad_norm") == shown
+        assert metrics["policy/skipped_steps"] == (shown is None)
+    tiny.model.zero_grad()
+
+
 def test_several_processes_train_on_the_rows_that_one_would(tiny):
     config = TrainerConfig(
         steps=3, rollout=RolloutConfig(prompts_per_step=3), optimizer=OptimizerConfig(warmup_steps=0)

@@ -57,13 +57,14 @@ def sft_step(
     totals = accumulate(policy, mine, config.optimizer.micro_batch_tokens)
     norm = optimizer_step(policy, optimizer, config.optimizer)
     loss, entropy, tokens = totals.tolist()
+    taken = math.isfinite(norm)
     return {
         "sft/loss": loss / tokens,
         "sft/entropy": entropy / tokens,
         "sft/tokens": tokens,
         "sft/epoch": state.examples_drawn / len(rows),
-        "policy/grad_norm": norm,
-        "policy/skipped_steps": float(not math.isfinite(norm)),
+        **({"policy/grad_norm": norm} if taken else {}),
+        "policy/skipped_steps": float(not taken),
         "policy/learning_rate": rate,
     }
 
