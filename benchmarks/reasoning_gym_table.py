@@ -45,10 +45,10 @@ def main() -> None:
 
 
 def line(name: str, size: int) -> dict | None:
-    """Print what was found of one generator, and return it; None where it makes nothing."""
+    """Print what was found of one generator, and return it; None where it makes nothing or is refused."""
     doing(f"making and scoring {name}")
-    task = load_task(f"reasoning_gym/{name}", {f"reasoning_gym/{name}": settings(name, size)})
     try:
+        task = load_task(f"reasoning_gym/{name}", {f"reasoning_gym/{name}": settings(name, size)})
         examples = [*task.dataset.train, *task.dataset.held_out]
     except UserError as error:
         print(f"| {name} | {error} |", flush=True)
