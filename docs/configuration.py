@@ -1,6 +1,8 @@
 """Writes docs/configuration.md: every flag with its default and meaning, from the config dataclasses.
 
-python docs/configuration.py
+    python docs/configuration.py
+
+`tests/test_documents.py` compares the page with the dataclasses.
 """
 
 import ast

@@ -122,7 +122,7 @@ def _parsed(line: str) -> GivenRow | str:
         return "a row must be a JSON object with `completion` and the example's fields"
     if not isinstance(row.get("completion"), str):
         return f"`completion` must be a string, got {type(row.get('completion')).__name__}"
-    return GivenRow(_unscored(row), _texts_of(line))
+    return GivenRow(_unscored(row), _texts_of_row(line, row))
 
 
 def _unscored(row: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +145,11 @@ def _texts_of(line: str) -> Sequence[tuple[str, str]]:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return [("line", json.dumps({"line": line})[1:-1])]
-    if not isinstance(row, dict):
-        return [("row", f'"row": {line.strip()}')]
+    return _texts_of_row(line, row) if isinstance(row, dict) else [("row", f'"row": {line.strip()}')]
+
+
+def _texts_of_row(line: str, row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """The members of the row, which the line holds, as it was before it was ever scored."""
     texts = _members(line)
     given = [text for name, text in texts if name == GIVEN]
     if not _was_scored(row) or len(given) > 1:

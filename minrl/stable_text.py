@@ -40,9 +40,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an exa
         return [_plain(held) for held in value]
     if isinstance(value, set | frozenset):
         return sorted(map(_plain, value), key=json.dumps)
-    if hasattr(value, "tolist") and not isinstance(
-        value, type
-    ):  # numpy's arrays and numbers, torch's tensors: their repr leaves out what is long
+    # The repr of numpy's arrays and torch's tensors leaves out what is long.
+    if hasattr(value, "tolist") and not isinstance(value, type):
         return _plain(value.tolist())
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import get_args, get_type_hints
 
 import pytest
@@ -18,12 +19,7 @@ import tyro
 
 import train
 from minrl import algorithms
-from minrl.config import TrainerConfig
-from minrl.evaluate_config import EvaluateConfig
-from minrl.report.__main__ import ReportConfig
-from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import option_classes
-from minrl.viewer.__main__ import ViewerConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
@@ -47,6 +43,18 @@ EXAMPLES = {
     for name in re.findall(r"^(\w+) = TaskDefinition", block, re.MULTILINE)
 }
 """The tasks that are shown whole, by name."""
+
+
+def loaded(path: Path) -> ModuleType:
+    """A script of ours as a module."""
+    spec = importlib.util.spec_from_file_location("started", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+CONFIGURATION = loaded(ROOT / "docs" / "configuration.py")
 
 
 class Parsed(Exception):
@@ -76,16 +84,7 @@ def flags_of(cls: type) -> Iterator[str]:
 
 
 def known_flags() -> set[str]:
-    programs = (
-        TrainerConfig,
-        EvaluateConfig,
-        SftConfig,
-        FilterConfig,
-        ExpertIterationConfig,
-        ReportConfig,
-        ViewerConfig,
-    )
-    known = {flag for program in programs for flag in flags_of(program)}
+    known = {flag for program in CONFIGURATION.PROGRAMS.values() for flag in flags_of(program)}
     for task, options in option_classes(["reasoning_gym/leg_counting"]).items():
         known |= {flag.replace("--", f"--{task}.", 1).replace("_", "-") for flag in flags_of(options)}
     return known
@@ -109,12 +108,9 @@ def stops_when_parsed(monkeypatch):
 
 def start(path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Call the main of a script of ours."""
-    spec = importlib.util.spec_from_file_location("started", path)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
     monkeypatch.syspath_prepend(str(path.parent))
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-    spec.loader.exec_module(script)
+    script = loaded(path)
     script.main(*([arguments] if script.main.__code__.co_argcount else []))
 
 
@@ -252,12 +248,7 @@ def test_there_are_figures_to_look_for():
 
 
 def test_the_page_of_all_settings_is_written_from_the_settings():
-    path = ROOT / "docs" / "configuration.py"
-    spec = importlib.util.spec_from_file_location("configuration", path)
-    assert spec is not None and spec.loader is not None
-    configuration = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(configuration)
-    assert configuration.page() == PAGES["docs/configuration.md"], "run python docs/configuration.py"
+    assert CONFIGURATION.page() == PAGES["docs/configuration.md"], "run python docs/configuration.py"
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - {"sevens"}))  # README's is tried in test_readme.py

@@ -4,7 +4,7 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import minrl
@@ -19,25 +19,31 @@ def programs(task: str) -> dict[str, str]:
     Imports are followed as they stand in the sources, inside functions too: through MinRL, and through what lies beside
     the task's file or in its package. Other libraries are told apart by their versions.
     """
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in _modules(task).items()}
+    return _digests(_modules(task))
 
 
 def programs_outside(task: str) -> dict[str, str]:
     """Those of them that are not MinRL's, whose author may change them at any time."""
-    return {name: digest for name, digest in programs(task).items() if _is_outside(name)}
+    return _digests(_modules(task, outside=True))
 
 
 def files_outside(task: str) -> list[Path]:
     """The files of those."""
-    return [path for name, path in _modules(task).items() if _is_outside(name)]
+    return list(_modules(task, outside=True).values())
+
+
+def _digests(modules: Mapping[str, Path]) -> dict[str, str]:
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in modules.items()}
 
 
 def _is_outside(module: str) -> bool:
     return module.partition(".")[0] != minrl.__name__
 
 
-def _modules(task: str) -> dict[str, Path]:
-    """The file of each module that a task is made of, by the module's name."""
+def _modules(task: str, outside: bool = False) -> dict[str, Path]:
+    """The file of each module that a task is made of, by the module's name; of those outside MinRL alone, whose
+    imports are then the only ones that are read.
+    """
     module = sys.modules.get(find_definition(task).make.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
@@ -49,7 +55,7 @@ def _modules(task: str) -> dict[str, Path]:
     while waiting:
         name = waiting.pop()
         path = _file_of(name, root, own)
-        if path is None or name in found:
+        if path is None or name in found or (outside and not _is_outside(name)):
             continue
         found[name] = path
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -62,7 +68,7 @@ def _file_of(module: str, root: Path, own: str) -> Path | None:
     others are installed beside it.
     """
     first = module.partition(".")[0]
-    if first == minrl.__name__:
+    if not _is_outside(module):
         root = Path(minrl.__file__ or "").resolve().parent.parent
     elif own and first != own:
         return None
