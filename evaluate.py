@@ -17,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.command_line import parse_with_tasks, run_main
-from minrl.completions import score_file
 from minrl.config import TaskOptions
-from minrl.evaluate_config import EvaluateConfig
-from minrl.json_text import json_text
-from minrl.judge import open_judge
+from minrl.pipeline.config import EvaluateConfig
+from minrl.rewards.completions import score_file
+from minrl.rewards.judge import open_judge
+from minrl.rewards.workers import Workers
+from minrl.system.json_text import json_text
 from minrl.tasks import load_task
+from minrl.terminal.command_line import parse_with_tasks, run_main
 from minrl.types import require
-from minrl.workers import Workers
 
 INCOMPLETE = 1
 """Exit status where a server left completions, or a judge verdicts, out."""
@@ -84,7 +84,7 @@ def _score(config: EvaluateConfig, options: TaskOptions) -> int:
 
 def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
     from minrl.pipeline.stages import evaluate
-    from minrl.screen import Screen
+    from minrl.terminal.screen import Screen
 
     with Screen(config.quiet) as screen:
         folder, summary = evaluate(config, options, screen)

@@ -18,14 +18,15 @@ from collections.abc import Sequence
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
-from minrl.checkpoint import save_checkpoint
-from minrl.command_line import parse_trainer, run_main
-from minrl.parts import Parts, assemble
-from minrl.preflight import preflight
-from minrl.record import Record
-from minrl.resume import open_run
-from minrl.rollout import rollout, tracked_plan, training_plan
-from minrl.sampling import Draw, at_temperature, choose_examples, observe
+from minrl.run.checkpoint import save_checkpoint
+from minrl.terminal.command_line import parse_trainer, run_main
+from minrl.run.parts import Parts, assemble
+from minrl.run.preflight import preflight
+from minrl.record.recorder import Record
+from minrl.run.resume import open_run
+from minrl.rollout import rollout
+from minrl.draw import tracked_plan, training_plan
+from minrl.draw import Draw, at_temperature, choose_examples, observe
 from minrl.update import update_policy
 
 

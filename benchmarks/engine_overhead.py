@@ -15,10 +15,10 @@ from harness import doing
 
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
-from minrl.engines.vllm_engine import VllmEngine, sampling_parameters
-from minrl.models import small_qwen3, word_tokenizer
+from minrl.engines.vllm.engine import VllmEngine, sampling_parameters
+from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.model.processes import Processes
 from minrl.policy import as_policy
-from minrl.processes import Processes
 from minrl.types import Request
 
 

@@ -29,16 +29,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # train.py lies beside the package
 
 import train
-from minrl.attention import Attention, plan_attention
 from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
-from minrl.engines.vllm_engine import VllmEngine
-from minrl.head import chunked_logprobs
-from minrl.models import save_model, small_qwen3, word_tokenizer
-from minrl.padded_attention import PaddedAttention
+from minrl.engines.vllm.engine import VllmEngine
+from minrl.kernels.attention import Attention, plan_attention
+from minrl.kernels.head import chunked_logprobs
+from minrl.kernels.padded_attention import PaddedAttention
+from minrl.model.loading import save_model, small_qwen3, word_tokenizer
+from minrl.model.processes import Processes
 from minrl.policy import Policy, load_policy, master_weights
-from minrl.processes import Processes
 from minrl.scoring import sampled_rollout
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness import doing
 
-from minrl.metrics import LOGGERS, read_metrics
+from minrl.record.metrics import LOGGERS, read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -48,7 +48,7 @@ def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None
 
 def chunked(turns: Turns, shape: tuple[int, int, int]) -> None:
     """MinRL's head."""
-    from minrl.head import chunked_logprobs
+    from minrl.kernels.head import chunked_logprobs
 
     measure("chunked", turns, shape, lambda hidden, weight, labels: chunked_logprobs(hidden, weight, labels, 1.0))
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from harness import doing
 
+from minrl.rewards.workers import Failure, call
 from minrl.tasks import load_task
 from minrl.tasks.reasoning_gym import ReasoningGymOptions, library
 from minrl.tasks.task import Task
 from minrl.types import Example, Job, UserError
-from minrl.workers import Failure, call
 
 TRIVIAL = {"empty": "", "0": "0", "hello": "hello"}
 MIXTURE = '{"datasets": [{"name": "leg_counting"}, {"name": "chain_sum"}]}'

@@ -34,8 +34,8 @@ def embedded(turns: Turns, work: Work) -> None:
 
 def vllm(turns: Turns, work: Work) -> None:
     """vLLM, in its process."""
-    from minrl.engines import vllm_engine  # before vLLM: it sets the environment that vLLM reads
-    from minrl.engines.vllm_versions import torch_left_alone
+    from minrl.engines.vllm import engine as vllm_engine
+    from minrl.engines.vllm.versions import torch_left_alone
 
     folder = Path(tempfile.mkdtemp())
     save_shape(work.size, folder)

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from minrl.config import ModelConfig
-from minrl.models import HEAD_DIM, save_model, small_qwen3, word_tokenizer
+from minrl.model.loading import HEAD_DIM, save_model, small_qwen3, word_tokenizer
+from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
-from minrl.processes import Processes
 from minrl.tasks import Task
 from minrl.tasks.task import Dataset
 from minrl.types import Completion, Example, Request, Reward, Rollout

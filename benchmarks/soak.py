@@ -351,7 +351,7 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
 
 def unrecognised(checkpoints: Path) -> list[str]:
     """Which damages of the newest checkpoint in the folder go unnoticed or hide the one before it."""
-    from minrl.checkpoint import damage, newest_complete
+    from minrl.run.checkpoint import damage, newest_complete
 
     problems = []
     for name, spoil in DAMAGES:
@@ -378,9 +378,9 @@ def make_rows(path: Path) -> None:
 def make_model(path: Path) -> None:
     """A model to evaluate: random weights, the words of Hanoi."""
     from minrl.config import ModelConfig
-    from minrl.models import small_qwen3, word_tokenizer
+    from minrl.model.loading import small_qwen3, word_tokenizer
+    from minrl.model.processes import Processes
     from minrl.policy import as_policy, save_policy
-    from minrl.processes import Processes
     from minrl.tasks import load_task
 
     config, tokenizer = ModelConfig(device="cpu", threads=1), word_tokenizer(load_task("hanoi").vocabulary)

@@ -36,7 +36,7 @@ class PacedRun:
     def install(self) -> None:
         """Put this object between the loop and what it calls."""
         from minrl.engines.torch_engine import TorchEngine
-        from minrl.record import Record
+        from minrl.record.recorder import Record
 
         generate = TorchEngine.generate
         begin, measured, end_step = Record.begin, Record.measured, Record.end_step
@@ -87,7 +87,7 @@ class PacedRun:
         self._wait(record)
 
     def _wait(self, record) -> None:
-        from minrl.clock import PhaseClock
+        from minrl.record.clock import PhaseClock
 
         self.number = self.turns.wait()
         self.forwarded, self.started, record._clock = 0, time.perf_counter(), PhaseClock()

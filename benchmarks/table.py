@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness import HEADER, RESULTS, Row
 
-from minrl.engines.vllm_versions import installed_build, refusal
+from minrl.engines.vllm.versions import installed_build, refusal
 
 BENCHMARKS = {"step": "trl", "update": "", "rollout": "vllm", "memory": "", "startup": "", "growth": ""}
 """Each with the library that it needs beside MinRL's own."""

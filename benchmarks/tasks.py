@@ -20,13 +20,13 @@ from typing import Any
 
 from harness import doing
 
+from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
 from minrl.tasks.boxed import boxed
 from minrl.tasks.connections import groups_of
 from minrl.tasks.math import MathOptions, OutOfTime, answers_agree, reward, time_limit
 from minrl.tasks.rows import load_rows
 from minrl.types import Example, Job
-from minrl.workers import Failure, Workers
 
 Answer = Callable[[Example], str]
 
@@ -117,7 +117,7 @@ def only_the_shown(example: Example) -> str:
 def rust(options: argparse.Namespace) -> dict[str, Answer]:
     """Exercism's references and stubs, and what only looks like a solution."""
     from minrl.tasks.rust import SOURCE
-    from minrl.tasks.rust_rows import _name, reference
+    from minrl.tasks.rust.rows import _name, reference
 
     rows = {_name(row): row for part in load_rows(SOURCE, options.data_path).values() for row in part}
     vacuous = "/// Nothing.\npub fn f() {}\n#[cfg(test)] mod tests { #[test] fn t() { assert!(true); } }"

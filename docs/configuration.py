@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from minrl.config import TrainerConfig
-from minrl.evaluate_config import EvaluateConfig
+from minrl.pipeline.config import EvaluateConfig
 from minrl.report.__main__ import ReportConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS

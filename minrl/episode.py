@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from minrl.rewards.workers import Failure
 from minrl.types import Episode, Job, Reward, Turn
-from minrl.workers import Failure
 
 
 class Play:

@@ -4,9 +4,9 @@ A `Policy` is a transformers model with float32 master weights, its tokenizer an
 version counts its updates, so that every completion can say which weights sampled it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,40 +16,33 @@ from jaxtyping import Float
 from loguru import logger
 from torch import Tensor
 
-from minrl.activations import LARGEST_SHARE, kept_bytes, layers_of
 from minrl.batch import Stream, pack
 from minrl.config import ModelConfig
-from minrl.context import context_length
-from minrl.cpu import free_bytes, speed_up_linears
-from minrl.lora import SUBFOLDER, Adapters, MergedWeights, adapted_layers, base_of, fold_in, require_peft
-from minrl.models import load_model, save_model
-from minrl.processes import Processes
+from minrl.kernels.activations import LARGEST_SHARE, kept_bytes, layers_of
+from minrl.kernels.cpu import free_bytes, speed_up_linears
+from minrl.model.chat import ChatTokenizer
+from minrl.model.context import context_length
+from minrl.model.loading import load_model, save_model
+from minrl.model.lora import SUBFOLDER, Adapters, MergedWeights, adapted_layers, base_of, fold_in, require_peft
+from minrl.model.processes import Processes
 from minrl.scoring import sampled_rollout, score, supports_packing, verify_scoring
-from minrl.types import CausalModel, Message, Prompt, UserError, require
-
-KEPT_PROMPTS = 1024
-"""Prompts whose ids are kept."""
-
-_SENTINEL = "\u2042"
+from minrl.types import CausalModel, UserError, require
 
 
-@dataclass
-class Policy:
+@dataclass(kw_only=True)
+class Policy(ChatTokenizer):
     """The trained model and its tokenizer. `version` counts the updates since the model was made, `skipped_steps` the
     last optimizer steps in a row whose gradient was not finite; `reference` is frozen, where a KL term needs one and
     there are no adapters to switch off.
     """
 
     model: CausalModel
-    tokenizer: Any
     processes: Processes
-    chat_template_options: dict[str, Any]
     version: int = 0
     skipped_steps: int = 0
     reference: CausalModel | None = None
     adapters: Adapters | None = None
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
-    _encoded: dict[object, list[int]] = field(default_factory=dict)
 
     def score(self, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """`minrl.scoring.score` of the policy, in its precision. Where a backward pass follows for which the
@@ -138,80 +131,6 @@ class Policy:
         ids = set(named if isinstance(named, list) else [named])
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
-    def stop_tokens(self, strings: Iterable[str]) -> frozenset[int]:
-        """The ids of those strings that are a token by themselves, such as `<|im_end|>`."""
-        ids = {string: self.tokenizer.convert_tokens_to_ids(string) for string in strings}
-        return frozenset(i for string, i in ids.items() if i is not None and self.decode_all([i]) == string)
-
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: a string as it is, messages through the chat template.
-
-        They are kept for a while, since each member of a group asks for the same.
-        """
-        asked = prompt if isinstance(prompt, str) else tuple(tuple(message.items()) for message in prompt)
-        if asked not in self._encoded:
-            if len(self._encoded) >= KEPT_PROMPTS:
-                self._encoded.clear()
-            self._encoded[asked] = self._encode(prompt)
-        return list(self._encoded[asked])
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer(prompt)["input_ids"]
-        return self._ids_of(self._render(prompt, generation=True))
-
-    def fits(self, prompt: Prompt, length: int) -> bool:
-        """Whether the prompt has at least one token and fewer than `length`; what is no Unicode text has none.
-
-        What is short in bytes is not encoded: a token has at least one, but for those that are added at the ends.
-        """
-        if not isinstance(prompt, str) and not prompt:
-            return False
-        text = prompt if isinstance(prompt, str) else self._render(prompt, generation=True)
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:  # half of a surrogate pair
-            return False
-        short = size + self.tokenizer.num_special_tokens_to_add() < length
-        return bool(short and text.strip()) or 0 < len(self._encode(prompt)) < length
-
-    def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:
-        """Token ids that follow a sampled completion when the same role is shown the next message.
-
-        What closes the assistant's turn is taken from the template; where the completion already ends with that
-        token it is not repeated.
-        """
-        if isinstance(message, str):
-            return self.tokenizer(message, add_special_tokens=False)["input_ids"]
-        opening = [{"role": "user", "content": _SENTINEL}, {"role": "assistant", "content": _SENTINEL * 2}]
-        rendered = self._render([*opening, *message], generation=True)
-        ids = self._ids_of(rendered.rpartition(_SENTINEL * 2)[2])
-        return ids[1:] if completion and ids and completion[-1] == ids[0] else ids
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of sampled ids, for rewards and readers."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def decode_all(self, ids: list[int]) -> str:
-        """The text of ids with their special tokens, for readers."""
-        return self.tokenizer.decode(ids)
-
-    def _ids_of(self, rendered: str) -> list[int]:
-        return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-
-    def _render(self, messages: list[Message], generation: bool) -> str:
-        if self.tokenizer.chat_template is None:
-            raise UserError(
-                "the tokenizer has no chat template and the task's prompts are chat messages: "
-                "choose an instruction-tuned model, or give the tokenizer a chat_template"
-            )
-        return self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=generation,
-            **self.chat_template_options,
-        )
-
 
 def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     """The model and tokenizer at a hub name or local path, with float32 weights on this process's device.
@@ -241,10 +160,10 @@ def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
     speed_up_linears(model)
     return Policy(
-        model,
-        tokenizer,
-        processes,
-        config.template_options,
+        model=model,
+        tokenizer=tokenizer,
+        processes=processes,
+        chat_template_options=config.template_options,
         activation_checkpointing=config.activation_checkpointing,
     )
 

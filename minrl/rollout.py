@@ -13,21 +13,13 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
 
-from minrl.checkpoint import TrainState
-from minrl.config import TrainerConfig
 from minrl.engines import Engine, Sampling
 from minrl.episode import Play
 from minrl.policy import Policy
+from minrl.rewards.workers import Workers
 from minrl.tasks import Task
 from minrl.types import SOLO, Completion, Example, Job, LostEpisode, PlayedTurn, Request, Rollout, Turn
-from minrl.workers import Workers
-
-T = TypeVar("T")
-
-TRACKED_EXAMPLES = 4
-"""Held-out examples that are followed through the whole run."""
 
 EPISODE = "episode"
 """What the seed of an episode's own `rng` is for, where a role's name stands in the seed of a completion."""
@@ -141,41 +133,6 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
     """63 bits that depend on the run's seed and on which completion of which step it is for."""
     text = "/".join(map(str, (run_seed, *path)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def draw_examples(examples: Sequence[T], config: TrainerConfig, state: TrainState) -> list[T]:
-    """The step's examples. The order is a function of the seed and the epoch alone."""
-    draws = range(state.examples_drawn, state.examples_drawn + config.rollout.prompts_per_step)
-    state.examples_drawn = draws.stop
-    count = len(examples)
-    orders = {epoch: _order(config.seed, epoch, count) for epoch in {draw // count for draw in draws}}
-    return [examples[orders[draw // count][draw % count]] for draw in draws]
-
-
-def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> Plan:
-    """How the step's examples are sampled, after `drawn` of them were."""
-    settings = config.rollout
-    return Plan(
-        settings.group_size,
-        settings.max_tokens,
-        settings.temperature,
-        config.seed,
-        "train",
-        state.step,
-        first_slot=drawn,
-        stop_strings=settings.stop_strings,
-    )
-
-
-def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan]:
-    """A few held-out examples that are sampled greedily through the whole run, to be compared across steps."""
-    settings = config.rollout
-    plan = Plan(1, settings.max_tokens, 0.0, config.seed, "tracked", 0, stop_strings=settings.stop_strings)
-    return list(task.dataset.held_out[:TRACKED_EXAMPLES]), plan
-
-
-def _order(seed: int, epoch: int, count: int) -> list[int]:
-    return random.Random(f"{seed}/{epoch}").sample(range(count), count)
 
 
 @dataclass

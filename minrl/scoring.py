@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens under a model: the packed forward pass and the chunked output head.
 
-S scored tokens. The stream's attention (minrl/attention.py) is one function that transformers' models call in place of
-their own; the logits of a whole stream never exist (minrl/head.py).
+S scored tokens. The stream's attention (minrl/kernels/attention.py) is one function that transformers' models call in place of
+their own; the logits of a whole stream never exist (minrl/kernels/head.py).
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minrl.activations import recomputed
-from minrl.attention import ATTENTION, plan_attention
 from minrl.batch import Stream, pack
-from minrl.context import context_length
-from minrl.head import chunked_logprobs
-from minrl.lora import merged_weight
+from minrl.kernels.activations import recomputed
+from minrl.kernels.attention import ATTENTION, plan_attention
+from minrl.kernels.head import chunked_logprobs
+from minrl.model.context import context_length
+from minrl.model.lora import merged_weight
 from minrl.types import CausalModel, Rollout, UserError
 
 WINDOW = 4

@@ -5,8 +5,9 @@ worker or a test can use them without loading torch.
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 Message = Mapping[str, str]
@@ -230,3 +231,31 @@ class Rollout:
     def num_sampled(self) -> int:
         """How many tokens the policy sampled."""
         return sum(self.loss_mask)
+
+
+@dataclass
+class TrainState:
+    """What changes from step to step and is not a weight."""
+
+    step: int = 0
+    examples_drawn: int = 0
+    policy_version: int = 0
+    skipped_steps: int = 0
+    sampled_tokens: int = 0
+    seconds: float = 0.0
+    baselines: dict[str, float] = field(default_factory=dict)
+    temperature: float = 0.0
+    solve_rates: dict[str, float] = field(default_factory=dict)
+    unfinished: dict[str, float] = field(default_factory=dict)
+    """The numbers of the step, where its evaluation is still to come."""
+
+    @classmethod
+    def from_dict(cls, values: dict) -> "TrainState":
+        """The state that `asdict` made."""
+        return cls(**values)
+
+
+def part_means(rewards: Sequence[Reward]) -> dict[str, float]:
+    """The mean of each part over the rewards that have it, by name."""
+    names = sorted({name for reward in rewards for name in reward.parts})
+    return {name: fmean(r.parts[name] for r in rewards if name in r.parts) for name in names}

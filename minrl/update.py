@@ -21,8 +21,8 @@ from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.losses import LEVELS, clipped_fractions, importance_weights, kl_penalty
 from minrl.optimizer import clipped_step, learning_rate
 from minrl.policy import Policy
-from minrl.progress import activity
 from minrl.scoring import score
+from minrl.system.progress import activity
 from minrl.token_totals import TokenTotals
 from minrl.types import CausalModel
 

@@ -21,13 +21,13 @@ beartype_package("minrl", conf=BeartypeConf(claw_is_pep526=False))  # where jaxt
 
 from minrl.config import ModelConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.models import small_qwen3, word_tokenizer
+from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
-from minrl.processes import Processes
+from minrl.rewards.workers import Workers
 from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import split
 from minrl.types import SOLO, Example, Reward, Rollout
-from minrl.workers import Workers
 from tests.left_out import (  # noqa: F401 - hooks
     excluded_markers,
     pytest_configure,

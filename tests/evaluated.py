@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import evaluate
-from minrl.checkpoint import MANIFEST, MOMENTS, STATE
-from minrl.command_line import to_dict
 from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
-from minrl.files import write_json
-from minrl.models import small_qwen3, word_tokenizer
+from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.model.processes import Processes
 from minrl.policy import as_policy, save_policy
-from minrl.processes import Processes
+from minrl.run.checkpoint import MANIFEST, MOMENTS, STATE
+from minrl.system.files import write_json
+from minrl.terminal.command_line import to_dict
 
 TASKS = '''
 """Say an even number of words; or roll a die, say a word, and be asked again."""

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from minrl import cpu
-from minrl.activations import LARGEST_SHARE, kept_bytes, recomputed
 from minrl.batch import pack
+from minrl.kernels import cpu
+from minrl.kernels.activations import LARGEST_SHARE, kept_bytes, recomputed
 from minrl.scoring import score
 from minrl.types import UserError
 

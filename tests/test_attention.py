@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from minrl import rectangle_attention, varlen_attention
-from minrl.attention import CardAttention, JoinedAttention, packed_attention, plan_attention
 from minrl.batch import pack
-from minrl.padded_attention import PaddedAttention
+from minrl.kernels import rectangle_attention, varlen_attention
+from minrl.kernels.attention import CardAttention, JoinedAttention, packed_attention, plan_attention
+from minrl.kernels.padded_attention import PaddedAttention
 from minrl.types import UserError
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
@@ -238,7 +238,9 @@ def test_the_parts_of_a_window_are_planned_once(stream_of):
 def test_a_card_plans_its_padded_rows_once(stream_of, monkeypatch):
     planned, stream = [], stream_of(GROUPS["ragged"])
     monkeypatch.setattr(varlen_attention, "takes", lambda query, window: False)
-    monkeypatch.setattr("minrl.attention.PaddedAttention", lambda one: planned.append(one) or PaddedAttention(one))
+    monkeypatch.setattr(
+        "minrl.kernels.attention.PaddedAttention", lambda one: planned.append(one) or PaddedAttention(one)
+    )
     attention = card(stream)
     for _ in range(2):
         attention(*inputs(len(stream.input_ids), torch.float32), 0.3, None)

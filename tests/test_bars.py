@@ -6,8 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from minrl.bars import SHOWN_AFTER_S, Bars
-from minrl.progress import activity, listening
+from minrl.system.progress import activity, listening
+from minrl.terminal.bars import SHOWN_AFTER_S, Bars
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 import torch
 from loguru import logger
 
-from minrl import files
-from minrl.base_model import DIGESTED, base_model_path, digest_of, make_base_model, require_demonstrations
 from minrl.config import BaseModelConfig
 from minrl.policy import load_policy
+from minrl.run.base_model import DIGESTED, base_model_path, digest_of, make_base_model, require_demonstrations
+from minrl.system import files
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError
@@ -69,7 +69,7 @@ def test_a_model_that_was_being_made_is_no_model(tmp_path, processes, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("minrl.base_model.save_policy", killed)
+        patch.setattr("minrl.run.base_model.save_policy", killed)
         with pytest.raises(KeyboardInterrupt):
             make(tmp_path / "base", processes, task, replace(SMALL, base_steps=1))
     assert not (tmp_path / "base").exists()

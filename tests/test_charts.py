@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from minrl import charts
+from minrl.report import charts
 from minrl.types import UserError
 
 

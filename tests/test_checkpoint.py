@@ -11,10 +11,12 @@ import pytest
 import torch
 from loguru import logger
 
-from minrl import checkpoint, files
-from minrl.checkpoint import (
+from minrl.config import OptimizerConfig
+from minrl.optimizer import make_optimizer
+from minrl.policy import load_policy
+from minrl.run import checkpoint
+from minrl.run.checkpoint import (
     MANIFEST,
-    TrainState,
     damage,
     damaged,
     discard_after,
@@ -27,10 +29,8 @@ from minrl.checkpoint import (
     step_name,
     weights_sha256,
 )
-from minrl.config import OptimizerConfig
-from minrl.optimizer import make_optimizer
-from minrl.policy import load_policy
-from minrl.types import UserError
+from minrl.system import files
+from minrl.types import TrainState, UserError
 from tests.conftest import CPU
 
 STATE = TrainState(step=3, examples_drawn=24, policy_version=5, sampled_tokens=99, seconds=1.5, baselines={"a": 0.5})

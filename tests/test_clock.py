@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from minrl.clock import PhaseClock, card_memory_gib, peak_memory_gib
+from minrl.record.clock import PhaseClock, card_memory_gib, peak_memory_gib
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from minrl.completions import score_file
 from minrl.evaluation import pass_at_one
+from minrl.rewards.completions import score_file
+from minrl.rewards.workers import call
 from minrl.tasks import load_task
-from minrl.tasks.code_game import (
+from minrl.tasks.code.game import (
     MODULES,
     VERDICTS,
     CodeGameOptions,
@@ -25,7 +26,6 @@ from minrl.tasks.code_game import (
     refusal,
 )
 from minrl.types import Job, Reward, UserError
-from minrl.workers import call
 
 ROOT = Path(__file__).parent.parent
 PATIENT_S = 60.0  # for programs that end by themselves, however slow the machine

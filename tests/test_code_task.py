@@ -11,8 +11,8 @@ import pytest
 from minrl import sandbox
 from minrl.tasks import code, load_task
 from minrl.tasks.code import CodeOptions, extract_program, reward_for_running, reward_for_tests
-from minrl.tasks.code_judge import numbered
-from minrl.tasks.code_values import Malformed, from_json, to_json
+from minrl.tasks.code.judge import numbered
+from minrl.tasks.code.values import Malformed, from_json, to_json
 from minrl.tasks.rows import identity
 from minrl.types import Example, UserError
 

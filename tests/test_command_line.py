@@ -11,10 +11,10 @@ from typing import get_type_hints
 import pytest
 
 import train
-from minrl.command_line import from_dict, parse_trainer, run_main, to_dict
 from minrl.config import TrainerConfig
-from minrl.defaults import REINFORCEMENT, defaults
+from minrl.config.defaults import REINFORCEMENT, defaults
 from minrl.tasks import TASK_DEFINITIONS
+from minrl.terminal.command_line import from_dict, parse_trainer, run_main, to_dict
 from minrl.types import UserError
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ from minrl.config import (
     TrainerConfig,
     with_absolute_paths,
 )
-from minrl.evaluate_config import EvaluateConfig
+from minrl.pipeline.config import EvaluateConfig
 from minrl.sft.config import SftConfig
 from minrl.types import UserError
 

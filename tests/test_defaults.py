@@ -4,10 +4,10 @@ import pytest
 import yaml
 from loguru import logger
 
-from minrl.command_line import parse_config, parse_trainer, to_dict
 from minrl.config import TrainerConfig
-from minrl.defaults import FINE_TUNING, what_is_trained
+from minrl.config.defaults import FINE_TUNING, what_is_trained
 from minrl.sft.config import ExpertIterationConfig, SftConfig
+from minrl.terminal.command_line import parse_config, parse_trainer, to_dict
 
 GIVEN, ADAPTERS = ["--model-id", "a/model"], ["--lora-rank", "8"]
 

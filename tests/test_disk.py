@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import pytest
 
 import train
-from minrl.checkpoint import TrainState, damage, newest_complete, save_checkpoint
-from minrl.command_line import run_main
 from minrl.config import OptimizerConfig
-from minrl.disk import refusal, require_writable
 from minrl.optimizer import make_optimizer
 from minrl.policy import save_policy
+from minrl.run.checkpoint import damage, newest_complete, save_checkpoint
+from minrl.system.disk import refusal, require_writable
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
-from minrl.types import UserError
+from minrl.terminal.command_line import run_main
+from minrl.types import TrainState, UserError
 from tests.disks import files_up_to
 from tests.test_stopping import FLAGS, NAME, NoOptions, ending
 

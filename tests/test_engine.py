@@ -15,10 +15,10 @@ from minrl.engines import CACHE_GIB, PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Samp
 from minrl.engines.decoder import LlamaDecoder, TransformersDecoder, make_decoder
 from minrl.engines.slices import Footprint, footprint, slices
 from minrl.engines.torch_engine import TorchEngine, sample, uniforms
-from minrl.models import word_tokenizer
+from minrl.model.loading import word_tokenizer
 from minrl.policy import as_policy
-from minrl.progress import listening
 from minrl.scoring import score
+from minrl.system.progress import listening
 from minrl.types import Request, UserError
 from tests.casts import Casts
 from tests.conftest import CPU

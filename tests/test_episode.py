@@ -3,8 +3,8 @@
 import pytest
 
 from minrl.episode import Play
+from minrl.rewards.workers import Failure
 from minrl.types import SOLO, Job, Reward, Turn
-from minrl.workers import Failure
 
 
 def returns(value):

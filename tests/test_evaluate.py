@@ -18,16 +18,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from minrl.config import EvaluationConfig, ModelConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluation import evaluate as evaluate_while_training
+from minrl.model.processes import Processes
 from minrl.pipeline import generate, local, plan, report, score
 from minrl.pipeline.folder import locked
 from minrl.pipeline.local import check_prompts
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import PlannedTask
 from minrl.policy import load_policy
-from minrl.processes import Processes
+from minrl.rewards.workers import Workers
 from minrl.tasks import load_task
 from minrl.types import UserError
-from minrl.workers import Workers
 from tests import evaluated
 from tests.evaluated import files_of, rows_of, run, summary_of
 

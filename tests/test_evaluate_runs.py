@@ -7,15 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from minrl.command_line import parse_with_tasks
 from minrl.config import ModelConfig, RolloutConfig
-from minrl.defaults import MAX_TOKENS
-from minrl.evaluate_config import EvaluateConfig
-from minrl.files import read_json
-from minrl.learning_config import LoraConfig
-from minrl.lora import Adapters
+from minrl.config.defaults import MAX_TOKENS
+from minrl.config.learning import LoraConfig
+from minrl.model.lora import Adapters
+from minrl.model.processes import Processes
 from minrl.pipeline import local, models
 from minrl.pipeline import stages as pipeline_stages
+from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.folder import folder_of, write_settings
 from minrl.pipeline.lineage import find_runs
 from minrl.pipeline.local import LocalSampler
@@ -24,12 +23,13 @@ from minrl.pipeline.plan import make_plan
 from minrl.pipeline.runs import as_trained
 from minrl.pipeline.settings import check_settings, settings_of
 from minrl.policy import load_policy, save_policy
-from minrl.processes import Processes
-from minrl.resume import resolve_model
-from minrl.screen import Screen
+from minrl.run.resume import resolve_model
+from minrl.system.files import read_json
 from minrl.tasks import load_task
 from minrl.tasks.code import CodeOptions
 from minrl.tasks.hanoi import HanoiOptions
+from minrl.terminal.command_line import parse_with_tasks
+from minrl.terminal.screen import Screen
 from minrl.types import UserError
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of

@@ -11,7 +11,8 @@ from together import together
 from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluation import Z95, Evaluation, bootstrap, evaluate, interval, pass_at_k, summarize, wilson
+from minrl.evaluation import Evaluation, evaluate, pass_at_k, summarize
+from minrl.intervals import Z95, bootstrap, interval, wilson
 from minrl.rollout import Plan
 from minrl.types import Example, LostEpisode, Reward, Turn
 

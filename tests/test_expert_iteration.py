@@ -15,20 +15,19 @@ import pytest
 import torch
 from together import together
 
-from minrl.checkpoint import TrainState
 from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.files import LOCK, lock
-from minrl.parts import Parts
+from minrl.rewards.workers import Workers
+from minrl.run.parts import Parts
 from minrl.sft import expert_iteration
 from minrl.sft import filter as filtering
 from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.demonstrations import Demonstration, read_demonstrations
 from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round, write_samples
 from minrl.sft.step import mean_loss_and_entropy
+from minrl.system.files import LOCK, lock
 from minrl.tasks import Dataset
-from minrl.types import Example, Reward, UserError
-from minrl.workers import Workers
+from minrl.types import Example, Reward, TrainState, UserError
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS, TASK
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from minrl.evaluation import wilson
-from minrl.json_text import json_text, plain
+from minrl.intervals import wilson
 from minrl.pipeline.figures import Score, example_values, in_roles, paired_difference, pass_figure
+from minrl.system.json_text import json_text, plain
 from minrl.types import Reward
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from minrl.files import holder, lock, lock_in_turn, read_json, whole, write_json
+from minrl.system.files import holder, lock, lock_in_turn, read_json, whole, write_json
 from minrl.types import UserError
 
 ROOT = Path(__file__).parent.parent
 HOLD = """
 import sys, time
 from pathlib import Path
-from minrl.files import lock
+from minrl.system.files import lock
 held = lock(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(600)

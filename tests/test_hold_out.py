@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from minrl.tasks import TASK_DEFINITIONS, load_task, rust
-from minrl.tasks.code_game import CONSTRUCTS, TOPICS
+from minrl.tasks.code.game import CONSTRUCTS, TOPICS
 from minrl.tasks.countdown import CountdownOptions, sums
 from minrl.tasks.hanoi import HanoiOptions, distance, moved
 from minrl.tasks.task import DeferredDataset, Task

@@ -11,20 +11,20 @@ from together import together
 
 import evaluate
 import train
-from minrl import judge as judge_module
-from minrl.checkpoint import newest_complete
-from minrl.command_line import parse_trainer, parse_with_tasks
-from minrl.completions import Counts, score_file
 from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluate_config import EvaluateConfig
-from minrl.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
-from minrl.parts import opened_judge
+from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.plan import make_plan
 from minrl.pipeline.settings import check_settings, settings_of
+from minrl.rewards import judge as judge_module
+from minrl.rewards.completions import Counts, score_file
+from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
 from minrl.rollout import Plan, rollout
+from minrl.run.checkpoint import newest_complete
+from minrl.run.parts import opened_judge
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
+from minrl.terminal.command_line import parse_trainer, parse_with_tasks
 from minrl.types import Example, Job, Reward, Turn, UserError
 from tests.chat_server import ChatServer, answer
 

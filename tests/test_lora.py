@@ -13,17 +13,17 @@ from transformers import AutoModelForCausalLM
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.batch import make_batch, pack
-from minrl.checkpoint import TrainState, damage, restore_optimizer, save_checkpoint, weights_sha256
 from minrl.config import LoraConfig, OptimizerConfig
 from minrl.engines import Sampling
 from minrl.engines.decoder import LlamaDecoder, TransformersDecoder
-from minrl.engines.device_copies import DeviceCopies, StableWeights
 from minrl.engines.torch_engine import TorchEngine
-from minrl.lora import Adapters, MergedWeights, adapted_layers, merged_weight
+from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
+from minrl.model.lora import Adapters, MergedWeights, adapted_layers, merged_weight
 from minrl.optimizer import make_optimizer
 from minrl.policy import load_policy, master_weights, save_policy
+from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, weights_sha256
 from minrl.scoring import score, verify_scoring
-from minrl.types import SOLO, Request, UserError
+from minrl.types import SOLO, Request, TrainState, UserError
 from minrl.update import update_policy
 from tests.conftest import CPU
 
@@ -337,7 +337,7 @@ def test_adapters_that_transformers_loads_from_elsewhere_are_refused_in_one_line
 def test_without_peft_adapters_are_refused_in_one_line(base, tmp_path, processes, monkeypatch):
     policy = adapted_from(base, processes, "adapter")
     save_policy(policy, tmp_path / "saved")
-    monkeypatch.setattr("minrl.lora.find_spec", lambda name: None)
+    monkeypatch.setattr("minrl.model.lora.find_spec", lambda name: None)
     for attempt in (lambda: load_policy(str(tmp_path / "saved"), CPU, processes), lambda: adapt(policy)):
         with pytest.raises(UserError, match="make setup EXTRA=lora") as refused:
             attempt()
@@ -397,7 +397,7 @@ def test_a_run_with_adapters_learns_and_its_checkpoint_evaluates_by_itself(loop,
     assert lines[0]["policy/ref_kl"] == 0 < lines[-1]["policy/ref_kl"]
     assert max(line["engine/logprob_gap_max"] for line in lines) < 1e-4
     (saved,) = (tmp_path / "ckpt").glob("*/step_*")
-    from minrl.processes import Processes
+    from minrl.model.processes import Processes
 
     policy = load_policy(str(saved), CPU, Processes(CPU))
     said = TorchEngine(policy).generate(

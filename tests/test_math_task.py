@@ -9,11 +9,11 @@ import time
 import pytest
 
 from minrl.evaluation import summarize
+from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
 from minrl.tasks.agreement import answers_agree, same_text
 from minrl.tasks.math import MathOptions, OutOfTime, reward, time_limit
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
-from minrl.workers import Failure, Workers
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})
 THREE = Example("", "", {"problem": "How many?", "answer": "3"})

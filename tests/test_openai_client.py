@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from minrl.openai_client import ChatClient, ChatError, ChatRefusal, ChatUsage, checked_url
+from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal, ChatUsage, checked_url
 from minrl.types import UserError
 from tests.chat_server import ChatServer, answer, in_turn
 

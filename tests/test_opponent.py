@@ -12,7 +12,7 @@ import train
 from minrl.engines import Engine, Sampling
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.engines.torch_engine import TorchEngine
-from minrl.models import small_qwen3, word_tokenizer
+from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.pipeline import plan as evaluation_plan
 from minrl.policy import as_policy, save_policy
 from minrl.rollout import Plan, rollout

@@ -10,10 +10,10 @@ import torch
 from loguru import logger
 from safetensors.torch import load_file
 
-from minrl.checkpoint import weights_sha256
 from minrl.config import OptimizerConfig
 from minrl.optimizer import clipped_step, learning_rate, load_optimizer, make_optimizer, save_optimizer
 from minrl.policy import master_weights
+from minrl.run.checkpoint import weights_sha256
 from minrl.types import UserError
 
 needs_bitsandbytes = (

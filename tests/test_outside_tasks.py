@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from minrl.base_model import base_model_path
-from minrl.command_line import from_dict, parse_trainer, parse_with_tasks, to_dict
 from minrl.config import BaseModelConfig, TrainerConfig, task_key
-from minrl.evaluate_config import EvaluateConfig
+from minrl.pipeline.config import EvaluateConfig
+from minrl.rewards.workers import Workers
+from minrl.run.base_model import base_model_path
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes
 from minrl.tasks.outside import installed_tasks
 from minrl.tasks.programs import files_outside, programs_outside
+from minrl.terminal.command_line import from_dict, parse_trainer, parse_with_tasks, to_dict
 from minrl.types import Job, UserError
-from minrl.workers import Workers
 
 SOURCE = """
 from dataclasses import dataclass

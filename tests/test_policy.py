@@ -9,11 +9,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import Phi3Config
 
-from minrl import cpu
 from minrl.batch import pack
 from minrl.config import ModelConfig
-from minrl.cpu import OneDnnLinear, few_rows_product, product
-from minrl.models import ASSISTANT, END, USER, save_model, word_tokenizer
+from minrl.kernels import cpu
+from minrl.kernels.cpu import OneDnnLinear, few_rows_product, product
+from minrl.model.loading import ASSISTANT, END, USER, save_model, word_tokenizer
 from minrl.policy import as_policy, load_policy, master_weights, save_policy
 from minrl.types import UserError
 from tests.conftest import CPU

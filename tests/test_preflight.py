@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 from together import together
 
-from minrl.checkpoint import TrainState, save_checkpoint
 from minrl.config import LoggingConfig, LoraConfig, OptimizerConfig, RolloutConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.models import word_tokenizer
+from minrl.model.loading import word_tokenizer
 from minrl.optimizer import make_optimizer
-from minrl.preflight import (
+from minrl.rewards.workers import Workers
+from minrl.rollout import Plan, Rollouts
+from minrl.run.checkpoint import save_checkpoint
+from minrl.run.preflight import (
     answer_findings,
     checkpoint_bytes,
     disk_findings,
@@ -23,11 +25,9 @@ from minrl.preflight import (
     require_room,
     rollout_findings,
 )
-from minrl.rollout import Plan, Rollouts
 from minrl.tasks import Dataset, Task, load_task
 from minrl.tasks.hanoi import HanoiOptions, distance
-from minrl.types import Example, Reward, UserError
-from minrl.workers import Workers
+from minrl.types import Example, Reward, TrainState, UserError
 from tests.rewards import unfinished
 
 END = 2
@@ -181,8 +181,8 @@ def test_a_checkpoint_of_adapters_alone_is_as_large_as_what_trains(policy):
 
 @pytest.mark.parametrize(("size", "said"), [(2**30, "1.0 GiB"), (3 * 2**29, "1.5 GiB"), (2**30 - 2**20, "1023.0 MiB")])
 def test_room_is_said_in_gib_or_mib(policy, tmp_path, monkeypatch, size, said):
-    monkeypatch.setattr("minrl.preflight.checkpoint_bytes", lambda policy, config: size)
-    monkeypatch.setattr("minrl.preflight.free_bytes", lambda folder: size // 2)
+    monkeypatch.setattr("minrl.run.preflight.checkpoint_bytes", lambda policy, config: size)
+    monkeypatch.setattr("minrl.run.preflight.free_bytes", lambda folder: size // 2)
     with pytest.raises(UserError, match=rf"^a checkpoint takes about {said} and {tmp_path} has .* free: make room"):
         require_room(policy, TrainerConfig(), tmp_path)
 
@@ -232,7 +232,9 @@ def sampled_with(policy, engine, workers, monkeypatch):
         asked = []
         taken = iter([1000.0, seconds])  # what was waited for before is not the preflight's
         monkeypatch.setattr(workers, "take_seconds", lambda: next(taken))
-        monkeypatch.setattr("minrl.preflight.rollout", lambda *given: asked.append(given[4:]) or Rollouts(rollouts, []))
+        monkeypatch.setattr(
+            "minrl.run.preflight.rollout", lambda *given: asked.append(given[4:]) or Rollouts(rollouts, [])
+        )
         dataset = Dataset([Example(str(n), str(n), {}) for n in range(20)], [Example("held out", "", {})])
         task = Task(dataset, lambda text, example: Reward(0.0), cheap=True)
         settings = RolloutConfig(group_size=3, max_tokens=5, temperature=0.7, stop_strings=("stop",))

@@ -12,9 +12,9 @@ import pytest
 from together import together
 from two_trainers import EVALUATED, FAILING_STEP, GROUP, LAST_STEP, PROMPTS, run
 
-from minrl.metrics import read_metrics
 from minrl.policy import save_policy
-from minrl.signals import exit_status
+from minrl.record.metrics import read_metrics
+from minrl.system.signals import exit_status
 
 ROOT = Path(__file__).parent.parent
 OWN_OF_A_MACHINE = ("time/", "speed/", "memory/", "update/computed_tokens")

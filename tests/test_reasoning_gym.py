@@ -9,7 +9,7 @@ import pytest
 
 import evaluate
 import train
-from minrl.command_line import parse_trainer
+from minrl.rewards.workers import Failure, call
 from minrl.tasks import load_task, reasoning_gym
 from minrl.tasks.reasoning_gym import (
     EVALUATING,
@@ -21,8 +21,8 @@ from minrl.tasks.reasoning_gym import (
     parse_formula,
     same_problem,
 )
+from minrl.terminal.command_line import parse_trainer
 from minrl.types import Example, Job, Reward, UserError
-from minrl.workers import Failure, call
 
 LEGS = "reasoning_gym/leg_counting"
 

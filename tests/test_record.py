@@ -8,21 +8,21 @@ import pytest
 import torch
 from loguru import logger
 
-from minrl import record as record_module
 from minrl.algorithms import Comparison
-from minrl.checkpoint import TrainState, save_checkpoint, step_name
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
 from minrl.evaluation import Evaluation
-from minrl.metrics import read_metrics
 from minrl.optimizer import make_optimizer
-from minrl.parts import Parts
-from minrl.record import Record
+from minrl.record.metrics import read_metrics
+from minrl.record.recorder import Record
+from minrl.record.recorder import recorder as record_module
 from minrl.rollout import Rollouts
-from minrl.run import Run
+from minrl.run.checkpoint import save_checkpoint, step_name
+from minrl.run.parts import Parts
+from minrl.run.run import Run
 from minrl.scoring import LARGEST_GAP
-from minrl.screen import Screen
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.types import LostEpisode, Reward, UserError
+from minrl.terminal.screen import Screen
+from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Updated
 from minrl.viewer.build import PAGE, packed_steps
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minrl.reply_cache import ReplyCache
+from minrl.rewards.reply_cache import ReplyCache
 from minrl.types import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +80,7 @@ def test_a_line_torn_anywhere_is_passed_over_and_the_next_is_whole(path, end):
 
 WRITER = """
 import sys
-from minrl.reply_cache import ReplyCache
+from minrl.rewards.reply_cache import ReplyCache
 cache = ReplyCache(sys.argv[1])
 for number in range(10**9):
     cache.reply(f"{sys.argv[2]}{number}", lambda: "x" * 20_000)

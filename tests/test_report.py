@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minrl.metrics import MetricsLog
+from minrl.record.metrics import MetricsLog
 from minrl.report.__main__ import main
 from minrl.report.runs import differences, read_run, smoothed
 from minrl.report.tables import results, table

@@ -13,12 +13,12 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from minrl import record
-from minrl.checkpoint import newest_complete
-from minrl.clock import PhaseClock
 from minrl.engines.torch_engine import TorchEngine
-from minrl.metrics import MetricsLog, read_metrics
-from minrl.parts import Parts
+from minrl.record.clock import PhaseClock
+from minrl.record.metrics import MetricsLog, read_metrics
+from minrl.record.recorder import recorder as record
+from minrl.run.checkpoint import newest_complete
+from minrl.run.parts import Parts
 from minrl.types import UserError
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from together import together
 
-from minrl.checkpoint import TrainState
 from minrl.config import RolloutConfig, TrainerConfig
+from minrl.draw import draw_examples, tracked_plan, training_plan
 from minrl.engines.torch_engine import TorchEngine
-from minrl.rollout import EPISODE, Plan, completion_seed, draw_examples, rollout, tracked_plan, training_plan
+from minrl.rollout import EPISODE, Plan, completion_seed, rollout
 from minrl.tasks import Task
 from minrl.tasks.task import split
-from minrl.types import SOLO, Completion, Example, Job, Reward, Turn
+from minrl.types import SOLO, Completion, Example, Job, Reward, TrainState, Turn
 from tests.rewards import cannot_judge_2
 
 EXAMPLES = split([Example(str(n), "numbers 1 2", {"answer": n}) for n in range(20)], 0.5)

@@ -5,13 +5,14 @@ import json
 import pytest
 from loguru import logger
 
-from minrl import run as run_module
-from minrl.checkpoint import TrainState, weights_sha256
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
 from minrl.evaluation import Evaluation
-from minrl.provenance import changes, provenance
-from minrl.run import RUN_RECORD, Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
+from minrl.run import run as run_module
+from minrl.run.checkpoint import weights_sha256
+from minrl.run.provenance import changes, provenance
+from minrl.run.run import RUN_RECORD, Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
 from minrl.tasks import TASK_DEFINITIONS
+from minrl.types import TrainState
 
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
 

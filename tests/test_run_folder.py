@@ -13,18 +13,19 @@ from pathlib import Path
 import pytest
 
 import train
-from minrl import parts, run_folder
-from minrl.checkpoint import damage
-from minrl.command_line import from_dict, run_main
 from minrl.config import LoggingConfig, TrainerConfig
-from minrl.files import LOCK
-from minrl.metrics import read_metrics
-from minrl.models import small_qwen3, word_tokenizer
+from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy, save_policy
-from minrl.resume import open_run
-from minrl.run_folder import COPYING, HISTORY, OWNER, SAVED, owned
+from minrl.record.metrics import read_metrics
+from minrl.run import folder as run_folder
+from minrl.run import parts
+from minrl.run.checkpoint import damage
+from minrl.run.folder import COPYING, HISTORY, OWNER, SAVED, owned
+from minrl.run.resume import open_run
+from minrl.system.files import LOCK
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
+from minrl.terminal.command_line import from_dict, run_main
 from minrl.types import Example, UserError
 from tests.conftest import CPU, count_sevens
 from tests.disks import files_up_to
@@ -482,7 +483,7 @@ def test_a_checkpoint_with_an_edited_file_is_set_aside_and_not_removed(run):
 
 
 def test_a_branch_shares_no_file_that_somebody_may_edit(run, monkeypatch):
-    monkeypatch.setattr("minrl.run_folder.SMALLEST_LINKED", 2**14)
+    monkeypatch.setattr("minrl.run.folder.SMALLEST_LINKED", 2**14)
     assert resume(f"checkpoints/{NAME}/step_000002") == 0
     kept, branch = (Path(f"checkpoints/{name}/step_000002") for name in (NAME, f"{NAME}-2"))
     shared = {path.name for path in kept.iterdir() if path.samefile(branch / path.name)}

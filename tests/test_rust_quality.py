@@ -2,7 +2,7 @@
 
 import pytest
 
-from minrl.tasks.rust_quality import QualityWeights, count, quality, scores
+from minrl.tasks.rust.quality import QualityWeights, count, quality, scores
 from minrl.types import UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from minrl import sandbox
-from minrl.json_text import json_text
 from minrl.sandbox import Limits
+from minrl.system.json_text import json_text
 from minrl.tasks import load_task, rust
-from minrl.tasks import rust_cargo as cargo
 from minrl.tasks.rust import RustOptions, RustReward, extract_code
-from minrl.tasks.rust_guard import refusal, tokens
-from minrl.tasks.rust_rows import problems
-from minrl.tasks.rust_signatures import signature_checks
-from minrl.tasks.rust_syntax import parse
-from minrl.tasks.rust_tests import Secret, find_tests, instrumented, main_assertions, own_tests
+from minrl.tasks.rust import cargo as cargo
+from minrl.tasks.rust.guard import refusal, tokens
+from minrl.tasks.rust.rows import problems
+from minrl.tasks.rust.signatures import signature_checks
+from minrl.tasks.rust.syntax import parse
+from minrl.tasks.rust.tests import Secret, find_tests, instrumented, main_assertions, own_tests
 from minrl.types import Example, UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")

@@ -12,12 +12,11 @@ from together import together
 from two_samplers import STEPS, sampled_steps, single_precision
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm
-from minrl.checkpoint import TrainState
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
-from minrl.processes import Processes
-from minrl.rollout import Rollouts, draw_examples, training_plan
-from minrl.sampling import Draw, adapted_temperature, at_temperature, choose_examples, observe
-from minrl.types import Example, Reward, UserError
+from minrl.draw import Draw, adapted_temperature, at_temperature, choose_examples, draw_examples, observe, training_plan
+from minrl.model.processes import Processes
+from minrl.rollout import Rollouts
+from minrl.types import Example, Reward, TrainState, UserError
 
 
 @pytest.fixture(scope="module")

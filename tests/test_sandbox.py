@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from minrl import sandbox, sandbox_filter
+from minrl import sandbox
 from minrl.sandbox import LEVELS, Call, Limits, SandboxError
-from minrl.sandbox_slot import FIRST_UID
+from minrl.sandbox import filter as sandbox_filter
+from minrl.sandbox.slot import FIRST_UID
 from minrl.types import UserError
 
 LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mib=512, file_mib=16, processes=24)
@@ -609,7 +610,7 @@ def test_mixed_snippets_leave_no_process_and_no_file_behind(level):
 SLOW_START = """import sys, time; sys.path.append(sys.argv[1]); from minrl import sandbox_walls as walls
 def slow(launch): return lambda *call: (time.sleep(1.5), launch(*call))
 walls.LAUNCH.update({level: slow(launch) for level, launch in walls.LAUNCH.items()})
-from minrl.sandbox_process import main; main(int(sys.argv[2]))"""
+from minrl.sandbox.process import main; main(int(sys.argv[2]))"""
 
 
 def test_the_time_of_a_call_counts_from_when_its_walls_stand(level, monkeypatch):

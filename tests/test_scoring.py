@@ -18,10 +18,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from minrl import head as output_head
 from minrl import scoring
 from minrl.batch import micro_batches, pack
-from minrl.head import chunked_logprobs
+from minrl.kernels import head as output_head
+from minrl.kernels.head import chunked_logprobs
 from minrl.scoring import score
 
 SMALL = {
@@ -339,7 +339,7 @@ def test_a_window_that_is_scored_right_is_not_refused_and_stays_as_it_is(config)
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_autocast_is_the_heads_precision_forward_and_backward(kept, monkeypatch):
-    monkeypatch.setattr("minrl.head.KEPT_LOGITS", 10**9 if kept else 0)
+    monkeypatch.setattr("minrl.kernels.head.KEPT_LOGITS", 10**9 if kept else 0)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(5, 8, generator=generator), torch.randn(300, 8, generator=generator)
     labels = torch.tensor([1, 2, 3, 4, 5])

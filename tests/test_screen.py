@@ -6,7 +6,7 @@ import shutil
 import pytest
 from loguru import logger
 
-from minrl.screen import FILE_ONLY, Screen
+from minrl.terminal.screen import FILE_ONLY, Screen
 
 
 @pytest.fixture(autouse=True)

@@ -19,14 +19,12 @@ import torch
 from gradients import CPU, tiny_policy
 from together import together
 
-from minrl.checkpoint import TrainState
 from minrl.config import OptimizerConfig, RolloutConfig, TrainerConfig
-from minrl.files import LOCK, lock
+from minrl.draw import draw_examples
+from minrl.model.processes import Processes
 from minrl.optimizer import make_optimizer
-from minrl.parts import Parts
-from minrl.processes import Processes
-from minrl.record import Record
-from minrl.rollout import draw_examples
+from minrl.record.recorder import Record
+from minrl.run.parts import Parts
 from minrl.sft import __main__ as sft
 from minrl.sft import filter as filtering
 from minrl.sft.__main__ import fine_tune, steps_of
@@ -41,9 +39,10 @@ from minrl.sft.demonstrations import (
     read_demonstrations,
 )
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
+from minrl.system.files import LOCK, lock
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
-from minrl.types import UserError
+from minrl.types import TrainState, UserError
 from minrl.update import optimizer_step
 from tests.killing import killed_at, signalled_at
 

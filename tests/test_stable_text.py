@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from minrl.base_model import digest_of
-from minrl.judge import reference
 from minrl.pipeline.plan import PlannedTask
 from minrl.pipeline.settings import _references_digest
-from minrl.stable_text import stable_text
+from minrl.rewards.judge import reference
+from minrl.run.base_model import digest_of
+from minrl.system.stable_text import stable_text
 from minrl.tasks.task import Dataset
 from minrl.types import Example
 
@@ -75,7 +75,7 @@ def test_equal_values_have_one_text_and_others_another(text_of, one, alike, othe
 
 def test_the_text_is_the_same_in_another_process():
     made = "frozenset('minrl'), {('a', 1): len, 'b': lambda x: x}, float('nan')"
-    code = f"from minrl.stable_text import stable_text; print(stable_text([{made}]))"
+    code = f"from minrl.system.stable_text import stable_text; print(stable_text([{made}]))"
     again = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent.parent
     )

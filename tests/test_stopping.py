@@ -14,14 +14,15 @@ from threading import Timer
 import pytest
 
 import train
-from minrl import checkpoint, evaluation
-from minrl.checkpoint import load_state, newest_complete
-from minrl.command_line import run_main
-from minrl.metrics import read_metrics
+from minrl import evaluation
 from minrl.policy import save_policy
-from minrl.signals import STOP_SIGNALS, answered, stop_at_once
-from minrl.streams import Forgiving
+from minrl.record.metrics import read_metrics
+from minrl.run import checkpoint
+from minrl.run.checkpoint import load_state, newest_complete
+from minrl.system.signals import STOP_SIGNALS, answered, stop_at_once
+from minrl.system.streams import Forgiving
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+from minrl.terminal.command_line import run_main
 from tests.killing import before, signalled_at
 
 ROOT = Path(__file__).parent.parent

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minrl.evaluate_config import EvaluateConfig
+from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.figures import results
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import GREEDY, SAMPLED, Mode, Plan, PlannedTask
@@ -76,7 +76,7 @@ def test_greedy_completions_are_not_the_sampled_ones(plan, tmp_path):
 
 @pytest.mark.parametrize(
     ("reason", "complete"),
-    [("minrl.openai_client.ChatError: down", False), ("ValueError: no answer", True)],
+    [("minrl.rewards.chat_client.ChatError: down", False), ("ValueError: no answer", True)],
 )
 def test_an_evaluation_whose_judge_did_not_answer_is_not_complete(plan, tmp_path, reason, complete):
     lines = [*of_all("A"), *of_all("B")]

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from minrl import parts
 from minrl.algorithms import ALGORITHMS
 from minrl.engines.torch_engine import TorchEngine
 from minrl.policy import save_policy
 from minrl.rollout import rollout
+from minrl.run import parts
 from minrl.tasks import TASK_DEFINITIONS, Dataset, Task, TaskDefinition
 from minrl.types import Example, Reward, Turn, UserError
 
@@ -200,7 +200,7 @@ def test_a_prompt_that_is_too_long_is_never_drawn(loop, sevens, monkeypatch, has
     drawn = set()
     monkeypatch.setattr(train, "rollout", lambda *a: drawn.update(one.id for one in a[4]) or rollout(*a))
     if has_judge:  # with one, a single turn is an episode
-        monkeypatch.setattr("minrl.parts.judged", lambda task, judge: replace(task, episode=task.play))
+        monkeypatch.setattr("minrl.run.parts.judged", lambda task, judge: replace(task, episode=task.play))
     status, run = loop("--steps", "3", "--eval-examples", "100")  # three times as many draws as there are examples
     assert status == 0
     assert drawn == {example.id for example in data.train}

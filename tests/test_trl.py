@@ -13,7 +13,7 @@ from gradients import CPU, fixed_rollouts, settings, tiny_policy
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch, pack
-from minrl.processes import Processes
+from minrl.model.processes import Processes
 from minrl.types import SOLO, Reward
 from minrl.update import _Update
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from minrl.base_model import require_words
+from minrl.run.base_model import require_words
+from minrl.run.unknown_words import check_task_words, check_words, prompts_read, unknown_id
 from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward, UserError
-from minrl.unknown_words import check_task_words, check_words, prompts_read, unknown_id
 from tests.conftest import CPU
 
 

@@ -17,10 +17,10 @@ from together import together
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.batch import make_batch, pack
 from minrl.config import OptimizerConfig
+from minrl.model.processes import Processes
 from minrl.optimizer import learning_rate
-from minrl.processes import Processes
-from minrl.progress import listening
 from minrl.scoring import score
+from minrl.system.progress import listening
 from minrl.types import Reward
 from minrl.update import optimizer_step, update_policy
 from tests.casts import Casts

@@ -14,7 +14,7 @@ from rollout_runs import line, many, write_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from minrl.metrics import MetricsLog
+from minrl.record.metrics import MetricsLog
 from minrl.types import PlayedTurn, Reward, UserError
 from minrl.update import Updated
 from minrl.viewer import build

@@ -28,17 +28,18 @@ from transformers import (
 
 import train
 from minrl.config import EngineConfig, LoraConfig, ModelConfig
-from minrl.engines import Engine, Sampling, choice, vllm_versions
+from minrl.engines import Engine, Sampling, choice
 from minrl.engines.choice import make_engine
-from minrl.engines.device_copies import DeviceCopies
 from minrl.engines.torch_engine import TorchEngine
-from minrl.engines.verify import SyncError, differing, find_held, policy_logprobs, unread
-from minrl.engines.vllm_engine import VllmEngine, mix_seed
-from minrl.engines.watchdog import Watchdog
-from minrl.lora import Adapters, MergedWeights
-from minrl.models import word_tokenizer
+from minrl.engines.vllm import versions as vllm_versions
+from minrl.engines.vllm.device_copies import DeviceCopies
+from minrl.engines.vllm.engine import VllmEngine, mix_seed
+from minrl.engines.vllm.verify import SyncError, differing, find_held, policy_logprobs, unread
+from minrl.engines.vllm.watchdog import Watchdog
+from minrl.model.loading import word_tokenizer
+from minrl.model.lora import Adapters, MergedWeights
+from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
-from minrl.processes import Processes
 from minrl.types import Completion, Request, UserError
 
 REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
@@ -205,7 +206,7 @@ def test_a_broken_sync_is_caught_at_the_next_step_however_small(engines, monkeyp
 @pytest.mark.parametrize("break_it", [skip_sync, swap_layers])
 def test_the_probe_alone_catches_what_can_be_heard(engines, monkeypatch, break_it):
     engine = engines.get("qwen3-tied")
-    monkeypatch.setattr("minrl.engines.vllm_engine.differing", lambda *_: [])
+    monkeypatch.setattr("minrl.engines.vllm.engine.differing", lambda *_: [])
     break_it(engine, monkeypatch)
     improve(engine.policy)
     with pytest.raises(SyncError, match=r"0 of .* weight tensors differ; log-probabilities differ by up to"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from minrl.engines import vllm_versions
+from minrl.engines.vllm import versions as vllm_versions
 
 ROOT = Path(__file__).parent.parent
 REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
@@ -22,7 +22,7 @@ FLAGS = SETTINGS.split()
 BREAK = """
 import sys, time
 sys.path.insert(0, {root!r})
-from minrl.engines.vllm_engine import VllmEngine
+from minrl.engines.vllm.engine import VllmEngine
 usual, calls = VllmEngine.generate, []
 
 def breaking(engine, requests, sampling):

@@ -15,9 +15,9 @@ pytest.importorskip("wandb")
 
 from wandb.proto.wandb_internal_pb2 import Record
 
-from minrl.metrics import LOGGERS, MetricsLog
+from minrl.record.metrics import LOGGERS, MetricsLog
+from minrl.record.wandb import require_wandb
 from minrl.types import UserError
-from minrl.wandb_log import require_wandb
 
 ROOT = Path(__file__).parent.parent
 
@@ -176,7 +176,7 @@ IMPORTS = """
 import sys
 from pathlib import Path
 import numpy as np
-from minrl.metrics import HISTOGRAMS, LOGGERS, MetricsLog
+from minrl.record.metrics import HISTOGRAMS, LOGGERS, MetricsLog
 
 for logger in sorted(LOGGERS):  # the files of tensorboard are written with either: its own imports come first
     log = MetricsLog(Path(sys.argv[1], logger), logger=logger)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from minrl import workers as workers_module
-from minrl.progress import listening
+from minrl.rewards import workers as workers_module
+from minrl.rewards.workers import Failure, Workers, call, in_threads
+from minrl.system.progress import listening
 from minrl.types import Job
-from minrl.workers import Failure, Workers, call, in_threads
 
 DEADLINES_S = (2.0, 60.0)
 """For what is to miss its deadline, beside something that is not to: the second where the machine is slow."""
@@ -303,7 +303,7 @@ def test_nothing_runs_after_close():
 
 def test_workers_end_when_the_process_that_started_them_is_killed():
     code = (
-        "import os, signal; from minrl.types import Job; from minrl.workers import Workers\n"
+        "import os, signal; from minrl.types import Job; from minrl.rewards.workers import Workers\n"
         "pool = Workers(1, 60.0); print(pool.run([Job(os.getpid)])[0], flush=True); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from minrl.config import ModelConfig
-from minrl.processes import Processes
+from minrl.model.processes import Processes
 
 T = TypeVar("T")
 

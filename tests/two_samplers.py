@@ -4,17 +4,16 @@ from dataclasses import asdict
 
 from gradients import tiny_policy
 
-from minrl.checkpoint import TrainState
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
+from minrl.draw import Draw, at_temperature, choose_examples, observe, training_plan
 from minrl.engines.torch_engine import TorchEngine
+from minrl.model.processes import Processes
 from minrl.policy import Policy
-from minrl.processes import Processes
-from minrl.rollout import rollout, training_plan
-from minrl.sampling import Draw, at_temperature, choose_examples, observe
+from minrl.rewards.workers import Workers
+from minrl.rollout import rollout
 from minrl.tasks import Task
 from minrl.tasks.task import split
-from minrl.types import Example, Reward
-from minrl.workers import Workers
+from minrl.types import Example, Reward, TrainState
 
 PROMPTS, STEPS = 6, 4
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import train
-from minrl.command_line import run_main
-from minrl.parts import Parts
-from minrl.record import Record
+from minrl.record.recorder import Record
+from minrl.run.parts import Parts
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
+from minrl.terminal.command_line import run_main
 from minrl.types import SOLO, Example, Reward, Turn, UserError
 
 PROMPTS, GROUP = 4, 4

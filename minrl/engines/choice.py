@@ -7,7 +7,7 @@ from loguru import logger
 from minrl.config import EngineConfig
 from minrl.engines import Engine
 from minrl.engines.torch_engine import TorchEngine
-from minrl.engines.vllm_versions import installed_build, refusal
+from minrl.engines.vllm.versions import installed_build, refusal
 from minrl.policy import Policy
 from minrl.types import UserError
 
@@ -40,6 +40,6 @@ def make_engine(
         if config.engine == "auto" and policy.device.type == "cuda":
             logger.warning(f"the embedded engine samples on this card: {refusal('cuda', installed_build())}")
         return TorchEngine(policy, config.engine_cache_gib)
-    from minrl.engines.vllm_engine import VllmEngine
+    from minrl.engines.vllm.engine import VllmEngine
 
     return VllmEngine(config, policy, sequences, going_on)

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.context import context_length
-from minrl.cpu import computed, few_rows_product
-from minrl.lora import merged_weight
+from minrl.kernels.cpu import computed, few_rows_product
+from minrl.model.context import context_length
+from minrl.model.lora import merged_weight
 from minrl.types import CausalModel
 
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.cpu import computed, few_rows_product, product
 from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
 from minrl.engines.decoder import make_decoder
 from minrl.engines.slices import footprint, slices
-from minrl.lora import merged_weight
+from minrl.kernels.cpu import computed, few_rows_product, product
+from minrl.model.lora import merged_weight
 from minrl.policy import Policy
-from minrl.progress import activity
+from minrl.system.progress import activity
 from minrl.types import Completion, Request
 
 KEEP_FRACTION = 0.75

@@ -6,7 +6,7 @@ from pathlib import Path
 from loguru import logger
 
 from minrl.engines.choice import takes_vllm
-from minrl.openai_client import ChatError
+from minrl.model.processes import Processes
 from minrl.pipeline.generate import missing
 from minrl.pipeline.local import check_prompts
 from minrl.pipeline.models import NamedModel
@@ -14,8 +14,8 @@ from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.served import connect
 from minrl.policy import load_policy
-from minrl.processes import Processes
-from minrl.screen import Screen
+from minrl.rewards.chat_client import ChatError
+from minrl.terminal.screen import Screen
 from minrl.types import UserError
 
 

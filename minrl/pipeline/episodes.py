@@ -11,11 +11,11 @@ import random
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from minrl.json_text import json_text
 from minrl.pipeline.plan import PlannedTask
 from minrl.pipeline.results import packed
 from minrl.pipeline.rows import Key, Row
 from minrl.rollout import EPISODE, completion_seed
+from minrl.system.json_text import json_text
 from minrl.tasks import Task
 from minrl.types import SOLO, Episode, Example, Job, Reward, Turn
 

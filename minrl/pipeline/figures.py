@@ -11,24 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from minrl.evaluation import (
-    bootstrap,
-    by_category,
-    is_solved,
-    pass_at_k,
-    pass_at_one,
-    percentiles,
-    resampled,
-    summarize,
-    wilson,
-)
-from minrl.json_text import plain
-from minrl.metrics import part_means
+from minrl.evaluation import by_category, is_solved, pass_at_k, pass_at_one, summarize
+from minrl.intervals import bootstrap, percentiles, resampled, wilson
 from minrl.pipeline.plan import GREEDY, SAMPLED, Plan, PlannedTask
 from minrl.pipeline.rows import SERVED_AS, Key, Row
 from minrl.pipeline.table import NOBODY
 from minrl.rollout import lost_roles
-from minrl.types import Reward
+from minrl.system.json_text import plain
+from minrl.types import Reward, part_means
 
 ROUNDING = 1e-12
 """Shares that differ by less are the same."""

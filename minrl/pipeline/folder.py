@@ -8,11 +8,11 @@ from pathlib import Path
 
 from loguru import logger
 
-from minrl.evaluate_config import EvaluateConfig
-from minrl.files import LOCK, holder, lock, read_json, write_json
+from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.settings import SAMPLES, Settings, identity_of
-from minrl.provenance import changes, provenance
+from minrl.run.provenance import changes, provenance
+from minrl.system.files import LOCK, holder, lock, read_json, write_json
 from minrl.types import UserError, require
 
 HOME = Path("evaluations")

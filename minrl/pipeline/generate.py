@@ -17,8 +17,8 @@ from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
 from minrl.pipeline.served import ServedSampler
-from minrl.screen import Screen
-from minrl.workers import Workers
+from minrl.rewards.workers import Workers
+from minrl.terminal.screen import Screen
 
 
 @runtime_checkable

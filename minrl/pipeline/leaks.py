@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from minrl.config import TaskOptions, task_key
-from minrl.evaluate_config import EvaluateConfig
+from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.lineage import TrainedRun
-from minrl.provenance import changes, provenance
+from minrl.run.provenance import changes, provenance
 from minrl.sft.demonstrations import key_of, question_of, read_demonstrations
 from minrl.tasks import Task, load_task, with_absolute_path
 from minrl.types import Example, UserError, require

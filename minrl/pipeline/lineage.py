@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.checkpoint import MANIFEST
-from minrl.command_line import from_dict
 from minrl.config import TaskOptions, TrainerConfig, task_key
-from minrl.files import read_json
-from minrl.parts import START
 from minrl.pipeline.models import API
-from minrl.resume import is_run, model_folder, run_folder_of, run_of
+from minrl.run.checkpoint import MANIFEST
+from minrl.run.parts import START
+from minrl.run.resume import is_run, model_folder, run_folder_of, run_of
+from minrl.system.files import read_json
+from minrl.terminal.command_line import from_dict
 from minrl.types import UserError
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from loguru import logger
 
-from minrl.checkpoint import MANIFEST, damage
-from minrl.lora import base_of
-from minrl.models import cached_commit
-from minrl.resume import model_folder, resolve_model
+from minrl.model.loading import cached_commit
+from minrl.model.lora import base_of
+from minrl.run.checkpoint import MANIFEST, damage
+from minrl.run.resume import model_folder, resolve_model
 from minrl.types import UserError, require
 
 API = "openai:"

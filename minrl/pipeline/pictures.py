@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.charts import INK, Axes, bars, color, curve, legend_below, line_style, percent, picture, wrapped
 from minrl.pipeline.plan import Plan
+from minrl.report.charts import INK, Axes, bars, color, curve, legend_below, line_style, percent, picture, wrapped
 
 Summary = Mapping[str, Any]
 Result = Mapping[str, Any]

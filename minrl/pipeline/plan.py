@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from minrl.config import TaskOptions, task_key
-from minrl.evaluate_config import EvaluateConfig
 from minrl.evaluation import MIN_SAMPLES
-from minrl.judge import Judge, judged
-from minrl.parts import no_frozen_role
+from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.models import NamedModel, as_recorded, find_models
 from minrl.pipeline.rows import Key
+from minrl.rewards.judge import Judge, judged
+from minrl.run.parts import no_frozen_role
 from minrl.tasks import Task, load_task
 from minrl.tasks.programs import programs
 from minrl.types import Example, UserError, require

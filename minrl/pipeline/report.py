@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.files import read_json, write_json
-from minrl.json_text import plain
 from minrl.pipeline.figures import differences, results
 from minrl.pipeline.folder import SUMMARY
 from minrl.pipeline.pictures import draw_all
@@ -14,7 +12,9 @@ from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.score import asked_again
 from minrl.pipeline.settings import Settings
-from minrl.tensorboard_log import write_pictures
+from minrl.record.tensorboard import write_pictures
+from minrl.system.files import read_json, write_json
+from minrl.system.json_text import plain
 
 TABLE, CSV, CHARTS, EVENTS = "summary.md", "summary.csv", "charts", "tensorboard"
 

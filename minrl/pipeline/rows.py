@@ -12,8 +12,8 @@ from typing import IO, Any
 
 from loguru import logger
 
-from minrl.files import whole
-from minrl.json_text import json_text
+from minrl.system.files import whole
+from minrl.system.json_text import json_text
 
 Row = dict[str, Any]
 

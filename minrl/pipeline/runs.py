@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minrl.command_line import parse_with_tasks
 from minrl.config import TaskOptions, task_key
-from minrl.defaults import MAX_TOKENS
-from minrl.evaluate_config import EvaluateConfig
-from minrl.models import made_here
+from minrl.config.defaults import MAX_TOKENS
+from minrl.model.loading import made_here
+from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.leaks import leaked_rows, leaks
 from minrl.pipeline.lineage import TrainedRun, find_runs, lineage
 from minrl.pipeline.models import API
-from minrl.resume import resolve_model
+from minrl.run.resume import resolve_model
+from minrl.terminal.command_line import parse_with_tasks
 from minrl.types import require
 
 SHARED = ("max_tokens", "stop_strings", "chat_template_options", "data_path")

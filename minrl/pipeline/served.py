@@ -16,13 +16,13 @@ from typing import Any
 from loguru import logger
 
 from minrl.episode import Play
-from minrl.openai_client import CONTENT_FILTER, ChatClient, ChatError, ChatRefusal, ChatReply
 from minrl.pipeline.episodes import Recorder, episode_rng, row_of, through_stop, turn_seed
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import SERVED_AS, Key, Row
+from minrl.rewards.chat_client import CONTENT_FILTER, ChatClient, ChatError, ChatRefusal, ChatReply
+from minrl.rewards.workers import Workers
 from minrl.types import Job, Message, Prompt, Turn
-from minrl.workers import Workers
 
 FAILURES_IN_A_ROW = 20
 """A server that failed so many calls without one answer between them is left alone: the next run asks it again."""
@@ -144,7 +144,7 @@ class _Conversation:
 def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
     """The reply up to the end of the first stop string. Its tokens are unknown where more came after it.
 
-    >>> from minrl.openai_client import ChatUsage
+    >>> from minrl.rewards.chat_client import ChatUsage
     >>> reply = ChatReply("one, two. three", "length", ChatUsage(3, 7))
     >>> until_stop(reply, ["two", ".", "four"])
     ChatReply(text='one, two', finish_reason='stop', usage=ChatUsage(prompt_tokens=3, completion_tokens=None), model='')

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions
-from minrl.evaluate_config import STAGES, Stage
-from minrl.judge import asked_by
+from minrl.pipeline.config import STAGES, Stage
 from minrl.pipeline.plan import Plan, PlannedTask
-from minrl.stable_text import digest_of
+from minrl.rewards.judge import asked_by
+from minrl.system.stable_text import digest_of
 from minrl.types import Example, UserError
 
 JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")

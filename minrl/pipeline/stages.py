@@ -8,11 +8,9 @@ from typing import Any
 
 from loguru import logger
 
-from minrl import charts
 from minrl.config import TaskOptions
-from minrl.evaluate_config import EvaluateConfig
-from minrl.judge import open_judge
 from minrl.pipeline.check import check_models
+from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.folder import (
     COMPLETIONS,
     SCORES,
@@ -34,8 +32,10 @@ from minrl.pipeline.rows import Key, Row, RowFile
 from minrl.pipeline.score import PARTIAL, is_whole, score
 from minrl.pipeline.settings import check_settings, settings_of
 from minrl.pipeline.table import read_table
-from minrl.screen import Screen
-from minrl.workers import Workers
+from minrl.report import charts
+from minrl.rewards.judge import open_judge
+from minrl.rewards.workers import Workers
+from minrl.terminal.screen import Screen
 
 LARGE_CUT_OFF = 0.1
 """Share of completions cut off at the limit beyond which it is said."""

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
-from minrl.files import whole
 from minrl.pipeline.episodes import spoken_of
 from minrl.pipeline.rows import Row
+from minrl.system.files import whole
 
 PART, CATEGORY = "part/", "category/"
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minrl.charts import require_matplotlib
-from minrl.command_line import parse, run_main
-from minrl.files import whole
+from minrl.report.charts import require_matplotlib
 from minrl.report.pictures import draw
 from minrl.report.runs import RunData, read_runs
 from minrl.report.tables import markdown
+from minrl.system.files import whole
+from minrl.terminal.command_line import parse, run_main
 from minrl.types import require
 
 LONGEST_NAME = 160

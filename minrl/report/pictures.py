@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from minrl.charts import Axes, bars, color, curve, legend_below, percent, picture, wrapped
+from minrl.report.charts import Axes, bars, color, curve, legend_below, percent, picture, wrapped
 from minrl.report.runs import RunData, smoothed
 
 PANELS = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.metrics import read_metrics
+from minrl.record.metrics import read_metrics
 from minrl.types import UserError
 
 NOT_SETTINGS = ("resume", "runs_dir", "checkpoints_dir", "quiet", "preflight", "preflight_only", "logger")

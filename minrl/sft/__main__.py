@@ -15,21 +15,22 @@ from dataclasses import replace
 
 import torch
 
-from minrl.checkpoint import TrainState, save_checkpoint
-from minrl.command_line import parse_config, run_main
 from minrl.config import task_key
-from minrl.defaults import FINE_TUNING
-from minrl.files import read_json, write_json
-from minrl.metrics import read_metrics
-from minrl.parts import Parts, assemble
-from minrl.record import Record
-from minrl.resume import open_run
-from minrl.rollout import rollout, tracked_plan
-from minrl.run import Program, Run
+from minrl.config.defaults import FINE_TUNING
+from minrl.draw import tracked_plan
+from minrl.record.metrics import read_metrics
+from minrl.record.recorder import Record
+from minrl.rollout import rollout
+from minrl.run.checkpoint import save_checkpoint
+from minrl.run.parts import Parts, assemble
+from minrl.run.resume import open_run
+from minrl.run.run import Program, Run
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows
 from minrl.sft.step import at_most, measure, rows_in_all, sft_step
-from minrl.types import UserError, require
+from minrl.system.files import read_json, write_json
+from minrl.terminal.command_line import parse_config, run_main
+from minrl.types import TrainState, UserError, require
 from minrl.update import Updated
 
 SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))

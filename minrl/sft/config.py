@@ -17,8 +17,8 @@ from minrl.config import (
     TrainerConfig,
     task_key,
 )
-from minrl.files import same_file
-from minrl.learning_config import LoraConfig
+from minrl.config.learning import LoraConfig
+from minrl.system.files import same_file
 from minrl.types import require
 
 

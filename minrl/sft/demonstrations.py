@@ -15,13 +15,14 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.completions import read_lines
+from minrl.model.chat import as_rollout
 from minrl.policy import Policy
+from minrl.rewards.completions import read_lines
+from minrl.run.unknown_words import check_words, shown_text
 from minrl.sft.config import SftConfig
 from minrl.tasks import Task
 from minrl.tasks.task import is_held_out
-from minrl.types import SOLO, Prompt, Rollout, UserError
-from minrl.unknown_words import check_words, shown_text
+from minrl.types import Prompt, Rollout, UserError
 
 Ids = tuple[int, ...]
 
@@ -215,30 +216,6 @@ def as_rollouts(policy: Policy, rows: Iterable[Demonstration]) -> list[Rollout]:
             ends[chat] = end_token(policy, chat)
         rollouts.append(as_rollout(policy, row.prompt_key, [(row.prompt, row.response)], ends[chat]))
     return rollouts
-
-
-def as_rollout(policy: Policy, example_id: str, turns: Sequence[tuple[Prompt, str]], end: int) -> Rollout:
-    """What is shown and said in each turn, as if the policy had sampled what is said and the end token after it."""
-    ids: list[int] = []
-    said: list[tuple[int, int]] = []
-    for shown, text in turns:
-        ids += policy.encode_next_turn(shown, ids[said[-1][0] :]) if said else policy.encode_prompt(shown)
-        completion = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], end]
-        said.append((len(ids), len(ids) + len(completion)))
-        ids += completion
-    return Rollout(
-        ids=ids,
-        loss_mask=[any(first <= index < last for first, last in said) for index in range(len(ids))],
-        rollout_logprobs=[0.0] * len(ids),
-        turns=said,
-        prompt_length=said[0][0],
-        example_id=example_id,
-        group=0,
-        sample=0,
-        role=SOLO,
-        seed=0,
-        weight_version=0,
-    )
 
 
 def end_token(policy: Policy, chat: bool) -> int:

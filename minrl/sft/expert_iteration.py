@@ -21,25 +21,26 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.checkpoint import TrainState, save_checkpoint
-from minrl.command_line import parse_config, run_main
 from minrl.config import task_key
-from minrl.defaults import FINE_TUNING
+from minrl.config.defaults import FINE_TUNING
+from minrl.draw import draw_examples, training_plan
 from minrl.evaluation import is_solved
-from minrl.files import whole
-from minrl.json_text import json_text
-from minrl.metrics import read_metrics
 from minrl.optimizer import make_optimizer
-from minrl.parts import Parts, assemble, prepare_policy
-from minrl.progress import activity
-from minrl.record import Record
-from minrl.resume import open_run
-from minrl.rollout import Rollouts, completion_seed, draw_examples, joined, rollout, training_plan
-from minrl.run import Program
+from minrl.record.metrics import read_metrics
+from minrl.record.recorder import Record
+from minrl.rollout import Rollouts, completion_seed, joined, rollout
+from minrl.run.checkpoint import save_checkpoint
+from minrl.run.parts import Parts, assemble, prepare_policy
+from minrl.run.resume import open_run
+from minrl.run.run import Program
 from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import at_most, measure, rows_in_all, sft_step
-from minrl.types import Example, Rollout
+from minrl.system.files import whole
+from minrl.system.json_text import json_text
+from minrl.system.progress import activity
+from minrl.terminal.command_line import parse_config, run_main
+from minrl.types import Example, Rollout, TrainState
 
 EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
 

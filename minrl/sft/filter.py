@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.command_line import parse_with_tasks, run_main
-from minrl.completions import CHUNK, read_lines, score_lines
-from minrl.files import whole
+from minrl.rewards.completions import CHUNK, read_lines, score_lines
+from minrl.rewards.workers import Workers
 from minrl.sft.config import FilterConfig
+from minrl.system.files import whole
 from minrl.tasks import Task, load_task
+from minrl.terminal.command_line import parse_with_tasks, run_main
 from minrl.types import UserError
-from minrl.workers import Workers
 
 EXAMPLE = "example"
 """Where a row may hold the fields that the reward reads, so that none of them is taken for another."""

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from minrl.batch import micro_batches, pack
-from minrl.checkpoint import TrainState
 from minrl.config import TrainerConfig
+from minrl.draw import draw_examples
 from minrl.optimizer import learning_rate
-from minrl.parts import Parts
 from minrl.policy import Policy
-from minrl.progress import activity
-from minrl.record import Record
-from minrl.rollout import draw_examples
-from minrl.types import Rollout
+from minrl.record.recorder import Record
+from minrl.run.parts import Parts
+from minrl.system.progress import activity
+from minrl.types import Rollout, TrainState
 from minrl.update import optimizer_step
 
 

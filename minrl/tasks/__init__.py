@@ -5,7 +5,8 @@ import keyword
 from collections.abc import Callable, Iterable, Mapping
 
 from minrl.config import task_key
-from minrl.tasks import code, code_game, connections, countdown, gsm8k, hanoi, math, reasoning_gym, rust, tictactoe
+from minrl.tasks import code, connections, countdown, gsm8k, hanoi, math, reasoning_gym, rust, tictactoe
+from minrl.tasks.code import game as code_game
 from minrl.tasks.outside import (
     definition_in_file,
     definition_installed,

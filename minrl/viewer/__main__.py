@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minrl.command_line import parse, run_main
+from minrl.terminal.command_line import parse, run_main
 from minrl.types import UserError
 from minrl.viewer.build import Limits, make_page
 

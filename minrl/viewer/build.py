@@ -17,8 +17,8 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.files import whole
-from minrl.json_text import json_text
+from minrl.system.files import whole
+from minrl.system.json_text import json_text
 from minrl.types import UserError, require
 from minrl.viewer.chunk import about, choose, encode, read_lines
 

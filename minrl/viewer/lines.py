@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from math import isnan
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from minrl.metrics import rollout_line
 from minrl.policy import Policy
 from minrl.types import Rollout
 from minrl.update import Updated
@@ -39,6 +39,26 @@ def readable(policy: Policy, rollouts: Sequence[Rollout], purpose: str) -> list[
         marked = [index for index, token in enumerate(rollout.ids) if token in special]
         lines.append({**rollout_line(rollout, purpose, prompt, None, None), "tokens": tokens, "special": marked})
     return lines
+
+
+def rollout_line(
+    rollout: Rollout, purpose: str, prompt: str, advantage: float | None, logprobs: Sequence[float] | None
+) -> dict[str, Any]:
+    """One rollout as a JSON object. `logprobs` are the policy's, for sampled tokens; None where not scored."""
+    reward = rollout.reward
+    return {
+        **vars(rollout),
+        "loss_mask": list(map(int, rollout.loss_mask)),
+        "rollout_logprobs": np.round(rollout.rollout_logprobs, 6).tolist(),
+        "episode": [vars(turn) for turn in rollout.episode],
+        "purpose": purpose,
+        "prompt": prompt,
+        "reward": None if reward is None else reward.value,
+        "solved": None if reward is None else reward.solved,
+        "parts": {} if reward is None else dict(reward.parts),
+        "advantage": advantage,
+        "logprobs": None if logprobs is None else list(logprobs),
+    }
 
 
 def _rounded(values: Tensor) -> list[float]:

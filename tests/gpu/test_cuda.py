@@ -10,11 +10,12 @@ import torch
 
 from benchmarks.gpu import copy_floor_s, make_model, run_loop, seconds_of
 from minrl.config import EngineConfig, ModelConfig
-from minrl.engines import Sampling, vllm_versions
-from minrl.engines.verify import SyncError
-from minrl.engines.vllm_engine import VllmEngine
+from minrl.engines import Sampling
+from minrl.engines.vllm import versions as vllm_versions
+from minrl.engines.vllm.engine import VllmEngine
+from minrl.engines.vllm.verify import SyncError
+from minrl.model.processes import Processes
 from minrl.policy import load_policy, master_weights
-from minrl.processes import Processes
 from minrl.types import Request
 
 REASON = vllm_versions.refusal("cuda", vllm_versions.installed_build())

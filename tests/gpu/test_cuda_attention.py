@@ -6,11 +6,11 @@ python -m pytest tests/gpu -m gpu
 import pytest
 import torch
 
-from minrl import varlen_attention
-from minrl.attention import CardAttention
 from minrl.batch import pack
-from minrl.models import small_qwen3, word_tokenizer
-from minrl.padded_attention import PaddedAttention
+from minrl.kernels import varlen_attention
+from minrl.kernels.attention import CardAttention
+from minrl.kernels.padded_attention import PaddedAttention
+from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.scoring import score
 
 pytestmark = [

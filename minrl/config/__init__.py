@@ -1,0 +1,391 @@
+"""Every knob of a run, with its unit and its check.
+
+`TrainerConfig` is frozen, made of small frozen groups, and refuses what cannot work when it is made. Flags are
+flat: `--learning-rate`, `--group-size`. A task's own options live with the task (`--countdown.max-number`).
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from minrl.config.learning import AlgorithmConfig, LoraConfig, OptimizerConfig, SamplingConfig
+from minrl.types import UserError, require
+
+PATH = {"path": "always"}
+"""Marks a setting that names a file or folder: config.json holds it in a form that is good in any working directory."""
+
+PATH_OR_NAME = {"path": "where it exists"}
+"""Marks a setting that names a local folder, or something by a name that is no path."""
+
+LEAST_TEMPERATURE = 1e-3
+"""Logits divided by less are beyond float32."""
+
+MOST_SEEDS = 2**63
+"""torch's generators take no more."""
+
+T = TypeVar("T")
+
+
+def with_absolute_paths(config: T) -> T:
+    """A config, or a task's options, with absolute paths in the settings that are marked as paths."""
+    changed: dict[str, Any] = {}
+    for one in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, one.name)
+        if is_dataclass(value):
+            changed[one.name] = with_absolute_paths(value)
+        elif value and (one.metadata == PATH or (one.metadata == PATH_OR_NAME and Path(value).exists())):
+            changed[one.name] = os.path.abspath(value)
+    return replace(config, **changed) if changed else config  # type: ignore[type-var]
+
+
+def task_key(task: str) -> str:
+    """What a task is called in flags, metrics and folders: its name, and for `path/to/file.py:name` the part after
+    the colon, or the file's name where that part is TASK.
+
+    >>> task_key("countdown"), task_key("mine/sevens.py:most"), task_key("mine/sevens.py:TASK")
+    ('countdown', 'most', 'sevens')
+    """
+    path, _, name = task.rpartition(":")
+    if not path.endswith(".py"):
+        return task
+    return Path(path).stem if name == "TASK" else name
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model is trained."""
+
+    model_id: str = field(default="", metadata=PATH_OR_NAME)
+    """Hub name or local path of a transformers model. Empty: the small base model that MinRL makes itself."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of matrix products; master weights are float32. auto: bfloat16 on CUDA, float32 on a CPU."""
+    chat_template_options: str = ""
+    """JSON object handed to the chat template, such as {"enable_thinking": false}. Empty: none."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy trains. auto: CUDA where there is a card."""
+    threads: int = 0
+    """CPU threads of torch. 0: one per core that this process may use."""
+    activation_checkpointing: Literal["auto", "always", "never"] = "auto"
+    """Keep only each layer's input for the backward pass, and compute the rest again. auto: where it would not fit the
+    free memory; the gradient is the same."""
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 0, f"threads must be 0 (one per core) or more, got {self.threads}")
+        require(
+            isinstance(self.template_options, dict),
+            f"chat_template_options must be a JSON object, got {self.chat_template_options!r}",
+        )
+
+    @property
+    def template_options(self) -> Any:  # noqa: ANN401 - whatever the JSON says
+        """What the chat template is handed; None where the JSON is none."""
+        try:
+            return json.loads(self.chat_template_options or "{}")
+        except json.JSONDecodeError:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModelConfig:
+    """The small base model that is made where no --model-id is given (ignored otherwise)."""
+
+    base_hidden_size: int = 192
+    """Width of the residual stream."""
+    base_layers: int = 2
+    """Decoder layers."""
+    base_heads: int = 4
+    """Attention heads of 32 dimensions each; half as many for keys and values."""
+    base_steps: int = 700
+    """Optimizer steps of the warm start (supervised fine-tuning on imperfect demonstrations)."""
+    base_batch_size: int = 80
+    """Demonstrations per step of the warm start."""
+    base_learning_rate: float = 2e-3
+    """Peak learning rate of the warm start."""
+    base_seed: int = 0
+    """Seed of the base model's weights and demonstrations, apart from the run's own seed."""
+
+    def __post_init__(self) -> None:
+        for name in ("base_hidden_size", "base_layers", "base_steps", "base_batch_size"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(0 <= self.base_seed < MOST_SEEDS, f"base_seed must be 0 or more and below 2^63, got {self.base_seed}")
+        require(
+            self.base_heads >= 2 and self.base_heads % 2 == 0,
+            f"base_heads must be even and at least 2, got {self.base_heads}",
+        )
+        require(
+            self.base_learning_rate > 0,
+            f"base_learning_rate must be above 0, got {self.base_learning_rate}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """What is sampled in each step."""
+
+    task: str = "countdown"
+    """The task to learn: a built-in one, an installed package's, or path/to/file.py:name."""
+    prompts_per_step: int = 48
+    """Examples drawn in each step, over all processes."""
+    group_size: int = 8
+    """Completions sampled for each example and compared with each other."""
+    max_tokens: int = 192
+    """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated. Not given: this for
+    the own base model, 1024 for a --model-id."""
+    temperature: float = 1.0
+    """Sampling temperature; log-probabilities are scored at the same one."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts or special tokens that end a completion, beside the model's own end tokens."""
+    reward_deadline_s: float = 30.0
+    """Longest time that one reward may take in a worker, in seconds; beyond it the rollout is unscorable."""
+    reward_workers: int = 0
+    """Worker processes that compute rewards, over all processes of the run. 0: one per core that may be used."""
+    max_unscorable_frac: float = 0.5
+    """The run stops when more than this share of a step's rollouts could not be rewarded."""
+    opponent: str = field(default="", metadata=PATH_OR_NAME)
+    """Model that plays a task's frozen roles: a checkpoint, a run, a folder or a hub name. Empty: the start model."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts_per_step", "group_size", "max_tokens"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
+        require(
+            self.temperature >= LEAST_TEMPERATURE,
+            f"temperature must be at least {LEAST_TEMPERATURE} to sample, got {self.temperature}",
+        )
+        require(
+            self.reward_deadline_s > 0,
+            f"reward_deadline_s must be above 0 seconds, got {self.reward_deadline_s}",
+        )
+        require(all(self.stop_strings), "stop_strings must not be empty: every text contains the empty one")
+        require(self.reward_workers >= 0, f"reward_workers must be 0 or more, got {self.reward_workers}")
+        require(
+            0 <= self.max_unscorable_frac <= 1,
+            f"max_unscorable_frac must be in [0, 1], got {self.max_unscorable_frac}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """How the held-out score is measured: before, during and after."""
+
+    eval_every: int = 25
+    """Evaluate after every so many steps, beside before and after. 0: only before and after."""
+    eval_examples: int = 512
+    """Held-out examples in each evaluation (all where the task has fewer)."""
+    eval_samples: int = 0
+    """Sampled completions per held-out example. 0: as many as it takes for 500 samples."""
+    eval_temperature: float = 1.0
+    """Temperature of the sampled evaluation; a greedy one runs beside it."""
+    eval_tasks: str = ""
+    """Other tasks to evaluate at the same moments, separated by commas."""
+    eval_first: bool = True
+    """Evaluate before the first step."""
+
+    def __post_init__(self) -> None:
+        require(self.eval_every >= 0, f"eval_every must be 0 (off) or more, got {self.eval_every}")
+        require(self.eval_examples >= 1, f"eval_examples must be at least 1, got {self.eval_examples}")
+        require(self.eval_samples >= 0, f"eval_samples must be 0 (automatic) or more, got {self.eval_samples}")
+        require(
+            self.eval_temperature >= LEAST_TEMPERATURE,
+            f"eval_temperature must be at least {LEAST_TEMPERATURE}, got {self.eval_temperature}",
+        )
+
+    @property
+    def other_tasks(self) -> list[str]:
+        """The names in `eval_tasks`."""
+        return [name.strip() for name in self.eval_tasks.split(",") if name.strip()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Where the run leaves its traces."""
+
+    runs_dir: str = field(default="runs", metadata=PATH)
+    """Folder of the runs: metrics, rollouts, summary."""
+    checkpoints_dir: str = field(default="checkpoints", metadata=PATH)
+    """Folder of the checkpoints and of the cached base model."""
+    save_every: int = 25
+    """Save a checkpoint after every so many steps, beside the last one. 0: only the last."""
+    keep_checkpoints: int = 3
+    """How many checkpoints of this run stay on disk. 0: all."""
+    rollouts_every: int = 10
+    """Write the rollouts of every so many steps to the run's folder. 0: never."""
+    logger: Literal["tensorboard", "wandb"] = "tensorboard"
+    """Where curves are looked at. wandb: in Weights & Biases (the wandb extra) beside TensorBoard."""
+    quiet: bool = False
+    """No progress bar and only warnings on the screen."""
+
+    def __post_init__(self) -> None:
+        for name in ("save_every", "keep_checkpoints", "rollouts_every"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 (off) or more, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Who samples."""
+
+    engine: Literal["auto", "torch", "vllm"] = "auto"
+    """auto: vLLM where there is a CUDA card and vLLM is installed, else the embedded engine (torch)."""
+    sync_check_every: int = 1
+    """Compare vLLM's weights and log-probabilities with the policy's after every so many syncs. 0: never."""
+    engine_timeout_s: float = 1800.0
+    """The run ends when one call of vLLM takes longer than this many seconds. 0: it may hang for ever."""
+    engine_context_length: int = 0
+    """Longest prompt and completion together that vLLM takes, in tokens. 0: as long as the model's."""
+    engine_cache_gib: float = 0.0
+    """Memory for keys and values, of vLLM on a CPU and of the embedded engine anywhere, in GiB; the latter samples in
+    turns what does not fit at once. 0: room for a whole batch, at most 4 GiB."""
+    engine_memory_frac: float = 0.45
+    """Share of the CUDA card's memory that vLLM takes while it samples."""
+    engine_sleep: Literal["kv", "all", "off"] = "kv"
+    """What vLLM gives back on CUDA while the policy trains: its key-value memory, everything, or nothing."""
+    batch_invariant: bool = False
+    """vLLM on CUDA samples the same tokens whatever else is in the batch, which makes it slower (docs/vllm.md)."""
+
+    def __post_init__(self) -> None:
+        for name in ("sync_check_every", "engine_timeout_s", "engine_context_length", "engine_cache_gib"):
+            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
+        require(
+            0 < self.engine_memory_frac < 1,
+            f"engine_memory_frac must be above 0 and below 1, got {self.engine_memory_frac}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """A chat model that judges completions: one more part of the reward of the trained or evaluated task."""
+
+    judge_model: str = ""
+    """Name of the judge at its endpoint. Empty: no judge."""
+    judge_base_url: str = ""
+    """OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. Empty: OpenAI's own."""
+    judge_weight: float = 0.2
+    """The judge's share of the reward; the task's own reward has the rest. 0: shown, not paid."""
+    judge_prompt: str = ""
+    """A text, or a file with one, in which {prompt}, {reference} and {completion} are filled in. Empty: MinRL's own."""
+    judge_temperature: float = 0.0
+    """Temperature of the judge. Negative: left to the server, for models that take none."""
+    judge_max_tokens: int = 1024
+    """Longest reply of the judge, in tokens; one that is cut off has no score."""
+    judge_timeout_s: float = 60.0
+    """Longest silence of the judge's server in one attempt, in seconds."""
+    judge_retries: int = 4
+    """Further attempts after a busy, failing or silent server, with growing pauses."""
+    judge_concurrency: int = 8
+    """Judgements that are asked for at the same time, over all processes."""
+    judge_cache: str = field(default="checkpoints/judge_cache.jsonl", metadata=PATH)
+    """File that keeps the judge's replies, so that nothing is asked twice. Empty: kept for this run only."""
+    judge_key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key of the endpoint; a server of one's own may need none."""
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.judge_model) or not (self.judge_base_url or self.judge_prompt),
+            "judge_base_url and judge_prompt are of no use without judge_model: name the judge",
+        )
+        require(
+            0 <= self.judge_weight < 1,
+            f"judge_weight must be in [0, 1), so that the task's own reward counts, got {self.judge_weight}",
+        )
+        require(self.judge_max_tokens >= 1, f"judge_max_tokens must be at least 1, got {self.judge_max_tokens}")
+        require(self.judge_timeout_s > 0, f"judge_timeout_s must be above 0 seconds, got {self.judge_timeout_s}")
+        require(self.judge_retries >= 0, f"judge_retries must be 0 or more, got {self.judge_retries}")
+        require(1 <= self.judge_concurrency <= 256, f"judge_concurrency must be 1 to 256, got {self.judge_concurrency}")
+        if self.judge_prompt and COMPLETION not in self.judge_prompt:  # config.json holds the text, not the file's name
+            object.__setattr__(self, "judge_prompt", _prompt_in_file(self.judge_prompt))
+
+
+COMPLETION = "{completion}"
+"""Where a judge's prompt shows the completion."""
+
+
+def _prompt_in_file(path: str) -> str:
+    """The text of a judge's prompt that was given by the name of its file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text in UTF-8"
+        raise UserError(
+            f"judge_prompt must be a text with {COMPLETION} in it, or a file with one, got {path[:80]!r}: {reason}"
+        ) from error
+    require(COMPLETION in text, f"the judge's prompt in {path} never shows the completion: write {COMPLETION} in it")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """The whole configuration of a run.
+
+    >>> TrainerConfig(rollout=RolloutConfig(group_size=0))
+    Traceback (most recent call last):
+        ...
+    minrl.types.UserError: group_size must be at least 1, got 0
+    """
+
+    steps: int = 150
+    """Turns of the loop: rollout, update, sync."""
+    seed: int = 0
+    """Seed of the data order and of every sampled completion."""
+    resume: str = ""
+    """Continue a run: `latest`, a run's folder or a checkpoint. Its stored config is used; only --steps may change."""
+    preflight: bool = True
+    """Before step 1, sample a little and say what would go wrong."""
+    preflight_only: bool = False
+    """Stop after the preflight."""
+    data_path: str = field(default="", metadata=PATH)
+    """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Which model is trained."""
+    base: BaseModelConfig = field(default_factory=BaseModelConfig)
+    """The base model that is made where none is given."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """What is sampled in each step."""
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """How rewards become a gradient."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """What the next step samples, given what the last ones showed."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and micro-batches."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of all weights."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """The held-out score."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Files and screen."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Who samples."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """A chat model that judges the trained task's completions."""
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
+        require(0 <= self.seed < MOST_SEEDS, f"seed must be 0 or more and below 2^63, got {self.seed}")
+        for group in vars(self).values():
+            for name, value in vars(group).items() if hasattr(group, "__dict__") else ():
+                require(not isinstance(value, float) or math.isfinite(value), f"{name} must be finite, got {value}")
+        require(
+            self.algorithm.minibatches_per_pass <= self.rollout.prompts_per_step,
+            f"minibatches_per_pass ({self.algorithm.minibatches_per_pass}) must not exceed prompts_per_step "
+            f"({self.rollout.prompts_per_step}): minibatches are whole groups",
+        )
+        require(
+            not (self.preflight_only and not self.preflight),
+            "preflight_only contradicts no-preflight: drop one of the two",
+        )
+
+    @property
+    def trainer(self) -> "TrainerConfig":
+        """What a run is assembled from: this itself. Other programs' configs say the same in these words."""
+        return self
+
+    @property
+    def run_name(self) -> str:
+        """Task, algorithm and seed, such as `countdown-grpo-seed0`."""
+        return f"{task_key(self.rollout.task).replace('/', '-')}-{self.algorithm.algorithm}-seed{self.seed}"
+
+
+TaskOptions = Mapping[str, Any]
+"""The options dataclass of each task, by `task_key`."""

@@ -1,0 +1,181 @@
+"""What the next step samples, given what the last ones showed: examples, temperature, rounds.
+
+What is remembered lives in `TrainState` and is the same in every process, so that a resumed run samples what the
+uninterrupted one would have. With the default settings nothing here changes anything.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+
+from minrl.config import SamplingConfig, TrainerConfig
+from minrl.rollout import Plan, Rollouts, joined
+from minrl.tasks import Task
+from minrl.types import Example, Rollout, TrainState
+
+RATE_DECAY = 0.5
+"""Share of an example's remembered solve rate that a new observation keeps."""
+
+RATE_FLOOR = 0.1
+"""Weight of an example that is always or never solved. One solved half of the time, or never tried, has 1."""
+
+TEMPERATURE_GAIN = 0.5
+"""Share of the way to the temperature at which the spread would be the target's, were it proportional, of one step."""
+
+LARGEST_CHANGE = 1.1
+"""A step multiplies the temperature by at most this, and divides it by at most this."""
+
+
+TRACKED_EXAMPLES = 4
+"""Held-out examples that are followed through the whole run."""
+
+
+T = TypeVar("T")
+
+
+class Draw:
+    """The rollouts of a step, in one round or more: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
+
+    After each round as many examples are drawn anew as the step still lacks: an example counts by the share of its
+    groups, one for each role, that have spread (exactly max > min), up to `refill_rounds` times.
+    Departures: any difference of rewards is spread, not of correctness alone; the number of rounds is bounded; and
+    groups without spread stay among the rollouts: they are measured, cost no forward pass and weigh what
+    drop_equal_groups says.
+    """
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self._rounds_left = config.sampling.refill_rounds
+        self.prompts = config.rollout.prompts_per_step
+        self.drawn = 0
+        self.sampled = Rollouts([], [])
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The config of the next round, which draws `prompts` examples; minibatches are the whole step's."""
+        return replace(
+            self._config,
+            rollout=replace(self._config.rollout, prompts_per_step=self.prompts),
+            algorithm=replace(self._config.algorithm, minibatches_per_pass=1),
+        )
+
+    def add(self, sampled: Rollouts) -> None:
+        """Take a round's rollouts, and see how many examples are still wanted."""
+        self.sampled = joined([self.sampled, sampled])
+        self.drawn += self.prompts
+        self.prompts = self._missing() if self._rounds_left else 0
+        self._rounds_left -= 1
+
+    def _missing(self) -> int:
+        """Examples without spread."""
+        groups = _rewards_by_group(self.sampled.rollouts)
+        roles = max(1, len({rollout.role for rollout in self.sampled.rollouts}))
+        useful = sum(max(rewards) > min(rewards) for rewards in groups.values())
+        return max(0, self._config.rollout.prompts_per_step - useful // roles)
+
+
+def choose_examples(examples: Sequence[Example], config: TrainerConfig, state: TrainState) -> list[Example]:
+    """The examples of a round: in order, or with `curriculum` by solve rate.
+
+    An example of solve rate p weighs max(4 p (1 - p), 0.1). They are drawn without replacement, by the largest
+    u^(1 / weight) with u uniform (Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003).
+    """
+    if not config.sampling.curriculum:
+        return draw_examples(examples, config, state)
+    total = config.rollout.prompts_per_step
+    rng = random.Random(f"{config.seed}/curriculum/{state.examples_drawn}")
+    keys = [rng.random() ** (1 / _weight(state.solve_rates.get(example.id, 0.5))) for example in examples]
+    order = sorted(range(len(keys)), key=lambda index: -keys[index])
+    state.examples_drawn += total
+    return [examples[order[draw % len(order)]] for draw in range(total)]
+
+
+def at_temperature(config: TrainerConfig, state: TrainState) -> TrainerConfig:
+    """The config with the temperature that the last step asked for: rollouts and update both go by it."""
+    if not state.temperature:
+        return config
+    return replace(config, rollout=replace(config.rollout, temperature=state.temperature))
+
+
+def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout]) -> None:
+    """Remember what the step's rollouts, those of all processes, say about the next one. `config` is the run's."""
+    settings = config.sampling
+    groups = _rewards_by_group(rollouts)
+    if settings.target_reward_std and groups:
+        temperature = state.temperature or config.rollout.temperature
+        spread = float(np.mean([np.std(rewards) for rewards in groups.values()]))
+        state.temperature = adapted_temperature(temperature, spread, settings)
+    if settings.curriculum:
+        solved: dict[str, list[bool]] = {}
+        for rollout in rollouts:
+            if rollout.reward is not None:
+                solved.setdefault(rollout.example_id, []).append(rollout.reward.solved)
+        for example_id, outcomes in solved.items():
+            rate = sum(outcomes) / len(outcomes)
+            before = state.solve_rates.get(example_id, rate)
+            state.solve_rates[example_id] = RATE_DECAY * before + (1 - RATE_DECAY) * rate
+
+
+def adapted_temperature(temperature: float, std: float, settings: SamplingConfig) -> float:
+    """The next temperature, from the one that rewards with this mean standard deviation inside groups were sampled at:
+
+        log T' = log T + 1/2 log(target / std), by at most log 1.1 either way, and inside [T_min, T_max].
+
+    A group without spread counts as std 0, so that the temperature rises by a tenth where no group has any. Where std
+    grows like T^a, the distance of log T from its fixed point, at which std is the target, shrinks by 1 - a/2 in each
+    step: it falls to it from both sides without a swing for every a in (0, 2], and damps noise in std.
+    """
+    change = (settings.target_reward_std / std) ** TEMPERATURE_GAIN if std > 0 else np.inf
+    wanted = temperature * np.clip(change, 1 / LARGEST_CHANGE, LARGEST_CHANGE)
+    return float(np.clip(wanted, settings.min_temperature, settings.max_temperature))
+
+
+def draw_examples(examples: Sequence[T], config: TrainerConfig, state: TrainState) -> list[T]:
+    """The step's examples. The order is a function of the seed and the epoch alone."""
+    draws = range(state.examples_drawn, state.examples_drawn + config.rollout.prompts_per_step)
+    state.examples_drawn = draws.stop
+    count = len(examples)
+    orders = {epoch: _order(config.seed, epoch, count) for epoch in {draw // count for draw in draws}}
+    return [examples[orders[draw // count][draw % count]] for draw in draws]
+
+
+def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> Plan:
+    """How the step's examples are sampled, after `drawn` of them were."""
+    settings = config.rollout
+    return Plan(
+        settings.group_size,
+        settings.max_tokens,
+        settings.temperature,
+        config.seed,
+        "train",
+        state.step,
+        first_slot=drawn,
+        stop_strings=settings.stop_strings,
+    )
+
+
+def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan]:
+    """A few held-out examples that are sampled greedily through the whole run, to be compared across steps."""
+    settings = config.rollout
+    plan = Plan(1, settings.max_tokens, 0.0, config.seed, "tracked", 0, stop_strings=settings.stop_strings)
+    return list(task.dataset.held_out[:TRACKED_EXAMPLES]), plan
+
+
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    return random.Random(f"{seed}/{epoch}").sample(range(count), count)
+
+
+def _weight(rate: float) -> float:
+    return max(4 * rate * (1 - rate), RATE_FLOOR)
+
+
+def _rewards_by_group(rollouts: Sequence[Rollout]) -> dict[int, list[float]]:
+    """The rewards of each group that could be scored."""
+    groups: dict[int, list[float]] = {}
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            groups.setdefault(rollout.group, []).append(rollout.reward.value)
+    return groups

@@ -1,0 +1,282 @@
+"""Rollouts by vLLM in the trainer's process: on the same CUDA card, or on a CPU.
+
+vLLM holds its own copy of the weights, in its own layout. After every update `sync` brings it up to date, and a check
+that does not trust the sync compares what the engine holds and says with the policy. vLLM itself is imported when an
+engine is made.
+"""
+
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from loguru import logger
+from torch import Tensor, nn
+
+from minrl.config import EngineConfig
+from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
+from minrl.engines.seeds import mix_seed
+from minrl.engines.vllm import versions as vllm_versions
+from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
+from minrl.engines.vllm.verify import (
+    ADVICE,
+    GAP_TOLERANCE,
+    PROBE_TOKENS,
+    SyncError,
+    differing,
+    find_held,
+    policy_logprobs,
+    spread_ids,
+    unread,
+)
+from minrl.engines.vllm.watchdog import Watchdog
+from minrl.model.lora import MergedWeights
+from minrl.policy import Policy, master_weights
+from minrl.system.progress import activity
+from minrl.types import Completion, Request, UserError
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that weights are a copy away
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+class VllmEngine:
+    """Samples with vLLM. Its numbers are not the policy's own: other kernels, other rounding."""
+
+    exact = False
+
+    def __init__(
+        self, config: EngineConfig, policy: Policy, sequences: int, going_on: Callable[[], str] = lambda: ""
+    ) -> None:
+        self.config, self.policy = config, policy
+        self.version: int | None = None
+        self.dtype = policy.processes.dtype
+        self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
+        self._cuda = policy.device.type == "cuda"
+        self._watchdog = Watchdog(config.engine_timeout_s, going_on)
+        self._owns_process_group = not torch.distributed.is_initialized()
+        with activity("starting vLLM"), self._watchdog, vllm_versions.torch_left_alone():
+            self._llm = self._start(sequences)
+        self.model: nn.Module = vllm_versions.engine_model(self._llm)
+        self._copies: DeviceCopies | None = None
+        self._stable = StableWeights(self.dtype)
+        self._asleep = self._discarded = False
+        self._syncs, self._reuse, self._checked = 0, PromptReuse(), dict[str, float]()
+        self._prompts: set[tuple[int, ...]] = set()
+        self._probe = spread_ids(policy)
+        self.sync(policy)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """One completion for each request, in order. Requests with the same prompt share its cache."""
+        if not requests:
+            return []
+        self._require_current()
+        require_room(requests, self.context_length)
+        if not self._continues(requests):
+            self._llm.reset_prefix_cache()  # so that a batch depends on nothing before it
+        prompts = [{"prompt_token_ids": request.ids} for request in requests]
+        parameters = [sampling_parameters(request, sampling) for request in requests]
+        with self._watchdog:
+            outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        asked = sum(len(request.ids) for request in requests)
+        self._reuse.add(asked, asked - sum(output.num_cached_tokens or 0 for output in outputs))
+        completions = [_completion(output.outputs[0]) for output in outputs]
+        ids = requests[0].ids + completions[0].ids
+        self._probe = ids[-PROBE_TOKENS:] if len(ids) > 1 else self._probe
+        return completions
+
+    def sync(self, policy: Policy) -> None:
+        """Hold the policy's weights from now on, and show it. Raises `SyncError` where it does not."""
+        self.policy = policy
+        with self._watchdog:
+            self._load(MergedWeights(policy.model, master_weights(policy.model)))
+            self.version = policy.version
+            self._discarded = False
+            self._llm.reset_prefix_cache()
+            self._wake_cache()
+            every = self.config.sync_check_every
+            if every and self._syncs % every == 0:
+                self.check()
+        self._syncs += 1
+
+    def check(self) -> None:
+        """Raise `SyncError` unless the engine holds the policy's weights and says what the policy says."""
+        weights = MergedWeights(self.policy.model, self.policy.model.state_dict(keep_vars=True))
+        held = find_held(self.model, weights)
+        if self._syncs == 0 and unread(held, weights):
+            logger.warning(f"not found in the engine, so checked by the probe alone: {unread(held, weights)}")
+        wrong = differing(held, weights, self.dtype, self.policy.version)
+        gap = float((torch.tensor(self.score(self._probe)) - policy_logprobs(self.policy, self._probe)).abs().max())
+        tolerance = GAP_TOLERANCE[self.dtype]
+        self._checked = {"engine/sync_gap_max": gap, "engine/sync_checked_tensors": float(len(held))}
+        if not wrong and gap <= tolerance:
+            return
+        tensors = f"{len(wrong)} of {len(held)} weight tensors differ" + (f" ({wrong[0]}, ...)" if wrong else "")
+        raise SyncError(
+            f"after the sync of update {self.policy.version} the engine does not have the policy's weights: "
+            f"{tensors}; log-probabilities differ by up to {gap:.2g}, tolerance {tolerance:g}; {ADVICE}"
+        )
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """Log-probability at temperature 1 of each token after the first."""
+        from vllm import SamplingParams
+
+        parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        with self._watchdog:
+            output = self._llm.generate([{"prompt_token_ids": list(ids)}], [parameters], use_tqdm=False)[0]
+        entries = output.prompt_logprobs[1:]
+        return [entry[token].logprob for entry, token in zip(entries, ids[1:], strict=True)]
+
+    def take_facts(self) -> dict[str, float]:
+        """How many prompt tokens came from the cache; what the last check of a sync has found."""
+        checked, self._checked = self._checked, {}
+        return {**self._reuse.take(), **checked}
+
+    def sleep(self) -> None:
+        """On CUDA, give the key-value memory back, or all of it, while the policy trains."""
+        if not self._cuda or self.config.engine_sleep == "off" or self._asleep:
+            return
+        with self._watchdog:
+            self._discarded = vllm_versions.fall_asleep(self._llm, self.config.engine_sleep == "all")
+        self._asleep = True
+        if self._discarded:
+            self.version = None  # until the next sync there are no weights
+
+    def wake(self) -> None:
+        """Make room for the weights again. The cache follows in `sync`, when they are there."""
+        if not self._asleep:
+            return
+        torch.cuda.empty_cache()  # what the update has freed is the engine's again
+        if self._discarded:
+            with self._watchdog:
+                self._llm.wake_up(tags=["weights"])
+        elif self.version == self.policy.version:
+            self._wake_cache()
+
+    def close(self) -> None:
+        """Release everything."""
+        with self._watchdog:
+            self._copies = None
+            self.model = nn.Module()
+            vllm_versions.shut_down(self._llm, self._owns_process_group)
+            del self._llm
+
+    def _start(self, sequences: int) -> Any:  # noqa: ANN401 - vllm.LLM
+        """A vLLM engine of the policy's shape with weights that mean nothing yet."""
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if self.config.batch_invariant:
+            os.environ["VLLM_BATCH_INVARIANT"] = "1"
+        from vllm import LLM
+
+        folder = Path(tempfile.mkdtemp(prefix="minrl-vllm-"))
+        try:
+            shape = copy.deepcopy(self.policy.model.config)
+            shape.architectures = [type(self.policy.model).__name__]  # a model made in memory does not say it
+            shape.save_pretrained(folder)
+            self.policy.tokenizer.save_pretrained(folder)
+            dtype: Any = str(self.dtype).removeprefix("torch.")
+            return LLM(
+                model=str(folder),
+                runner="generate",
+                load_format="dummy",
+                dtype=dtype,
+                max_model_len=self.context_length,
+                max_num_seqs=sequences,
+                logprobs_mode="processed_logprobs",
+                generation_config="vllm",
+                enable_prefix_caching=True,
+                seed=0,
+                **self._memory(sequences),
+            )
+        finally:
+            shutil.rmtree(folder)
+
+    def _memory(self, sequences: int) -> dict[str, Any]:
+        """vLLM's settings for memory and kernels on this device."""
+        if self._cuda:
+            vllm_versions.refuse_expandable_segments(self.config.engine_sleep)
+            sleeps = self.config.engine_sleep != "off"
+            return {"gpu_memory_utilization": self.config.engine_memory_frac, "enable_sleep_mode": sleeps}
+        config = self.policy.model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if head_dim not in vllm_versions.supported_head_sizes():
+            raise UserError(
+                f"vLLM on a CPU needs a head dimension of {vllm_versions.supported_head_sizes()}, the model has "
+                f"{head_dim}: use --engine torch"
+            )
+        token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.dtype.itemsize
+        wanted = min(token * self.context_length * sequences, int(CACHE_GIB * 2**30))
+        size = int(self.config.engine_cache_gib * 2**30) or max(wanted, 2 * token * self.context_length)
+        return {"kv_cache_memory_bytes": size, "enforce_eager": True}
+
+    def _load(self, merged: Mapping[str, Tensor]) -> None:
+        """Bring the engine's weights up to date: packed again on a CPU, copied on the device on CUDA."""
+        with torch.no_grad():
+            if not self._cuda:
+                return vllm_versions.load_packed(self._llm, merged)
+            weights = self._stable.of(merged)
+            if self._copies is None or not self._copies.fits(weights):
+                self._copies = DeviceCopies(self.model, weights)
+            self._copies.run()
+
+    def _wake_cache(self) -> None:
+        """The last part of waking up: room for keys and values, empty."""
+        if self._asleep:
+            self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
+
+    def _require_current(self) -> None:
+        """A sync that was left out is noticed here, however small the step was."""
+        if self.version != self.policy.version or self._asleep:
+            raise SyncError(
+                f"the engine has the weights of update {self.version} and the policy is at {self.policy.version}: "
+                "call wake() and sync(policy) after each update"
+            )
+
+    def _continues(self, requests: Sequence[Request]) -> bool:
+        """Whether these are the next turns of the prompts of the last call, whose cache is worth keeping."""
+        lengths = {len(prompt) for prompt in self._prompts}
+        continues = any(
+            tuple(request.ids[:length]) in self._prompts
+            for request in requests
+            for length in lengths
+            if length < len(request.ids)
+        )
+        self._prompts = {tuple(request.ids) for request in requests}
+        return continues
+
+
+def sampling_parameters(request: Request, sampling: Sampling) -> Any:  # noqa: ANN401 - vllm.SamplingParams
+    """vLLM's settings for one request. Ids are kept as sampled, the token or string that stopped them too."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        seed=mix_seed(request.seed),
+        max_tokens=request.max_tokens,
+        stop_token_ids=sorted(sampling.stop_ids),
+        stop=list(sampling.stop_strings),
+        skip_special_tokens=False,  # a stop string may hold one
+        include_stop_str_in_output=True,
+        ignore_eos=True,  # which tokens stop is the caller's choice
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop_strings),
+    )
+
+
+def _completion(output: Any) -> Completion:  # noqa: ANN401 - vllm.CompletionOutput
+    """What vLLM sampled, as the loop wants it."""
+    if output.finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r} in place of stop or length")
+    logprobs = output.logprobs.logprobs
+    assert len(logprobs) == len(output.token_ids), "one log-probability for each sampled token"
+    return Completion(list(output.token_ids), list(logprobs), output.finish_reason)

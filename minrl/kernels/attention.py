@@ -1,0 +1,153 @@
+"""Attention inside the segments of a stream, without a copy of a prompt or much padding, on a CPU or a CUDA card.
+
+T tokens of the stream, H attention heads, K key-value heads, C head dimension, n tokens of a part, m of its keys.
+
+What a token sees is cut into parts that a plain kernel takes: a prompt sees itself, a suffix itself, and all suffixes
+of a prompt together see the prompt. Parts of a token are joined by their softmax's normalizers, forward and backward,
+as flash attention joins blocks of keys (arXiv:2205.14135, section 3.1).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from minrl.batch import Stream
+from minrl.kernels import rectangle_attention, varlen_attention
+from minrl.kernels.cpu import computed
+from minrl.kernels.padded_attention import PaddedAttention
+from minrl.types import CausalModel, UserError
+
+ATTENTION = "minrl_packed"
+
+
+@runtime_checkable
+class Part(Protocol):
+    """Queries, the keys that they see, and the kernel that attends."""
+
+    @property
+    def own(self) -> bool:
+        """Whether runs see themselves, before any other part of theirs."""
+
+    @property
+    def tokens(self) -> Tensor | slice:
+        """Which of the stream's tokens are the queries."""
+
+    @property
+    def key_tokens(self) -> Tensor | slice:
+        """Which are the keys."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """The stream's (T, H, C) and (T, K, C) twice -> outputs (n, H, C) and normalizers (n, H) of the queries."""
+
+    def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
+        """The gradients (n, H, C) and (m, K, C) twice, from the stream's query, key and value, and from the joined
+        output's gradient, the joined output (T, H, C) twice and the joined normalizer (T, H).
+        """
+
+
+Attention = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
+"""Query (1, H, T, C), key and value (1, K, T, C), scale, window (None: no limit) -> (1, T, H, C)."""
+
+
+def plan_attention(stream: Stream) -> Attention:
+    """The attention inside the stream's segments that every layer uses, by the best kernel for where it is."""
+    if stream.input_ids.device.type == "cpu":
+        return JoinedAttention(lambda window: rectangle_attention.plan(stream, window))
+    return CardAttention(stream)
+
+
+class JoinedAttention:
+    """The parts of a stream, planned once for each window and used by every layer."""
+
+    def __init__(self, plan: Callable[[int | None], Sequence[Part]]) -> None:
+        self._plan = plan
+        self._parts: dict[int | None, Sequence[Part]] = {}
+
+    def parts(self, window: int | None) -> Sequence[Part]:
+        """The parts, where a token sees only the last `window` positions (None: all)."""
+        if window not in self._parts:
+            self._parts[window] = self._plan(window)
+        return self._parts[window]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
+        dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
+        flat = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
+        return _Joined.apply(*flat, self.parts(window), scale)[None]
+
+
+class CardAttention:
+    """On a CUDA card: flash attention of runs of different lengths where it can, padded rows where it cannot."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._runs = JoinedAttention(lambda window: varlen_attention.plan(stream))
+
+    @cached_property
+    def _rows(self) -> PaddedAttention:
+        return PaddedAttention(self._stream)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
+        query, key, value = computed(query), computed(key), computed(value)
+        attend = self._runs if varlen_attention.takes(query, window) else self._rows
+        return attend(query, key, value, scale, window)
+
+
+class _Joined(torch.autograd.Function):
+    """softmax(q k^T scale) v over all that a token sees, from what it is over each part.
+
+    With l_i the normalizers (log-sum-exp) and o_i the outputs of a token's parts, l = log sum exp(l_i) and
+    o = sum exp(l_i - l) o_i. The gradient of a part needs only the joined o and l.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, parts, scale):  # noqa: ANN001, ANN205 - autograd's own signature
+        output = torch.empty_like(query)
+        normalizer = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
+        for part in parts:
+            new, new_normalizer = part.forward(query, key, value, scale)
+            if not part.own:
+                before, so_far = normalizer[part.tokens], output[part.tokens]
+                joined = torch.logaddexp(before, new_normalizer)
+                share = (new_normalizer - joined).exp()[..., None]
+                new = torch.lerp(so_far, new, share.to(new.dtype))  # the other share is 1 - this one
+                new_normalizer = joined
+            output[part.tokens], normalizer[part.tokens] = new, new_normalizer
+        ctx.save_for_backward(query, key, value, output, normalizer)
+        ctx.parts, ctx.scale = parts, scale
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
+        query, key, value, output, normalizer = ctx.saved_tensors
+        grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        for part in ctx.parts:
+            new = part.backward((query, key, value), (grad, output, normalizer), ctx.scale)
+            grads[0][part.tokens] += new[0]
+            grads[1][part.key_tokens] += new[1]
+            grads[2][part.key_tokens] += new[2]
+        return *grads, None, None
+
+
+def packed_attention(
+    module: CausalModel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """What transformers' models call for each layer (its attention interface)."""
+    attend = kwargs["stream"]
+    assert isinstance(attend, JoinedAttention | CardAttention), "packed attention needs the stream it attends in"
+    if getattr(module, "attn_logit_softcapping", None) or kwargs.get("softcap"):
+        raise UserError("this model cannot be trained: it caps its attention logits, which packing does not support")
+    scale = scaling if scaling is not None else 1 / math.sqrt(query.shape[-1])
+    return attend(query, key, value, scale, sliding_window), None

@@ -1,0 +1,143 @@
+"""The parts of a stream's attention on a CPU: plain rectangles and triangles, rows of about the same length together.
+
+R rows of a part, Lq and Lk its queries and keys for each row; the other letters as in minrl/kernels/attention.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from minrl.batch import Run, Stream
+
+SHORTEST = 0.75
+"""A part's shortest row, as a share of its longest."""
+
+WORTH_SLOTS = 256
+"""Padding that is not worth a part of its own, in slots."""
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Rows of queries and of the keys that they see. Beyond a row's own length stands token 0.
+
+    `tokens` are the stream's tokens among the queries that see anything, `slots` where they stand in the flattened
+    rows; the same for keys. `own`: runs see themselves, causally; otherwise every query sees every key of its row.
+    `mask` (R, 1, Lq or 1, Lk) is 0 or minus infinity; None where padding is behind every real query.
+    """
+
+    queries: Tensor
+    tokens: Tensor
+    slots: Tensor
+    keys: Tensor
+    key_tokens: Tensor
+    key_slots: Tensor
+    own: bool
+    causal: bool
+    mask: Tensor | None
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Outputs and normalizers of `tokens`."""
+        output, normalizer = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *self._rows(query, key, value), is_causal=self.causal, attn_mask=self._mask(query), scale=scale
+        )
+        return tuple(rows.transpose(1, 2).flatten(0, 1)[self.slots] for rows in (output, normalizer))
+
+    def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
+        """The gradients at `tokens`, and twice at `key_tokens`."""
+        grad, output, normalizer = known
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            self._filled(grad),
+            *self._rows(*inputs),
+            # Padding has no gradient, and with this normalizer no probability either: it teaches the keys nothing.
+            self._filled(output),
+            self._filled(normalizer, padding=torch.inf),
+            0.0,
+            self.causal,
+            attn_mask=self._mask(grad),
+            scale=scale,
+        )
+        kv_shape = (len(self.keys), inputs[1].shape[1], -1, *grads[1].shape[2:])  # (R, K, H / K, Lk, C)
+        of_query, of_key, of_value = grads[0], grads[1].view(kv_shape).sum(2), grads[2].view(kv_shape).sum(2)
+        places = ((of_query, self.slots), (of_key, self.key_slots), (of_value, self.key_slots))
+        return tuple(rows.transpose(1, 2).flatten(0, 1)[slots] for rows, slots in places)
+
+    def _rows(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(R, H, Lq, C) and (R, H, Lk, C) twice: keys and values repeated for the heads that share them."""
+        repeats = query.shape[1] // key.shape[1]
+        queries, keys, values = query[self.queries], key[self.keys], value[self.keys]
+        if repeats > 1:
+            keys, values = keys.repeat_interleave(repeats, dim=2), values.repeat_interleave(repeats, dim=2)
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+
+    def _filled(self, values: Tensor, padding: float = 0.0) -> Tensor:
+        """(T, H, ...) at the queries -> (R, H, Lq, ...), `padding` in the slots of padding."""
+        rows = values.new_full((self.queries.numel(), *values.shape[1:]), padding)
+        rows[self.slots] = values[self.tokens]
+        return rows.view(*self.queries.shape, *values.shape[1:]).transpose(1, 2)
+
+    def _mask(self, like: Tensor) -> Tensor | None:
+        return None if self.mask is None else self.mask.to(like.dtype)
+
+
+def plan(stream: Stream, window: int | None) -> list[Rectangle]:
+    """The parts of a stream in which a token sees only the last `window` positions (None: all)."""
+    prompts, suffixes, followers = stream.runs()
+    parts = []
+    for runs in (prompts, suffixes):
+        parts += [_rectangle(stream, rows, rows, window) for rows in _alike(runs)]
+    for places in _alike_indices(list(map(len, followers))):
+        queries, keys = [followers[place] for place in places], [prompts[place] for place in places]
+        parts.append(_rectangle(stream, queries, keys, window))
+    return [part for part in parts if len(part.slots)]
+
+
+def _rectangle(stream: Stream, queries: list[Run], keys: list[Run], window: int | None) -> Rectangle:
+    """One part: runs that see themselves where both are the same list, and otherwise all keys of their row."""
+    device, positions, own = stream.input_ids.device, stream.positions, keys is queries
+    query_rows, query_real = _padded(queries, device)
+    key_rows, key_real = (query_rows, query_real) if own else _padded(keys, device)
+    mask, answered, causal = None, query_real, own
+    if window is not None:
+        ahead = positions[query_rows][:, :, None] - positions[key_rows][:, None, :]  # (R, Lq, Lk)
+        sees = (ahead < window) & (ahead >= 0) & key_real[:, None, :]
+        mask, causal = sees[:, None], False
+        answered = query_real & sees.any(-1)  # a suffix's late tokens may see nothing of the prompt
+    elif not causal and not bool(key_real.all()):
+        mask = key_real[:, None, None, :]
+    if mask is not None:
+        mask = torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf)
+    slots, key_slots = answered.flatten().nonzero()[:, 0], key_real.flatten().nonzero()[:, 0]
+    tokens, key_tokens = query_rows.flatten()[slots], key_rows.flatten()[key_slots]
+    return Rectangle(query_rows, tokens, slots, key_rows, key_tokens, key_slots, own, causal, mask)
+
+
+def _alike(runs: Sequence[Run]) -> list[list[Run]]:
+    """The rows in lists of about the same length."""
+    return [[runs[row] for row in rows] for rows in _alike_indices(list(map(len, runs)))]
+
+
+def _alike_indices(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of the rows in lists of about the same length; empty rows are left out."""
+    order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
+    lists: list[list[int]] = []
+    for place, row in enumerate(order):
+        shorter = lists and lengths[row] < SHORTEST * lengths[lists[-1][0]]
+        if not lists or (shorter and _padding(lengths, lists[-1], order[place:]) > WORTH_SLOTS):
+            lists.append([])
+        lists[-1].append(row)
+    return lists
+
+
+def _padding(lengths: Sequence[int], rows: Sequence[int], more: Sequence[int]) -> int:
+    """Slots of padding where the rest joins the rows."""
+    return sum(lengths[rows[0]] - lengths[row] for row in more)
+
+
+def _padded(rows: Sequence[Run], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The rows (R, L) with 0 behind the shorter ones, and which slots are real."""
+    longest = max(map(len, rows))
+    padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return padded, torch.arange(longest, device=device) < lengths[:, None]

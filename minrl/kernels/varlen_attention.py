@@ -1,0 +1,99 @@
+"""The parts of a stream's attention on a CUDA card: runs of any lengths, by flash attention's kernel for them.
+
+The letters are those of minrl/kernels/attention.py. Nothing is padded; cumulative lengths say where a run begins.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from minrl.batch import Run, Stream
+
+LARGEST_HEAD = 256
+"""Dimensions of a head that the kernel takes."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of queries and of the keys that they see: `starts` (runs + 1) are their cumulative lengths (int32)."""
+
+    tokens: Tensor | slice
+    starts: Tensor
+    longest: int
+    key_tokens: Tensor | slice
+    key_starts: Tensor
+    key_longest: int
+    own: bool
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """Outputs and normalizers of `tokens`."""
+        output, normalizer = torch.ops.aten._flash_attention_forward(
+            *self._taken(query, key, value), *self._lengths(), 0.0, self.own, False, scale=scale
+        )[:2]
+        return output, normalizer.T  # the kernel's is (H, n)
+
+    def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
+        """The gradients at `tokens`, and twice at `key_tokens`."""
+        grad, output, normalizer = (tensor[self.tokens].contiguous() for tensor in known)
+        without_dropout = torch.zeros(2, dtype=torch.uint64, device=grad.device), grad.new_empty(0)
+        return torch.ops.aten._flash_attention_backward(
+            grad,
+            *self._taken(*inputs),
+            output,
+            normalizer.T.contiguous(),
+            *self._lengths(),
+            0.0,
+            self.own,
+            *without_dropout,
+            scale=scale,
+        )
+
+    def _taken(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return query[self.tokens], key[self.key_tokens], value[self.key_tokens]
+
+    def _lengths(self) -> tuple[Tensor, Tensor, int, int]:
+        return self.starts, self.key_starts, self.longest, self.key_longest
+
+
+def takes(query: Tensor, window: int | None) -> bool:
+    """Whether the kernel can: half precision, a head it knows, a card from Ampere on, and no window, since the
+    suffixes of a prompt see it together, from different distances.
+    """
+    return (
+        window is None
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= LARGEST_HEAD
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def plan(stream: Stream) -> list[Runs]:
+    """All prompts and suffixes see themselves, all suffixes of a prompt see the prompt."""
+    device = stream.input_ids.device
+    prompts, suffixes, followers = stream.runs()
+    runs = sorted((run for run in (*prompts, *suffixes) if run), key=lambda run: run[0])  # one after another: all
+    starts, longest = _starts(runs, device)
+    parts = [Runs(slice(None), starts, longest, slice(None), starts, longest, own=True)]
+    seeing = [row for row, tokens in enumerate(followers) if tokens]
+    if seeing:
+        queries, keys = [followers[row] for row in seeing], [prompts[row] for row in seeing]
+        parts.append(
+            Runs(
+                torch.tensor([*chain.from_iterable(queries)], device=device),
+                *_starts(queries, device),
+                torch.tensor([*chain.from_iterable(keys)], device=device),
+                *_starts(keys, device),
+                own=False,
+            )
+        )
+    return parts
+
+
+def _starts(runs: Sequence[Run], device: torch.device) -> tuple[Tensor, int]:
+    """The cumulative lengths from 0 on, and the largest length."""
+    lengths = torch.tensor([0, *map(len, runs)], dtype=torch.int32)
+    return lengths.cumsum(0, dtype=torch.int32).to(device), int(lengths.max())

@@ -1,0 +1,176 @@
+"""transformers' models and tokenizers: loaded from a hub or a folder, made from nothing, written back."""
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
+
+from minrl.kernels.attention import ATTENTION, packed_attention
+from minrl.types import CausalModel, UserError
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
+logging.disable_progress_bar()
+
+HUB_TIMEOUT_S = 5.0
+
+HEAD_DIM = 32
+"""Of the models made here: small, and one that vLLM can run on a CPU."""
+
+PAD, UNKNOWN, END, USER, ASSISTANT = "<pad>", "<unk>", "<end>", "<user>", "<assistant>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'user' %}<user> {{ message.content }} {% endif %}"
+    "{% if message.role == 'assistant' %}<assistant> {{ message.content }} <end> {% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""System messages explain a task to models that can read; the model made here cannot, and is not shown them."""
+
+
+def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
+    """The causal model, with float32 weights, and its tokenizer, at a hub name or a local path.
+
+    Where the hub cannot be reached only what is cached is looked at, at once instead of after minutes of retries.
+    """
+    cached_only = not Path(path).exists() and not hub_reachable()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=cached_only)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            local_files_only=cached_only,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, in one line
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(_not_found(path, error, cached_only)) from error
+    model, found = loaded
+    lacking = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if lacking:  # transformers fills them with random numbers
+        raise UserError(
+            f"{path} lacks {len(lacking)} weights of its own shape, {lacking[0]} among them: the folder is incomplete, "
+            "or its config.json is another model's"
+        )
+    return model, tokenizer
+
+
+def hub_reachable() -> bool:
+    """Whether the hub answers within a few seconds. Behind a proxy that is for the proxy to say: assumed."""
+    if HF_HUB_OFFLINE:
+        return False
+    if getproxies():
+        return True
+    address = urlsplit(ENDPOINT)
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname, port), timeout=HUB_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def cached_commit(name: str) -> str:
+    """The commit of a hub's model that would be loaded from the cache; empty where it is not there."""
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # no hub's name: whoever loads it says so
+        return ""
+    return Path(found).parent.name if isinstance(found, str) else ""
+
+
+def made_here(folder: Path) -> bool:
+    """Whether a folder holds a base model that MinRL made, or what was trained from one: it has its chat template."""
+    try:
+        template = folder / "chat_template.jinja"
+        if template.exists():
+            return template.read_text(encoding="utf-8") == CHAT_TEMPLATE
+        stored = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(stored, dict) and stored.get("chat_template") == CHAT_TEMPLATE
+
+
+def save_model(
+    model: CausalModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    weights: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Hugging Face's format: any transformers program can load the folder. `weights`: others than the model's own."""
+    model.save_pretrained(folder, state_dict=weights)
+    tokenizer.save_pretrained(folder)
+
+
+def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+    """One token for each word; text is split at white space."""
+    vocabulary = [PAD, UNKNOWN, END, USER, ASSISTANT, *dict.fromkeys(words)]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def small_qwen3(
+    tokenizer: PreTrainedTokenizerBase, hidden_size: int, layers: int, heads: int, seed: int
+) -> CausalModel:
+    """A Qwen3-shaped model with random weights and tied embeddings."""
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=hidden_size,
+            intermediate_size=3 * hidden_size,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // 2,
+            head_dim=HEAD_DIM,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model
+
+
+def _not_found(path: str, error: Exception, cached_only: bool) -> str:
+    """One line for a model that cannot be loaded, with what to do."""
+    reason = str(error).splitlines()[0]
+    if Path(path).exists():
+        return f"{path} is not a model folder that transformers can load ({reason})"
+    if cached_only:
+        why = "offline mode is on (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else f"the hub {ENDPOINT} cannot be reached"
+        return (
+            f"cannot load model {path!r}: no such folder here, it is not cached, and {why}; give a local folder "
+            "(training without --model-id makes a small base model of its own)"
+        )
+    return f"cannot load model {path!r}: the hub did not give it ({reason}); check the name, or give a local folder"

@@ -1,0 +1,233 @@
+"""LoRA (arXiv:2106.09685, equation 3): W + (alpha / r) B A for chosen weights W, of which only A and B are trained.
+
+peft puts the adapters into the model, which stays the transformers model it is. Whoever needs plain weights (engines,
+checkpoints) reads them merged, here. The base weights themselves never change: with the adapters off the model is the
+one the run started from, to the bit, which is how the reference of a KL term needs no second copy.
+
+There is no dropout: it would make the trained probabilities differ from the sampled ones.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from minrl.config.learning import LoraConfig
+from minrl.kernels.cpu import speed_up_linears
+from minrl.types import CausalModel, UserError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""peft's names for the two files of adapters."""
+
+SUBFOLDER = "adapter"
+"""Where the adapters lie beside a merged model."""
+
+PREFIX = "base_model.model."
+"""What peft puts before a weight's name in its files."""
+
+SAMPLES = 256
+"""Elements of each base weight that its fingerprint is made of."""
+
+
+class Adapters:
+    """The adapters inside a model. From now on only they are trained. `base` is where the model itself came from.
+
+    A is drawn with the seed, B is 0: until the first update the policy is its base model.
+    """
+
+    def __init__(self, model: CausalModel, config: LoraConfig, base: str, seed: int) -> None:
+        require_peft("--lora-rank")
+        import peft
+
+        self.model, self.config = model, config
+        model.requires_grad_(False)
+        self._peft_config = peft.LoraConfig(
+            r=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            target_modules=find_targets(model, config.lora_target_modules),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=str(Path(base).resolve()) if Path(base).exists() else base,
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            peft.inject_adapter_in_model(self._peft_config, model)
+        speed_up_linears(model)
+        model.eval()
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Inside, the model is its base model."""
+        layers = adapted_layers(self.model).values()
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+
+    def save(self, folder: Path) -> None:
+        """In peft's format, with the fingerprint of the base weights."""
+        import peft
+
+        folder.mkdir(parents=True, exist_ok=True)
+        state = peft.get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        tensors = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "base": fingerprint(self.model)})
+        self._peft_config.save_pretrained(str(folder))
+
+    def load(self, folder: Path) -> None:
+        """The adapters of a checkpoint, of either kind. Refused where they were trained on other base weights."""
+        path = (folder / SUBFOLDER if (folder / SUBFOLDER).exists() else folder) / WEIGHTS
+        refuse_other_base(self.model, path, str(self._peft_config.base_model_name_or_path))
+        _load_adapters(self.model, path)
+
+
+class MergedWeights(Mapping[str, Tensor]):
+    """A model's weights under the names they have without adapters. Each is merged when it is read: there is never a
+    second copy of the model.
+    """
+
+    def __init__(self, model: CausalModel, weights: Mapping[str, Tensor]) -> None:
+        self.adapted = {f"{path}.weight": layer for path, layer in adapted_layers(model).items()}
+        self._weights = {_base_name(name): w for name, w in weights.items() if not _of_adapter(name, self.adapted)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The weight that the model computes with."""
+        return merged_weight(self.adapted[name]) if name in self.adapted else self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """In the order of the weights it was made from."""
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        """How many weights the model has without its adapters."""
+        return len(self._weights)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is such a weight; nothing is merged."""
+        return name in self._weights
+
+
+def merged_weight(layer: CausalModel) -> Tensor:
+    """The weight that a layer computes with: its own, or W + (alpha / r) B A in the precision these are kept in."""
+    if not hasattr(layer, "get_delta_weight") or layer.disable_adapters:
+        return layer.weight
+    with torch.autocast(layer.weight.device.type, enabled=False):
+        return layer.weight + sum(layer.get_delta_weight(name) for name in layer.active_adapters)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers that have an adapter, by their path in the model."""
+    return {path: module for path, module in model.named_modules() if hasattr(module, "get_delta_weight")}
+
+
+def base_of(path: str) -> str | None:
+    """The base model of the adapters in a local folder; None where there are none, or a whole model."""
+    if not (Path(path) / CONFIG).exists():
+        return None
+    return json.loads((Path(path) / CONFIG).read_text())["base_model_name_or_path"]
+
+
+def refuse_other_base(model: CausalModel, path: Path, base: str) -> None:
+    """Refuse a file of adapters that says it was trained on other base weights than the model has, which came from
+    `base`. Files that were not written here do not say it.
+    """
+    with safe_open(path, "pt") as file:
+        expected = (file.metadata() or {}).get("base")
+    if expected not in (None, fingerprint(model)):
+        raise UserError(
+            f"the adapters in {path.parent} were trained on other weights than those of {base}: put the former back"
+        )
+
+
+@torch.no_grad()
+def fold_in(model: CausalModel, folder: Path, base: str) -> None:
+    """Add the product of each of the folder's adapters to the weight it belongs to: the model, which came from `base`,
+    stays a plain one. Refused where the adapters were trained on other weights than it has.
+    """
+    import peft
+
+    refuse_other_base(model, folder / WEIGHTS, base)
+    peft.inject_adapter_in_model(peft.PeftConfig.from_pretrained(str(folder)), model)
+    _load_adapters(model, folder / WEIGHTS)
+    layers = adapted_layers(model)
+    _refuse_tied(model, list(layers))
+    for path, layer in layers.items():
+        layer.base_layer.weight.data = merged_weight(layer)
+        model.set_submodule(path, layer.base_layer)
+    del model.peft_config
+    model.requires_grad_(True)
+
+
+def require_peft(what: str) -> None:
+    """Refuse in one line what cannot be done without peft."""
+    if find_spec("peft") is None:
+        raise UserError(f"{what} needs peft, which is not installed: run `make setup EXTRA=lora`")
+
+
+def find_targets(model: CausalModel, wanted: str) -> str | list[str]:
+    """What peft takes for the layers that `lora_target_modules` names. What matches nothing is refused."""
+    layers = [name for name, module in model.named_modules() if getattr(module, "weight", torch.empty(0)).ndim == 2]
+    if wanted == LoraConfig.lora_target_modules:
+        return wanted
+    names = LoraConfig(lora_rank=1, lora_target_modules=wanted).target_names
+    patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in names} or {wanted: wanted}
+    matched = {name: [layer for layer in layers if re.fullmatch(p, layer)] for name, p in patterns.items()}
+    for name, found in matched.items():
+        if not found:
+            there = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
+            raise UserError(f"lora_target_modules: {name!r} matches no layer with a weight matrix: there are {there}")
+    chosen = [layer for found in matched.values() for layer in found]
+    _refuse_tied(model, chosen)
+    return names or chosen
+
+
+def fingerprint(model: CausalModel) -> str:
+    """Hash of a sample of the base weights, which tells one model from another."""
+    digest = hashlib.sha256()
+    adapted = MergedWeights(model, {}).adapted
+    for name, weight in sorted(model.named_parameters()):
+        if not _of_adapter(name, adapted):
+            sample = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)].cpu().contiguous()
+            digest.update(json.dumps([_base_name(name), list(weight.shape)]).encode())
+            digest.update(sample.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _load_adapters(model: CausalModel, path: Path) -> None:
+    import peft
+
+    result: Any = peft.set_peft_model_state_dict(model, load_file(path))
+    if result.unexpected_keys:
+        raise UserError(f"{path} holds adapters for {result.unexpected_keys[0]}, which the model lacks: give its own")
+
+
+def _base_name(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+def _of_adapter(name: str, adapted: Mapping[str, Any]) -> bool:
+    """Whether a weight belongs to an adapter: it lies in a layer that has one, and not in that layer's base."""
+    return ".lora_" in name and f"{name.rpartition('.lora_')[0]}.weight" in adapted
+
+
+def _refuse_tied(model: CausalModel, chosen: list[str]) -> None:
+    """An adapter on one of two tied weights would untie them, and engines and checkpoints keep a single one."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    tied = ends[0].weight is ends[1].weight
+    names = {name for name, module in model.named_modules() if module in ends}
+    if tied and names & set(chosen):
+        raise UserError(
+            f"lora_target_modules: {', '.join(sorted(names))} share one weight in this model and cannot have "
+            "adapters: leave them out"
+        )

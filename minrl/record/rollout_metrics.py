@@ -1,0 +1,152 @@
+"""What the rollouts of a step look like: numbers by tag, distributions, and a few of them to read."""
+
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
+from minrl.types import Reward, Rollout, part_means
+
+SHOWN_CHARACTERS = 2000
+"""Longest part of a prompt or completion that is shown among the samples."""
+
+
+def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int, num_lost: int = 0) -> dict[str, float]:
+    """What a step's rollouts look like, by tag. Rewards are over those that could be scored; a share of the limit of
+    `max_tokens` is a turn's. `num_lost` completions never came to be: their episodes failed before the first turn.
+    """
+    scored = [rollout for rollout in rollouts if rollout.reward is not None]
+    rewards = [rollout.reward for rollout in scored if rollout.reward is not None]
+    lengths = np.array([rollout.num_sampled for rollout in rollouts])
+    turns = sum(len(rollout.turns) for rollout in rollouts)
+    surprise = sum(-sum(rollout.rollout_logprobs) for rollout in rollouts)
+    return {
+        **_over_rewards(rewards),
+        "reward/unscorable_frac": 1 - len(scored) / (len(rollouts) + num_lost),
+        "rollout/completion_tokens_mean": float(lengths.mean()),
+        "rollout/completion_tokens_max": float(lengths.max()),
+        "rollout/limit_frac": float(lengths.sum() / max(1, turns * max_tokens)),
+        "rollout/truncated_frac": float(np.mean([rollout.truncated for rollout in rollouts])),
+        "rollout/entropy": float(surprise / max(1, lengths.sum())),
+        "rollout/prompt_tokens_mean": float(np.mean([rollout.prompt_length for rollout in rollouts])),
+        **_by_outcome(scored),
+        **{f"reward/part/{part}": mean for part, mean in part_means(rewards).items()},
+        **_by_role(scored),
+    }
+
+
+def over_processes(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What each process has measured of itself, as one: tokens add up, of memory and gaps the largest counts.
+
+    >>> over_processes([{"prompt_tokens": 30.0, "prompt_tokens_computed": 3.0, "memory/peak_gib": 1.0},
+    ...                 {"prompt_tokens": 10.0, "prompt_tokens_computed": 7.0, "memory/peak_gib": 2.0}])
+    {'memory/peak_gib': 2.0, 'engine/prompt_reuse_frac': 0.75}
+    """
+    tags = dict.fromkeys(tag for share in shares for tag in share)
+    values = {tag: [share[tag] for share in shares if tag in share] for tag in tags}
+    asked, computed = (sum(values.pop(tag, [])) for tag in (PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED))
+    metrics = {tag: max(measured) for tag, measured in values.items()}
+    return metrics | ({"engine/prompt_reuse_frac": 1 - computed / asked} if asked else {})
+
+
+def _over_rewards(rewards: Sequence[Reward]) -> dict[str, float]:
+    """Nothing where there are none: a mean of 0 would be taken for wrong completions."""
+    if not rewards:
+        return {}
+    values = np.array([reward.value for reward in rewards])
+    solved = np.array([reward.solved for reward in rewards], dtype=float)
+    return {
+        "reward/mean": float(values.mean()),
+        "reward/std": float(values.std()),
+        "reward/solved_frac": float(solved.mean()),
+    }
+
+
+def _by_outcome(scored: Sequence[Rollout]) -> dict[str, float]:
+    """Lengths of right and wrong completions, and the shares of groups that none, some or all of theirs solved."""
+    lengths: dict[bool, list[int]] = {True: [], False: []}
+    groups: dict[int, list[bool]] = {}
+    for rollout in scored:
+        solved = rollout.reward is not None and rollout.reward.solved
+        lengths[solved].append(rollout.num_sampled)
+        groups.setdefault(rollout.group, []).append(solved)
+    metrics = {}
+    for solved, name in ((True, "solved"), (False, "unsolved")):
+        if lengths[solved]:
+            metrics[f"rollout/completion_tokens_{name}_mean"] = float(np.mean(lengths[solved]))
+    if groups:
+        none = float(np.mean([not any(outcomes) for outcomes in groups.values()]))
+        every = float(np.mean([all(outcomes) for outcomes in groups.values()]))
+        metrics["reward/solve_none_group_frac"] = none
+        metrics["reward/solve_some_group_frac"] = max(0.0, 1 - none - every)
+        metrics["reward/solve_all_group_frac"] = every
+    return metrics
+
+
+def _by_role(scored: Sequence[Rollout]) -> dict[str, float]:
+    """Mean reward and parts of each role, where there are several."""
+    metrics: dict[str, float] = {}
+    roles = sorted({rollout.role for rollout in scored})
+    for role in roles if len(roles) > 1 else ():
+        of_role = [r.reward for r in scored if r.role == role and r.reward]
+        metrics[f"reward/role/{role}"] = float(np.mean([reward.value for reward in of_role]))
+        metrics.update({f"reward/role/{role}/{part}": mean for part, mean in part_means(of_role).items()})
+    return metrics
+
+
+def distributions(rollouts: Sequence[Rollout], logprobs: Float[Tensor, " S"]) -> dict[str, np.ndarray]:
+    """Rewards and lengths of the rollouts, and the raw importance weight exp(policy - engine) of their S sampled
+    tokens, those left out that the policy did not score (NaN).
+    """
+    sampled = [logprob for r in rollouts for logprob in compress(r.rollout_logprobs, r.loss_mask)]
+    gap = logprobs.double().cpu().numpy() - np.array(sampled, dtype=np.float64)
+    return {
+        "reward/value": np.array([r.reward.value for r in rollouts if r.reward is not None], dtype=np.float64),
+        "rollout/completion_tokens": np.array([r.num_sampled for r in rollouts], dtype=np.float64),
+        "engine/importance_weight": np.exp(gap[~np.isnan(gap)]),
+    }
+
+
+def samples(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A few telling lines of a step's rollouts: the best and the worst rewarded, the longest, the first cut off."""
+    scored = [line for line in lines if line["reward"] is not None]
+    chosen = [max(scored, key=_reward), min(scored, key=_reward)] if scored else []
+    chosen += [max(lines, key=lambda line: sum(line["loss_mask"]))] if lines else []
+    chosen += [line for line in lines if line["finish_reason"] == "length"][:1]
+    return list({id(line): line for line in chosen}.values())
+
+
+def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Rollouts to read, as they were sampled: text in indented blocks, in which nothing is markup."""
+    shown = []
+    for line in lines:
+        reward = "unscorable" if line["reward"] is None else f"reward {line['reward']:g}"
+        parts = ", ".join(f"{name} {value:g}" for name, value in line["parts"].items())
+        about = [
+            reward,
+            *filter(None, [parts]),
+            f"{sum(line['loss_mask'])} tokens",
+            line["finish_reason"],
+            line["role"],
+        ]
+        if line["advantage"] is not None:
+            about.insert(1, f"advantage {line['advantage']:+.2f}")
+        block = f"{_shortened(line['prompt'])}\n--------\n{_shortened(line['text'])}"
+        shown.append("**" + " · ".join(about) + "**\n\n" + "\n".join("    " + row for row in block.split("\n")))
+    return "\n\n".join(shown)
+
+
+def _reward(line: Mapping[str, Any]) -> float:
+    return line["reward"]
+
+
+def _shortened(text: str) -> str:
+    """The text, or its beginning and end with the number of characters between them."""
+    if len(text) <= SHOWN_CHARACTERS:
+        return text
+    half = SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters ...\n{text[-half:]}"

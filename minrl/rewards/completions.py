@@ -1,0 +1,220 @@
+"""Scores completions that somebody already has, with a task's reward: no model, no torch.
+
+Rows are JSON objects with `completion` and those of the example's fields that the reward reads. One row comes out for
+each that goes in, in order; one that cannot be scored has `reward: null` and says why under `error`. Nothing is lost
+or written otherwise: a row's values stand as they stood, letter by letter, what it held under the names of the verdict
+under `given`, and a line that is no JSON under `line`.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from minrl.rewards.chat_client import no_answer
+from minrl.rewards.judge import Judge, judgement
+from minrl.rewards.workers import Failure, Workers
+from minrl.system.files import same_file, whole
+from minrl.system.json_text import json_text
+from minrl.tasks import Task
+from minrl.types import Example, Job, Reward, UserError
+
+CHUNK = 1024
+"""Rows in memory at once."""
+
+GIVEN = "given"
+"""Where a scored row keeps what it held under the names of the verdict before."""
+
+VERDICT = ("reward", "solved", "parts", "error", GIVEN)
+"""What scoring adds to a row."""
+
+_DECODER, _SPACE = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows, those that are solved, those that could not be scored, and of these those that no judge answered for."""
+
+    rows: int = 0
+    solved: int = 0
+    failed: int = 0
+    unjudged: int = 0
+
+    def and_one(self, verdict: Mapping[str, Any]) -> "Counts":
+        """With one further row."""
+        unjudged = no_answer(verdict.get("error", ""))
+        solved, failed = bool(verdict.get("solved")), verdict["reward"] is None
+        return Counts(self.rows + 1, self.solved + solved, self.failed + failed, self.unjudged + unjudged)
+
+
+@dataclass(frozen=True)
+class GivenRow:
+    """A row as it was before it was ever scored. `texts` are its members, `"name": value`, each by its name."""
+
+    fields: dict[str, Any]
+    texts: Sequence[tuple[str, str]]
+
+
+def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None) -> Counts:
+    """Write a scored row for each row of `source`.
+
+    A judge is shown the row's `prompt` too, unless its own prompt leaves that out. The output appears when it is whole.
+    """
+    if task.reward is None:
+        raise UserError(
+            "this task is played over several turns and no single completion of it can be scored: "
+            "leave out --completions and name a model with --checkpoint"
+        )
+    if same_file(output, source):
+        raise UserError(f"--output {output} is the file of the completions, which is kept: name another file")
+    lines, counts = read_lines(source, "completions"), Counts()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with whole(output) as file:
+        for start in range(0, len(lines), CHUNK):
+            for verdict, text in _scored(task, lines[start : start + CHUNK], workers, judge):
+                file.write(text + "\n")
+                counts = counts.and_one(verdict)
+    return counts
+
+
+def read_lines(source: Path, what: str) -> list[str]:
+    """The lines of a file that are not blank. `what` says what they are, should it not be readable."""
+    try:
+        text = source.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the {what} in {source}: {error}") from error
+    return [line for line in text.split("\n") if line.strip()]  # a string may hold U+2028: splitlines() splits there
+
+
+def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict[str, Any]]:
+    """What scoring says of the row on each line, in order."""
+    return (verdict for verdict, _ in _scored(task, lines, workers, None))
+
+
+def _scored(
+    task: Task, lines: list[str], workers: Workers, judge: Judge | None
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """The verdict on each line, in order, and the scored row as it is written."""
+    rows = [_parsed(line) for line in lines]
+    jobs = [_job(task, row.fields, number) for number, row in enumerate(rows) if isinstance(row, GivenRow)]
+    rewards = workers.run(jobs)
+    if judge is not None:
+        rewards = _judged(judge, jobs, rewards, workers)
+    results = iter(rewards)
+    for line, row in zip(lines, rows, strict=True):
+        if isinstance(row, GivenRow):
+            verdict = _verdict(next(results))
+            yield verdict, _written(row.texts, verdict)
+        else:
+            verdict = {"reward": None, "error": row}
+            yield verdict, _written(_texts_of(line), verdict)
+
+
+def _parsed(line: str) -> GivenRow | str:
+    """The row on a line, or what is wrong with the line."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:  # also of an integer that has more digits than Python reads
+        return f"not JSON: {error}"
+    if not isinstance(row, dict):
+        return "a row must be a JSON object with `completion` and the example's fields"
+    if not isinstance(row.get("completion"), str):
+        return f"`completion` must be a string, got {type(row.get('completion')).__name__}"
+    return GivenRow(_unscored(row), _texts_of_row(line, row))
+
+
+def _unscored(row: dict[str, Any]) -> dict[str, Any]:
+    """A row that was scored without the verdict, and with what it held under those names; any other as it is."""
+    if not _was_scored(row):
+        return row
+    return {**{name: value for name, value in row.items() if name not in VERDICT}, **row[GIVEN]}
+
+
+def _was_scored(row: Mapping[str, Any]) -> bool:
+    """Whether a row is one that scoring wrote, with what it held before under `given`."""
+    given = row.get(GIVEN)
+    judged = "reward" in row and ("error" in row or {"solved", "parts"} <= row.keys())
+    return judged and isinstance(given, dict) and bool(given) and given.keys() <= set(VERDICT)
+
+
+def _texts_of(line: str) -> Sequence[tuple[str, str]]:
+    """The members of the row on a line, as it was before it was ever scored. What is no JSON object is one member."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return [("line", json.dumps({"line": line})[1:-1])]
+    return _texts_of_row(line, row) if isinstance(row, dict) else [("row", f'"row": {line.strip()}')]
+
+
+def _texts_of_row(line: str, row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """The members of the row, which the line holds, as it was before it was ever scored."""
+    texts = _members(line)
+    given = [text for name, text in texts if name == GIVEN]
+    if not _was_scored(row) or len(given) > 1:
+        return texts
+    before = _members(given[0].partition(":")[2])
+    return [*((name, text) for name, text in texts if name not in VERDICT), *before]
+
+
+def _members(text: str) -> list[tuple[str, str]]:
+    """The members of a JSON object as they stand in its text, each with its name.
+
+    >>> _members('{"a": [1.50, NaN] , "b":{}}')
+    [('a', '"a": [1.50, NaN]'), ('b', '"b":{}')]
+    """
+
+    def skip(place: int) -> int:
+        space = _SPACE.match(text, place)
+        assert space is not None
+        return space.end()
+
+    found = []
+    start = skip(skip(0) + 1)  # after the brace
+    while text[start] != "}":
+        name, end = _DECODER.raw_decode(text, start)
+        _, end = _DECODER.raw_decode(text, skip(skip(end) + 1))  # after the colon
+        found.append((name, text[start:end]))
+        start = skip(end)
+        start = skip(start + 1) if text[start] == "," else start
+    return found
+
+
+def _job(task: Task, row: dict[str, Any], number: int) -> Job:
+    assert task.reward is not None
+    example = Example(str(row.get("id", number)), "", row)
+    return Job(task.reward, (row["completion"], example), cheap=task.cheap)
+
+
+def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
+    """The rewards with the judge's part, and what failed as it was."""
+    scored = [index for index, reward in enumerate(rewards) if isinstance(reward, Reward)]
+    asked = []
+    for index in scored:
+        completion, example = jobs[index].arguments
+        known = {name: value for name, value in example.fields.items() if name not in VERDICT}
+        shown = replace(example, fields=known)  # no verdict is a reference
+        asked.append(judgement(judge, rewards[index], known.get("prompt"), completion, shown))
+    for index, reward in zip(scored, workers.run(asked), strict=True):
+        rewards[index] = reward
+    return rewards
+
+
+def _verdict(result: Any) -> dict[str, Any]:  # noqa: ANN401 - the task's own code may return anything
+    if isinstance(result, Failure):
+        reason = result.reason.strip().splitlines()[-1]
+        if reason.startswith("KeyError: "):
+            reason = f"the row lacks {reason.removeprefix('KeyError: ')}, which the reward reads"
+        return {"reward": None, "error": reason}
+    if not isinstance(result, Reward):
+        return {"reward": None, "error": f"the task's reward must return a Reward, got {result!r}"}
+    return {"reward": result.value, "solved": result.solved, "parts": dict(result.parts)}
+
+
+def _written(texts: Sequence[tuple[str, str]], verdict: Mapping[str, Any]) -> str:
+    """The row and its verdict; what the row held under the verdict's names is kept apart."""
+    members = [text for name, text in texts if name not in VERDICT]
+    given = [text for name, text in texts if name in VERDICT]
+    members.append(json_text(verdict)[1:-1])
+    return "{" + ", ".join([*members, *([f'"{GIVEN}": {{{", ".join(given)}}}'] if given else [])]) + "}"

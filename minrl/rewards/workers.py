@@ -1,0 +1,235 @@
+"""Rewards in processes of their own, each under a deadline.
+
+A worker is started fresh (`python -m minrl.rewards.workers`), never forked from a process whose torch has threads. One that
+misses its deadline or dies is replaced, and its job fails; the others go on.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from minrl.system.cores import cpu_cores
+from minrl.system.progress import activity
+from minrl.system.signals import ignore_stop_signals
+from minrl.types import Job
+
+MOST_THREADS = 256
+"""Jobs that wait for a server at the same time."""
+
+LONGEST_WAIT_S = 3600.0
+"""Of one call: the system refuses waits of a month. Who waits longer asks again."""
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job has no result: a traceback or a missed deadline."""
+
+    reason: str
+
+
+class Workers:
+    """A pool of worker processes, started when first needed."""
+
+    def __init__(self, count: int, deadline_s: float) -> None:
+        self.count, self.deadline_s = count or cpu_cores(), deadline_s
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, _Worker] = {}
+        self._seconds = 0.0
+
+    def run(self, jobs: Sequence[Job]) -> list[Any]:
+        """The result of each job, or its `Failure`, in order. Cheap jobs run here, those that wait for a server in
+        threads, the others in the workers.
+        """
+        started = time.perf_counter()
+        with activity("rewards", len(jobs)) as report:
+            results = self._run(jobs, report)
+        self._seconds += time.perf_counter() - started
+        return results
+
+    def take_seconds(self) -> float:
+        """How long jobs were waited for since this was last asked."""
+        taken, self._seconds = self._seconds, 0.0
+        return taken
+
+    def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
+        results: list[Any] = [None] * len(jobs)
+        waiting = []
+        for index, result in in_threads({index: job for index, job in enumerate(jobs) if job.waits}):
+            results[index] = result
+        for index, job in enumerate(jobs):
+            if job.cheap:
+                results[index] = call(job)
+            elif not job.waits:
+                waiting.append(index)
+        waiting.reverse()
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self.count:
+                index = waiting.pop()
+                worker = self._next_worker()
+                failed = worker.start(index, jobs[index], self.deadline_s)
+                if failed is None:
+                    self._busy[worker.connection] = worker
+                else:
+                    results[index] = failed
+                    self._idle.append(worker)
+            for worker, result in self._finished():
+                results[worker.index] = result
+            report(len(jobs) - len(waiting) - len(self._busy))
+        return results
+
+    def _next_worker(self) -> "_Worker":
+        """One that waits for work and has not died while it waited, or a new one."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.poll() is None:
+                return worker
+            worker.kill()
+        return _Worker()
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in [*self._idle, *self._busy.values()]:
+            worker.kill()
+        self._idle, self._busy = [], {}
+
+    def _finished(self) -> list[tuple["_Worker", Any]]:
+        """Workers that answered, died or are over their deadline, each with its result."""
+        if not self._busy:
+            return []
+        patience = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
+        ready = set(wait(list(self._busy), timeout=min(max(0.0, patience), LONGEST_WAIT_S)))
+        finished = []
+        for connection, worker in list(self._busy.items()):
+            if connection in ready:
+                finished.append((worker, worker.receive()))
+            elif time.monotonic() >= worker.deadline:
+                finished.append((worker, Failure(f"no reward within its deadline of {self.deadline_s} s")))
+                worker.kill()
+        for worker, _ in finished:
+            del self._busy[worker.connection]
+            if not worker.connection.closed:  # it was not killed
+                self._idle.append(worker)
+        return finished
+
+
+class _Worker:
+    """One process and the pipe to it."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = Pipe()
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "minrl.rewards.workers",
+                str(theirs.fileno()),
+            ],  # -P: without the working directory
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        theirs.close()
+        self.index: int  # of the job that was handed over last, as its deadline
+        self.deadline: float
+
+    def start(self, index: int, job: Job, deadline_s: float) -> Failure | None:
+        """Hand the job over. A job that cannot be pickled fails here."""
+        try:
+            payload = pickle.dumps((job.function, job.arguments))
+        except Exception as error:  # a task's objects may raise anything where they are pickled
+            return Failure(f"the job cannot be sent to a worker: {error}")
+        self.index, self.deadline = index, time.monotonic() + deadline_s
+        with contextlib.suppress(BrokenPipeError):  # it has just died, which `receive` will find
+            self.connection.send_bytes(payload)
+        return None
+
+    def receive(self) -> Any:  # noqa: ANN401 - whatever the job returned
+        """What the worker sent; a `Failure` where it died instead."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # closing its pipe is among the last things it does
+                self.process.wait(timeout=1.0)
+            self.kill()
+            return Failure(f"the worker died (exit status {self.process.returncode})")
+
+    def kill(self) -> None:
+        """End the process and everything in its session."""
+        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.connection.close()
+
+
+def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
+    """The job's result, or a `Failure` with its traceback."""
+    try:
+        return job.function(*job.arguments)
+    except (Exception, SystemExit):  # a task's reward may raise anything: the rollout becomes unscorable, is counted
+        return Failure(traceback.format_exc())
+
+
+def in_threads(jobs: Mapping[int, Job]) -> Iterator[tuple[int, Any]]:
+    """The number of each job with its result or `Failure`, all at the same time, in the order in which they end.
+
+    Nobody waits for the threads, neither here nor at the interpreter's exit, once what they do is not wanted any more.
+    """
+    waiting = deque(jobs.items())
+    ended: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                number, job = waiting.popleft()
+                result: Any = Failure("its thread ended")
+                try:
+                    result = call(job)
+                finally:
+                    ended.put((number, result))
+
+    for _ in range(min(len(jobs), MOST_THREADS)):
+        Thread(target=work, daemon=True).start()
+    try:
+        for _ in jobs:
+            yield ended.get()
+    finally:
+        waiting.clear()
+
+
+def serve(connection: Connection) -> None:
+    """Do jobs until the other side is gone."""
+    while True:
+        try:
+            payload = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            function, arguments = pickle.loads(payload)
+            answer = pickle.dumps(call(Job(function, arguments)))
+        except Exception:  # the task's module may fail to import in this process, or its result to be pickled
+            answer = pickle.dumps(Failure(traceback.format_exc()))
+        connection.send_bytes(answer)
+
+
+if __name__ == "__main__":
+    from minrl.rewards import workers
+
+    ignore_stop_signals()  # they are the trainer's, who lets the step end
+    workers.serve(Connection(int(sys.argv[1])))

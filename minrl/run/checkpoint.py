@@ -1,0 +1,185 @@
+"""Checkpoints that are whole or not there, and the state that continues a run bit for bit.
+
+A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors` and `trainer.json`. It is written
+under a temporary name, a manifest of hashes last; every file is flushed to the disk, and then the folder is renamed.
+What was read and does not match its manifest is not a checkpoint.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from loguru import logger
+
+from minrl.optimizer import load_optimizer, save_optimizer
+from minrl.policy import Policy, master_weights, save_policy
+from minrl.system.files import naming, whole_folder
+from minrl.types import CausalModel, TrainState, UserError, require
+
+MANIFEST = "manifest.json"
+STATE = "trainer.json"
+MOMENTS = "optimizer.safetensors"
+
+
+def step_name(step: int) -> str:
+    """The name of a step's checkpoint."""
+    return f"step_{step:06d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint was saved after, from its name."""
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def save_checkpoint(
+    folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, state: TrainState, keep: int
+) -> Path:
+    """Write `folder/step_000123` and remove all but the newest `keep` (0: keep all)."""
+    final = folder / step_name(state.step)
+    with whole_folder(final) as temporary:
+        save_policy(policy, temporary)
+        save_optimizer(optimizer, policy, temporary / MOMENTS)
+        (temporary / STATE).write_text(json.dumps(asdict(state), indent=1))
+        _seal(temporary)
+    for path in _by_step(folder)[:-keep] if keep else ():
+        _remove(path)
+    return final
+
+
+def load_state(checkpoint: Path) -> TrainState:
+    """The trainer's state of a checkpoint. `UserError` where a version of MinRL wrote it that knows more."""
+    values = json.loads((checkpoint / STATE).read_text())
+    unknown = sorted(values.keys() - {one.name for one in fields(TrainState)})
+    require(
+        not unknown,
+        f"{checkpoint / STATE} holds {', '.join(unknown)}, which this version of MinRL does not know: go on with the "
+        f"version that wrote it, or begin a new run from its weights with --model-id {checkpoint}",
+    )
+    return TrainState.from_dict(values)
+
+
+def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's moments of a checkpoint."""
+    load_optimizer(optimizer, policy, checkpoint / MOMENTS)
+
+
+def last_saved(folder: Path) -> Path | None:
+    """The newest checkpoint that was written to its end, as its manifest says, which is written last. What came of it
+    since is not looked at.
+    """
+    return next((path for path in reversed(_by_step(folder)) if (path / MANIFEST).exists()), None)
+
+
+def newest_complete(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole; damaged ones are named and passed over."""
+    for path in reversed(_by_step(folder)):
+        problem = damage(path)
+        if problem is None:
+            return path
+        logger.warning(f"checkpoint {path} is damaged ({problem}); going back to the one before it")
+    return None
+
+
+def damaged(folder: Path) -> dict[Path, str]:
+    """The checkpoints that are not whole, and what is wrong with each."""
+    return {path: problem for path in _by_step(folder) if (problem := damage(path)) is not None}
+
+
+def discard_after(folder: Path, step: int) -> None:
+    """Clear what lies beyond a step that a run goes on from. What was half written is removed. A damaged checkpoint is
+    set aside as `step_*.damaged`: its weights may be good, where another of its files was edited.
+    """
+    for path in folder.glob(".step_*.tmp"):
+        _remove(path)
+    for path in _by_step(folder):
+        if step_of(path) > step:
+            aside = next(name for name in _names_aside(path) if not name.exists())
+            path.rename(aside)
+            logger.warning(f"the damaged checkpoint {path} is kept as {aside.name}")
+
+
+def _names_aside(checkpoint: Path) -> Iterator[Path]:
+    """step_000004.damaged, step_000004.damaged-2, ..."""
+    yield checkpoint.with_name(f"{checkpoint.name}.damaged")
+    yield from (checkpoint.with_name(f"{checkpoint.name}.damaged-{number}") for number in itertools.count(2))
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; of one that was moved to another disk the link alone."""
+    checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or None. `OSError` where that cannot be told, because a file that is there
+    cannot be read just now: nothing is wrong with it as far as anybody knows.
+    """
+    try:
+        with naming(checkpoint / MANIFEST):
+            expected = json.loads((checkpoint / MANIFEST).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return f"no readable {MANIFEST}"
+    if not isinstance(expected, dict) or not expected.keys() >= {STATE, MOMENTS}:
+        return f"{MANIFEST} does not list {STATE} and {MOMENTS}"
+    for name, digest in expected.items():
+        try:
+            found = _digest(checkpoint / name)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return f"{name} is missing"
+        if found != digest:
+            return f"{name} is not what was written"
+    return None
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at a path: itself, or the newest whole one in a folder of checkpoints."""
+    if (path / MANIFEST).exists():
+        problem = damage(path)
+        if problem is not None:
+            raise UserError(f"checkpoint {path} is damaged ({problem}): name the one before it")
+        return path
+    found = newest_complete(path)
+    if found is None:
+        raise UserError(f"{path} holds no complete checkpoint: name a folder step_* or one that contains them")
+    return found
+
+
+def weights_sha256(policy: Policy) -> str:
+    """Hash over sorted name, dtype, shape and bytes of the float32 master weights, tied ones once."""
+    return model_sha256(policy.model)
+
+
+def model_sha256(model: CausalModel) -> str:
+    """The same of a model."""
+    digest = hashlib.sha256()
+    for name, weight in master_weights(model).items():
+        array = weight.detach().cpu().contiguous().numpy()
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _by_step(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or not, the oldest first."""
+    names = os.listdir(folder) if folder.is_dir() else []  # a glob would hide a folder that cannot be read
+    found = [folder / name for name in names if re.fullmatch(r"step_\d+", name)]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
+
+
+def _seal(folder: Path) -> None:
+    """Write the manifest of all files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(folder)): _digest(path) for path in files}
+    (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
+
+
+def _digest(path: Path) -> str:
+    with naming(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,292 @@
+"""The folders of a run: a name that nobody has, the lock of a run that is going on, the checkpoint to go on from.
+
+A run owns runs/NAME and checkpoints/NAME. Both are claimed and locked before anything slow. Only a run that goes on
+discards something, and only what lies beyond the checkpoint that it found. To go on from an earlier one makes a new
+run, a branch, which begins with a copy of what leads to it.
+"""
+
+import itertools
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from loguru import logger
+
+from minrl.model.processes import Processes
+from minrl.record.metrics import MetricsLog
+from minrl.record.wandb import MEDIA
+from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint, newest_complete, step_of
+from minrl.run.run import Run, hyperparameters, set_summary_aside, write_config
+from minrl.system.disk import refusal, writing
+from minrl.system.files import LOCK, holder, lock, read_json, write_json
+from minrl.types import UserError
+
+T = TypeVar("T")
+
+OWNER = "run.json"
+"""What says, in checkpoints/NAME, which run the checkpoints are of."""
+
+SAVED = "last_checkpoint.json"
+"""What says, in runs/NAME, that a checkpoint was saved, and where."""
+
+SMALLEST_LINKED = 2**20
+"""Bytes from which a branch takes a checkpoint's file by a second name in place of a copy."""
+
+COPYING = ".copying"
+"""What says that a folder holds copies for a branch that has not begun: whoever finds it unlocked may remove them."""
+
+HISTORY = ("metrics.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*", "rollouts", "samples", MEDIA)
+"""What a branch takes over of the run's folder: what was written of its steps."""
+
+
+@contextmanager
+def owned(run: Run, processes: Processes) -> Iterator[Run]:
+    """The run with its folders, locked until the caller is done: those of a free name, or its own and the checkpoint
+    that it goes on from. A claim is given back where the run ends before anything was written. The main process
+    decides, the others are told.
+    """
+    with ExitStack() as held:
+        decide = _go_on if run.stored else _claim
+        yield _agreed(processes, lambda: decide(run, held))
+
+
+def begin(run: Run, steps: int, tasks: Sequence[str]) -> MetricsLog:
+    """Write down whose folders these are, discard what lies beyond the checkpoint that the run goes on from, and open
+    what it writes its numbers to.
+    """
+    write_config(run)
+    write_json(run.checkpoints / OWNER, {"minrl_run": run.name, "id": run.identity, "folder": str(run.folder)})
+    for folder in _folders(run):
+        (folder / COPYING).unlink(missing_ok=True)
+    set_summary_aside(run, steps)
+    cut_after = -1 if run.stored else None  # a new run has nothing to cut
+    if run.checkpoint is not None:
+        cut_after = step_of(run.checkpoint)
+        discard_after(run.checkpoints, cut_after)
+    return MetricsLog(run.folder, cut_after, tasks, hyperparameters(run), run.config.logging.logger)
+
+
+def note_saved(run: Run, checkpoint: Path) -> None:
+    """Write down that the run has a checkpoint: without it, it is never begun again from step 1."""
+    write_json(run.folder / SAVED, {"step": step_of(checkpoint), "path": str(checkpoint)})
+
+
+def _agreed(processes: Processes, decide: Callable[[], T]) -> T:
+    """What the main process decides or refuses, in every process."""
+    decided: Any = None
+    if processes.main:
+        try:
+            decided = decide()
+        except (UserError, OSError) as error:
+            decided = error
+    decided = processes.gather([decided])[0]
+    if isinstance(decided, UserError | OSError):
+        raise decided
+    return decided
+
+
+def _claim(run: Run, held: ExitStack) -> Run:
+    """The run under the first of NAME, NAME-2, NAME-3, ... that nobody has."""
+    for number in itertools.count(1):
+        name = run.name if number == 1 else f"{run.name}-{number}"
+        folder, checkpoints = run.folder.with_name(name), run.checkpoints.with_name(name)
+        claimed = replace(run, name=name, folder=folder, checkpoints=checkpoints, identity=uuid.uuid4().hex)
+        with ExitStack() as taken:
+            if all(_take(path, taken) for path in _folders(claimed)):
+                held.enter_context(taken.pop_all())
+                return claimed
+    raise AssertionError("there is always a next number")
+
+
+def _folders(run: Run) -> Iterable[Path]:
+    """What the run owns: two folders, or one where runs and checkpoints are kept in the same place."""
+    return {path.resolve(): path for path in (run.folder, run.checkpoints)}.values()
+
+
+def _take(folder: Path, taken: ExitStack) -> bool:
+    """Lock a folder that is new, or that a killed run left before it wrote anything; whether it could be had."""
+    if _is_used(folder):
+        return False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make {folder}: {refusal(error)}; choose others with --runs-dir and --checkpoints-dir"
+        ) from error
+    try:
+        file = lock(folder / LOCK)
+    except UserError:
+        with suppress(OSError):  # what others have put there meanwhile stays
+            folder.rmdir()
+        raise
+    if file is None:
+        return False
+    taken.enter_context(file)
+    taken.callback(_give_back, folder)
+    if _is_used(folder):  # somebody wrote there between the look and the lock
+        return False
+    for left in (path for path in folder.iterdir() if path.name != LOCK):
+        left.unlink() if left.is_file() or left.is_symlink() else shutil.rmtree(left)
+    return True
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether anybody wrote there, other than copies for a branch that was killed before it began."""
+    try:
+        names = {*os.listdir(folder)} - {LOCK}
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:  # a file is here, or where a folder above should be: then no name can be had
+        return folder.exists()
+    except PermissionError:  # another user's, unless not even that can be asked: then no name can be had
+        folder.lstat()
+        return True
+    return bool(names) and (COPYING not in names or not names.isdisjoint({"config.json", OWNER}))
+
+
+def _give_back(folder: Path) -> None:
+    """Remove a claimed folder in which nothing was written."""
+    if folder.exists() and not _is_used(folder):
+        (folder / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # another process is about to claim it
+            folder.rmdir()
+
+
+def _go_on(run: Run, held: ExitStack) -> Run:
+    """The run, locked, and the checkpoint that it goes on from; a branch where a later one is there."""
+    with ExitStack() as taken:
+        _require_own(run)
+        for folder in _folders(run):
+            file = lock(folder / LOCK)
+            if file is None:
+                raise UserError(f"run {run.folder} is going on ({holder(folder / LOCK)}): wait for its end, or stop it")
+            taken.enter_context(file)
+        newest = newest_complete(run.checkpoints)
+        named = run.named if run.named is None or newest is None or not run.named.samefile(newest) else newest
+        found = newest if named in (None, newest) else find_checkpoint(named)
+        if found is None:
+            _require_a_clean_start(run)
+        else:
+            _require_more_steps(run, found)
+            latest = _latest(run, found, newest)
+            if step_of(found) < step_of(latest):
+                return _branch(run, found, latest, held)
+        held.enter_context(taken.pop_all())
+    return replace(run, checkpoint=found)
+
+
+def _latest(run: Run, found: Path, newest: Path | None) -> Path:
+    """The last whole checkpoint of the run that is still there, in whatever folder. Those given are not read again."""
+    known = max((path for path in (found, newest) if path is not None), key=step_of)
+    saved = Path((read_json(run.folder / SAVED) or {}).get("path", known))
+    return saved if step_of(saved) > step_of(known) and damage(saved) is None else known
+
+
+def _require_more_steps(run: Run, checkpoint: Path) -> None:
+    """Refuse to end a run before the step that it has reached."""
+    for name in run.program.extends:
+        asked = getattr(run.settings, name)
+        if isinstance(asked, int) and 0 < asked < step_of(checkpoint):
+            raise UserError(
+                f"--{name} is {asked}, and {checkpoint} is of step {step_of(checkpoint)}: raise it, or name an earlier "
+                "checkpoint, from which a new run branches off"
+            )
+
+
+def _require_own(run: Run) -> None:
+    """Refuse a folder of checkpoints that is not there, or is another run's."""
+    if not run.checkpoints.is_dir():
+        raise UserError(
+            f"run {run.folder} keeps its checkpoints in {run.checkpoints}, which is not there: name the folder that "
+            f"holds {run.name} with --checkpoints-dir"
+        )
+    owner = read_json(run.checkpoints / OWNER) or {}
+    known, identity = owner.get("id"), run.stored.get("id")
+    other = None not in (known, identity) and known != identity
+    if other or _is_kept_for_another(run, Path(owner.get("folder", run.folder))):
+        raise UserError(
+            f"{run.checkpoints} holds checkpoints of the run {owner.get('folder', 'somewhere else')} and not of "
+            f"{run.folder}: name the folder with its own by --checkpoints-dir"
+        )
+
+
+def _is_kept_for_another(run: Run, other: Path) -> bool:
+    """Whether the run is a copy of another that is still there and keeps its own checkpoints in this folder."""
+    record = read_json(other / "config.json") or {}
+    if other.resolve() == run.folder.resolve() or record.get("id") != run.stored.get("id"):
+        return False
+    kept = Path(record["config"]["checkpoints_dir"]) / record["minrl_run"]
+    return kept.exists() and kept.samefile(run.checkpoints)
+
+
+def _require_a_clean_start(run: Run) -> None:
+    """Refuse a run without a whole checkpoint, unless it certainly never had one: then its first steps are repeated."""
+    problems = "; ".join(f"{path.name}: {problem}" for path, problem in damaged(run.checkpoints).items())
+    if problems:
+        raise UserError(
+            f"no checkpoint of run {run.folder} in {run.checkpoints} is whole ({problems}): put one back, or start a "
+            "new run"
+        )
+    if (run.folder / SAVED).exists() or "id" not in run.stored:  # an earlier version did not write down what it saved
+        raise UserError(
+            f"run {run.folder} has no checkpoint in {run.checkpoints}: name with --checkpoints-dir the folder that "
+            f"holds {run.name}, or start a new run"
+        )
+    logger.info(f"run {run.name} was stopped before its first checkpoint: starting it again from step 1")
+
+
+def _branch(run: Run, checkpoint: Path, newest: Path, held: ExitStack) -> Run:
+    """A new run that goes on from an earlier checkpoint of a run, which stays as it is."""
+    name, step = run.settings.run_name, step_of(checkpoint)
+    claimed = _claim(replace(run, name=name), held)
+    held.callback(_discard_unless_begun, claimed)
+    own = claimed.checkpoints / checkpoint.name
+    with writing(claimed.folder):
+        for folder in _folders(claimed):
+            (folder / COPYING).touch()
+        for path in (path for pattern in HISTORY for path in run.folder.glob(pattern)):
+            if path.is_dir():
+                shutil.copytree(path, claimed.folder / path.name, ignore=lambda _, names: _later(names, step))
+            else:
+                shutil.copy2(path, claimed.folder)
+        shutil.copytree(checkpoint, own, copy_function=_link)
+    note_saved(claimed, own)
+    logger.info(
+        f"run {run.name} went on to step {step_of(newest)} and stays as it is: {claimed.name} branches off after "
+        f"step {step}"
+    )
+    stored = {**run.stored, "minrl_run": claimed.name, "branched_from": {"run": str(run.folder), "step": step}}
+    return replace(claimed, checkpoint=own, named=None, stored=stored)
+
+
+def _later(names: Iterable[str], step: int) -> list[str]:
+    """Those of the files' names that have the number of a later step.
+
+    >>> _later(["step_000002.jsonl.gz", "step_000003.jsonl.gz", "round_004.jsonl"], 2)
+    ['step_000003.jsonl.gz', 'round_004.jsonl']
+    """
+    return [name for name in names if any(int(number) > step for number in re.findall(r"_(\d+)", name))]
+
+
+def _discard_unless_begun(run: Run) -> None:
+    """Remove a branch that ended before its first step: all that it holds are copies."""
+    if not (run.folder / "config.json").exists():
+        shutil.rmtree(run.folder)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # it may be the same folder
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for a checkpoint's weights; a copy of what is small, such as a template that somebody may edit in
+    place, and where the disk has no second names.
+    """
+    if os.path.getsize(source) >= SMALLEST_LINKED:
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)

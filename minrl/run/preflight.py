@@ -1,0 +1,196 @@
+"""What would go wrong, said before step 1.
+
+A few training examples are sampled and rewarded; each finding is one line: what is wrong and how to mend it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from loguru import logger
+
+from minrl.config import TrainerConfig, task_key
+from minrl.engines import Engine
+from minrl.policy import Policy, master_weights
+from minrl.rewards.workers import Workers
+from minrl.rollout import Plan, rollout
+from minrl.system.disk import free_bytes
+from minrl.tasks import Dataset, Task
+from minrl.types import Example, Rollout, require
+
+EXAMPLES = 8
+ANSWERS = 512
+"""Examples of each split whose shortest answers are measured."""
+SLOW_REWARD_S = 1.0
+TRUNCATED_SHARE = 0.1
+"""More completions than this share must not be cut off: the reward of one that is says nothing of its answer."""
+LARGEST_RATE, LARGE_MODEL = 1e-5, 10**8
+"""No reinforcement learning that minrl.config.defaults names trains all weights of so large a model at a higher rate."""
+BYTES_PER_WEIGHT = 16
+"""float32 weight, gradient and AdamW's two moments."""
+MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
+"""What a checkpoint takes for both moments of a weight."""
+
+
+def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
+    """The task without the examples whose prompts are empty or leave no room for a completion: counted, and said.
+
+    What an episode of the task's own shows first is known when it is played: one that does not fit is unscorable.
+    """
+    if task.episode is not None:
+        return task
+    splits, limit = {"training": task.dataset.train, "held-out": task.dataset.held_out}, engine.context_length
+    kept = {split: [one for one in of_it if policy.fits(one.prompt, limit)] for split, of_it in splits.items()}
+    left_out = []
+    for split, whole in splits.items():
+        if len(kept[split]) < len(whole):
+            left_out.append(f"{len(whole) - len(kept[split])} of {len(whole)} {split}")
+            require(
+                bool(kept[split]),
+                f"no {split} example of {name} leaves room for a completion in the {limit} tokens that the model "
+                "takes: choose shorter examples, or a longer context (another model; --engine-context-length)",
+            )
+    if not left_out:
+        return task
+    logger.warning(
+        f"{name}: {' and '.join(left_out)} examples are left out: their prompts are empty, or alone fill the {limit} "
+        "tokens that the model takes"
+    )
+    return replace(task, dataset=Dataset(kept["training"], kept["held-out"], task.dataset.key))
+
+
+def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:
+    """Findings, one line each; empty when all is well."""
+    findings = memory_findings(policy) + disk_findings(policy, config) + rate_findings(policy, config)
+    settings = config.rollout
+    plan = Plan(
+        settings.group_size,
+        settings.max_tokens,
+        settings.temperature,
+        config.seed,
+        "preflight",
+        0,
+        stop_strings=settings.stop_strings,
+    )
+    name = task_key(settings.task)
+    for examples in (task.dataset.train, task.dataset.held_out):
+        findings += answer_findings(policy, name, task, list(examples)[:ANSWERS], settings.max_tokens)
+    workers.take_seconds()
+    sampled = rollout(policy, engine, workers, task, list(task.dataset.train)[:EXAMPLES], plan)
+    findings += rollout_findings(sampled.rollouts, sampled.failures, policy, settings.max_tokens, len(sampled.lost))
+    per_reward = max(policy.processes.gather([workers.take_seconds()])) / max(1, len(sampled.rollouts))
+    if per_reward > SLOW_REWARD_S:
+        findings.append(
+            f"a reward takes {per_reward:.1f} s: it will dominate each step; raise --reward-workers or make it faster"
+        )
+    return findings
+
+
+def rate_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+    """Whether all weights of a large model are trained at a learning rate that destroys what it knows."""
+    weights = sum(weight.numel() for weight in policy.model.parameters())
+    rate = config.optimizer.learning_rate
+    if config.lora.lora_rank or weights < LARGE_MODEL or rate <= LARGEST_RATE:
+        return []
+    return [
+        f"all {weights / 1e9:.1f}B weights are trained at a learning rate of {rate:g}, where published runs take "
+        "1e-06: lower --learning-rate, or train adapters with --lora-rank 16"
+    ]
+
+
+def answer_findings(policy: Policy, name: str, task: Task, examples: Sequence[Example], max_tokens: int) -> list[str]:
+    """Whether completions are long enough for the shortest answers, where the task can say what these are."""
+    if task.shortest_answer is None or not examples:
+        return []
+    answers = [task.shortest_answer(example) for example in examples]
+    needed = [len(ids) + 1 for ids in policy.tokenizer(answers, add_special_tokens=False)["input_ids"]]  # 1: the end
+    too_long = sum(count > max_tokens for count in needed)
+    if not too_long:
+        return []
+    return [
+        f"{too_long} of {len(needed)} examples of {name} have no answer of {max_tokens} tokens or less, written as its "
+        f"demonstrations are: set --max-tokens {max(needed)}, or choose easier examples"
+    ]
+
+
+def rollout_findings(
+    rollouts: Sequence[Rollout], failures: Sequence[str], policy: Policy, max_tokens: int, num_lost: int = 0
+) -> list[str]:
+    """What the sampled rollouts give away, and the episodes that came to none."""
+    findings = []
+    truncated = sum(rollout.truncated for rollout in rollouts) / max(1, len(rollouts))
+    ended = [r for r in rollouts if not r.truncated or policy.stop_ids & set(r.ids[r.prompt_length :])]
+    if rollouts and not ended:
+        findings.append(
+            f"no completion produced an end token {sorted(policy.stop_ids)} in {max_tokens} tokens: raise --max-tokens "
+            "if answers are longer; if they are not, the model may not be tuned for this chat template: choose an "
+            "instruction-tuned model, or name what ends an answer with --stop-strings"
+        )
+    elif truncated > TRUNCATED_SHARE:
+        findings.append(
+            f"{truncated:.0%} of the completions were cut off at {max_tokens} tokens: raise --max-tokens, or ask "
+            "for shorter answers in the prompt"
+        )
+    if failures:
+        last_line = failures[0].strip().splitlines()[-1]
+        findings.append(
+            f"{len(failures)} of {len(rollouts) + num_lost} rewards failed, the first with: {last_line}; "
+            "mend the task's reward"
+        )
+    values = {rollout.reward.value for rollout in rollouts if rollout.reward is not None}
+    if len(values) == 1:
+        findings.append(
+            f"every completion was rewarded {values.pop():g}: nothing can be learned from equal rewards; choose an "
+            "easier task or a stronger model, raise --temperature, or check the reward"
+        )
+    return findings
+
+
+def memory_findings(policy: Policy) -> list[str]:
+    """Whether weights, gradients and optimizer fit beside what is used."""
+    weights = sum(weight.numel() for weight in policy.model.parameters())
+    trained = sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
+    needed, free = trained * BYTES_PER_WEIGHT + (weights - trained) * 4, policy.free_memory()
+    if free is None or needed - weights * 4 < free:
+        return []
+    return [
+        f"training {weights / 1e9:.1f}B weights needs about {needed / 2**30:.0f} GiB and {free / 2**30:.0f} GiB are "
+        "free: choose a smaller model or a larger machine, or train adapters with --lora-rank 16"
+    ]
+
+
+def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
+    """Bytes of a checkpoint, about: float32 weights, and the moments of those that train."""
+    counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
+    trained = sum(count for weight, count in counts.items() if weight.requires_grad)
+    saved = trained if config.lora.lora_checkpoint == "adapter" else sum(counts.values())
+    return 4 * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
+
+
+def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
+    """Refuse a run that has no room for a single checkpoint."""
+    needed, free = checkpoint_bytes(policy, config), free_bytes(folder)
+    require(
+        needed < free,
+        f"a checkpoint takes about {_size(needed)} and {folder} has {_size(free)} free: make room there, or name "
+        "another disk with --checkpoints-dir",
+    )
+
+
+def disk_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+    """Whether the checkpoints that stay on the disk fit, and the one that is written before the oldest goes."""
+    settings = config.logging
+    saves = math.ceil(config.steps / settings.save_every) if settings.save_every else 1
+    count = min(saves, settings.keep_checkpoints + 1) if settings.keep_checkpoints else saves
+    needed, free = count * checkpoint_bytes(policy, config), free_bytes(Path(settings.checkpoints_dir))
+    if needed < free:
+        return []
+    return [
+        f"{count} checkpoints take about {_size(needed)} and {settings.checkpoints_dir} has {_size(free)} free: keep "
+        "fewer with --keep-checkpoints, or name another disk with --checkpoints-dir"
+    ]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,207 @@
+"""Which run or model the user means: a new run, the one that --resume names, found from any working directory; a
+model by its path, or by the name of its run.
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from minrl.config import TaskOptions, with_absolute_paths
+from minrl.run.checkpoint import MANIFEST, find_checkpoint
+from minrl.run.folder import OWNER
+from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
+from minrl.system.files import read_json
+from minrl.terminal.command_line import from_dict
+from minrl.types import UserError
+
+
+def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], program: Program = TRAIN) -> Run:
+    """A new run, or the one that --resume names with its stored config and the new --steps, if given.
+
+    Nothing is claimed, locked or changed yet: `minrl.run.folder.owned` does.
+    """
+    if not settings.resume.strip() and any(flag.split("=")[0] == "--resume" for flag in flags):
+        raise UserError(
+            "--resume is empty, as an unset variable is: name `latest`, runs/NAME or a checkpoint, or leave it out for "
+            "a new run"
+        )
+    if settings.resume:
+        return _stored_run(settings, flags, program)
+    settings = with_absolute_paths(settings)
+    options = {name: with_absolute_paths(chosen) for name, chosen in options.items()}
+    folder = Path(settings.logging.runs_dir) / settings.run_name
+    checkpoints = Path(settings.logging.checkpoints_dir) / settings.run_name
+    return Run(settings.run_name, settings, options, folder, checkpoints, program=program)
+
+
+def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> Run:
+    """The run that --resume names, with its stored settings but for those that may change."""
+    changed = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
+    extending = [f"--{name}" for name in program.extends]
+    refused = sorted(set(changed) - {"--resume", *extending, "--runs-dir", "--checkpoints-dir", "--quiet"})
+    if refused:
+        raise UserError(
+            f"a resumed run keeps its config and only {' and '.join(extending)} may change, got {' '.join(refused)}"
+        )
+    folder, named, kept = _named_run(settings, program)
+    record = read_json(folder / "config.json")
+    name = record["minrl_run"]
+    stored: Any
+    stored, options = from_dict(record["config"], type(settings))
+    if kept is not None and kept.name != name:
+        raise UserError(f"{kept} holds checkpoints of run {name}: the folder must have the run's name, rename it back")
+    kept_in = stored.logging.checkpoints_dir if kept is None else str(kept.parent)
+    if "--checkpoints-dir" in changed:
+        kept_in = settings.logging.checkpoints_dir
+    stored = replace(
+        stored,
+        **_extended(settings, changed, program),
+        logging=replace(
+            stored.logging,
+            runs_dir=str(folder.parent),
+            checkpoints_dir=os.path.abspath(kept_in),
+            quiet=settings.logging.quiet or stored.logging.quiet,
+        ),
+    )
+    return Run(
+        name,
+        stored,
+        options,
+        folder,
+        Path(stored.logging.checkpoints_dir) / name,
+        program=program,
+        identity=record.get("id") or uuid.uuid4().hex,
+        named=named,
+        stored=record,
+        models=record.get("models", {}),
+    )
+
+
+def _extended(settings: Settings, changed: Sequence[str], program: Program) -> dict[str, Any]:
+    """How long the run shall go on, where the flags say it: all that says so, since of two settings one wins."""
+    given = any(f"--{name}" in changed for name in program.extends)
+    return {name: getattr(settings, name) for name in program.extends} if given else {}
+
+
+def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None, Path | None]:
+    """The run's folder, the checkpoint where one was named, and the folder of checkpoints where that or one of it was;
+    their paths absolute.
+    """
+    runs, path = Path(os.path.abspath(settings.logging.runs_dir)), Path(os.path.abspath(settings.resume))
+    if settings.resume == "latest":
+        found = [folder for folder in runs.glob("*/") if is_run(folder)]
+        candidates = [folder for folder in found if _program_of(folder) == program.command]
+        if not candidates:
+            raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.command}")
+        return _own_place(max(candidates, key=_last_written)), None, None
+    for folder in (path, runs / settings.resume):
+        if is_run(folder):
+            return _of_program(_own_place(folder), program), None, None
+    checkpoint = path.resolve() if (path / "trainer.json").exists() else None
+    if checkpoint is not None and not re.fullmatch(r"step_\d+", checkpoint.name):
+        raise UserError(f"--resume {settings.resume}: a checkpoint is a folder step_000123, rename it back")
+    if checkpoint is not None or (path / OWNER).exists():
+        kept = checkpoint.parent if checkpoint else path
+        return _of_program(run_of(kept, runs, checkpoint), program), checkpoint, kept
+    raise UserError(
+        f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
+    )
+
+
+def run_of(checkpoints: Path, runs: Path, checkpoint: Path | None = None) -> Path:
+    """The folder of the run whose checkpoints lie there: in `runs`, or where it was when it began. `checkpoint` is the
+    one that was named.
+    """
+    owner = read_json(checkpoints / OWNER) or {}
+    here = runs / checkpoints.resolve().name
+    for folder in (here, Path(owner.get("folder", here))):
+        if is_run(folder) and owner.get("id") in (None, read_json(folder / "config.json").get("id")):
+            return folder
+    raise UserError(
+        f"the checkpoints in {checkpoints} belong to run {here}, which is not there: name the folder that holds it "
+        f"with --runs-dir, or start a new run from their weights with --model-id {checkpoint or checkpoints / 'step_*'}"
+    )
+
+
+def _own_place(folder: Path) -> Path:
+    """The run's folder by the name under which it is kept, wherever a link to it lies: what branches off it belongs
+    beside it. A run that was moved to another disk, with a link in its place, is kept where the link is.
+    """
+    record = read_json(folder / "config.json")
+    kept = Path(os.path.abspath(record["config"].get("runs_dir", folder.parent))) / record["minrl_run"]
+    if kept.exists() and kept.samefile(folder):
+        return kept
+    return folder.resolve() if folder.is_symlink() else folder
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    path = folder / "config.json"
+    return isinstance(read_json(path), dict) and path.read_text().startswith(RUN_RECORD)
+
+
+def _program_of(folder: Path) -> str:
+    """The command that made the run."""
+    return read_json(folder / "config.json").get("program", TRAIN.command)
+
+
+def _of_program(folder: Path, program: Program) -> Path:
+    """The run's folder, refused where another command made it."""
+    command = _program_of(folder)
+    if command != program.command:
+        raise UserError(f"run {folder} is not one of {program.command}: go on with {command} --resume {folder}")
+    return folder
+
+
+def _last_written(folder: Path) -> float:
+    """When the run itself last wrote something, not a report or a page that was made of it."""
+    own = [folder / name for name in ("config.json", "metrics.jsonl", "log.txt")]
+    return max(path.stat().st_mtime for path in own if path.exists())
+
+
+def resolve_model(name: str) -> str:
+    """Where the model is that a user named: a checkpoint, a folder of them, a run, or what transformers knows."""
+    folder = model_folder(name)
+    return name if folder is None else str(find_checkpoint(folder))
+
+
+def model_folder(name: str) -> Path | None:
+    """The checkpoint, or the folder of checkpoints, that a user named by its path or by its run; None: neither.
+
+    A path that does not exist is never taken for its last part: only a name without a slash is a run's.
+    """
+    if _holds_checkpoints(Path(name)):
+        return Path(name)
+    run = run_folder_of(name)
+    if run is not None:
+        return checkpoints_of(run)
+    kept = Path("checkpoints") / name
+    return kept if Path(name).name == name and _holds_checkpoints(kept) else None
+
+
+def _holds_checkpoints(folder: Path) -> bool:
+    return folder.is_dir() and (any(folder.glob("step_*")) or (folder / MANIFEST).exists())
+
+
+def run_folder_of(name: str) -> Path | None:
+    """The folder of the run that a user named by its path, or by its name alone; None where there is none."""
+    candidates = [Path(name), *([Path("runs") / name] if Path(name).name == name else [])]
+    return next((folder for folder in candidates if is_run(folder)), None)
+
+
+def checkpoints_of(run: Path) -> Path:
+    """Where the checkpoints of a run are: where its config.json says, or, of a run that was moved with them, in
+    `checkpoints` beside `runs`. Those of another run of the same name are refused.
+    """
+    record = read_json(run / "config.json")
+    said = Path(record["config"].get("checkpoints_dir", "checkpoints")) / record["minrl_run"]
+    found = [kept for kept in (said, run.resolve().parent.parent / "checkpoints" / said.name) if kept.is_dir()]
+    for kept in found:
+        if record.get("id") in (None, (read_json(kept / OWNER) or {}).get("id", record.get("id"))):
+            return kept
+    what = "holds those of another run" if found else "is not there"
+    raise UserError(f"the checkpoints of run {run} were in {said}, which {what}: name the folder that they are in now")

@@ -1,0 +1,58 @@
+"""When a run that is told to stop does so: after the step, in all its processes."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
+
+from minrl.model.processes import Processes
+from minrl.system.signals import Stopped, answered, tell
+
+
+class _CutShort(Stopped):
+    """What goes on is to be given up; the program is not."""
+
+
+class StepSignals:
+    """The first signal lets the step end, so that its checkpoint is whole; a second one stops at once.
+
+    `stopped_by` is the signal that came to one of the processes, as far as they have asked each other; 0: none.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.stopped_by = 0
+        self._processes, self._came, self._cuts = processes, 0, False
+        self._answering: AbstractContextManager[None] = nullcontext()
+
+    def __enter__(self) -> "StepSignals":
+        self._answering = answered(self._answer)
+        self._answering.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._answering.__exit__(None, None, None)
+
+    def ask(self) -> bool:
+        """Whether a signal came to any process. All must ask at the same moments, so that they stop together."""
+        self.stopped_by = max(self._processes.gather([self._came]))
+        return self.stopped_by > 0
+
+    @contextmanager
+    def cutting_short(self) -> Iterator[None]:
+        """What goes on inside is given up at the first signal, unless other processes would wait for this one."""
+        self._cuts = self._processes.count == 1
+        try:
+            yield
+        except _CutShort:
+            pass
+        finally:
+            self._cuts = False
+
+    def _answer(self, number: int, _frame: FrameType | None) -> None:
+        first, self._came = not self._came, self._came or number
+        if not first:
+            raise Stopped(number)
+        if self._processes.main:
+            tell(f"\n{signal.Signals(number).name}: stopping after this step; a second signal stops at once\n")
+        if self._cuts:
+            raise _CutShort(number)

@@ -1,0 +1,266 @@
+"""The process that watches over one call of untrusted code: `minrl.sandbox` starts one for each.
+
+It reads the call, starts the command inside the level's walls, collects its output, and kills everything when the
+command ends, exceeds a limit, or whoever asked is gone. What it started is waited for before it answers: it is the
+reaper of all orphans below it. It is a process of its own so that the death of its caller cannot leave anything
+behind, and it imports little, because its start is paid for in every call.
+"""
+
+import ctypes
+import errno
+import marshal
+import os
+import select
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from minrl.sandbox import walls as walls
+from minrl.sandbox.slot import Slot, kill_uid
+
+TICK_S = 0.05
+MIB = 2**20
+PR_SET_CHILD_SUBREAPER = 36
+LINUX = sys.platform == "linux"
+
+Call = dict[str, Any]
+
+
+def children(pid: int) -> Iterator[int]:
+    """The processes that this one's threads started or inherited."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                yield from map(int, file.read().split())
+    except (FileNotFoundError, ProcessLookupError):
+        return  # it ended while we looked
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below this one."""
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def bytes_held(pid: int) -> int:
+    """What all processes below hold that is no file's on a disk. Shared memory counts in each that holds it."""
+    held = 0
+    for descendant in descendants(pid):
+        try:
+            with open(f"/proc/{descendant}/status") as file:
+                held += sum(int(line.split()[1]) for line in file if line.startswith(("RssAnon:", "RssShmem:")))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return held * 1024  # the lines are in kB
+
+
+class Watch:
+    """One call, from its command's start until nothing of it is left."""
+
+    def __init__(self, call: Call, slot: Slot, connection: int) -> None:
+        self.call, self.slot, self.connection = call, slot, connection
+        self.status, self.exit_code = "", 0
+        self.output: dict[int, bytearray] = {}
+        self.started = self._looked = time.monotonic()
+        self.limit_s = call["start_s"]
+        self.said = b""
+        self._unfed = memoryview(call["stdin"])
+
+    def run(self) -> dict[str, Any]:
+        """Start, collect, kill, answer."""
+        stdin, stdin_write = os.pipe()
+        stdout, stdout_write = os.pipe()
+        stderr, stderr_write = os.pipe()
+        complaint, complaint_write = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._become_command([stdin, stdout_write, stderr_write], complaint_write)
+        theirs = [stdin, stdout_write, stderr_write, complaint_write]
+        for fd in theirs if self.call["channel"] < 0 else [*theirs, self.call["channel"]]:
+            os.close(fd)
+        self.output = {stdout: bytearray(), stderr: bytearray()}
+        try:
+            self._collect(stdin_write, complaint)
+        finally:
+            self._kill()
+        for fd in self.output:
+            self._read(fd, to_its_end=True)
+        while self._hear(complaint):
+            pass
+        late = f"it did not start within {self.call['start_s']:g} s".encode()
+        failed = b"" if self.said == walls.STARTED else self.said or bytes(self.output[stderr]) or late
+        status, code = self._verdict()
+        limit = self.call["output_bytes"]
+        return {
+            "failed": failed.decode(errors="replace"),
+            "status": status,
+            "exit_code": code,
+            "stdout": bytes(self.output[stdout][:limit]),
+            "stderr": bytes(self.output[stderr][:limit]),
+            "seconds": time.monotonic() - self.started,
+        }
+
+    def _become_command(self, streams: list[int], complaint: int) -> None:
+        """In the child: never returns. What goes wrong before the command runs is written to the complaint."""
+        try:
+            os.setsid()
+            self._keep_only([*streams, complaint, self.call["channel"]])
+            walls.LAUNCH[self.call["level"]](self.call, self.slot.uid, self.slot.work, [*streams, complaint])
+        except BaseException as error:  # the launcher's copy must not go on as a second launcher
+            os.write(complaint, f"{type(error).__name__}: {error}".encode()[:4096])
+        finally:
+            os._exit(127)
+
+    def _keep_only(self, descriptors: list[int]) -> None:
+        """Close the watcher's own ends of all pipes: who holds one of them keeps the other side waiting."""
+        first = 3
+        for fd in sorted(fd for fd in descriptors if fd >= 3):
+            os.closerange(first, fd)
+            first = fd + 1
+        os.closerange(first, max(first, os.sysconf("SC_OPEN_MAX")))
+
+    def _collect(self, stdin: int, complaint: int) -> None:
+        """Until the command ends, a limit is exceeded, or the caller is gone."""
+        poll = select.poll()
+        os.set_blocking(stdin, False)
+        ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        for fd in [*self.output, complaint, self.connection, *([ended] if ended >= 0 else [])]:
+            poll.register(fd, select.POLLIN)
+        poll.register(stdin, select.POLLOUT)
+        tick_s = TICK_S if ended >= 0 else TICK_S / 10
+        while not self.status:
+            left_s = self.started + self.limit_s - time.monotonic()
+            for fd, _ in poll.poll(max(0.0, min(left_s, tick_s)) * 1000):
+                if fd == self.connection:
+                    self.status = "abandoned"
+                elif not self._serve(fd, stdin, complaint):
+                    poll.unregister(fd)
+            pid, wait_status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status, self.exit_code = "ended", os.waitstatus_to_exitcode(wait_status)
+            self.status = self.status or self._exceeded(left_s)
+
+    def _serve(self, fd: int, stdin: int, complaint: int) -> bool:
+        """Do what the pipe is ready for. False where it is at its end."""
+        if fd == stdin:
+            return self._feed(stdin)
+        if fd == complaint:
+            return self._hear(complaint)
+        return fd not in self.output or self._read(fd)
+
+    def _hear(self, complaint: int) -> bool:
+        """Take what is said of the start. The command's time counts from when all walls stand: how long they take is
+        the machine's load.
+        """
+        heard = os.read(complaint, 65536)
+        self.said += heard
+        if heard and self.said == walls.STARTED:
+            self.started, self.limit_s = time.monotonic(), self.call["wall_s"]
+        return bool(heard)
+
+    def _exceeded(self, left_s: float) -> str:
+        """The limit that the call has gone beyond, if any."""
+        if any(len(read) > self.call["output_bytes"] for read in self.output.values()):
+            return "output"
+        if left_s <= 0:
+            return "timeout"
+        if LINUX and time.monotonic() - self._looked > TICK_S:
+            self._looked = time.monotonic()
+            if bytes_held(os.getpid()) > self.call["memory_mib"] * MIB:
+                return "memory"
+        return ""
+
+    def _feed(self, stdin: int) -> bool:
+        """Hand on what the command takes; close the pipe at the end, or where the command has closed it."""
+        try:
+            self._unfed = self._unfed[os.write(stdin, self._unfed[:65536]) :]
+        except BrokenPipeError:
+            self._unfed = self._unfed[:0]
+        if not self._unfed:
+            os.close(stdin)
+        return bool(self._unfed)
+
+    def _read(self, fd: int, to_its_end: bool = False) -> bool:
+        """Read what is there, at most a little more than the limit. False at the end of the stream."""
+        read = self.output[fd]
+        while len(read) <= self.call["output_bytes"]:
+            chunk = os.read(fd, 65536)
+            read += chunk
+            if not chunk or not to_its_end:
+                return bool(chunk)
+        return True
+
+    def _kill(self) -> None:
+        """Kill and wait for everything that runs below, whatever session it moved to."""
+        give_up = time.monotonic() + 10.0
+        while True:
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            if self.slot.uid != os.geteuid():
+                kill_uid(self.slot.uid)
+            for pid in list(descendants(os.getpid())) if LINUX else [-self.pid]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            if time.monotonic() > give_up:
+                raise TimeoutError("processes of the call survive SIGKILL")
+            time.sleep(0.0005)
+
+    def _verdict(self) -> tuple[str, int | None]:
+        if self.status != "ended":
+            return self.status, None
+        code = self.exit_code
+        if self.call["level"] != "limits" and code > 128:  # an init inside the walls reports a signal like a shell
+            code = 128 - code
+        if code == -signal.SIGXCPU:
+            return "timeout", code
+        if any(len(read) > self.call["output_bytes"] for read in self.output.values()):
+            return "output", code
+        return ("ok" if code == 0 else "error"), code
+
+
+def read_exactly(fd: int, count: int) -> bytes:
+    """So many bytes; EOFError where the other side ended early."""
+    data = bytearray()
+    while len(data) < count:
+        chunk = os.read(fd, min(count - len(data), 1 << 20))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return bytes(data)
+
+
+def main(connection: int) -> None:
+    """Serve the one call that comes over the connection."""
+    call: Call = marshal.loads(read_exactly(connection, *struct.unpack("<Q", read_exactly(connection, 8))))
+    for fd in (connection, call["channel"]):
+        if fd >= 0:
+            os.set_inheritable(fd, False)
+    if LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.umask(0o022)
+    try:
+        slot = Slot(call["folder"])
+        try:
+            answer = Watch(call, slot, connection).run()
+        finally:
+            slot.clean()
+    except Exception:  # the caller must hear of it: it is told that the sandbox failed, not that the code did
+        answer = {"failed": traceback.format_exc()}
+    payload = marshal.dumps(answer)
+    try:
+        data = memoryview(struct.pack("<Q", len(payload)) + payload)
+        while data:
+            data = data[os.write(connection, data) :]
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # the caller is gone: nobody wants the answer
+            raise

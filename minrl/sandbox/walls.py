@@ -1,0 +1,239 @@
+"""What stands between untrusted code and the machine, level by level.
+
+Each function of `LAUNCH` runs in a process of its own that it turns into the command: it returns only by an exception.
+`streams` are the command's standard streams and the pipe that says `STARTED` once all walls stand.
+"""
+
+import fcntl
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+from minrl.sandbox import filter as sandbox_filter
+from minrl.sandbox.files import (
+    LIBC,
+    MIB,
+    SYSTEM,
+    WORK,
+    Call,
+    build_root,
+    checked,
+    directories_of,
+    mounted,
+    own,
+    parents_of,
+    write_files,
+)
+
+STARTED = b"started\n"
+LINUX = sys.platform == "linux"
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # <linux/prctl.h>
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x4000000, 0x8000000, 0x10000000  # <linux/sched.h>
+CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+
+
+def launch_limited(call: Call, uid: int, folder: str, streams: list[int]) -> None:
+    """Limits, a uid of its own where we are root, and a directory on the disk."""
+    processes = processes_allowed(call, uid)
+    os.mkdir(folder, 0o700)
+    write_files(folder, call["files"], uid)
+    own(call["writable"], uid)
+    os.chdir(folder)
+    drop_privileges(uid)
+    set_limits(call, processes)
+    filter_calls()
+    execute(call, folder, streams)
+
+
+def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> None:
+    """Namespaces of its own for processes, mounts, network, IPC, host name and, where we are not root, users.
+
+    Their first process ends with the command, and with it the kernel ends all others.
+    """
+    processes, root = processes_allowed(call, uid), os.geteuid() == 0
+    gid = os.getegid()  # inside it is unknown until it is mapped
+    own(call["writable"], uid)
+    flags = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
+    checked(LIBC.unshare(flags if root else flags | CLONE_NEWUSER), "unshare")
+    die_with_parent()
+    if not root:
+        for name, content in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(content)
+    first = os.fork()
+    if first:
+        forget(call, streams)
+        os._exit(shell_status(os.waitpid(first, 0)[1]))
+    die_with_parent()
+    build_root(call, uid)
+    command = os.fork()
+    if command == 0:
+        os.chdir(WORK)
+        drop_privileges(uid)
+        set_limits(call, processes)
+        filter_calls()
+        execute(call, WORK, streams)
+    forget(call, streams)
+    while True:
+        pid, status = os.wait()
+        if pid == command:
+            os._exit(shell_status(status))
+
+
+def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> None:
+    """The same walls by `bwrap`. As root it keeps only what it needs to become the uid, which `setpriv` does."""
+    own(call["writable"], uid)
+    arguments = ["bwrap", "--die-with-parent", "--new-session"]
+    arguments += [f"--unshare-{name}" for name in ("pid", "net", "ipc", "uts", "cgroup-try")]
+    arguments += [*mounts_of_bubblewrap(call), *files_of_bubblewrap(call)]
+    become: list[str] = []
+    if os.geteuid() == 0:
+        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all", "--no-new-privs"]
+    else:
+        arguments += ["--unshare-user"]
+    processes = processes_allowed(call, uid)
+    limit = ["prlimit", f"--nproc={processes}:{processes}"]  # inside, where the kernel counts from nought
+    say = f'echo {STARTED.decode().strip()} >&9; exec 9>&-; exec "$@"'
+    if sandbox_filter.exists():
+        arguments += ["--seccomp", _in_memory(sandbox_filter.program())]
+    arguments += ["--remount-ro", "/", "--chdir", WORK, "--", *become, *limit, "sh", "-c", say, "sh", *call["command"]]
+    set_limits(call, resource.RLIM_INFINITY)
+    streams = [_high(fd) for fd in streams]
+    os.dup2(streams.pop(), 9)
+    execute({**call, "command": arguments}, WORK, streams)
+
+
+def mounts_of_bubblewrap(call: Call) -> Iterator[str]:
+    """The arguments for what the call may see of the machine's files."""
+    for path in SYSTEM:
+        if os.path.islink(path):
+            yield from ("--symlink", os.readlink(path), path)
+        elif os.path.exists(path):
+            yield from ("--ro-bind", path, path)
+    yield from ("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev")
+    readable = mounted(call["readable"])
+    for path in parents_of([*readable, *call["writable"]]):
+        yield from ("--dir", path)  # bwrap's own parents would be closed to the uid
+    for path in readable:
+        yield from ("--ro-bind", path, path)
+    for path in call["writable"]:
+        yield from ("--bind", path, path)
+
+
+def files_of_bubblewrap(call: Call) -> Iterator[str]:
+    """The arguments for the directory in memory. It belongs to root where we are root, so the uid needs all modes."""
+    yield from ("--perms", "0777", "--size", str(call["file_mib"] * MIB), "--tmpfs", WORK)
+    if not any(path.startswith("/tmp/") for path in [*call["readable"], *call["writable"]]):
+        yield from ("--symlink", WORK[1:], "/tmp")
+    for directory in directories_of(call["files"]):
+        yield from ("--perms", "0777", "--dir", f"{WORK}/{directory}")
+    for name, content in call["files"].items():
+        yield from ("--perms", "0666", "--file", _in_memory(content), f"{WORK}/{name}")
+
+
+def _in_memory(content: bytes) -> str:
+    """The number of a descriptor from which the next program reads the content."""
+    file = _high(os.memfd_create("file"))
+    os.set_inheritable(file, True)
+    with open(file, "wb", closefd=False) as memory:
+        memory.write(content)
+    os.lseek(file, 0, os.SEEK_SET)
+    return str(file)
+
+
+LAUNCH: dict[str, Callable[[Call, int, str, list[int]], None]] = {
+    "bubblewrap": launch_in_bubblewrap,
+    "namespaces": launch_in_namespaces,
+    "limits": launch_limited,
+}
+"""The strongest first."""
+
+
+def processes_allowed(call: Call, uid: int) -> int:
+    """The kernel counts all threads of a uid. Where that is the user's own, those that run already come on top."""
+    allowed = int(call["processes"])
+    if uid != os.geteuid() or not LINUX:
+        return allowed
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+                allowed += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue  # it has just ended, or is not ours to look at
+    return allowed
+
+
+def set_limits(call: Call, processes: int) -> None:
+    """Limits that the command inherits and cannot raise."""
+    memory, file = call["memory_mib"] * MIB, call["file_mib"] * MIB
+    limits = {
+        resource.RLIMIT_CPU: (call["cpu_s"], call["cpu_s"] + 1),
+        resource.RLIMIT_FSIZE: (file, file),
+        resource.RLIMIT_NOFILE: (256, 256),
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_NPROC: (processes, processes),
+    }
+    if LINUX:  # macOS refuses to limit the address space
+        limits[resource.RLIMIT_AS] = (memory, memory)
+    for name, pair in limits.items():
+        most = resource.getrlimit(name)[1]
+        bounded = pair if most == resource.RLIM_INFINITY else (min(pair[0], most), min(pair[1], most))
+        if pair[0] != resource.RLIM_INFINITY:
+            resource.setrlimit(name, bounded)
+
+
+def drop_privileges(uid: int) -> None:
+    """From root to the uid for good: no groups, no capabilities, none to be had by setuid programs."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        if os.getresuid() != (uid, uid, uid) or uid == 0:
+            raise PermissionError(f"cannot become uid {uid}")
+    if LINUX:
+        checked(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        die_with_parent()
+
+
+def filter_calls() -> None:
+    """No system calls from here on that lead around walls and limits."""
+    if sandbox_filter.exists():
+        sandbox_filter.install()
+
+
+def die_with_parent() -> None:
+    """Be killed where the process that started this one dies, however it dies. A change of uid undoes it."""
+    checked(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "parent-death signal")
+
+
+def execute(call: Call, home: str, streams: list[int]) -> None:
+    """Become the command, with clean signals, streams and environment; its channel is descriptor 3."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and children would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    if len(streams) > 3:  # the pipe closes itself as the command starts
+        os.write(streams[3], STARTED)
+    kept = streams[:3] + ([call["channel"]] if call["channel"] >= 0 else [])
+    for target, fd in enumerate([_high(fd) for fd in kept]):
+        os.dup2(fd, target)
+    clean = {"PATH": "/usr/bin:/bin", "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "USER": "nobody"}
+    os.execvpe(call["command"][0], call["command"], {**clean, **call["environment"]})
+
+
+def forget(call: Call, streams: list[int]) -> None:
+    """Close what only the command uses, so that its ends are the only ones."""
+    for fd in streams if call["channel"] < 0 else [*streams, call["channel"]]:
+        os.close(fd)
+
+
+def shell_status(wait_status: int) -> int:
+    """How a shell reports an end: the exit code, or 128 + the signal."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else 128 - code
+
+
+def _high(fd: int) -> int:
+    """A copy of the descriptor that is in nobody's way."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100)

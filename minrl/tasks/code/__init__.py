@@ -1,0 +1,266 @@
+"""Python programs, judged by tests in a sandbox: MBPP, and rows in the shape of HumanEval.
+
+    Write a python function to find the minimum of two numbers.      ->    ```python
+    It must pass this test: assert minimum(1,2) == 1                        def minimum(a, b):
+                                                                                return a if a < b else b
+                                                                            ```
+
+The program is the last block fenced with ```python, else the last fenced block, else all of the text; what comes before
+`</think>` does not count.
+The prompt shows the first assert, because the name cannot be known otherwise; the score is taken over the others:
+the share of them that passes, and 1 only where the first passes too. HumanEval's prompt is the head of the program, so
+it shows no assert and the program is head plus completion. `--code.mode execute` asks for no tests: 1 for a program
+that runs and prints something, 0.5 for one that runs, -0.5 for none or one that is no Python, -1 for one that fails or
+takes too long.
+"""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from loguru import logger
+
+from minrl import sandbox
+from minrl.sandbox import Limits
+from minrl.tasks.code.judge import Tests, imports, judge, names_defined, names_used, numbered
+from minrl.tasks.rows import Row, Source, identity, load_rows
+from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, split, weighted
+from minrl.types import Example, Message, Reward, UserError
+
+MBPP = Source(
+    "google-research-datasets/mbpp",
+    ("task_id", "text", "code", "test_setup_code", "test_list"),
+    {"train": "train", "held_out": "test", "validation": "validation", "prompt": "prompt"},
+)
+HUMANEVAL = Source("openai/openai_humaneval", ("task_id", "prompt", "entry_point", "test"), {"held_out": "test"})
+MBPP_HELD_OUT = range(11, 511)
+"""The task ids that MBPP's authors test on (arXiv 2108.07732, section 2.1)."""
+MBPP_PROBE = dict(
+    zip(
+        range(11, 21),
+        [
+            "66e2a75428bcccc4",
+            "e6e4d613a155b26c",
+            "4bc0f3b80a2c1703",
+            "44f60de727404f93",
+            "6b0e3967b7137f04",
+            "031f627f0a40e223",
+            "c1971c263bca8577",
+            "46f190653aabec54",
+            "f3eb8d101b43c320",
+            "f999caa6ab6f5ada",
+        ],
+        strict=True,
+    )
+)
+"""The identities of the texts of some task ids: rows of MBPP's shape are MBPP's where one agrees."""
+
+INSTRUCTIONS = "Write Python. Think first if you like, then give the whole program in one ```python block."
+FENCE = re.compile(r"^```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeOptions:
+    """Which problems, what is paid, and what a program may use."""
+
+    dataset: str = MBPP.hub_name
+    """The hub's dataset: openai/openai_humaneval, or one with the columns of MBPP."""
+    mode: Literal["tests", "execute"] = "tests"
+    """Whether a program is judged by the row's tests, or by whether it runs."""
+    tests_weight: float = 1.0
+    """Weight of the share of tests that pass."""
+    all_weight: float = 0.0
+    """Weight of passing them all."""
+    timeout_s: float = 10.0
+    """Seconds of processor time that a program has for all tests of a row; by the clock it has twice as many, so that
+    a busy machine does not decide what a program earns."""
+    memory_mib: int = 1024
+    """Memory that a program may use."""
+    held_out_share: float = 0.2
+    """Share of the problems that is never trained on. MBPP's own held-out ones are 11 to 510."""
+
+    def __post_init__(self) -> None:
+        if self.tests_weight <= 0 or self.all_weight < 0:
+            raise UserError(
+                f"code.tests_weight must be above 0 and code.all_weight at least 0, got {self.tests_weight} and "
+                f"{self.all_weight}"
+            )
+        if self.timeout_s <= 0 or self.memory_mib < 64:
+            raise UserError(
+                f"code.timeout_s must be above 0 and code.memory_mib at least 64, got {self.timeout_s} and "
+                f"{self.memory_mib}"
+            )
+        if not 0 < self.held_out_share < 1:
+            raise UserError(f"code.held_out_share must be in (0, 1), got {self.held_out_share}")
+
+    @property
+    def limits(self) -> Limits:
+        """What one program may use."""
+        return Limits(wall_s=2 * self.timeout_s, cpu_s=self.timeout_s, memory_mib=self.memory_mib)
+
+
+def extract_program(completion: str) -> str:
+    """The program in a completion.
+
+    >>> extract_program("First ```x```.\\n```python\\nprint(1)\\n```\\nor\\n```python\\nprint(2)\\n```\\nDone.")
+    'print(2)\\n'
+    """
+    answer = completion.rpartition("</think>")[2]
+    blocks = FENCE.findall(answer)
+    python = [text for label, text in blocks if label.lower() in ("python", "py", "python3")]
+    if python or blocks:
+        return str(python[-1] if python else blocks[-1][1])
+    return answer
+
+
+def reward_for_tests(completion: str, example: Example, options: CodeOptions) -> Reward:
+    """The share of the hidden asserts that pass; the shown ones must pass as well for the whole reward.
+
+    Reads MBPP's columns `code`, `test_list` and `test_setup_code`, or HumanEval's `prompt`, `entry_point` and `test`.
+    """
+    program = extract_program(completion)
+    if is_humaneval(example.fields):
+        program = f"{example['prompt']}\n{program}"
+    tests, shown = tests_of(example.fields)
+    judgement = judge(program, tests, options.limits)
+    hidden = tests.num_asserts - shown
+    passed = len([number for number in judgement.passed if number >= shown])
+    missed_shown = shown - len([number for number in judgement.passed if number < shown])
+    share = passed / (hidden + missed_shown)
+    parts = {"tests": share, "all": float(share == 1), "loads": float(judgement.loaded)}
+    return weighted(parts, {"tests": options.tests_weight, "all": options.all_weight})
+
+
+def reward_for_running(completion: str, _: Example, options: CodeOptions) -> Reward:
+    """Whether the program runs: 1 with output, 0.5 without, -0.5 for none or a syntax error, -1 for any other end.
+
+    Whether it is Python is asked of an interpreter that does not run it, so that a program cannot pretend.
+    """
+    program = extract_program(completion)
+    if all(not line.strip() or line.lstrip().startswith("#") for line in program.splitlines()):
+        return _ran(-0.5, "no_program")
+    files = {"program.py": program.encode(errors="replace")}
+    outcome = sandbox.run([*sandbox.python(), "program.py"], files, options.limits)
+    if outcome.status == "ok":
+        return _ran(1.0, "with_output") if outcome.stdout.strip() else _ran(0.5, "without_output")
+    check = "compile(open('program.py', 'rb').read(), 'program.py', 'exec', dont_inherit=True)"
+    compiled = sandbox.run([*sandbox.python(), "-c", check], files, options.limits)
+    return _ran(-1.0, "failed") if compiled.status == "ok" else _ran(-0.5, "syntax_error")
+
+
+def _ran(value: float, end: str) -> Reward:
+    ends = ("with_output", "without_output", "no_program", "syntax_error", "failed")
+    return Reward(value, {name: float(name == end) for name in ends})
+
+
+def is_humaneval(row: Row) -> bool:
+    """Whether a row has the shape of HumanEval's, else it has that of MBPP's."""
+    return "entry_point" in row
+
+
+def tests_of(row: Row) -> tuple[Tests, int]:
+    """The row's tests for the judge, and how many of their asserts the prompt shows.
+
+    Which names are the program's is taken from the reference solution, never from the program: one that defines `abs`
+    or `math` must not change how a test compares.
+    """
+    if is_humaneval(row):
+        sources, numbers = numbered([f"{row['test']}\ncheck({row['entry_point']})"])
+        return Tests(row["prompt"], [row["entry_point"]], sources, len(numbers[0])), 0
+    reference, setup = row["code"], row["test_setup_code"]
+    sources, numbers = numbered([setup, *row["test_list"]])
+    used = set().union(*map(names_used, sources))
+    names = sorted(used & names_defined(reference))
+    shown = len(numbers[0]) + len(numbers[1])
+    return Tests(imports(reference, used), names, sources, sum(map(len, numbers))), shown
+
+
+def make(options: CodeOptions, data_path: str) -> Task:
+    """The task; its rows are read when they are first needed."""
+    reward = reward_for_tests if options.mode == "tests" else reward_for_running
+    return Task(
+        DeferredDataset(lambda: _dataset(options, data_path)),
+        functools.partial(reward, options=options),
+        notes=lambda: (sandbox.describe(),),
+    )
+
+
+def _dataset(options: CodeOptions, data_path: str) -> Dataset:
+    source = HUMANEVAL if options.dataset == HUMANEVAL.hub_name else replace(MBPP, hub_name=options.dataset)
+    if data_path:  # a file says by its columns what it is
+        source = replace(source, columns=("task_id",))
+    rows = [row for part in load_rows(source, data_path).values() for row in part]
+    examples: dict[str, Example] = {}
+    for number, row in enumerate(rows, 1):
+        where = f"row {number} of {data_path or source.hub_name}"
+        _check(row, where, options)
+        example = _example(row, options)
+        if _text(examples.setdefault(example.id, example)) != _text(example):
+            raise UserError(f"{where} has the task_id {example.id!r} of an earlier row and another text: rename one")
+    if not is_mbpp(rows):
+        if not is_humaneval(rows[0]):
+            _say_split(data_path or source.hub_name, options.held_out_share)
+        return split(examples.values(), options.held_out_share, by=_text)
+    held_out = [example for example in examples.values() if example.id in set(map(str, MBPP_HELD_OUT))]
+    texts = set(map(_text, held_out))
+    return Dataset([example for example in examples.values() if _text(example) not in texts], held_out, _text)
+
+
+@functools.cache
+def _say_split(where: str, share: float) -> None:
+    """Say, once, how rows are split that may be a part of MBPP."""
+    logger.info(
+        f"{where} has MBPP's columns and none of its tasks 11 to 20: {share:.0%} of its problems are held out, by a "
+        "hash of their texts (--code.held-out-share), whatever MBPP's authors held out"
+    )
+
+
+def is_mbpp(rows: Sequence[Row]) -> bool:
+    """Whether the rows are MBPP's, whose authors say what is held out. Other rows may have its columns and ids."""
+    texts = {str(row["task_id"]): str(row["text"]) for row in rows if "text" in row}
+    return any(identity(texts.get(str(number), "")) == expected for number, expected in MBPP_PROBE.items())
+
+
+def _text(example: Example) -> str:
+    """What two rows of one problem share, whatever their ids."""
+    return identity(str(example.fields["prompt" if is_humaneval(example.fields) else "text"]))
+
+
+def _check(row: Row, where: str, options: CodeOptions) -> None:
+    """Refuse a row that no completion could be scored on."""
+    columns = HUMANEVAL.columns if is_humaneval(row) else MBPP.columns
+    missing = [column for column in columns if column not in row]
+    if missing:
+        raise UserError(
+            f"{where} lacks {', '.join(missing)}: give rows with the columns {', '.join(MBPP.columns)} "
+            f"or {', '.join(HUMANEVAL.columns)}"
+        )
+    if options.mode != "tests":
+        return
+    try:
+        tests, shown = tests_of(row)
+        compile(tests.before, "before", "exec")
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UserError(f"{where} has tests that are no Python: {error}") from error
+    if tests.num_asserts <= shown or not tests.names:
+        raise UserError(f"{where} needs another assert than the shown one, on what its reference defines")
+
+
+def _example(row: Mapping[str, Any], options: CodeOptions) -> Example:
+    identity = str(row["task_id"])
+    if is_humaneval(row):
+        question = f"Complete this program:\n\n```python\n{row['prompt'].rstrip()}\n```"
+    elif options.mode == "tests":
+        question = f"{row['text']}\n\nIt must pass this test:\n\n```python\n{row['test_list'][0].strip()}\n```"
+    else:
+        question = row["text"]
+    messages: Sequence[Message] = (
+        {"role": "system", "content": INSTRUCTIONS},
+        {"role": "user", "content": question},
+    )
+    return Example(identity, list(messages), row)
+
+
+TASK = TaskDefinition(CodeOptions, make)

@@ -1,0 +1,85 @@
+"""The untrusted side: loads the program and does what the checker asks of it. It runs inside the sandbox.
+
+Nothing of the tests is here: neither what they expect nor how they look at what they get.
+"""
+
+import itertools
+import os
+import sys
+from typing import Any
+
+from minrl.tasks.code.values import Channel, Malformed, from_json, to_json
+
+CHUNK = 256
+
+
+class Candidate:
+    """The program's names, and the objects of it that the checker holds handles to."""
+
+    def __init__(self, program: Any) -> None:  # noqa: ANN401 - a module
+        self.program = program
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}
+
+    def number(self, value: object) -> int:
+        """The object's handle, the same each time. It is kept, so that no other takes its address."""
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return self.numbers[id(value)]
+
+    def do(self, request: list[Any]) -> Any:  # noqa: ANN401 - whatever the program returns
+        """One request of the checker."""
+        kind, *rest = request
+        values = [from_json(item, self.objects.__getitem__) for item in rest]
+        match kind, values:
+            case "name", [name]:
+                return getattr(self.program, name)
+            case "call", [function, arguments, keywords]:
+                return function(*arguments, **keywords)
+            case "get", [thing, name]:
+                return getattr(thing, name)
+            case "set", [thing, name, value]:
+                return setattr(thing, name, value)
+            case "item", [thing, key]:
+                return thing[key]
+            case "length", [thing]:
+                return len(thing)
+            case "truth", [thing]:
+                return bool(thing)
+            case "iterate", [thing]:
+                return iter(thing)
+            case "next", [iterator]:
+                return list(itertools.islice(iterator, CHUNK))
+        raise Malformed(kind)
+
+
+def serve(channel: Channel, program: Any) -> None:  # noqa: ANN401 - a module
+    """Answer until the checker is gone: `["value", ...]` or `["raised", name of the exception, text]`."""
+    candidate = Candidate(program)
+    while True:
+        request = channel.receive()
+        try:
+            answer = ["value", to_json(candidate.do(request), candidate.number)]
+            channel.send(answer)
+        except BaseException as error:  # the program may raise anything, and the checker is told what
+            channel.send(["raised", type(error).__name__, str(error)[:1000]])
+
+
+def main() -> None:
+    """Load `program.py`, say whether that went well, and serve."""
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(quiet, stream)
+    channel = Channel(3)
+    program = type(sys)("program")
+    sys.modules["program"] = program
+    with open("program.py", "rb") as file:
+        source = file.read()
+    try:
+        exec(compile(source, "program.py", "exec"), program.__dict__)
+    except BaseException as error:  # a program that fails or exits while it loads has nothing to offer
+        channel.send(["raised", type(error).__name__, str(error)[:1000]])
+        return
+    channel.send(["value", True])
+    serve(channel, program)

@@ -1,0 +1,80 @@
+"""Rust that compiles only where a solution's functions return what the row's stub says they return."""
+
+from minrl.tasks.rust.syntax import Node, field, is_public, parse, text, walk
+from minrl.tasks.rust.tests import Secret, replace
+
+NUMBERS = "u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64"
+UNKNOWN_TYPES = ("abstract_type", "dynamic_type", "scoped_type_identifier", "function_type", "lifetime", "_")
+STD_TYPES = {
+    "String": "::std::string::String",
+    "Vec": "::std::vec::Vec",
+    "Option": "::std::option::Option",
+    "Result": "::std::result::Result",
+    "Box": "::std::boxed::Box",
+}
+
+
+def signature_checks(stub: str, solution: str, crate: str) -> str:
+    """Rust that compiles only where the solution's functions return what the stub's do.
+
+    A result of a type of its own could pretend to be equal to anything. A number may be of another width. Functions
+    that are generic in the stub or
+    whose types are not known by name are not checked.
+    """
+    stub_root = parse(stub)
+    own = {
+        field(item, "name")
+        for item in stub_root.children
+        if item.type in ("struct_item", "enum_item")
+        and is_public(item)
+        and not item.child_by_field_name("type_parameters")
+    }
+    generic = {
+        field(item, "name")
+        for item in parse(solution).children
+        if item.type == "function_item"
+        and (item.child_by_field_name("type_parameters") or "impl" in field(item, "parameters"))
+    }
+    number, checks = Secret.new().mark, []
+    for item in stub_root.children:
+        if item.type != "function_item" or not is_public(item) or item.has_error:
+            continue
+        returned, name = item.child_by_field_name("return_type"), field(item, "name")
+        if returned is None or item.child_by_field_name("type_parameters") or name in generic:
+            continue
+        spelled = _spelled(returned, own, crate)
+        if spelled is None:
+            continue
+        pinned, numbers = spelled
+        count = sum(child.type == "parameter" for child in item.child_by_field_name("parameters").children)
+        variables = [f"A{index}" for index in range(count)]
+        bounds = ", ".join([*variables, *(f"N{index}: {number}" for index in range(numbers))])
+        check = f"fn pin<{bounds}>(_: fn({', '.join(variables)}) -> {pinned}) {{}}"
+        checks.append(f"{{ {check} pin({crate}::{name}); }}")
+    if not checks:
+        return ""
+    numeric = " ".join(f"impl {number} for {name} {{}}" for name in NUMBERS.split())
+    return f"\ntrait {number} {{}} {numeric} #[allow(dead_code)] fn {number}() {{ {' '.join(checks)} }}\n"
+
+
+def _spelled(returned: Node, own: set[str], crate: str) -> tuple[str, int] | None:
+    """The type with full paths, any number for each number, no elided lifetimes, and how many numbers it has; None
+    where it has parts that are not known.
+    """
+    edits, numbers = [], 0
+    for node in walk(returned):
+        if node.type in UNKNOWN_TYPES:
+            return None
+        if node.type == "reference_type":
+            edits.append((node.start_byte + 1, node.start_byte + 1, "'static "))
+        if node.type == "primitive_type" and text(node) in NUMBERS.split():
+            edits.append((node.start_byte, node.end_byte, f"N{numbers}"))
+            numbers += 1
+        if node.type == "type_identifier":
+            name = text(node)
+            full = STD_TYPES.get(name) if name not in own else f"{crate}::{name}"
+            if full is None:
+                return None
+            edits.append((node.start_byte, node.end_byte, full))
+    shifted = [(start - returned.start_byte, end - returned.start_byte, new) for start, end, new in edits]
+    return replace(text(returned), shifted), numbers
