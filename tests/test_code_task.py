@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict, namedtuple
 
 import pytest
 
-from minrl import sandbox
+from minrl.sandbox import calls as sandbox
 from minrl.tasks import code, load_task
 from minrl.tasks.code import CodeOptions, extract_program, reward_for_running, reward_for_tests
 from minrl.tasks.code.judge import numbered
@@ -149,9 +149,9 @@ def smallest(a, b): return __passed__
 """,
     "replaces its own harness": """
 import sys
-from minrl.tasks import code_candidate, code_values
-code_candidate.Candidate.do = lambda self, request: True
-code_values.to_json = code_candidate.to_json = lambda value, handle: ["passed", 0, 1, 2]
+from minrl.tasks.code import candidate, values
+candidate.Candidate.do = lambda self, request: True
+values.to_json = candidate.to_json = lambda value, handle: ["passed", 0, 1, 2]
 """,
     "looks for the tests everywhere": THIEF,
     "knows what the prompt shows": "def smallest(a, b): return {(1, 2): 1}.get((a, b))",

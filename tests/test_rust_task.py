@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from minrl import sandbox
-from minrl.sandbox import Limits
+from minrl.sandbox import calls as sandbox
+from minrl.sandbox.calls import Limits
 from minrl.system.json_text import json_text
 from minrl.tasks import load_task, rust
 from minrl.tasks.rust import RustOptions, RustReward, extract_code

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from minrl import sandbox
-from minrl.sandbox import LEVELS, Call, Limits, SandboxError
+from minrl.sandbox import calls as sandbox
 from minrl.sandbox import filter as sandbox_filter
+from minrl.sandbox.calls import LEVELS, Call, Limits, SandboxError
 from minrl.sandbox.slot import FIRST_UID
 from minrl.types import UserError
 
@@ -460,7 +460,7 @@ def test_a_killed_caller_leaves_nothing_behind(level):
     marker = f"minrl-{random.random()}"
     source = f"""
 import sys
-from minrl import sandbox
+from minrl.sandbox import calls as sandbox
 command = [*{sandbox.python(level)}, '-c', 'import time; time.sleep(60)', 'minrl-' + sys.argv[1]]
 sandbox.start(sandbox.Call(command), {level!r}).result()
 """
@@ -517,7 +517,7 @@ def test_the_level_is_said_in_one_line(monkeypatch):
 def test_an_ordinary_user_has_the_same_walls():
     if not ROOT:
         pytest.skip("needs root to become an ordinary user")
-    source = "from minrl import sandbox; print({name: sandbox._unavailable(name) for name in sandbox.LEVELS})"
+    source = "from minrl.sandbox import calls as sandbox; print({name: sandbox._unavailable(name) for name in sandbox.LEVELS})"
     path = os.pathsep.join([sandbox.ROOT, *filter(os.path.isabs, sys.path)])
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     interpreter = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
@@ -607,7 +607,7 @@ def test_mixed_snippets_leave_no_process_and_no_file_behind(level):
     assert not [path for path in new if "left" in path.name]
 
 
-SLOW_START = """import sys, time; sys.path.append(sys.argv[1]); from minrl import sandbox_walls as walls
+SLOW_START = """import sys, time; sys.path.append(sys.argv[1]); from minrl.sandbox import walls
 def slow(launch): return lambda *call: (time.sleep(1.5), launch(*call))
 walls.LAUNCH.update({level: slow(launch) for level, launch in walls.LAUNCH.items()})
 from minrl.sandbox.process import main; main(int(sys.argv[2]))"""

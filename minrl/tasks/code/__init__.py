@@ -22,8 +22,8 @@ from typing import Any, Literal
 
 from loguru import logger
 
-from minrl import sandbox
-from minrl.sandbox import Limits
+from minrl.sandbox import calls as sandbox
+from minrl.sandbox.calls import Limits
 from minrl.tasks.code.judge import Tests, imports, judge, names_defined, names_used, numbered
 from minrl.tasks.rows import Row, Source, identity, load_rows
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, split, weighted

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from minrl.sandbox import Limits, describe, python, run
+from minrl.sandbox.calls import Limits, describe, python, run
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, extract_answer, split
 from minrl.types import Episode, Example, Job, Message, Prompt, Reward, Turn, require
 

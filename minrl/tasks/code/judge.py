@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minrl import sandbox
-from minrl.sandbox import Call, Limits
+from minrl.sandbox import calls as sandbox
+from minrl.sandbox.calls import Call, Limits
 
 HERE = Path(__file__).parent
 PASSED, FAILED = "__passed__", "__failed__"
@@ -117,7 +117,7 @@ def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
     """Run the tests on the program. SandboxError where nothing can be said of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        candidate_call = _call("code_candidate", {"program.py": program.encode(errors="replace")}, limits, ours)
+        candidate_call = _call("candidate", {"program.py": program.encode(errors="replace")}, limits, ours)
         candidate = sandbox.start(candidate_call)
         try:
             message = {
@@ -128,7 +128,7 @@ def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
                 "sources": list(tests.sources),
             }
             patient = replace(limits, wall_s=limits.wall_s + CHECKER_EXTRA_S)
-            checker_call = _call("code_checker", {}, patient, theirs)
+            checker_call = _call("checker", {}, patient, theirs)
             checker = sandbox.start(replace(checker_call, stdin=json.dumps(message).encode()))
             ours.close()
             theirs.close()
@@ -145,8 +145,8 @@ def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
 
 def _call(module: str, files: Mapping[str, bytes], limits: Limits, channel: socket.socket) -> Call:
     """A call that runs one of the two sides, whose modules go with it."""
-    shipped = {f"minrl/tasks/{name}.py": (HERE / f"{name}.py").read_bytes() for name in ("code_values", module)}
-    start = f"import sys; sys.path.insert(0, ''); from minrl.tasks.{module} import main; main()"
+    shipped = {f"minrl/tasks/code/{name}.py": (HERE / f"{name}.py").read_bytes() for name in ("values", module)}
+    start = f"import sys; sys.path.insert(0, ''); from minrl.tasks.code.{module} import main; main()"
     command = [*sandbox.python(), "-c", start]
-    packages = {"minrl/__init__.py": b"", "minrl/tasks/__init__.py": b""}
+    packages = {f"{package}/__init__.py": b"" for package in ("minrl", "minrl/tasks", "minrl/tasks/code")}
     return Call(command, {**files, **shipped, **packages}, limits, channel=channel.fileno())

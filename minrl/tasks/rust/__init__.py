@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minrl.config import PATH
-from minrl.sandbox import Limits, describe
+from minrl.sandbox.calls import Limits, describe
 from minrl.tasks.rows import Source, identity, load_rows
 from minrl.tasks.rust.cargo import CargoLimits, Package, Workspace, cache_folder, own_workspace, toolchain
 from minrl.tasks.rust.guard import refusal

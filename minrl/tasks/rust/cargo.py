@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from minrl.sandbox import Limits, Outcome, SandboxError, run
+from minrl.sandbox.calls import Limits, Outcome, SandboxError, run
 from minrl.types import UserError, require
 
 Passed = Callable[[bytes], set[str]]

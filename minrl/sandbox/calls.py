@@ -1,0 +1,271 @@
+"""Runs untrusted code: walled in, limited, killed with everything it started, its output counted.
+
+    run([*python(), "main.py"], {"main.py": "print(6 * 7)"})    ->    Outcome("ok", 0, b"42\\n", ...)
+
+The command sees the files it was given in an empty directory, its current one, and nothing that it writes there
+outlives the call. What else stands around it depends on the machine: `level()` says. The verdict on a program is never
+formed inside it: callers compare what comes out, or judge from another process (`channel`).
+"""
+
+import functools
+import marshal
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from minrl.sandbox import filter as sandbox_filter
+from minrl.system.cores import cpu_cores
+from minrl.types import UserError
+
+Status = Literal["ok", "error", "timeout", "memory", "output"]
+LEVELS = {
+    "bubblewrap": "bubblewrap: no network, no processes but its own, no files but the system's programs, read-only",
+    "namespaces": "own namespaces: no network, no processes but its own, no files but the system's programs, read-only",
+    "limits": "limits alone: killed and limited, but NOT cut off from files that others may read",
+}
+"""The strongest first, each with what it gives."""
+
+START_S = 60.0
+"""Most seconds until the walls stand. A call's own seconds count from then."""
+GRACE_S = 30.0
+START = "import sys; sys.path.append(sys.argv[1]); from minrl.sandbox.process import main; main(int(sys.argv[2]))"
+ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed, so nothing is known about the code. A reward that lets it pass is unscorable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one call may use."""
+
+    wall_s: float = 10.0
+    """Seconds from start to end."""
+    cpu_s: float = 10.0
+    """Seconds of processor time, for each process; rounded up to whole ones."""
+    memory_mib: int = 1024
+    """Address space of each process, and what all of them hold together."""
+    file_mib: int = 64
+    """Size of each file; of all files together where they lie in memory (every level but `limits`)."""
+    processes: int = 64
+    """Processes and threads at a time."""
+    output_bytes: int = 65536
+    """Of standard output and of standard error, each. A command that writes more is killed."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise UserError(f"{name} must be above 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command and what it is given. `channel` is a descriptor of ours that the command finds as its descriptor 3."""
+
+    command: Sequence[str]
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    stdin: bytes = b""
+    readable: Sequence[str | Path] = ()
+    writable: Sequence[str | Path] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    channel: int = -1
+
+    def __post_init__(self) -> None:
+        for name in self.files:
+            parts = PurePosixPath(name).parts
+            if not parts or name != "/".join(parts) or ".." in parts or "\0" in name or name.startswith("/"):
+                raise ValueError(f"a file's name must be a plain relative path, got {name!r}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended.
+
+    `ok` is exit status 0, `error` another one or a signal (negative, as in `subprocess`); the others name the limit
+    that was exceeded. `stdout` and `stderr` are cut at `output_bytes`.
+    """
+
+    status: Status
+    exit_code: int | None
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """Standard output as text; what is not UTF-8 is replaced."""
+        return self.stdout.decode(errors="replace")
+
+
+class Running:
+    """A call that has started. `result()` waits for its end, `cancel()` brings it about; both leave nothing behind."""
+
+    def __init__(self, call: Call, level_name: str) -> None:
+        ours, theirs = socket.socketpair()
+        passed = [theirs.fileno()] + ([call.channel] if call.channel >= 0 else [])
+        self._wall_s, self._connection = call.limits.wall_s, ours
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", START, ROOT, str(theirs.fileno())],
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={},
+            start_new_session=True,  # it outlives a kill of our process group, and cleans up
+        )
+        theirs.close()
+        payload = marshal.dumps(_message(call, level_name))
+        try:
+            ours.sendall(struct.pack("<Q", len(payload)) + payload)
+        except OSError as error:
+            self.cancel()
+            raise SandboxError(f"the sandbox's process died at its start ({error})") from error
+
+    def result(self) -> Outcome:
+        """How the call ended. SandboxError where the sandbox itself failed."""
+        self._connection.settimeout(START_S + self._wall_s + GRACE_S)
+        try:
+            size = struct.unpack("<Q", self._receive(8))[0]
+            answer = marshal.loads(self._receive(size))
+        except (EOFError, OSError) as error:
+            raise SandboxError(f"the sandbox's process died ({type(error).__name__} {error})") from error
+        finally:
+            self.cancel()
+        failed = answer.pop("failed")
+        if failed:
+            raise SandboxError(f"the sandbox could not run the command: {failed.strip()}")
+        return Outcome(**answer)
+
+    def cancel(self) -> None:
+        """Kill whatever still runs, and wait for its end."""
+        self._connection.close()
+        try:
+            self._process.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _receive(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            chunk = self._connection.recv(min(count - len(data), 1 << 20))
+            if not chunk:
+                raise EOFError("it closed the connection")
+            data += chunk
+        return bytes(data)
+
+
+def _message(call: Call, level_name: str) -> dict[str, object]:
+    """The call in plain types, for another process."""
+    return {
+        **vars(call.limits),
+        "start_s": START_S,
+        "cpu_s": max(1, int(-(-call.limits.cpu_s // 1))),
+        "command": list(call.command),
+        "files": {name: text.encode() if isinstance(text, str) else text for name, text in call.files.items()},
+        "stdin": call.stdin,
+        "readable": [os.path.abspath(path) for path in [*call.readable, sys.base_prefix]],
+        "writable": [os.path.abspath(path) for path in call.writable],
+        "environment": dict(call.environment),
+        "channel": call.channel,
+        "level": level_name,
+        "folder": os.path.join(_shared_folder(), f"minrl-sandbox-{os.geteuid()}"),
+    }
+
+
+def _shared_folder() -> str:
+    """Where calls lock their slots. Root's must all lock in one place, whatever TMPDIR says: the uids go by the slots,
+    and two calls with one uid would kill each other.
+    """
+    return "/tmp" if os.geteuid() == 0 else tempfile.gettempdir()
+
+
+def start(call: Call, level_name: str = "") -> Running:
+    """Start a call and go on. Empty `level_name`: the strongest level that this machine gives."""
+    return Running(call, level_name or level())
+
+
+def run(
+    command: Sequence[str],
+    files: Mapping[str, str | bytes] | None = None,
+    limits: Limits | None = None,
+    *,
+    stdin: bytes = b"",
+    readable: Sequence[str | Path] = (),
+    writable: Sequence[str | Path] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run a command on the files. It may read `readable` and change `writable`, two lists of existing paths."""
+    call = Call(command, files or {}, limits or Limits(), stdin, readable, writable, environment or {})
+    return start(call).result()
+
+
+def run_all(calls: Sequence[Call], at_once: int = 0, level_name: str = "") -> list[Outcome]:
+    """Run many calls, so many at once (0: one for each usable core), and return their outcomes in order."""
+    chosen = level_name or level()
+    with ThreadPoolExecutor(at_once or cpu_cores()) as threads:
+        return list(threads.map(lambda call: start(call, chosen).result(), calls))
+
+
+def level() -> str:
+    """The name of the strongest level that works here, found by trying."""
+    failures = {}
+    for name in LEVELS:
+        failures[name] = _unavailable(name)
+        if not failures[name]:
+            return name
+    raise UserError(f"no sandbox works on this machine, so untrusted code cannot run: {failures}")
+
+
+def describe() -> str:
+    """One line for the user: what stands around untrusted code on this machine."""
+    chosen = level()
+    warnings = []
+    if chosen == "limits" and not sandbox_filter.exists():
+        warnings.append("it may open sockets, since this machine has no filter of system calls")
+    if chosen == "limits" and os.geteuid() != 0:
+        warnings.append("as you are not root it may change YOUR files and kill your processes: install bubblewrap")
+    return "; ".join([f"untrusted code runs under {LEVELS[chosen]}", *warnings])
+
+
+@functools.cache
+def _unavailable(name: str) -> str:
+    """Why a level does not work here; empty where it does."""
+    try:
+        outcome = start(Call(["sh", "-c", "echo $((6 * 7))"]), name).result()
+    except SandboxError as error:
+        return str(error)
+    return "" if outcome.stdout == b"42\n" else f"a trial run gave {outcome}"
+
+
+def python(level_name: str = "") -> tuple[str, ...]:
+    """The command of the interpreter for untrusted programs: this one without its site packages, or the system's where
+    the unprivileged uid cannot reach this one."""
+    return _python(level_name or level())
+
+
+@functools.cache
+def _python(chosen: str) -> tuple[str, ...]:
+    candidates = [os.path.realpath(sys.executable), "/usr/bin/python3"]
+    for candidate in candidates:
+        command = (candidate, "-I", "-S", "-B")
+        try:
+            if start(Call([*command, "-c", "print(6 * 7)"]), chosen).result().stdout == b"42\n":
+                return command
+        except SandboxError:
+            continue
+    raise UserError(
+        f"untrusted programs can run neither of {candidates} (the sandbox's level is {chosen!r}): install "
+        "/usr/bin/python3, or bubblewrap"
+    )
