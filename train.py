@@ -48,7 +48,7 @@ def train(parts: Parts, record: Record) -> None:
         observe(state, parts.config, rollouts)
 
         with record.timed("time/compare_s"):
-            comparison = algorithm.compare(rollouts, state.baselines)
+            comparison = algorithm.advantages(rollouts, state.baselines)
             state.baselines = comparison.baselines
             batch = make_batch(rollouts, comparison.advantages)
         with record.timed("time/update_s"):

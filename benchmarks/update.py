@@ -38,7 +38,7 @@ class Update:
     def run(self, work: Work, number: int) -> tuple[float, dict[str, float]]:
         """Seconds and metrics of the update of a round's rollouts."""
         self.rollouts = random_rollouts(work, number)
-        advantages = self.algorithm.compare(self.rollouts, {}).advantages
+        advantages = self.algorithm.advantages(self.rollouts, {}).values
         started = time.perf_counter()
         batch = make_batch(self.rollouts, advantages)
         updated = update_policy(self.policy, self.optimizer, batch, self.algorithm, self.config, 1, False)

@@ -64,7 +64,7 @@ class Algorithm:
         """Whether the surrogate knows how far the policy has moved from the one that sampled."""
         return self.surrogate is not policy_gradient
 
-    def compare(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Comparison":
+    def advantages(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Advantages":
         """The advantage of each rollout among all rollouts of the step."""
         rewards = [0.0 if r.reward is None else r.reward.value for r in rollouts]
         scorable = torch.tensor([r.reward is not None for r in rollouts])
@@ -73,14 +73,14 @@ class Algorithm:
         values = torch.tensor(rewards, dtype=torch.float64) + overlong_penalty(longest, *self.overlong)
         advantages, baselines = self.advantage(values, scorable, groups, [r.role for r in rollouts], baselines)
         signal = spread(values, scorable, groups)
-        return Comparison(advantages, dict(baselines), 1 - float(signal.double().mean()))
+        return Advantages(advantages, dict(baselines), 1 - float(signal.double().mean()))
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Advantages:
     """Advantages (N,), the baselines for the next step, and the share of groups whose rewards are all equal."""
 
-    advantages: Tensor
+    values: Tensor
     baselines: dict[str, float]
     zero_spread_group_frac: float
 

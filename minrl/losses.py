@@ -1,17 +1,20 @@
 """What is minimised for each sampled token, and how much each token weighs.
 
-N rollouts, S sampled tokens. Every function is pure. Losses are per token, in nats times advantage; the sum of
-loss times token weight over an optimizer step's tokens is what is differentiated.
+N rollouts, S sampled tokens. Every function is pure. `policy_loss` puts the parts together; the other losses are per
+token, in nats times advantage.
 
 Surrogates see the ratio ρ = π / π_old at the level of their algorithm: of each token, or one for a whole sequence.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from minrl.config.learning import AlgorithmConfig
 
 SAPO_TEMPERATURES = (1.0, 1.05)
 """Of the gate for positive and for other advantages: those of the experiments of arXiv:2511.20347."""
@@ -35,6 +38,93 @@ Surrogate = Callable[[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " 
 Aggregation = Callable[[Int[Tensor, " N"], int, int, int], Float[Tensor, " N"]]
 """(completion lengths, rollouts of the optimizer step, tokens of the optimizer step, longest completion allowed)
 -> weight of a rollout's tokens"""
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """The columns of an algorithm's row that its loss is made of."""
+
+    @property
+    def surrogate(self) -> Surrogate:
+        """The loss of each token."""
+
+    @property
+    def limits(self) -> Limits:
+        """How far the ratio may go."""
+
+    @property
+    def ratio_level(self) -> str:
+        """What the ratio is of: a key of `LEVELS`."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is known of the S sampled tokens of a micro-batch; each rollout's tokens are all there.
+
+    `token_weights` sum to the share of the optimizer step that the micro-batch is. `ref_logprobs` are None without a
+    KL term, `importance_cap` is 0 where the engine needs no correction.
+    """
+
+    logprobs: Float[Tensor, " S"]
+    entropy: Float[Tensor, " S"]
+    old_logprobs: Float[Tensor, " S"]
+    rollout_logprobs: Float[Tensor, " S"]
+    ref_logprobs: Float[Tensor, " S"] | None
+    advantages: Float[Tensor, " S"]
+    token_weights: Float[Tensor, " S"]
+    rollout_of: Int[Tensor, " S"]
+    importance_cap: float
+
+
+def policy_loss(
+    tokens: Tokens, algorithm: Objective, settings: AlgorithmConfig
+) -> tuple[Float[Tensor, ""], Float[Tensor, " S"], dict[str, Tensor]]:
+    """sum_t w_t (c_t L_t + kl_coef KL_t - entropy_coef H_t), the importance weights c, and sums for the curves.
+
+    L is the algorithm's surrogate (for GRPO `clipped_surrogate`), w the token weights of its aggregation (for GRPO
+    `sequence_mean`), c = π_old / π_rollout corrects for the engine (1 where the cap is 0; it is measured all the same).
+    The sums are float64 scalars on the tokens' device; those named `_max` and `_min` are extremes.
+    """
+    log_ratio = LEVELS[algorithm.ratio_level](tokens.logprobs - tokens.old_logprobs, tokens.rollout_of)
+    ratio = log_ratio.exp()
+    per_token = algorithm.surrogate(tokens.logprobs, ratio, tokens.advantages, algorithm.limits)
+
+    gap = tokens.old_logprobs - tokens.rollout_logprobs
+    level = algorithm.ratio_level if settings.importance_level == "auto" else settings.importance_level
+    log_weight = LEVELS[level](gap, tokens.rollout_of)
+    weight, exceeds = importance_weights(log_weight, tokens.importance_cap, settings.importance_mode)
+    if tokens.importance_cap:
+        per_token = per_token * weight
+
+    kl = torch.zeros_like(ratio)
+    if tokens.ref_logprobs is not None:
+        estimator, gradient = settings.kl_estimator, settings.kl_gradient
+        kl = kl_penalty(tokens.logprobs, tokens.old_logprobs, tokens.ref_logprobs, estimator, gradient)
+        per_token = per_token + settings.kl_coef * kl
+    if settings.entropy_coef:
+        per_token = per_token - settings.entropy_coef * tokens.entropy
+    loss = (per_token * tokens.token_weights).sum()
+
+    low, high = clipped_fractions(ratio, tokens.advantages, algorithm.limits)
+    raw = log_weight.exp()
+    sums = {
+        "loss": loss,
+        "entropy": tokens.entropy.sum(),
+        "ref_kl": kl.sum(),
+        "clip_low": low.sum(),
+        "clip_high": high.sum(),
+        "ratio_max": ratio.max(),
+        "gap": gap.abs().sum(),
+        "gap_max": gap.abs().max(),
+        "kl": (gap.exp() - 1 - gap).sum(),
+        "raw_weight": raw.sum(),
+        "raw_weight_min": raw.min(),
+        "raw_weight_max": raw.max(),
+        "weight": weight.sum(),
+        "weight_squared": (weight**2).sum(),
+        "capped": exceeds.sum(),
+    }
+    return loss, weight, {name: value.detach().double() for name, value in sums.items()}
 
 
 def policy_gradient(

@@ -8,8 +8,10 @@ micro-batches, and gradients add up. Every process knows the whole batch, so tha
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,14 +19,92 @@ from torch import Tensor
 
 from minrl.algorithms import Algorithm
 from minrl.batch import Batch, Stream, micro_batches, pack, share_of_tokens, split_groups
-from minrl.config import OptimizerConfig, TrainerConfig
-from minrl.losses import LEVELS, clipped_fractions, importance_weights, kl_penalty
+from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
+from minrl.losses import Tokens, policy_loss
 from minrl.optimizer import clipped_step, learning_rate
 from minrl.policy import Policy
 from minrl.scoring import score
 from minrl.system.progress import activity
-from minrl.token_totals import TokenTotals
 from minrl.types import CausalModel
+
+MEANS = {
+    "policy/entropy": "entropy",
+    "policy/clip_low_frac": "clip_low",
+    "policy/clip_high_frac": "clip_high",
+    "engine/logprob_gap_mean": "gap",
+    "engine/kl": "kl",
+    "engine/importance_weight_mean": "raw_weight",
+}
+"""Curves that are a mean over the trained tokens, and the sums of `policy_loss` that they are made of."""
+
+EXTREMES = {
+    "policy/ratio_max": "ratio_max",
+    "engine/logprob_gap_max": "gap_max",
+    "engine/importance_weight_min": "raw_weight_min",
+    "engine/importance_weight_max": "raw_weight_max",
+}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update did: metrics by tag, and of each sampled token the log-probability that the policy gave it when it
+    first scored it, and the importance weight that it was last corrected by (None where the engine needs no
+    correction). NaN where a rollout had nothing to teach and was not computed.
+    """
+
+    metrics: dict[str, float]
+    logprobs: Float[Tensor, " S"]
+    importance_weights: Float[Tensor, " S"] | None = None
+
+
+def update_policy(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    algorithm: Algorithm,
+    config: TrainerConfig,
+    step: int,
+    correct_engine: bool,
+    temperature: float = 0.0,
+) -> Update:
+    """Train on the batch, the same in all processes, with `passes_per_step` x `minibatches_per_pass` optimizer steps.
+
+    `temperature` is the one that the rollouts were sampled at; 0: the config's. With a single optimizer step the old
+    log-probabilities are the current ones, detached: no second forward pass. With more they are scored once, before
+    the first; so are the reference's, where there is a KL term. Where no rollout has an advantage, and neither KL nor
+    entropy is in the loss, nothing is computed, the gradient is exactly 0 and no optimizer step is taken.
+    """
+    settings, temperature = config.algorithm, temperature or config.rollout.temperature
+    cap = settings.importance_cap if correct_engine else 0.0
+    counted = counted_rollouts(batch, settings)
+    teaching = counted & ((batch.advantages != 0) | settings.regularized)
+    minibatches = split_groups(batch.rollouts, settings.minibatches_per_pass)
+    shares = [_share(policy, batch, minibatch, teaching) for minibatch in minibatches]
+    known = _known(policy, batch, shares, config, temperature)
+    trace = _Trace(batch, policy)
+    rate = learning_rate(config.optimizer, step, config.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for _ in range(settings.passes_per_step):
+        for minibatch, share in zip(minibatches, shares, strict=True):
+            if not teaching[minibatch].any():  # in no process: all must step together
+                continue
+            weights = token_weights(batch, algorithm, counted, minibatch, config.rollout.max_tokens)
+            known["token_weights"] = weights[batch.rollout_of].to(policy.device)
+            streams = _streams(policy, batch, share, config.optimizer)
+            with activity("update", len(streams)) as report, policy.casts_kept():
+                for number, stream in enumerate(streams, 1):
+                    logprobs, entropy = policy.score(stream, temperature)
+                    tokens = tokens_of(stream, batch, known, logprobs, entropy, cap)
+                    loss, importance_weights, sums = policy_loss(tokens, algorithm, settings)
+                    loss.backward()
+                    trace.add(stream, logprobs.detach(), importance_weights, sums)
+                    report(number)
+            trace.norms.append(optimizer_step(policy, optimizer, config.optimizer))
+    metrics = trace.metrics(settings.passes_per_step, corrected=cap > 0, regularized=settings.kl_coef > 0)
+    metrics |= {"policy/learning_rate": rate, "rollout/temperature": temperature}
+    logprobs, weights = trace.per_token()
+    return Update(metrics, logprobs, weights if cap else None)
 
 
 def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> float:
@@ -36,237 +116,158 @@ def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: Opt
     return clipped_step(policy, optimizer, config)
 
 
-def update_policy(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    algorithm: Algorithm,
-    config: TrainerConfig,
-    step: int,
-    correct_engine: bool,
-) -> "Updated":
-    """Train on the batch, which is the same in all processes: `passes_per_step` x `minibatches_per_pass` optimizer
-    steps, of each of which a process computes a share of the gradient, perhaps nothing.
-
-    With a single optimizer step the old log-probabilities are the current ones, detached: no second forward. With
-    more they are scored once, before the first; so are the reference's, where there is a KL term. Where no rollout has
-    an advantage, and neither KL nor entropy is in the loss, nothing is computed, the gradient is exactly 0 and no
-    optimizer step is taken.
+def counted_rollouts(batch: Batch, settings: AlgorithmConfig) -> Bool[Tensor, " N"]:
+    """Which rollouts the normaliser counts: those that could be scored, but for masked truncated ones and, where they
+    are dropped, those of groups in which nobody has an advantage.
     """
+    taught = {r.group for r, a in zip(batch.rollouts, batch.advantages.tolist(), strict=True) if a}
+    left_out = [
+        (settings.overlong == "mask" and r.truncated) or (settings.drop_equal_groups and r.group not in taught)
+        for r in batch.rollouts
+    ]
+    return batch.scorable & ~torch.tensor(left_out, dtype=torch.bool)
+
+
+def token_weights(
+    batch: Batch, algorithm: Algorithm, counted: Bool[Tensor, " N"], minibatch: Sequence[int], max_tokens: int
+) -> Float[Tensor, " N"]:
+    """The weight of each rollout's tokens in an optimizer step, if it takes part; those of advantage 0 are counted."""
+    lengths, counted_here = batch.completion_lengths, torch.zeros_like(counted)
+    counted_here[minibatch] = counted[minibatch]
+    return algorithm.aggregation(lengths, int(counted_here.sum()), int(lengths[counted_here].sum()), max_tokens)
+
+
+def tokens_of(
+    stream: Stream,
+    batch: Batch,
+    known: Mapping[str, Tensor],
+    logprobs: Float[Tensor, " s"],
+    entropy: Float[Tensor, " s"],
+    importance_cap: float,
+) -> Tokens:
+    """The stream's s tokens: their new log-probabilities, and what is `known` of all S in the stream's order. Without
+    old log-probabilities the policy has not moved, and its new ones are the old ones.
+    """
+    at = {name: values[stream.token_index].to(logprobs.dtype) for name, values in known.items()}
+    return Tokens(
+        logprobs=logprobs,
+        entropy=entropy,
+        old_logprobs=at.get("old_logprobs", logprobs.detach()),
+        rollout_logprobs=at["rollout_logprobs"],
+        ref_logprobs=at.get("ref_logprobs"),
+        advantages=at["advantages"],
+        token_weights=at["token_weights"],
+        rollout_of=batch.rollout_of.to(logprobs.device)[stream.token_index],
+        importance_cap=importance_cap,
+    )
+
+
+def _known(
+    policy: Policy, batch: Batch, shares: Sequence[Sequence[int]], config: TrainerConfig, temperature: float
+) -> dict[str, Tensor]:
+    """What is known of the S tokens before the first optimizer step, on the policy's device."""
     settings = config.algorithm
-    single = settings.passes_per_step * settings.minibatches_per_pass == 1
-    update = _Update(policy, batch, algorithm, config, correct_engine)
-    if not single:
-        update.old_logprobs = update.score_frozen(policy.model)
+    known = {"advantages": batch.advantages[batch.rollout_of], "rollout_logprobs": batch.rollout_logprobs}
+    known = {name: values.to(policy.device) for name, values in known.items()}
+    streams = partial(_streams, policy, batch, sorted(chain.from_iterable(shares)), config.optimizer)
+    if settings.passes_per_step * settings.minibatches_per_pass > 1:
+        known["old_logprobs"] = _frozen_logprobs(policy, policy.model, streams(), temperature, len(batch.rollout_of))
     if settings.kl_coef:
         with policy.as_reference() as reference:
-            update.ref_logprobs = update.score_frozen(reference)
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(config.optimizer, step, config.steps)
-    for _ in range(settings.passes_per_step):
-        for minibatch in update.minibatches:
-            if update.teaches[minibatch].any():  # in some process: all must step together
-                update.accumulate(minibatch)
-                update.apply(optimizer)
-    metrics = update.metrics()
-    metrics["policy/learning_rate"] = learning_rate(config.optimizer, step, config.steps)
-    metrics["rollout/temperature"] = config.rollout.temperature
-    logprobs, importance_weights = update.per_token()
-    return Updated(metrics, logprobs, importance_weights if update.cap else None)
+            known["ref_logprobs"] = _frozen_logprobs(policy, reference, streams(), temperature, len(batch.rollout_of))
+    return known
 
 
-@dataclass(frozen=True)
-class Updated:
-    """Metrics by tag, and the log-probabilities (S,) that the policy gave the sampled tokens when it first scored
-    them: NaN where a rollout had nothing to teach and was not computed. So for the importance weights (S,) that the
-    tokens were corrected by last; None where the engine needs no correction.
-    """
+@torch.no_grad()
+def _frozen_logprobs(
+    policy: Policy, model: CausalModel, streams: Sequence[Stream], temperature: float, num_tokens: int
+) -> Float[Tensor, " S"]:
+    """The log-probabilities of the streams' tokens under a model as it is now; 0 for all others of the S."""
+    scored = torch.zeros(num_tokens, dtype=torch.float64, device=policy.device)
+    with policy.processes.autocast():
+        for stream in streams:
+            scored[stream.token_index] = score(model, stream, temperature)[0].double()
+    return scored
 
-    metrics: dict[str, float]
-    logprobs: Float[Tensor, " S"]
-    importance_weights: Float[Tensor, " S"] | None = None
+
+def _share(policy: Policy, batch: Batch, minibatch: Sequence[int], teaching: Bool[Tensor, " N"]) -> list[int]:
+    """What this process computes of an optimizer step's rollouts: a part of those that have something to teach."""
+    indices = [index for index in minibatch if teaching[index]]
+    return share_of_tokens(batch.rollouts, indices, policy.processes.rank, policy.processes.count)
 
 
-class _Update:
-    """The working state of one call of `update_policy`."""
+def _streams(policy: Policy, batch: Batch, indices: Sequence[int], config: OptimizerConfig) -> list[Stream]:
+    """Streams of the rollouts, each with as many as fit in a micro-batch."""
+    budget = config.micro_batch_tokens if policy.packed else 0  # 0: each rollout by itself
+    parts = micro_batches(batch.rollouts, indices, budget)
+    return [pack(batch.rollouts, part).to(policy.device) for part in parts]
 
-    def __init__(
-        self, policy: Policy, batch: Batch, algorithm: Algorithm, config: TrainerConfig, correct_engine: bool
+
+class _Trace:
+    """What an update computed, for the curves and the page. It stays on the device until it is read, once."""
+
+    def __init__(self, batch: Batch, policy: Policy) -> None:
+        self.processes, self.num_tokens = policy.processes, len(batch.rollout_of)
+        unknown = torch.full_like(batch.rollout_logprobs, torch.nan, device=policy.device)
+        self.logprobs, self.importance_weights = unknown, unknown.clone()  # (S,)
+        self.sums: list[dict[str, Tensor]] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.norms: list[float] = []
+
+    def add(
+        self, stream: Stream, logprobs: Float[Tensor, " s"], weights: Float[Tensor, " s"], sums: dict[str, Tensor]
     ) -> None:
-        self.policy, self.batch, self.algorithm, self.config = policy, batch, algorithm, config
-        self.cap = config.algorithm.importance_cap if correct_engine else 0.0
-        self.lengths = batch.completion_lengths
-        self.counted = self._counted()  # (N,)
-        self.teaches = self.counted & ((batch.advantages != 0) | config.algorithm.regularized)  # (N,)
-        self.minibatches = split_groups(batch.rollouts, config.algorithm.minibatches_per_pass)
-        self.advantages = batch.advantages[batch.rollout_of]  # (S,)
-        self.old_logprobs: Tensor | None = None  # (S,)
-        self.ref_logprobs: Tensor | None = None  # (S,)
-        self.logprobs = torch.full_like(batch.rollout_logprobs, torch.nan)  # (S,)
-        self.importance_weights = torch.full_like(self.logprobs, torch.nan)  # (S,)
-        self.totals = TokenTotals()
-        self.grad_norms: list[float] = []
-
-    @torch.no_grad()
-    def score_frozen(self, model: CausalModel) -> Float[Tensor, " S"]:
-        """The log-probabilities of the sampled tokens under a model as it is now; 0 where this process learns nothing
-        from them.
-        """
-        scored = torch.zeros_like(self.batch.rollout_logprobs, dtype=torch.float64)
-        streams = self._streams(sorted(index for minibatch in self.minibatches for index in self._share(minibatch)))
-        with self.policy.processes.autocast():
-            scores = [score(model, stream, self.config.rollout.temperature)[0] for stream in streams]
-        for stream, logprobs in zip(streams, scores, strict=True):
-            scored[stream.token_index.cpu()] = logprobs.cpu().double()
-        return scored
-
-    def accumulate(self, minibatch: Sequence[int]) -> None:
-        """Add up the gradients of this process's share of one optimizer step's rollouts."""
-        weights = self._token_weights(minibatch)
-        streams = self._streams(self._share(minibatch))
-        with activity("update", len(streams)) as report, self.policy.casts_kept():
-            for number, stream in enumerate(streams, 1):
-                logprobs, entropy = self.policy.score(stream, self.config.rollout.temperature)
-                loss = self._loss(stream, logprobs, entropy, weights)
-                loss.backward()
-                report(number)
-
-    def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sum the gradients over the processes, clip, step."""
-        self.grad_norms.append(optimizer_step(self.policy, optimizer, self.config.optimizer))
-
-    def metrics(self) -> dict[str, float]:
-        """Means over the trained tokens of all processes and over the optimizer steps, by tag. What nothing was
-        measured of is left out: a 0 would read as a collapse.
-        """
-        totals = TokenTotals.over(self.policy.processes.gather([self.totals]))
-        norms = [norm for norm in self.grad_norms if math.isfinite(norm)]
-        passes = self.config.algorithm.passes_per_step
-        metrics = {
-            **totals.metrics(),
-            "policy/loss": totals.loss / max(1, len(self.grad_norms)),
-            "update/computed_tokens": totals.computed_tokens,
-            "policy/optimizer_steps": len(norms),
-            "policy/skipped_steps": len(self.grad_norms) - len(norms),
-            "policy/trained_token_frac": totals.tokens / max(1, passes * len(self.advantages)),
-        }
-        if norms or not self.grad_norms:  # without an optimizer step the gradient is 0
-            metrics["policy/grad_norm"] = sum(norms) / max(1, len(norms))
-        if self.ref_logprobs is not None and totals.tokens:
-            metrics["policy/ref_kl"] = totals.ref_kl / totals.tokens
-        if self.cap:
-            metrics.update(totals.corrections())
-        return metrics
+        """Take a micro-batch's numbers."""
+        index, first = stream.token_index, self.logprobs[stream.token_index]
+        self.logprobs[index] = torch.where(first.isnan(), logprobs.to(first.dtype), first)
+        self.importance_weights[index] = weights.to(first.dtype)
+        self.sums.append(sums)
+        self.sizes.append((len(index), len(stream.input_ids)))
 
     def per_token(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """The log-probabilities and importance weights that the processes computed, together."""
+        """The log-probabilities and importance weights that the processes computed, each token in one, together."""
         own = torch.stack([self.logprobs, self.importance_weights])
         computed = ~own.isnan()
-        sums = torch.stack([torch.where(computed, own, 0.0), computed.to(own.dtype)]).to(self.policy.device)
-        values, counts = self.policy.processes.sum(sums).cpu()  # each token was computed by one process
+        sums = torch.stack([torch.where(computed, own, 0.0), computed.to(own.dtype)])
+        values, counts = self.processes.sum(sums).cpu()
         logprobs, importance_weights = torch.where(counts > 0, values, torch.nan)
         return logprobs, importance_weights
 
-    def _share(self, minibatch: Sequence[int]) -> list[int]:
-        """What this process computes of an optimizer step's rollouts. Those of advantage 0 have something to teach
-        only where KL or entropy count.
+    def metrics(self, passes: int, corrected: bool, regularized: bool) -> dict[str, float]:
+        """Means over the trained tokens of all processes and over the optimizer steps, by tag. What nothing was
+        measured of is left out: a 0 would read as a collapse.
         """
-        teaching = [index for index in minibatch if self.teaches[index]]
-        processes = self.policy.processes
-        return share_of_tokens(self.batch.rollouts, teaching, processes.rank, processes.count)
+        tokens, computed, total = self._totals()
+        norms = [norm for norm in self.norms if math.isfinite(norm)]
+        metrics = {
+            "policy/loss": total["loss"] / max(1, len(self.norms)) if tokens else 0.0,
+            "update/computed_tokens": computed,
+            "policy/optimizer_steps": len(norms),
+            "policy/skipped_steps": len(self.norms) - len(norms),
+            "policy/trained_token_frac": tokens / max(1, passes * self.num_tokens),
+        }
+        if norms or not self.norms:  # without an optimizer step the gradient is 0
+            metrics["policy/grad_norm"] = sum(norms) / max(1, len(norms))
+        if tokens:
+            metrics |= {tag: total[name] / tokens for tag, name in MEANS.items()}
+            metrics |= {tag: total[name] for tag, name in EXTREMES.items()}
+        if tokens and regularized:
+            metrics["policy/ref_kl"] = total["ref_kl"] / tokens
+        if tokens and corrected:
+            metrics["engine/importance_cap_frac"] = total["capped"] / tokens
+            metrics["engine/ess"] = total["weight"] ** 2 / max(tokens * total["weight_squared"], 1e-30)
+        return metrics
 
-    def _streams(self, indices: Sequence[int]) -> list[Stream]:
-        """Streams of the rollouts, each with as many as fit in a micro-batch."""
-        budget = self.config.optimizer.micro_batch_tokens if self.policy.packed else 0  # 0: each rollout by itself
-        parts = micro_batches(self.batch.rollouts, indices, budget)
-        return [pack(self.batch.rollouts, part).to(self.policy.device) for part in parts]
-
-    def _counted(self) -> Bool[Tensor, " N"]:
-        """Which rollouts the normaliser counts: those that could be scored, but for masked truncated ones and, where
-        they are dropped, those of groups in which nobody has an advantage.
-        """
-        settings, rollouts = self.config.algorithm, self.batch.rollouts
-        taught = {r.group for r, a in zip(rollouts, self.batch.advantages.tolist(), strict=True) if a}
-        masked = torch.tensor([settings.overlong == "mask" and r.truncated for r in rollouts], dtype=torch.bool)
-        dropped = torch.tensor(
-            [settings.drop_equal_groups and r.group not in taught for r in rollouts], dtype=torch.bool
+    def _totals(self) -> tuple[int, int, dict[str, float]]:
+        """Trained tokens, computed tokens, and the sums and extremes over the micro-batches of all processes."""
+        names = list(self.sums[0]) if self.sums else []
+        rows = torch.stack([torch.stack(list(sums.values())) for sums in self.sums]).tolist() if self.sums else []
+        rows, sizes = (
+            self.processes.gather([dict(zip(names, row, strict=True)) for row in rows]),
+            self.processes.gather(self.sizes),
         )
-        return self.batch.scorable & ~masked & ~dropped
-
-    def _token_weights(self, minibatch: Sequence[int]) -> Float[Tensor, " N"]:
-        """The weight of each rollout's tokens in this optimizer step, if it takes part; those of advantage 0 are
-        counted.
-        """
-        counted = torch.zeros(len(self.lengths), dtype=torch.bool)
-        counted[minibatch] = True
-        counted &= self.counted
-        num_rollouts, num_tokens = int(counted.sum()), int(self.lengths[counted].sum())
-        return self.algorithm.aggregation(self.lengths, num_rollouts, num_tokens, self.config.rollout.max_tokens)
-
-    def _loss(
-        self, stream: Stream, logprobs: Float[Tensor, " S"], entropy: Float[Tensor, " S"], weights: Tensor
-    ) -> Tensor:
-        """The weighted sum over the stream's sampled tokens of the surrogate, corrected for the engine, and of the
-        KL and entropy terms, which are not.
-        """
-        index, device, dtype = stream.token_index.cpu(), logprobs.device, logprobs.dtype
-        rollout_of = self.batch.rollout_of[index].to(device)
-        current = logprobs.detach()
-        old = current if self.old_logprobs is None else self.old_logprobs[index].to(device, dtype)
-        gap = old - self.batch.rollout_logprobs[index].to(device, dtype)
-        advantages = self.advantages[index].to(device, dtype)
-        ratio = LEVELS[self.algorithm.ratio_level](logprobs - old, rollout_of).exp()
-        per_token = self.algorithm.surrogate(logprobs, ratio, advantages, self.algorithm.limits)
-        correction = self._engine_correction(gap, rollout_of)
-        if self.cap:
-            self.importance_weights[index] = correction.cpu().to(self.logprobs.dtype)
-            per_token = per_token * correction
-        settings = self.config.algorithm
-        if self.ref_logprobs is not None:
-            reference = self.ref_logprobs[index].to(device, dtype)
-            kl = kl_penalty(logprobs, old, reference, settings.kl_estimator, settings.kl_gradient)
-            per_token = per_token + settings.kl_coef * kl
-            self.totals.ref_kl += float(kl.detach().sum())
-        if settings.entropy_coef:
-            per_token = per_token - settings.entropy_coef * entropy
-        unseen = self.logprobs[index].isnan()
-        self.logprobs[index[unseen]] = current.cpu().to(self.logprobs.dtype)[unseen]
-        token_weights = weights[self.batch.rollout_of[index]].to(device, dtype)
-        loss = (per_token * token_weights).sum()
-        self._record(stream, loss.detach(), ratio.detach(), gap, advantages, entropy.detach())
-        return loss
-
-    def _engine_correction(self, gap: Tensor, rollout_of: Tensor) -> Tensor:
-        """The importance weight (S,) of each token, at the level of the algorithm's ratio where none is named.
-
-        It is measured, raw and capped, also where an exact engine needs no correction.
-        """
-        settings, t = self.config.algorithm, self.totals
-        level = self.algorithm.ratio_level if settings.importance_level == "auto" else settings.importance_level
-        log_weight = LEVELS[level](gap, rollout_of)
-        raw = log_weight.exp()
-        t.raw_weight += float(raw.sum())
-        t.raw_weight_min = min(t.raw_weight_min, float(raw.min()))
-        t.raw_weight_max = max(t.raw_weight_max, float(raw.max()))
-        weight, exceeds = importance_weights(log_weight, self.cap, settings.importance_mode)
-        t.weight += float(weight.sum())
-        t.weight_squared += float((weight**2).sum())
-        t.capped += float(exceeds.sum())
-        return weight
-
-    def _record(
-        self, stream: Stream, loss: Tensor, ratio: Tensor, gap: Tensor, advantages: Tensor, entropy: Tensor
-    ) -> None:
-        """Add the stream's sums to the totals."""
-        t = self.totals
-        low, high = clipped_fractions(ratio, advantages, self.algorithm.limits)
-        t.tokens += len(ratio)
-        t.computed_tokens += len(stream.input_ids)
-        t.loss += float(loss)
-        t.entropy += float(entropy.sum())
-        t.clip_low += float(low.sum())
-        t.clip_high += float(high.sum())
-        t.ratio_max = max(t.ratio_max, float(ratio.max()))
-        t.gap += float(gap.abs().sum())
-        t.gap_max = max(t.gap_max, float(gap.abs().max()))
-        t.kl += float((gap.exp() - 1 - gap).sum())
+        combine = {
+            name: {"max": max, "min": min}.get(name.rpartition("_")[2], sum) for name in (rows[0] if rows else ())
+        }
+        totals = {name: float(how([row[name] for row in rows])) for name, how in combine.items()}
+        return sum(size for size, _ in sizes), sum(size for _, size in sizes), totals

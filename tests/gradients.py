@@ -99,7 +99,7 @@ def gradients(
     """The gradient of each optimizer step of an update, by weight, and its metrics; the weights are put back."""
     weights = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
     algorithm = row or choose_algorithm(config)
-    advantages = algorithm.compare(rollouts, {SOLO: 0.3}).advantages
+    advantages = algorithm.advantages(rollouts, {SOLO: 0.3}).values
     batch = make_batch(rollouts, advantages)
     batch = replace(batch, rollout_logprobs=batch.rollout_logprobs.double())
     tap = Tap(policy.model)

@@ -40,7 +40,7 @@ def test_gpg_weighs_tokens_as_its_paper_does(make_rollout):
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])  # two each, 16 in all
     row = chosen(algorithm="gpg")
     weights = row.aggregation(lengths, len(rollouts), int(lengths.sum()), 8)
-    per_token = row.compare(rollouts, {}).advantages * weights
+    per_token = row.advantages(rollouts, {}).values * weights
     torch.testing.assert_close(per_token.tolist(), [4 * 0.5 / 16, -4 * 0.5 / 16, *[0.0] * 6])
     # Completions are alike long, so this is what the useful group gives alone: 1/2 over its four tokens.
     assert per_token[0] == 0.5 / 4
@@ -49,8 +49,8 @@ def test_gpg_weighs_tokens_as_its_paper_does(make_rollout):
 @pytest.mark.parametrize("name", GROUP_RELATIVE)
 def test_groups_without_spread_are_made_up_for_by_a_row_or_by_dropping_them_and_not_twice(name, make_rollout):
     useful, equal = [[1.0, 0.0, 0.5]], [[1.0] * 3, [0.0] * 3, [0.25] * 3]
-    alone = ALGORITHMS[name].compare(rollouts_of(make_rollout, useful), {}).advantages
-    among = ALGORITHMS[name].compare(rollouts_of(make_rollout, [*useful, *equal]), {}).advantages[:3]
+    alone = ALGORITHMS[name].advantages(rollouts_of(make_rollout, useful), {}).values
+    among = ALGORITHMS[name].advantages(rollouts_of(make_rollout, [*useful, *equal]), {}).values[:3]
     if ALGORITHMS[name].makes_up_for_equal_groups:
         torch.testing.assert_close(among, 4 * alone)
         with pytest.raises(UserError, match=f"{name} makes up for .* leave out drop_equal_groups") as refused:
@@ -65,7 +65,7 @@ def test_groups_without_spread_are_made_up_for_by_a_row_or_by_dropping_them_and_
 def test_equal_rewards_teach_nothing(name, make_rollout):
     # 0.1 + 0.1 + 0.1 is not 3 * 0.1 in floating point: the advantage must be exactly 0 all the same.
     rollouts = rollouts_of(make_rollout, [[0.1] * 3, [0.7] * 7, [None, 0.3], [1.0, 0.0]])
-    advantages = ALGORITHMS[name].compare(rollouts, {}).advantages
+    advantages = ALGORITHMS[name].advantages(rollouts, {}).values
     assert (advantages[:-2] == 0).all()
     assert (advantages[-2:] != 0).all()
 
@@ -73,7 +73,7 @@ def test_equal_rewards_teach_nothing(name, make_rollout):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_better_rollouts_have_larger_advantages_and_unscorable_ones_none(name, make_rollout):
     rollouts = rollouts_of(make_rollout, [[1.0, 0.5, None, 0.0], [0.0, 1.0, 1.0, 1.0]])
-    advantages = ALGORITHMS[name].compare(rollouts, {}).advantages
+    advantages = ALGORITHMS[name].advantages(rollouts, {}).values
     assert advantages.dtype == torch.float64
     assert advantages[0] > advantages[1] > advantages[3]
     assert advantages[5] > advantages[4]
@@ -85,9 +85,9 @@ def test_better_rollouts_have_larger_advantages_and_unscorable_ones_none(name, m
 def test_advantages_do_not_depend_on_the_order_of_rollouts(name, make_rollout):
     rollouts = rollouts_of(make_rollout, [[1.0, 0.5, None, 0.0], [0.0, 1.0, 1.0, 1.0]])
     order = [6, 3, 0, 5, 2, 7, 1, 4]
-    straight = ALGORITHMS[name].compare(rollouts, {"policy": 0.3})
-    shuffled = ALGORITHMS[name].compare([rollouts[i] for i in order], {"policy": 0.3})
-    torch.testing.assert_close(shuffled.advantages, straight.advantages[order], atol=1e-12, rtol=0)
+    straight = ALGORITHMS[name].advantages(rollouts, {"policy": 0.3})
+    shuffled = ALGORITHMS[name].advantages([rollouts[i] for i in order], {"policy": 0.3})
+    torch.testing.assert_close(shuffled.values, straight.values[order], atol=1e-12, rtol=0)
     torch.testing.assert_close(shuffled.baselines, straight.baselines, atol=1e-12, rtol=0)
 
 
@@ -97,14 +97,14 @@ def test_a_roles_baseline_is_its_own(make_rollout):
         make_rollout([5], [6], group=group, role=role, reward=Reward(value))
         for group, (role, value) in enumerate([("white", 1.0), ("black", -1.0)] * 2)
     ]
-    comparison = ALGORITHMS["spiral"].compare(rollouts, {"white": 1.0, "black": -1.0})
-    assert (comparison.advantages == 0).all()
+    comparison = ALGORITHMS["spiral"].advantages(rollouts, {"white": 1.0, "black": -1.0})
+    assert (comparison.values == 0).all()
     assert comparison.baselines == {"white": 1.0, "black": -1.0}
 
 
 def test_the_share_of_groups_without_spread_is_reported(make_rollout):
     rollouts = rollouts_of(make_rollout, [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.5, None]])
-    assert ALGORITHMS["grpo"].compare(rollouts, {}).zero_spread_group_frac == 3 / 4
+    assert ALGORITHMS["grpo"].advantages(rollouts, {}).zero_spread_group_frac == 3 / 4
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -137,9 +137,9 @@ def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
     row = chosen(algorithm="reinforce_no_baseline", overlong="penalize", overlong_buffer=16)
     turns = [[(1, 57)], [(1, 3), (5, 61)], [(1, 49), (60, 65)], []]
     rollouts = [make_rollout([5], [6], turns=bounds, reward=Reward(1.0)) for bounds in turns]
-    assert row.compare(rollouts, {}).advantages.tolist() == [0.5, 0.5, 1.0, 1.0]
-    assert row.compare(rollouts, {}).zero_spread_group_frac == 0
-    assert chosen(algorithm="reinforce_no_baseline").compare(rollouts, {}).advantages.tolist() == [1.0] * 4
+    assert row.advantages(rollouts, {}).values.tolist() == [0.5, 0.5, 1.0, 1.0]
+    assert row.advantages(rollouts, {}).zero_spread_group_frac == 0
+    assert chosen(algorithm="reinforce_no_baseline").advantages(rollouts, {}).values.tolist() == [1.0] * 4
 
 
 def test_limits_of_the_config_replace_those_of_the_row():

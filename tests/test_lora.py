@@ -131,7 +131,7 @@ def step(policy, optimizer, name="grpo", **changes):
     """One update from the fixed rollouts."""
     config, rollouts = settings(name, passes_per_step=1, **changes), fixed_rollouts()
     algorithm = choose_algorithm(config)
-    batch = make_batch(rollouts, algorithm.compare(rollouts, {SOLO: 0.3}).advantages)
+    batch = make_batch(rollouts, algorithm.advantages(rollouts, {SOLO: 0.3}).values)
     return update_policy(policy, optimizer, batch, algorithm, config, step=1, correct_engine=False).metrics
 
 

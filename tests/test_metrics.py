@@ -18,8 +18,8 @@ from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from minrl.record import metrics as metrics_module
 from minrl.record.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, cut_metrics, read_metrics
-from minrl.record.recorder import metrics as metrics_module
 from minrl.record.rollout_metrics import rollout_metrics
 from minrl.record.tensorboard import HEADERS, page
 from minrl.run import write_json

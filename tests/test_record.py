@@ -8,13 +8,13 @@ import pytest
 import torch
 from loguru import logger
 
-from minrl.algorithms import Comparison
+from minrl.algorithms import Advantages
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
 from minrl.evaluation import Evaluation
 from minrl.optimizer import make_optimizer
+from minrl.record import recorder as record_module
 from minrl.record.metrics import read_metrics
 from minrl.record.recorder import Record
-from minrl.record.recorder import recorder as record_module
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import save_checkpoint, step_name
 from minrl.run.parts import Parts
@@ -23,7 +23,7 @@ from minrl.scoring import LARGEST_GAP
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.terminal.screen import Screen
 from minrl.types import LostEpisode, Reward, TrainState, UserError
-from minrl.update import Updated
+from minrl.update import Update
 from minrl.viewer.build import PAGE, packed_steps
 
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
@@ -113,7 +113,7 @@ def test_a_step_is_a_line_of_everything_that_was_measured(make_record, make_roll
         with record.timed("time/update_s"):
             record.parts.policy.version, record.parts.policy.skipped_steps = 7, 2
         metrics = {"policy/loss": 0.5, "engine/logprob_gap_mean": 0.0, "update/computed_tokens": 9}
-        record.update(Comparison(torch.zeros(3), {"policy": 0.25}, 0.125), Updated(metrics, torch.zeros(6)))
+        record.update(Advantages(torch.zeros(3), {"policy": 0.25}, 0.125), Update(metrics, torch.zeros(6)))
         record.end_step()
         record.state.step = 2
         record.measured({"sft/loss": 0.1})
@@ -181,7 +181,7 @@ def test_a_step_without_a_rollout_stops_the_run(make_record):
 def test_an_engine_that_says_it_is_exact_must_be(gap, exact, stops, make_record):
     record = make_record()
     record.parts.engine.exact = exact
-    given = Comparison(torch.zeros(1), {}, 0.0), Updated({"engine/logprob_gap_mean": gap}, torch.zeros(1))
+    given = Advantages(torch.zeros(1), {}, 0.0), Update({"engine/logprob_gap_mean": gap}, torch.zeros(1))
     if stops:
         with pytest.raises(UserError, match=r"by 0.011 nats on average, more than rounding \(0.01\): Qwen3ForCausalLM"):
             record.update(*given)
@@ -237,7 +237,7 @@ def test_an_evaluation_makes_the_page_of_what_was_written_so_far(make_record, ma
     with record:
         record.begin()
         record.state.step = 1
-        record.save_rollouts(rollouts, torch.ones(1, dtype=torch.float64), Updated({}, torch.full((2,), -1.0)), [])
+        record.save_rollouts(rollouts, torch.ones(1, dtype=torch.float64), Update({}, torch.full((2,), -1.0)), [])
         assert not (record.run.folder / PAGE).exists()
         record.evaluation({"countdown": evaluated(0.5)})
         assert list(packed_steps(record.run.folder / PAGE)) == [1]
@@ -245,7 +245,7 @@ def test_an_evaluation_makes_the_page_of_what_was_written_so_far(make_record, ma
 
 def test_rollouts_are_written_with_the_followed_ones_and_nothing_where_no_file_is_open(make_record, make_rollout):
     record, rollouts = make_record(), [make_rollout([5], [6, 7])]
-    given = rollouts, torch.ones(1, dtype=torch.float64), Updated({}, torch.full((2,), -1.0)), [make_rollout([5], [8])]
+    given = rollouts, torch.ones(1, dtype=torch.float64), Update({}, torch.full((2,), -1.0)), [make_rollout([5], [8])]
     record.save_rollouts(*given)
     with record:
         record.begin()

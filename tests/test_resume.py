@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import train
 from minrl.engines.torch_engine import TorchEngine
+from minrl.record import recorder as record
 from minrl.record.clock import PhaseClock
 from minrl.record.metrics import MetricsLog, read_metrics
-from minrl.record.recorder import recorder as record
 from minrl.run.checkpoint import newest_complete
 from minrl.run.parts import Parts
 from minrl.types import UserError

@@ -229,7 +229,7 @@ def test_the_overlong_penalty_makes_long_completions_worse(make_rollout):
         algorithm=AlgorithmConfig(algorithm="dr_grpo", overlong="penalize", overlong_buffer=2),
     )
     pair = [make_rollout([5], [6]), make_rollout([5], [6, 7, 8])]  # rewards 1 and 1 - 1/2, mean 3/4
-    assert choose_algorithm(config).compare(pair, {}).advantages.tolist() == [0.25, -0.25]
+    assert choose_algorithm(config).advantages(pair, {}).values.tolist() == [0.25, -0.25]
     assert pair[1].reward.value == 1.0
 
 
@@ -238,7 +238,7 @@ def test_masked_truncated_rollouts_weigh_nothing_but_keep_their_place_in_the_bas
     row = choose_algorithm(settings("grpo"))
     masked, _ = gradients(policy, rollouts, settings("grpo", overlong="mask"))
     # By hand: the same advantages, computed with them, on the batch without them.
-    advantages = row.compare(rollouts, {}).advantages
+    advantages = row.advantages(rollouts, {}).values
     kept = [index for index, rollout in enumerate(rollouts) if not rollout.truncated]
     assert len(kept) == 12
 

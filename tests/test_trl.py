@@ -83,7 +83,7 @@ def padded(values, lengths):
 def ours(policy, known, row, changes):
     config = settings(row, **changes)
     algorithm = choose_algorithm(config)
-    batch = make_batch(known.rollouts, algorithm.compare(known.rollouts, {SOLO: 0.0}).advantages)
+    batch = make_batch(known.rollouts, algorithm.advantages(known.rollouts, {SOLO: 0.0}).values)
     batch.rollout_logprobs.data = known.rollout_logprobs
     update = _Update(policy, batch, algorithm, config, correct_engine=True)
     update.old_logprobs = known.old_logprobs

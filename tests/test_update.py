@@ -80,7 +80,7 @@ def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, whole, 
 def updated(policy, rollouts, config):
     """An update by plain gradient descent: what it reports, and the weights after it."""
     algorithm = choose_algorithm(config)
-    batch = make_batch(rollouts, algorithm.compare(rollouts, {}).advantages)
+    batch = make_batch(rollouts, algorithm.advantages(rollouts, {}).values)
     batch = replace(batch, rollout_logprobs=batch.rollout_logprobs.double())
     before = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
     optimizer = torch.optim.SGD(policy.model.parameters())
@@ -422,7 +422,7 @@ def test_ratios_and_what_is_clipped_are_those_of_the_policy_that_has_moved(polic
         ratio = (score(policy.model, stream, 1.0)[0] - before).exp()
         for name, change in gradient.items():
             named[name] += first_rate() * change
-    advantages = choose_algorithm(settings("grpo")).compare(rollouts, {}).advantages
+    advantages = choose_algorithm(settings("grpo")).advantages(rollouts, {}).values
     of_token = torch.repeat_interleave(advantages, torch.tensor([r.num_sampled for r in rollouts]))
     trained = int((of_token != 0).sum())
     low, high = int(((ratio < 0.99) & (of_token < 0)).sum()), int(((ratio > 1.02) & (of_token > 0)).sum())

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from minrl.record.metrics import MetricsLog
 from minrl.types import PlayedTurn, Reward, UserError
-from minrl.update import Updated
+from minrl.update import Update
 from minrl.viewer import build
 from minrl.viewer.__main__ import main
 from minrl.viewer.build import PAGE, Limits, make_page, packed_steps, refresh_page, thinned
@@ -65,13 +65,13 @@ def test_what_the_update_knew_stands_with_its_rollout(policy, make_rollout):
     nothing = torch.nan
     logprobs = torch.tensor([-1.0, -2.0, nothing, nothing, nothing, -3.0])
     weights = torch.tensor([1.0, 2.0, nothing, nothing, nothing, 0.5])
-    lines = training_lines(policy, rollouts, torch.tensor([0.5, 0.0, -0.5]), Updated({}, logprobs, weights))
+    lines = training_lines(policy, rollouts, torch.tensor([0.5, 0.0, -0.5]), Update({}, logprobs, weights))
     assert [one["logprobs"] for one in lines] == [[-1.0, -2.0], None, [-3.0]]
     assert [one["importance_weights"] for one in lines] == [[1.0, 2.0], None, [0.5]]
     assert [one["advantage"] for one in lines] == [0.5, 0.0, -0.5]
     assert [one["special"] for one in lines] == [[3], [4], []]
     assert all("".join(one["tokens"]) == policy.decode_all(r.ids) for one, r in zip(lines, rollouts, strict=True))
-    assert "importance_weights" not in training_lines(policy, rollouts, torch.zeros(3), Updated({}, logprobs))[0]
+    assert "importance_weights" not in training_lines(policy, rollouts, torch.zeros(3), Update({}, logprobs))[0]
     (held_out,) = readable(policy, rollouts[:1], "held_out")
     assert held_out["purpose"] == "held_out" and held_out["advantage"] is None
 

@@ -30,7 +30,7 @@ from minrl.system.files import read_json, write_json
 from minrl.system.signals import exit_status
 from minrl.terminal.screen import FILE_ONLY
 from minrl.types import Rollout, UserError
-from minrl.update import Updated
+from minrl.update import Update
 from minrl.viewer.build import refresh_page
 from minrl.viewer.lines import readable, training_lines
 
@@ -162,7 +162,7 @@ class Record:
         self.state.policy_version, self.state.skipped_steps = policy.version, policy.skipped_steps
         self._metrics.update(metrics)
 
-    def update(self, comparison: Comparison, updated: Updated) -> None:
+    def update(self, comparison: Comparison, updated: Update) -> None:
         """What the update did. Stops the run where an engine that is exact was not: the step is not saved."""
         self.measured(updated.metrics)
         gap = updated.metrics.get("engine/logprob_gap_mean", 0.0)  # none where nothing was trained on
@@ -178,7 +178,7 @@ class Record:
         self._metrics.update({f"baseline/{role}": value for role, value in comparison.baselines.items()})
 
     def save_rollouts(
-        self, rollouts: Sequence[Rollout], advantages: Tensor, updated: Updated, tracked: Sequence[Rollout]
+        self, rollouts: Sequence[Rollout], advantages: Tensor, updated: Update, tracked: Sequence[Rollout]
     ) -> None:
         """The step's rollouts, and the held-out examples that are followed through the run."""
         if self._log is None:

@@ -31,7 +31,7 @@ from minrl.sft.step import at_most, measure, rows_in_all, sft_step
 from minrl.system.files import read_json, write_json
 from minrl.terminal.command_line import parse_config, run_main
 from minrl.types import TrainState, UserError, require
-from minrl.update import Updated
+from minrl.update import Update
 
 SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
 
@@ -68,7 +68,7 @@ def save_tracked(parts: Parts, record: Record) -> None:
         plan = tracked_plan(parts.task, parts.config)
         tracked = rollout(parts.policy, parts.engine, parts.workers, parts.task, *plan)
     nothing = torch.zeros(0)
-    record.save_rollouts([], nothing, Updated({}, nothing), tracked.rollouts)
+    record.save_rollouts([], nothing, Update({}, nothing), tracked.rollouts)
 
 
 def main(arguments: Sequence[str]) -> int:

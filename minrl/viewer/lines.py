@@ -9,12 +9,12 @@ from torch import Tensor
 
 from minrl.policy import Policy
 from minrl.types import Rollout
-from minrl.update import Updated
+from minrl.update import Update
 from minrl.viewer.token_texts import token_texts
 
 
 def training_lines(
-    policy: Policy, rollouts: Sequence[Rollout], advantages: Tensor, updated: Updated
+    policy: Policy, rollouts: Sequence[Rollout], advantages: Tensor, updated: Update
 ) -> list[dict[str, Any]]:
     """The step's training rollouts (N of them, with advantages (N,)) and what the update knew of them."""
     lines, start = readable(policy, rollouts, "train"), 0
