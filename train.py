@@ -18,76 +18,75 @@ from collections.abc import Sequence
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
-from minrl.run.checkpoint import save_checkpoint
-from minrl.terminal.command_line import parse_trainer, run_main
-from minrl.run.parts import Parts, assemble
-from minrl.run.preflight import preflight
-from minrl.record.recorder import Record
-from minrl.run.resume import open_run
+from minrl.draw import every, observe, require_rewards, sample_groups, temperature_of, tracked_plan
+from minrl.engines import require_exact
+from minrl.record.session import Session, require_logger
 from minrl.rollout import rollout
-from minrl.draw import tracked_plan, training_plan
-from minrl.draw import Draw, at_temperature, choose_examples, observe
+from minrl.run.parts import assemble
+from minrl.run.preflight import preflight
+from minrl.run.resume import open_run
+from minrl.terminal.command_line import parse_trainer, run_main
 from minrl.update import update_policy
 
 
-def train(parts: Parts, record: Record) -> None:
-    """Sample a group for each example, compare, improve the policy, hand it to the engine. Repeat."""
+def train(session: Session) -> None:
+    """Sample a group for each example, normalise within it, improve the policy, hand it to the engine. Repeat."""
+    parts, recorder = session.parts, session.recorder
     config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
     algorithm = choose_algorithm(config)
-    while state.step < config.steps and not record.interrupted:
+    while state.step < config.steps and not session.interrupted:
         state.step += 1
-        config = at_temperature(parts.config, state)
-        with record.timed("time/rollout_s"):
-            draw = Draw(config)
-            while draw.prompts:  # once, and again for what --refill-rounds replaces
-                examples = choose_examples(task.dataset.train, draw.config, state)
-                plan = training_plan(draw.config, state, draw.drawn)
-                draw.add(rollout(policy, engine, parts.workers, task, examples, plan))
-        rollouts = draw.sampled.rollouts
-        record.rollouts(draw.sampled)
-        observe(state, parts.config, rollouts)
+        temperature = temperature_of(config, state)
+        with recorder.timed("time/rollout_s"):
+            sampled = sample_groups(policy, engine, parts.workers, task, config, state)
+        recorder.rollouts(sampled)
+        require_rewards(sampled, config.rollout.max_unscorable_frac, state.step)
+        rollouts = sampled.rollouts
+        observe(state, config, rollouts)
 
-        with record.timed("time/compare_s"):
-            comparison = algorithm.advantages(rollouts, state.baselines)
-            state.baselines = comparison.baselines
-            batch = make_batch(rollouts, comparison.advantages)
-        with record.timed("time/update_s"):
+        with recorder.timed("time/compare_s"):
+            advantages = algorithm.advantages(rollouts, state.baselines)
+            state.baselines = advantages.baselines
+            batch = make_batch(rollouts, advantages.values)
+        with recorder.timed("time/update_s"):
             engine.sleep()
-            updated = update_policy(policy, parts.optimizer, batch, algorithm, config, state.step, not engine.exact)
-        with record.timed("time/sync_s"):
+            update = update_policy(
+                policy, parts.optimizer, batch, algorithm, config, state.step, not engine.exact, temperature
+            )
+        with recorder.timed("time/sync_s"):
             engine.wake()
             engine.sync(policy)
-        record.update(comparison, updated)
+        recorder.update(advantages, update)
+        require_exact(engine, policy, update.metrics, state.step)
 
-        if record.due(config.logging.rollouts_every):
-            with record.timed("time/eval_s"):
+        if every(config.logging.rollouts_every, state.step):
+            with recorder.timed("time/eval_s"):
                 tracked = rollout(policy, engine, parts.workers, task, *tracked_plan(task, config))
-            record.save_rollouts(rollouts, comparison.advantages, updated, tracked.rollouts)
-        if record.evaluation_due():
-            with record.evaluating():
-                record.evaluation(parts.evaluate())
-        record.end_step()
-        if record.due(config.logging.save_every) or record.interrupted:
-            record.checkpoint(save_checkpoint)
+            recorder.save_rollouts(rollouts, advantages.values, update, tracked.rollouts)
+        if every(config.evaluation.eval_every, state.step) or state.step == config.steps:
+            session.evaluate()
+        session.end_step()
+        if every(config.logging.save_every, state.step) or session.interrupted:
+            session.save()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Say how good the policy is, train it, and say it again."""
     run = open_run(*parse_trainer(arguments), arguments)
     choose_algorithm(run.config)  # what cannot work is refused before anything slow
-    with assemble(run) as parts, Record(parts, STARTED) as record:
+    require_logger(run.config.logging)
+    with assemble(run) as parts, Session(parts, STARTED) as session:
         config = parts.config
         if config.preflight and parts.state.step == 0:
-            record.findings(preflight(parts.policy, parts.engine, parts.workers, parts.task, config))
+            session.preflight(preflight(parts.policy, parts.engine, parts.workers, parts.task, config))
         if config.preflight_only:
             return 0
-        record.begin()
-        if record.evaluation_owed():
-            with record.evaluating():
-                record.evaluation(parts.evaluate())
-            record.end_step()
-        train(parts, record)
-        return record.finish(parts.evaluate, save_checkpoint)
+        session.begin()
+        if session.recorder.owed or (parts.state.step == 0 and config.evaluation.eval_first):
+            session.evaluate()
+            session.end_step()
+        train(session)
+        return session.finish()
 
 
 if __name__ == "__main__":

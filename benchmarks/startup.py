@@ -22,17 +22,17 @@ started = time.perf_counter()
 import train
 imported = time.perf_counter()
 from minrl import update
-step, accumulate = update.optimizer_step, train.rollout
+step, sample = update.optimizer_step, train.sample_groups
 first = []
 def timed_rollout(*arguments):
     first.append(time.perf_counter())
-    return accumulate(*arguments)
+    return sample(*arguments)
 def watched(*arguments):
     result = step(*arguments)
     now = time.perf_counter()
     print("SECONDS", imported - started, now - imported, now - first[0], flush=True)
     raise SystemExit(0)
-train.rollout, update.optimizer_step = timed_rollout, watched
+train.sample_groups, update.optimizer_step = timed_rollout, watched
 train.run_main(train.main)
 """
 

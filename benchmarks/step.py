@@ -36,14 +36,14 @@ class PacedRun:
     def install(self) -> None:
         """Put this object between the loop and what it calls."""
         from minrl.engines.torch_engine import TorchEngine
-        from minrl.record.recorder import Record
+        from minrl.record.recorder import Recorder
 
         generate = TorchEngine.generate
-        begin, measured, end_step = Record.begin, Record.measured, Record.end_step
+        begin, measured, end_step = Recorder.begin, Recorder.measured, Recorder.end_step
         TorchEngine.generate = lambda engine, *args: self.generate(generate, engine, *args)
-        Record.begin = lambda record: self.begin(begin, record)
-        Record.measured = lambda record, metrics: self.measured(measured, record, metrics)
-        Record.end_step = lambda record: self.end_step(end_step, record)
+        Recorder.begin = lambda record: self.begin(begin, record)
+        Recorder.measured = lambda record, metrics: self.measured(measured, record, metrics)
+        Recorder.end_step = lambda record: self.end_step(end_step, record)
 
     def generate(self, generate, engine, requests, sampling):
         """The engine's completions, as long as the schedule says."""

@@ -1,4 +1,4 @@
-"""What the next step samples, given what the last ones showed: examples, temperature, rounds.
+"""What a step samples: examples, temperature and rounds, given what the last steps showed.
 
 What is remembered lives in `TrainState` and is the same in every process, so that a resumed run samples what the
 uninterrupted one would have. With the default settings nothing here changes anything.
@@ -6,15 +6,17 @@ uninterrupted one would have. With the default settings nothing here changes any
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from minrl.config import SamplingConfig, TrainerConfig
-from minrl.rollout import Plan, Rollouts, joined
+from minrl.engines import Engine
+from minrl.policy import Policy
+from minrl.rewards.workers import Workers
+from minrl.rollout import Plan, Rollouts, joined, rollout
 from minrl.tasks import Task
-from minrl.types import Example, Rollout, TrainState
+from minrl.types import Example, Rollout, TrainState, UserError
 
 RATE_DECAY = 0.5
 """Share of an example's remembered solve rate that a new observation keeps."""
@@ -36,6 +38,17 @@ TRACKED_EXAMPLES = 4
 T = TypeVar("T")
 
 
+def sample_groups(
+    policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig, state: TrainState
+) -> Rollouts:
+    """The rollouts of a step: a group for each example, in as many rounds as `Draw` asks for."""
+    draw = Draw(config)
+    while draw.prompts:
+        examples = choose_examples(task.dataset.train, draw.prompts, config, state)
+        draw.add(rollout(policy, engine, workers, task, examples, training_plan(config, state, draw.drawn)))
+    return draw.sampled
+
+
 class Draw:
     """The rollouts of a step, in one round or more: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
 
@@ -53,15 +66,6 @@ class Draw:
         self.drawn = 0
         self.sampled = Rollouts([], [])
 
-    @property
-    def config(self) -> TrainerConfig:
-        """The config of the next round, which draws `prompts` examples; minibatches are the whole step's."""
-        return replace(
-            self._config,
-            rollout=replace(self._config.rollout, prompts_per_step=self.prompts),
-            algorithm=replace(self._config.algorithm, minibatches_per_pass=1),
-        )
-
     def add(self, sampled: Rollouts) -> None:
         """Take a round's rollouts, and see how many examples are still wanted."""
         self.sampled = joined([self.sampled, sampled])
@@ -77,27 +81,41 @@ class Draw:
         return max(0, self._config.rollout.prompts_per_step - useful // roles)
 
 
-def choose_examples(examples: Sequence[Example], config: TrainerConfig, state: TrainState) -> list[Example]:
-    """The examples of a round: in order, or with `curriculum` by solve rate.
+def choose_examples(examples: Sequence[Example], count: int, config: TrainerConfig, state: TrainState) -> list[Example]:
+    """The next `count` examples: in order, or with `curriculum` by solve rate.
 
     An example of solve rate p weighs max(4 p (1 - p), 0.1). They are drawn without replacement, by the largest
     u^(1 / weight) with u uniform (Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003).
     """
     if not config.sampling.curriculum:
-        return draw_examples(examples, config, state)
-    total = config.rollout.prompts_per_step
+        return draw_examples(examples, count, config.seed, state)
     rng = random.Random(f"{config.seed}/curriculum/{state.examples_drawn}")
     keys = [rng.random() ** (1 / _weight(state.solve_rates.get(example.id, 0.5))) for example in examples]
     order = sorted(range(len(keys)), key=lambda index: -keys[index])
-    state.examples_drawn += total
-    return [examples[order[draw % len(order)]] for draw in range(total)]
+    state.examples_drawn += count
+    return [examples[order[draw % len(order)]] for draw in range(count)]
 
 
-def at_temperature(config: TrainerConfig, state: TrainState) -> TrainerConfig:
-    """The config with the temperature that the last step asked for: rollouts and update both go by it."""
-    if not state.temperature:
-        return config
-    return replace(config, rollout=replace(config.rollout, temperature=state.temperature))
+def temperature_of(config: TrainerConfig, state: TrainState) -> float:
+    """The temperature of the step: the one that the last step asked for, or the config's."""
+    return state.temperature or config.rollout.temperature
+
+
+def every(steps: int, step: int) -> bool:
+    """Whether what happens every so many steps happens at this one; every 0 steps is never."""
+    return steps > 0 and step % steps == 0
+
+
+def require_rewards(sampled: Rollouts, max_unscorable_frac: float, step: int) -> None:
+    """Refuse to go on where too many of the step's completions could not be rewarded."""
+    if not sampled.rollouts:
+        raise UserError(f"no episode of step {step} came to its first turn: mend the task's episode")
+    share = 1 - sum(one.reward is not None for one in sampled.rollouts) / len(sampled.outcomes)
+    if share > max_unscorable_frac:
+        raise UserError(
+            f"{share:.0%} of the rollouts of step {step} could not be rewarded, more than max_unscorable_frac "
+            f"({max_unscorable_frac:.0%}): mend the task's reward; the first failure is shown above"
+        )
 
 
 def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout]) -> None:
@@ -105,7 +123,7 @@ def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout
     settings = config.sampling
     groups = _rewards_by_group(rollouts)
     if settings.target_reward_std and groups:
-        temperature = state.temperature or config.rollout.temperature
+        temperature = temperature_of(config, state)
         spread = float(np.mean([np.std(rewards) for rewards in groups.values()]))
         state.temperature = adapted_temperature(temperature, spread, settings)
     if settings.curriculum:
@@ -133,13 +151,13 @@ def adapted_temperature(temperature: float, std: float, settings: SamplingConfig
     return float(np.clip(wanted, settings.min_temperature, settings.max_temperature))
 
 
-def draw_examples(examples: Sequence[T], config: TrainerConfig, state: TrainState) -> list[T]:
-    """The step's examples. The order is a function of the seed and the epoch alone."""
-    draws = range(state.examples_drawn, state.examples_drawn + config.rollout.prompts_per_step)
+def draw_examples(examples: Sequence[T], count: int, seed: int, state: TrainState) -> list[T]:
+    """The next `count` examples. Their order is a function of the seed and the epoch alone."""
+    draws = range(state.examples_drawn, state.examples_drawn + count)
     state.examples_drawn = draws.stop
-    count = len(examples)
-    orders = {epoch: _order(config.seed, epoch, count) for epoch in {draw // count for draw in draws}}
-    return [examples[orders[draw // count][draw % count]] for draw in draws]
+    size = len(examples)
+    orders = {epoch: _order(seed, epoch, size) for epoch in {draw // size for draw in draws}}
+    return [examples[orders[draw // size][draw % size]] for draw in draws]
 
 
 def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> Plan:
@@ -148,7 +166,7 @@ def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> P
     return Plan(
         settings.group_size,
         settings.max_tokens,
-        settings.temperature,
+        temperature_of(config, state),
         config.seed,
         "train",
         state.step,
@@ -175,7 +193,7 @@ def _weight(rate: float) -> float:
 def _rewards_by_group(rollouts: Sequence[Rollout]) -> dict[int, list[float]]:
     """The rewards of each group that could be scored."""
     groups: dict[int, list[float]] = {}
-    for rollout in rollouts:
-        if rollout.reward is not None:
-            groups.setdefault(rollout.group, []).append(rollout.reward.value)
+    for one in rollouts:
+        if one.reward is not None:
+            groups.setdefault(one.group, []).append(one.reward.value)
     return groups

@@ -17,6 +17,7 @@ from together import together
 
 from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
+from minrl.record import session
 from minrl.rewards.workers import Workers
 from minrl.run.parts import Parts
 from minrl.sft import expert_iteration
@@ -188,7 +189,7 @@ MOMENTS = [("sample_round", 1), ("keep_correct", 2), ("sft_step", 2), ("measure"
 @pytest.mark.parametrize(("moment", "call"), MOMENTS)
 def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, uninterrupted, with_base, moment, call):
     with_base(tmp_path)
-    with killed_at(expert_iteration, moment, call):
+    with killed_at(session if moment == "save_checkpoint" else expert_iteration, moment, call):
         expert_iteration.main([*FLAGS, *folders(tmp_path)])
     assert expert_iteration.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert_as_never_stopped(tmp_path, uninterrupted)

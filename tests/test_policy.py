@@ -44,7 +44,7 @@ def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy,
     first.append(0)
     assert policy.encode_prompt("numbers 1 2") == first[:-1]
     assert asked == ["numbers 1 2"]
-    monkeypatch.setattr("minrl.policy.KEPT_PROMPTS", 2)
+    monkeypatch.setattr("minrl.model.chat.KEPT_PROMPTS", 2)
     for prompt in ("1", "2", "1"):
         policy.encode_prompt(prompt)
     assert asked == ["numbers 1 2", "1", "2", "1"]  # the third prompt made room for itself

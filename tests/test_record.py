@@ -10,11 +10,13 @@ from loguru import logger
 
 from minrl.algorithms import Advantages
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
+from minrl.draw import every, require_rewards
+from minrl.engines import require_exact
 from minrl.evaluation import Evaluation
 from minrl.optimizer import make_optimizer
-from minrl.record import recorder as record_module
-from minrl.record.metrics import read_metrics
-from minrl.record.recorder import Record
+from minrl.record import session
+from minrl.record.metrics import MetricsLog, read_metrics
+from minrl.record.session import Session
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import save_checkpoint, step_name
 from minrl.run.parts import Parts
@@ -56,7 +58,7 @@ def make_record(policy, engine, workers, sevens, tmp_path, told):
         logger.add(lambda message: told.append(message.record["message"]), level="INFO")
         state = state or TrainState()
         parts = Parts(run, config, {"countdown": sevens}, policy, engine, workers, optimizer, state, screen)
-        return Record(parts, time.perf_counter())
+        return Session(parts, time.perf_counter())
 
     yield make
     logger.remove()
@@ -64,6 +66,16 @@ def make_record(policy, engine, workers, sevens, tmp_path, told):
 
 def evaluated(value, rollouts=()):
     return Evaluation(value, (0.0, 1.0), 4, 2, value, value, 3.0, 0.0, rollouts=rollouts)
+
+
+def saving(monkeypatch, watch):
+    """Have `watch` called with what a checkpoint is saved of, before it is."""
+    monkeypatch.setattr(session, "save_checkpoint", lambda *given: (watch(*given), save_checkpoint(*given))[1])
+
+
+def ends(monkeypatch, evaluate):
+    """Have the evaluation at the end done by `evaluate`."""
+    monkeypatch.setattr(Parts, "evaluate", lambda parts: evaluate())
 
 
 def lines_of(record):
@@ -76,29 +88,9 @@ def sampled(make_rollout, *values):
     return Rollouts(rollouts, ["why"] * (None in values), [], [LostEpisode("example")] * values.count("lost"))
 
 
-def test_something_is_due_every_so_many_steps_and_never_for_0(make_record):
-    record = make_record()
-    due = {every: [] for every in (0, 1, 3)}
-    for step in range(1, 7):
-        record.state.step = step
-        for every, steps in due.items():
-            steps.extend([step] * record.due(every))
-    assert due == {0: [], 1: [1, 2, 3, 4, 5, 6], 3: [3, 6]}
-
-
-@pytest.mark.parametrize(("every", "expected"), [(0, [5]), (2, [2, 4, 5])])
-def test_evaluations_are_due_every_so_many_steps_and_after_the_last(make_record, every, expected):
-    record = make_record(steps=5, eval_every=every)
-    found = []
-    for record.state.step in range(1, 6):
-        found += [record.state.step] if record.evaluation_due() else []
-    assert found == expected
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_the_evaluation_before_the_first_step_is_owed_unless_it_is_left_out(make_record, first):
-    assert make_record(eval_first=first).evaluation_owed() == first
-    assert not make_record(TrainState(step=1), eval_first=first).evaluation_owed()
+def test_something_happens_every_so_many_steps_and_never_for_0():
+    found = {steps: [step for step in range(1, 7) if every(steps, step)] for steps in (0, 1, 3)}
+    assert found == {0: [], 1: [1, 2, 3, 4, 5, 6], 3: [3, 6]}
 
 
 def test_a_step_is_a_line_of_everything_that_was_measured(make_record, make_rollout, monkeypatch):
@@ -106,17 +98,17 @@ def test_a_step_is_a_line_of_everything_that_was_measured(make_record, make_roll
     with record:
         record.begin()
         record.state.step = 1
-        with record.timed("time/rollout_s"):
+        with record.recorder.timed("time/rollout_s"):
             pass
         monkeypatch.setattr(record.parts.workers, "take_seconds", lambda: 0.0)
-        record.rollouts(sampled(make_rollout, 1.0, 0.0, 0.5, "lost"))
-        with record.timed("time/update_s"):
+        record.recorder.rollouts(sampled(make_rollout, 1.0, 0.0, 0.5, "lost"))
+        with record.recorder.timed("time/update_s"):
             record.parts.policy.version, record.parts.policy.skipped_steps = 7, 2
         metrics = {"policy/loss": 0.5, "engine/logprob_gap_mean": 0.0, "update/computed_tokens": 9}
-        record.update(Advantages(torch.zeros(3), {"policy": 0.25}, 0.125), Update(metrics, torch.zeros(6)))
+        record.recorder.update(Advantages(torch.zeros(3), {"policy": 0.25}, 0.125), Update(metrics, torch.zeros(6)))
         record.end_step()
         record.state.step = 2
-        record.measured({"sft/loss": 0.1})
+        record.recorder.measured({"sft/loss": 0.1})
         record.end_step()
     first, second = lines_of(record)
     assert first["step"] == 1 and first["reward/mean"] == 0.5
@@ -140,10 +132,10 @@ def test_the_waiting_for_rewards_is_a_phase_of_its_own(make_record, make_rollout
     with record:
         record.begin()
         record.state.step = 1
-        with record.timed("time/rollout_s"):
+        with record.recorder.timed("time/rollout_s"):
             time.sleep(0.02)
         monkeypatch.setattr(record.parts.workers, "take_seconds", lambda: 0.01)
-        record.rollouts(sampled(make_rollout, 1.0))
+        record.recorder.rollouts(sampled(make_rollout, 1.0))
         record.end_step()
     (line,) = lines_of(record)
     assert line["time/reward_s"] == pytest.approx(0.01) and line["time/rollout_s"] >= 0.01
@@ -159,34 +151,32 @@ def test_the_seconds_of_a_run_are_those_before_it_went_on_and_since(make_record)
     ("values", "stops"), [((1.0, None), False), ((1.0, None, None), True), ((1.0, 0.0, None), False)]
 )
 def test_a_run_stops_where_more_than_the_limit_cannot_be_rewarded(values, stops, make_record, make_rollout, told):
-    record = make_record()
-    record.state.step = 3
+    given = sampled(make_rollout, *values)
+    make_record().recorder.rollouts(given)
     if stops:
         with pytest.raises(UserError, match=r"67% of the rollouts of step 3 .* max_unscorable_frac \(50%\)"):
-            record.rollouts(sampled(make_rollout, *values))
+            require_rewards(given, 0.5, step=3)
     else:
-        record.rollouts(sampled(make_rollout, *values))
+        require_rewards(given, 0.5, step=3)
     assert told[-1] == "1 episodes could not be rewarded as they were played, the first because:\nwhy"
 
 
 def test_a_step_without_a_rollout_stops_the_run(make_record):
-    record = make_record()
+    make_record().recorder.rollouts(Rollouts([], []))
     with pytest.raises(UserError, match="no episode of step 0 came to its first turn"):
-        record.rollouts(Rollouts([], []))
+        require_rewards(Rollouts([], []), 0.5, step=0)
 
 
 @pytest.mark.parametrize(
     ("gap", "exact", "stops"), [(0.011, True, True), (0.011, False, False), (LARGEST_GAP, True, False)]
 )
-def test_an_engine_that_says_it_is_exact_must_be(gap, exact, stops, make_record):
-    record = make_record()
-    record.parts.engine.exact = exact
-    given = Advantages(torch.zeros(1), {}, 0.0), Update({"engine/logprob_gap_mean": gap}, torch.zeros(1))
+def test_an_engine_that_says_it_is_exact_must_be(gap, exact, stops, policy, engine):
+    engine.exact, metrics = exact, {"engine/logprob_gap_mean": gap}
     if stops:
         with pytest.raises(UserError, match=r"by 0.011 nats on average, more than rounding \(0.01\): Qwen3ForCausalLM"):
-            record.update(*given)
+            require_exact(engine, policy, metrics, step=3)
     else:
-        record.update(*given)
+        require_exact(engine, policy, metrics, step=3)
 
 
 def test_what_engine_and_workers_did_outside_a_step_is_not_the_steps(make_record, make_rollout, monkeypatch):
@@ -197,11 +187,11 @@ def test_what_engine_and_workers_did_outside_a_step_is_not_the_steps(make_record
         monkeypatch.setattr(workers, "_seconds", 0.005)
         record.begin()
         for record.state.step in (1, 2):
-            with record.timed("time/rollout_s"):
+            with record.recorder.timed("time/rollout_s"):
                 time.sleep(0.01)
                 if record.state.step == 2:
                     reuse.add(80, 40)  # the step's own
-            record.rollouts(sampled(make_rollout, 1.0))
+            record.recorder.rollouts(sampled(make_rollout, 1.0))
             reuse.add(80, 20)  # an evaluation
             workers._seconds = 0.005
             record.end_step()
@@ -214,13 +204,13 @@ def test_evaluations_are_written_said_and_kept_for_the_end(make_record, make_rol
     record, rollouts = make_record(steps=2), [make_rollout([5], [6])]
     with record:
         record.begin()
-        record.evaluation({"countdown": evaluated(0.25, rollouts)})
-        assert record._evaluations["countdown"].rollouts == ()
+        record.recorder.evaluation({"countdown": evaluated(0.25, rollouts)})
+        assert record.recorder.evaluations["countdown"].rollouts == ()
         record.end_step()
         record.state.step = 2
         last = replace(evaluated(0.5, rollouts), failures=["a reward"])
-        record.evaluation({"countdown": last})
-        assert record._evaluations["countdown"].rollouts == rollouts  # some are shown at the end
+        record.recorder.evaluation({"countdown": last})
+        assert record.recorder.evaluations["countdown"].rollouts == rollouts  # some are shown at the end
         record.end_step()
     assert [line["eval/countdown/pass@1"] for line in lines_of(record)] == [0.25, 0.5]
     before = json.loads((record.run.folder / "eval_before.json").read_text())
@@ -237,23 +227,25 @@ def test_an_evaluation_makes_the_page_of_what_was_written_so_far(make_record, ma
     with record:
         record.begin()
         record.state.step = 1
-        record.save_rollouts(rollouts, torch.ones(1, dtype=torch.float64), Update({}, torch.full((2,), -1.0)), [])
+        record.recorder.save_rollouts(
+            rollouts, torch.ones(1, dtype=torch.float64), Update({}, torch.full((2,), -1.0)), []
+        )
         assert not (record.run.folder / PAGE).exists()
-        record.evaluation({"countdown": evaluated(0.5)})
+        record.recorder.evaluation({"countdown": evaluated(0.5)})
         assert list(packed_steps(record.run.folder / PAGE)) == [1]
 
 
 def test_rollouts_are_written_with_the_followed_ones_and_nothing_where_no_file_is_open(make_record, make_rollout):
     record, rollouts = make_record(), [make_rollout([5], [6, 7])]
     given = rollouts, torch.ones(1, dtype=torch.float64), Update({}, torch.full((2,), -1.0)), [make_rollout([5], [8])]
-    record.save_rollouts(*given)
+    record.recorder.save_rollouts(*given)
     with record:
         record.begin()
         record.state.step = 10
-        record.save_rollouts(*given)
-        log = record._log
+        record.recorder.save_rollouts(*given)
+        log = record.recorder._log
         assert [path.name for path in (log.folder / "rollouts").iterdir()] == ["step_000010.jsonl.gz"]
-        with record.timed("time/eval_s"):
+        with record.recorder.timed("time/eval_s"):
             record.end_step()
     assert any(record.run.folder.glob("events*"))
 
@@ -266,18 +258,18 @@ def test_rollouts_are_written_with_the_followed_ones_and_nothing_where_no_file_i
 ])  # fmt: skip
 def test_what_stands_beside_the_bar(step, metrics, held_out, note, make_record):
     record = make_record(TrainState(step=step))
-    record._metrics = metrics
-    record._evaluations = {} if held_out is None else {"countdown": evaluated(held_out)}
-    assert record._note() == note
+    record.recorder._metrics = metrics
+    record.recorder.evaluations = {} if held_out is None else {"countdown": evaluated(held_out)}
+    assert record.recorder._note() == note
 
 
 def test_the_bar_is_told_each_step(make_record):
     record, shown = make_record(TrainState(step=1)), []
     with record:
         record.begin()
-        record._report = lambda *what: shown.append(what)
+        record.recorder._report = lambda *what: shown.append(what)
         record.state.step = 2
-        record.measured({"reward/mean": 0.25})
+        record.recorder.measured({"reward/mean": 0.25})
         record.end_step()
     assert shown == [(2, "reward 0.25")]
 
@@ -311,24 +303,25 @@ def test_only_a_run_that_goes_on_cuts_what_lies_beyond_its_checkpoint(make_recor
     assert lines_of(record) == []
 
 
-def test_a_checkpoint_is_saved_after_what_belongs_to_its_step_and_is_noted(make_record):
+def test_a_checkpoint_is_saved_after_what_belongs_to_its_step_and_is_noted(make_record, monkeypatch):
     record, order = make_record(TrainState(step=2)), []
+    saving(monkeypatch, lambda *given: order.append(given[-1]))
     with record:
         record.begin()
-        flush = record._log.flush
-        record._log.flush = lambda: order.append("flush") or flush()
-        record.checkpoint(lambda *given: order.append(given[-1]) or save_checkpoint(*given))
+        flush = record.recorder._log.flush
+        record.recorder._log.flush = lambda: order.append("flush") or flush()
+        record.save()
     last = record.run.checkpoints / "step_000002"
-    assert order[:2] == ["flush", record.config.logging.keep_checkpoints] and record._saved == last
+    assert order[:2] == ["flush", record.parts.config.logging.keep_checkpoints] and record._saved == last
     assert json.loads((record.run.folder / "last_checkpoint.json").read_text()) == {"step": 2, "path": str(last)}
 
 
-def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_record, told):
+def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_record, told, monkeypatch):
     record, evaluations = make_record(TrainState(step=4, seconds=50.0)), []
-    record.summary["rounds"] = 3
+    ends(monkeypatch, lambda: evaluations.append(1) or {"countdown": evaluated(0.5)})
     with record:
         record.begin()
-        status = record.finish(lambda: evaluations.append(1) or {"countdown": evaluated(0.5)}, save_checkpoint)
+        status = record.finish({"rounds": 3})
     assert status == 0 and evaluations == [1]
     found = json.loads((record.run.folder / "summary.json").read_text())
     assert (found["steps"], found["rounds"], found["eval_after"]["pass@1"]) == (4, 3, 0.5)
@@ -339,26 +332,28 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_record, tol
     assert f"report: python -m minrl.report {record.run.folder}" in told
 
 
-def test_what_is_evaluated_and_saved_already_is_not_again(make_record):
+def test_what_is_evaluated_and_saved_already_is_not_again(make_record, monkeypatch):
     record, saved = make_record(TrainState(step=4)), []
-    save = lambda *given: saved.append(given) or save_checkpoint(*given)  # noqa: E731
+    saving(monkeypatch, lambda *given: saved.append(given))
+    ends(monkeypatch, lambda: pytest.fail("evaluated again"))
     with record:
         record.begin()
-        record.evaluation({"countdown": evaluated(0.5)})
-        record.checkpoint(save)
-        assert record.finish(lambda: pytest.fail("evaluated again"), save) == 0
+        record.recorder.evaluation({"countdown": evaluated(0.5)})
+        record.save()
+        assert record.finish() == 0
     assert len(saved) == 1
 
 
-def test_a_run_that_was_told_to_stop_ends_with_the_signals_status_and_says_how_to_go_on(make_record, told):
+def test_a_run_that_was_told_to_stop_ends_with_the_signals_status_and_says_how_to_go_on(make_record, told, monkeypatch):
     record = make_record(TrainState(step=1))
+    ends(monkeypatch, lambda: pytest.fail("evaluated"))
     with record:
         record.begin()
         record._signals._came = 15
         assert not record.interrupted
         record.end_step()
         assert record.interrupted
-        status = record.finish(lambda: pytest.fail("evaluated"), save_checkpoint)
+        status = record.finish()
     assert status == 128 + 15
     assert told[-1] == f"saved {record.run.checkpoints}/step_000001; go on with: {record.run.resume_command}"
     assert not (record.run.folder / "summary.json").exists()
@@ -367,7 +362,7 @@ def test_a_run_that_was_told_to_stop_ends_with_the_signals_status_and_says_how_t
         before.begin()
         before._signals._came = 2
         before.end_step()
-        assert before.finish(lambda: pytest.fail("evaluated"), save_checkpoint) == 130
+        assert before.finish() == 130
     assert told[-1].startswith("nothing to save before the first step; go on with: ")
 
 
@@ -376,8 +371,8 @@ def test_an_evaluation_that_was_left_out_is_owed_by_the_run_that_goes_on(make_re
     with record:
         record.begin()
         record._signals._came = 2
-        record.measured({"policy/loss": 0.5, "time/update_s": 3.0})
-        assert not record.evaluation_due()  # it is due, and the run is to stop
+        record.recorder.measured({"policy/loss": 0.5, "time/update_s": 3.0})
+        record.evaluate(lambda: pytest.fail("evaluated"))  # the run is to stop
         record.end_step()
     assert lines_of(record) == []  # its line waits for the evaluation
     left = record.state.unfinished
@@ -385,9 +380,8 @@ def test_an_evaluation_that_was_left_out_is_owed_by_the_run_that_goes_on(make_re
     again = make_record(TrainState(step=2, unfinished=left), stored={"minrl_run": "run"})
     with again:
         again.begin()
-        assert again.evaluation_owed()
-        with again.evaluating():
-            again.evaluation({"countdown": evaluated(0.5)})
+        assert again.recorder.owed
+        again.evaluate(lambda: again.recorder.evaluation({"countdown": evaluated(0.5)}))
         again.end_step()
     (line,) = lines_of(record)
     assert (line["step"], line["policy/loss"], line["eval/countdown/pass@1"]) == (2, 0.5, 0.5)
@@ -400,15 +394,13 @@ def test_an_evaluation_that_is_done_leaves_nothing_owed(make_record):
     record = make_record(TrainState(step=2))
     with record:
         record.begin()
-        assert record.evaluation_due()
-        with record.evaluating():
-            record.evaluation({"countdown": evaluated(0.5)})
+        record.evaluate(lambda: record.recorder.evaluation({"countdown": evaluated(0.5)}))
         record.end_step()
     assert [line["step"] for line in lines_of(record)] == [2] and record.state.unfinished == {}
     kept = make_record(TrainState(step=2, unfinished={"policy/loss": 0.5}), stored={"minrl_run": "run"})
     with kept:
         kept.begin()  # the line is there: a kill came between it and the checkpoint
-        assert not kept.evaluation_owed()
+        assert not kept.recorder.owed
 
 
 @pytest.mark.parametrize(
@@ -436,8 +428,8 @@ def test_a_run_that_ends_before_it_began_says_nothing_of_going_on(make_record, t
 
 def test_preflight_findings_are_said_a_line_each(make_record, told):
     record = make_record()
-    record.findings(["slow", "small"])
-    record.findings([])
+    record.preflight(["slow", "small"])
+    record.preflight([])
     assert told == ["preflight: slow", "preflight: small", "preflight: nothing to complain about"]
 
 
@@ -457,19 +449,20 @@ def test_an_error_is_told_although_the_files_cannot_be_closed(make_record, monke
     record = make_record()
     with pytest.raises(KeyError), record:
         record.begin()
-        monkeypatch.setattr(record._log, "close", lambda finished: (_ for _ in ()).throw(OSError("full")))
+        monkeypatch.setattr(record.recorder._log, "close", lambda finished: (_ for _ in ()).throw(OSError("full")))
         raise KeyError
     with pytest.raises(OSError, match="full"), make_record(TrainState(step=1)) as other:
         other.begin()
-        monkeypatch.setattr(other._log, "close", lambda finished: (_ for _ in ()).throw(OSError("full")))
+        monkeypatch.setattr(other.recorder._log, "close", lambda finished: (_ for _ in ()).throw(OSError("full")))
 
 
 def test_the_files_are_told_whether_the_run_came_to_its_end(make_record, monkeypatch):
-    ends = []
-    monkeypatch.setattr(record_module.MetricsLog, "close", lambda self, finished=False: ends.append(finished))
+    ended = []
+    ends(monkeypatch, lambda: {"countdown": evaluated(0.5)})
+    monkeypatch.setattr(MetricsLog, "close", lambda self, finished=False: ended.append(finished))
     with make_record() as record:
         record.begin()
     with make_record(TrainState(step=4)) as record:
         record.begin()
-        record.finish(lambda: {"countdown": evaluated(0.5)}, save_checkpoint)
-    assert ends == [False, True]
+        record.finish()
+    assert ended == [False, True]

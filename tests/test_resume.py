@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import train
 from minrl.engines.torch_engine import TorchEngine
 from minrl.record import recorder as record
+from minrl.record import session
 from minrl.record.clock import PhaseClock
 from minrl.record.metrics import MetricsLog, read_metrics
 from minrl.run.checkpoint import newest_complete
@@ -79,10 +80,10 @@ def assert_as_never_stopped(folder, whole):
     assert names == [f"step_00000{n}.jsonl.gz" for n in (2, 4, 6)]
 
 
-@pytest.mark.parametrize("moment", ["rollout", "update_policy", "save_checkpoint"])
+@pytest.mark.parametrize("moment", ["sample_groups", "update_policy", "save_checkpoint"])
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_run_that_was_stopped_anywhere_continues_to_the_same_weights(folder, uninterrupted, step, moment):
-    with killed_at(train, moment, step):
+    with killed_at(session if moment == "save_checkpoint" else train, moment, step):
         train.main([*FLAGS, *folders(folder)])
     assert train.main(["--resume", "latest", "--runs-dir", str(folder / "runs")]) == 0
     assert_as_never_stopped(folder, uninterrupted[1])

@@ -421,10 +421,9 @@ def test_an_episodes_rng_is_its_own_and_seeded(policy, workers):
 @pytest.mark.parametrize(("total", "prompts"), [(12, 4), (12, 5), (7, 3), (5, 12)])
 def test_each_epoch_shows_every_example_once(total, prompts):
     examples = [Example(str(n), "", {}) for n in range(total)]
-    config = TrainerConfig(seed=1, rollout=RolloutConfig(prompts_per_step=prompts))
     state, drawn = TrainState(), []
     while len(drawn) < 3 * total:
-        drawn += [example.id for example in draw_examples(examples, config, state)]
+        drawn += [example.id for example in draw_examples(examples, prompts, 1, state)]
     epochs = [drawn[start : start + total] for start in range(0, 3 * total, total)]
     assert all(sorted(epoch) == sorted(e.id for e in examples) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3  # each in an order of its own
@@ -435,11 +434,10 @@ def test_the_order_is_a_function_of_seed_and_epoch_alone():
     examples = [Example(str(n), "", {}) for n in range(30)]
 
     def draw(seed, drawn):
-        config = TrainerConfig(seed=seed, rollout=RolloutConfig(prompts_per_step=6))
-        return [e.id for e in draw_examples(examples, config, TrainState(examples_drawn=drawn))]
+        return [e.id for e in draw_examples(examples, 6, seed, TrainState(examples_drawn=drawn))]
 
-    state, config = TrainState(), TrainerConfig(seed=3, rollout=RolloutConfig(prompts_per_step=6))
-    steps = [[e.id for e in draw_examples(examples, config, state)] for _ in range(12)]
+    state = TrainState()
+    steps = [[e.id for e in draw_examples(examples, 6, 3, state)] for _ in range(12)]
     random.seed(0)
     assert [draw(3, 6 * step) for step in range(12)] == steps  # a resumed run neither repeats nor skips
     assert draw(4, 0) != draw(3, 0)

@@ -13,7 +13,7 @@ from two_samplers import STEPS, sampled_steps, single_precision
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
-from minrl.draw import Draw, adapted_temperature, at_temperature, choose_examples, draw_examples, observe, training_plan
+from minrl.draw import Draw, adapted_temperature, choose_examples, draw_examples, observe, temperature_of, training_plan
 from minrl.model.processes import Processes
 from minrl.rollout import Rollouts
 from minrl.types import Example, Reward, TrainState, UserError
@@ -41,10 +41,10 @@ def groups(make_rollout, *rewards):
 
 def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(make_rollout):
     draw = Draw(config_of(prompts=4, refill_rounds=2))
-    assert draw.prompts == draw.config.rollout.prompts_per_step == 4
+    assert draw.prompts == 4
     # One of four groups has spread; 0.1 + 0.2 is not 0.3 and spread is exact; a group of one scorable has none.
     draw.add(Rollouts(groups(make_rollout, [1, 0], [1, 1], [0.3, 0.3], [0, None]), ["why"]))
-    assert draw.prompts == draw.config.rollout.prompts_per_step == 3
+    assert draw.prompts == 3
     assert draw.drawn == 4
     draw.add(Rollouts(groups(make_rollout, [1, 0], [0.1 + 0.2, 0.3], [0, 0]), []))
     assert (draw.prompts, draw.drawn) == (1, 7)
@@ -68,7 +68,7 @@ def test_fewer_examples_than_minibatches_can_be_drawn_anew(make_rollout):
     config = replace(config_of(prompts=4, refill_rounds=1), algorithm=AlgorithmConfig(minibatches_per_pass=4))
     draw = Draw(config)
     draw.add(Rollouts(groups(make_rollout, [1, 0], [1, 0], [1, 0], [0, 0]), []))
-    assert draw.prompts == draw.config.rollout.prompts_per_step == 1
+    assert draw.prompts == 1
 
 
 def test_a_full_draw_is_not_refilled(make_rollout):
@@ -95,11 +95,11 @@ def test_the_temperature_goes_on_from_where_it_is_by_half_of_what_is_missing(mak
     # Standard deviations 0.5 and 0 (it counts): mean 0.25, and (0.27 / 0.25)^(1/2) = 1.0392305.
     config, state = config_of(temperature=0.8, target_reward_std=0.27), TrainState()
     rollouts = groups(make_rollout, [1, 0], [1, 1])
-    assert at_temperature(config, state) is config
+    assert temperature_of(config, state) == 0.8
     for step in (1, 2, 3):
         observe(state, config, rollouts)
         assert state.temperature == pytest.approx(0.8 * 1.0392305**step, abs=1e-6)
-        assert at_temperature(config, state).rollout.temperature == state.temperature
+        assert temperature_of(config, state) == state.temperature
     before = state.temperature
     observe(state, config, groups(make_rollout, [1, 1], [0, None]))
     assert state.temperature == pytest.approx(1.1 * before)  # no spread at all: a little hotter
@@ -171,7 +171,7 @@ def test_without_a_curriculum_examples_come_in_the_order_of_the_data():
     examples = [Example(str(n), str(n), {}) for n in range(30)]
     state, other = TrainState(examples_drawn=28), TrainState(examples_drawn=28)
     config = config_of(prompts=8)
-    assert choose_examples(examples, config, state) == draw_examples(examples, config, other)
+    assert choose_examples(examples, 8, config, state) == draw_examples(examples, 8, config.seed, other)
     assert state == other == TrainState(examples_drawn=36)
 
 
@@ -190,7 +190,7 @@ def test_the_curriculum_prefers_what_is_solved_sometimes():
     state = TrainState(solve_rates={str(n): (0.0, 1.0, 0.5, 0.5)[n % 4] for n in range(100)})
     sometimes = never = 0
     for _ in range(20):
-        chosen = choose_examples(examples, config, state)
+        chosen = choose_examples(examples, 20, config, state)
         assert len({example.id for example in chosen}) == 20
         sometimes += sum(int(example.id) % 4 >= 2 for example in chosen)
         never += sum(int(example.id) % 4 == 0 for example in chosen)
@@ -202,16 +202,16 @@ def test_the_curriculum_prefers_what_is_solved_sometimes():
 def test_the_curriculum_is_a_function_of_the_state():
     examples = [Example(str(n), str(n), {}) for n in range(30)]
     config = config_of(prompts=8, curriculum=True)
-    first = choose_examples(examples, config, TrainState(examples_drawn=16))
-    again = choose_examples(examples, config, TrainState(examples_drawn=16))
-    later = choose_examples(examples, config, TrainState(examples_drawn=24))
+    first = choose_examples(examples, 8, config, TrainState(examples_drawn=16))
+    again = choose_examples(examples, 8, config, TrainState(examples_drawn=16))
+    later = choose_examples(examples, 8, config, TrainState(examples_drawn=24))
     assert first == again != later
-    assert choose_examples(examples, replace(config, seed=1), TrainState(examples_drawn=16)) != first
+    assert choose_examples(examples, 8, replace(config, seed=1), TrainState(examples_drawn=16)) != first
 
 
 def test_the_curriculum_takes_all_of_a_small_dataset_before_it_begins_again():
     examples = [Example(str(n), str(n), {}) for n in range(3)]
-    chosen = [e.id for e in choose_examples(examples, config_of(prompts=8, curriculum=True), TrainState())]
+    chosen = [e.id for e in choose_examples(examples, 8, config_of(prompts=8, curriculum=True), TrainState())]
     assert sorted(chosen[:3]) == sorted(chosen[3:6]) == ["0", "1", "2"]
     assert chosen[6:] == chosen[:2]
 
@@ -219,7 +219,7 @@ def test_the_curriculum_takes_all_of_a_small_dataset_before_it_begins_again():
 def test_the_curriculum_prefers_what_was_never_tried():
     examples = [Example(str(n), str(n), {}) for n in range(100)]
     config, state = config_of(prompts=20, curriculum=True), TrainState(solve_rates={str(n): 1.0 for n in range(50)})
-    chosen = [int(e.id) for _ in range(10) for e in choose_examples(examples, config, state)]
+    chosen = [int(e.id) for _ in range(10) for e in choose_examples(examples, 20, config, state)]
     assert sum(number >= 50 for number in chosen) > 150  # without preference 100 of 200
 
 

@@ -19,11 +19,11 @@ import torch
 from gradients import CPU, tiny_policy
 from together import together
 
-from minrl.config import OptimizerConfig, RolloutConfig, TrainerConfig
-from minrl.draw import draw_examples
+from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.model.processes import Processes
 from minrl.optimizer import make_optimizer
-from minrl.record.recorder import Record
+from minrl.record import session as session_module
+from minrl.record.session import Session
 from minrl.run.parts import Parts
 from minrl.sft import __main__ as sft
 from minrl.sft import filter as filtering
@@ -139,23 +139,22 @@ def two_processes(path):
 
 
 def test_a_step_whose_gradient_is_not_finite_has_no_norm(tiny, monkeypatch):
-    config, rows = TrainerConfig(steps=1, rollout=RolloutConfig(prompts_per_step=4)), as_rollouts(tiny, numbers(4))
+    config, rows = OptimizerConfig(), as_rollouts(tiny, numbers(4))
     for norm, shown in ((2.5, 2.5), (math.inf, None), (math.nan, None)):
         monkeypatch.setattr("minrl.sft.step.optimizer_step", lambda *_, norm=norm: norm)
-        metrics = sft_step(tiny, make_optimizer(tiny, OptimizerConfig()), rows, config, TrainState(step=1))
+        metrics = sft_step(tiny, make_optimizer(tiny, config), rows, config, TrainState(step=1), steps=1)
         assert metrics.get("policy/grad_norm") == shown
         assert metrics["policy/skipped_steps"] == (shown is None)
     tiny.model.zero_grad()
 
 
 def test_several_processes_train_on_the_rows_that_one_would(tiny):
-    config = TrainerConfig(
-        steps=3, rollout=RolloutConfig(prompts_per_step=3), optimizer=OptimizerConfig(warmup_steps=0)
-    )
-
     def trained(policy):
         rows, optimizer = as_rollouts(policy, numbers(5)), torch.optim.SGD(policy.model.parameters())
-        seen = [sft_step(policy, optimizer, rows, config, TrainState(step, 3 * (step - 1))) for step in (1, 2, 3)]
+        state, seen = TrainState(), []
+        for state.step in (1, 2, 3):
+            drawn = draw_examples(rows, 3, 0, state)
+            seen.append(sft_step(policy, optimizer, drawn, OptimizerConfig(warmup_steps=0), state, steps=3))
         return seen, policy.model.get_input_embeddings().weight.detach().clone()
 
     expected, weight = trained(tiny_policy(tiny.processes))
@@ -167,19 +166,19 @@ def test_several_processes_train_on_the_rows_that_one_would(tiny):
 
 
 def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, monkeypatch):
-    rows = as_rollouts(tiny, numbers(12))
-    seen = []
-    monkeypatch.setattr("minrl.sft.step.accumulate", lambda policy, mine, _: seen.append(mine) or torch.ones(3))
-    monkeypatch.setattr("minrl.sft.step.optimizer_step", lambda *_: 0.0)
+    rows, seen = as_rollouts(tiny, numbers(12)), []
+    parts = object.__new__(Parts)
+    monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(given[2]) or {})
 
     def order(seed, first_step=1):
         seen.clear()
         state = TrainState(step=first_step - 1, examples_drawn=4 * (first_step - 1))
-        config = TrainerConfig(steps=6, seed=seed, rollout=RolloutConfig(prompts_per_step=4))
-        while state.step < config.steps:
-            state.step += 1
-            metrics = sft_step(tiny, make_optimizer(tiny, OptimizerConfig()), rows, config, state)
-        assert metrics["sft/epoch"] == 2.0
+        run = SimpleNamespace(settings=SftConfig(steps=6, seed=seed, batch_size=4))
+        vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, state=state, run=run)
+        vars(parts).update(config=TrainerConfig(steps=6))
+        session = MagicMock(spec=Session, interrupted=False, parts=parts, recorder=MagicMock(), run=run)
+        fine_tune(session, Rows(rows, []))
+        session.recorder.measured.assert_called_with({"sft/epoch": 2.0})
         return [rows.index(row) for batch in seen for row in batch]
 
     first, second = order(0)[:12], order(0)[12:]
@@ -191,27 +190,27 @@ def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, mo
 @pytest.mark.parametrize(("epochs", "steps"), [(1.0, 3), (2.0, 5), (0.5, 1), (0.01, 1)])
 def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(tiny, monkeypatch, epochs, steps):
     seen, rows = [], as_rollouts(tiny, numbers(9))
-    monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(draw_examples(given[2], *given[3:])) or {})
-    parts, record = object.__new__(Parts), MagicMock(spec=Record, interrupted=False)
-    record.evaluation_due.return_value = record.due.return_value = False
+    monkeypatch.setattr(sft, "sft_step", lambda *given: seen.append(given[2]) or {})
+    parts = object.__new__(Parts)
 
     def train(settings, state):
         due = settings.steps or steps_of(settings, state, 9, 4)
-        config = TrainerConfig(steps=due, rollout=RolloutConfig(prompts_per_step=4))
+        config = TrainerConfig(steps=due)
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, config=config, state=state)
         vars(parts).update(run=SimpleNamespace(settings=settings))
-        fine_tune(parts, record, Rows(rows, []))
+        session = MagicMock(spec=Session, interrupted=False, parts=parts, recorder=MagicMock(), run=parts.run)
+        fine_tune(session, Rows(rows, []))
         return due
 
     def counts():
         return [sum(row is one for batch in seen for one in batch) for row in rows]
 
     state = TrainState()
-    assert train(SftConfig(epochs=epochs), state) == steps == len(seen)
+    assert train(SftConfig(epochs=epochs, batch_size=4), state) == steps == len(seen)
     expected = max(1, round(epochs * 9))
     assert sum(counts()) == expected == state.examples_drawn
     assert max(counts()) - min(counts()) <= 1 and all(len(batch) == 4 for batch in seen[:-1])
-    assert train(SftConfig(epochs=3.0), state) == len(seen)  # continued
+    assert train(SftConfig(epochs=3.0, batch_size=4), state) == len(seen)  # continued
     assert counts() == [3] * 9
     train(SftConfig(steps=state.step + 2), state)
     assert [len(batch) for batch in seen[-2:]] == [4, 4]  # as many steps, of full batches
@@ -463,7 +462,7 @@ def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
 
 @pytest.mark.parametrize(("moment", "call"), [("sft_step", 2), ("measure", 2), ("save_checkpoint", 2), ("sft_step", 6)])
 def test_a_run_that_ends_anywhere_continues_to_the_same_weights(place, rows_file, uninterrupted, moment, call):
-    with killed_at(sft, moment, call):
+    with killed_at(session_module if moment == "save_checkpoint" else sft, moment, call):
         sft.main([*FLAGS, *folders(place), "--data", str(rows_file)])
     assert sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
     assert_as_never_stopped(place, uninterrupted[1])

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from gradients import tiny_policy
 
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
-from minrl.draw import Draw, at_temperature, choose_examples, observe, training_plan
+from minrl.draw import Draw, choose_examples, observe, training_plan
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.processes import Processes
 from minrl.policy import Policy
@@ -57,11 +57,11 @@ def sampled_steps(refill_rounds: int, policy: Policy) -> list[dict]:
     engine, workers = Counting(policy), Workers(1, 120.0)
     for _ in range(STEPS):
         state.step += 1
-        draw, rounds, engine.seeds = Draw(at_temperature(config, state)), [], []
+        draw, rounds, engine.seeds = Draw(config), [], []
         while draw.prompts:
             rounds.append(draw.prompts)
-            examples = choose_examples(TASK.dataset.train, draw.config, state)
-            plan = training_plan(draw.config, state, draw.drawn)
+            examples = choose_examples(TASK.dataset.train, draw.prompts, config, state)
+            plan = training_plan(config, state, draw.drawn)
             draw.add(rollout(policy, engine, workers, TASK, examples, plan))
         rollouts = draw.sampled.rollouts
         observe(state, config, rollouts)

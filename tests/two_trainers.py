@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import train
-from minrl.record.recorder import Record
-from minrl.run.parts import Parts
+from minrl.record.session import Session
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.terminal.command_line import run_main
@@ -68,9 +67,9 @@ def run(model: Path, folder: Path, rank: int = 0, count: int = 1) -> dict[str, i
     )
     loop = train.train
 
-    def watched(parts: Parts, record: Record) -> None:
-        misbehaving.played["workers"] = parts.workers.count
-        loop(parts, record)
+    def watched(session: Session) -> None:
+        misbehaving.played["workers"] = session.parts.workers.count
+        loop(session)
 
     train.train = watched
     try:

@@ -1,11 +1,12 @@
 """Who samples: the engine protocol, and the choice between its implementations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from minrl.policy import Policy
-from minrl.types import Completion, Request, require
+from minrl.scoring import LARGEST_GAP
+from minrl.types import Completion, Request, UserError, require
 
 PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED = "prompt_tokens", "prompt_tokens_computed"
 """Facts that add up over processes. Of all others the largest counts."""
@@ -94,3 +95,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything."""
+
+
+def require_exact(engine: Engine, policy: Policy, metrics: Mapping[str, float], step: int) -> None:
+    """Refuse to save a step in which an engine that is exact was not, by the metrics of its update."""
+    gap = metrics.get("engine/logprob_gap_mean", 0.0)  # none where nothing was trained on
+    if engine.exact and gap > LARGEST_GAP:
+        raise UserError(
+            f"in step {step} the embedded engine's log-probabilities differ from the policy's by {gap:.2g} nats on "
+            f"average, more than rounding ({LARGEST_GAP:g}): {type(policy.model).__name__} says another thing token by "
+            "token than in one pass; use --engine vllm, which is corrected for"
+        )

@@ -9,8 +9,8 @@ from typing import Any
 from minrl.config import TaskOptions, TrainerConfig, task_key
 from minrl.pipeline.models import API
 from minrl.run.checkpoint import MANIFEST
-from minrl.run.parts import START
 from minrl.run.resume import is_run, model_folder, run_folder_of, run_of
+from minrl.run.start import START
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
 from minrl.types import UserError

@@ -14,7 +14,7 @@ from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.models import NamedModel, as_recorded, find_models
 from minrl.pipeline.rows import Key
 from minrl.rewards.judge import Judge, judged
-from minrl.run.parts import no_frozen_role
+from minrl.run.start import no_frozen_role
 from minrl.tasks import Task, load_task
 from minrl.tasks.programs import programs
 from minrl.types import Example, UserError, require

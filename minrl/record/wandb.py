@@ -23,12 +23,10 @@ from typing import Any
 import numpy as np
 from loguru import logger
 
+from minrl.run.folder import MEDIA
 from minrl.system.files import whole
 from minrl.system.json_text import json_text
 from minrl.types import UserError
-
-MEDIA = "wandb_media.jsonl"
-"""Samples and distributions of an offline run, a line each."""
 
 BARS = 64
 """Of a distribution, as W&B itself would take."""

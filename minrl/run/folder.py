@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +19,8 @@ from typing import Any, TypeVar
 from loguru import logger
 
 from minrl.model.processes import Processes
-from minrl.record.metrics import MetricsLog
-from minrl.record.wandb import MEDIA
 from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint, newest_complete, step_of
-from minrl.run.run import Run, hyperparameters, set_summary_aside, write_config
+from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.system.disk import refusal, writing
 from minrl.system.files import LOCK, holder, lock, read_json, write_json
 from minrl.types import UserError
@@ -41,6 +39,9 @@ SMALLEST_LINKED = 2**20
 COPYING = ".copying"
 """What says that a folder holds copies for a branch that has not begun: whoever finds it unlocked may remove them."""
 
+MEDIA = "wandb_media.jsonl"
+"""Samples and distributions of an offline run of W&B, a line each."""
+
 HISTORY = ("metrics.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*", "rollouts", "samples", MEDIA)
 """What a branch takes over of the run's folder: what was written of its steps."""
 
@@ -56,9 +57,9 @@ def owned(run: Run, processes: Processes) -> Iterator[Run]:
         yield _agreed(processes, lambda: decide(run, held))
 
 
-def begin(run: Run, steps: int, tasks: Sequence[str]) -> MetricsLog:
-    """Write down whose folders these are, discard what lies beyond the checkpoint that the run goes on from, and open
-    what it writes its numbers to.
+def begin(run: Run, steps: int) -> int | None:
+    """Write down whose folders these are, and discard what lies beyond the checkpoint that the run is resumed from. The
+    step after which its files are cut: -1 cuts all, None nothing.
     """
     write_config(run)
     write_json(run.checkpoints / OWNER, {"minrl_run": run.name, "id": run.identity, "folder": str(run.folder)})
@@ -69,7 +70,7 @@ def begin(run: Run, steps: int, tasks: Sequence[str]) -> MetricsLog:
     if run.checkpoint is not None:
         cut_after = step_of(run.checkpoint)
         discard_after(run.checkpoints, cut_after)
-    return MetricsLog(run.folder, cut_after, tasks, hyperparameters(run), run.config.logging.logger)
+    return cut_after
 
 
 def note_saved(run: Run, checkpoint: Path) -> None:

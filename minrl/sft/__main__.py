@@ -12,22 +12,22 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from minrl.config import task_key
 from minrl.config.defaults import FINE_TUNING
-from minrl.draw import tracked_plan
+from minrl.draw import draw_examples, every, tracked_plan
 from minrl.record.metrics import read_metrics
-from minrl.record.recorder import Record
+from minrl.record.session import Session, require_logger
 from minrl.rollout import rollout
-from minrl.run.checkpoint import save_checkpoint
-from minrl.run.parts import Parts, assemble
+from minrl.run.parts import assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program, Run
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows
-from minrl.sft.step import at_most, measure, rows_in_all, sft_step
+from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.system.files import read_json, write_json
 from minrl.terminal.command_line import parse_config, run_main
 from minrl.types import TrainState, UserError, require
@@ -36,39 +36,46 @@ from minrl.update import Update
 SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
 
 
-def fine_tune(parts: Parts, record: Record, rows: Rows) -> None:
+def fine_tune(session: Session, rows: Rows) -> None:
     """Train on the rows, batch by batch, and measure what is held out now and then."""
-    config, state, engine, settings = parts.config, parts.state, parts.engine, parts.run.settings
-    total = None if settings.steps else rows_in_all(settings.epochs, len(rows.train))
+    parts, recorder, settings = session.parts, session.recorder, session.run.settings
+    config, state, engine = parts.config, parts.state, parts.engine
+    total = rows_in_all(settings.epochs, len(rows.train))
     if state.step < config.steps:
         engine.sleep()
-    while state.step < config.steps and not record.interrupted:
+    while state.step < config.steps and not session.interrupted:
         state.step += 1
-        left = config if total is None else at_most(config, total - state.examples_drawn)
-        with record.timed("time/update_s"):
-            record.measured(sft_step(parts.policy, parts.optimizer, rows.train, left, state))
-        shown = bool(parts.tasks) and record.due(config.logging.rollouts_every)
-        if shown or record.evaluation_due():
-            with record.timed("time/sync_s"):
+        size = min(settings.batch_size, len(rows.train))
+        if not settings.steps:
+            size = min(size, total - state.examples_drawn)  # the last batch may be short
+        with recorder.timed("time/update_s"):
+            drawn = draw_examples(rows.train, size, settings.seed, state)
+            recorder.measured(sft_step(parts.policy, parts.optimizer, drawn, config.optimizer, state, config.steps))
+            recorder.measured({"sft/epoch": state.examples_drawn / len(rows.train)})
+        tracked = bool(parts.tasks) and every(config.logging.rollouts_every, state.step)
+        evaluated = every(config.evaluation.eval_every, state.step) or state.step == config.steps
+        if tracked or evaluated:
+            with recorder.timed("time/sync_s"):
                 engine.wake()
                 engine.sync(parts.policy)
-            if shown:
-                save_tracked(parts, record)
-            if record.evaluation_due():
-                measure(parts, record, rows.held_out)
+            if tracked:
+                save_tracked(session)
+            if evaluated:
+                session.evaluate(partial(measure, session, rows.held_out))
             engine.sleep()
-        record.end_step()
-        if record.due(config.logging.save_every) or record.interrupted:
-            record.checkpoint(save_checkpoint)
+        session.end_step()
+        if every(config.logging.save_every, state.step) or session.interrupted:
+            session.save()
 
 
-def save_tracked(parts: Parts, record: Record) -> None:
+def save_tracked(session: Session) -> None:
     """Write what the policy says to the held-out examples that are followed through the run."""
-    with record.timed("time/eval_s"):
+    parts, recorder = session.parts, session.recorder
+    with recorder.timed("time/eval_s"):
         plan = tracked_plan(parts.task, parts.config)
         tracked = rollout(parts.policy, parts.engine, parts.workers, parts.task, *plan)
     nothing = torch.zeros(0)
-    record.save_rollouts([], nothing, Update({}, nothing), tracked.rollouts)
+    recorder.save_rollouts([], nothing, Update({}, nothing), tracked.rollouts)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -77,7 +84,9 @@ def main(arguments: Sequence[str]) -> int:
     config, options = parse_config(SftConfig, arguments, FINE_TUNING)
     if not config.data and not config.resume:
         raise UserError("name the rows to train on with --data (JSONL with a prompt and a response)")
-    with assemble(open_run(config, options, arguments, SFT)) as parts:
+    run = open_run(config, options, arguments, SFT)
+    require_logger(run.config.logging)
+    with assemble(run) as parts:
         settings: SftConfig = parts.run.settings
         rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
         refuse_other_rows(parts.run, settings)
@@ -88,21 +97,16 @@ def main(arguments: Sequence[str]) -> int:
             f"--epochs {settings.epochs:g} are {steps} steps, and the run has gone on to step {parts.state.step}: "
             "raise it, or name an earlier checkpoint, from which a new run branches off",
         )
-        parts.config = replace(
-            parts.config,
-            steps=steps,
-            rollout=replace(parts.config.rollout, prompts_per_step=batch_size),
-        )
-        with Record(parts, started) as record:
-            record.begin()
-            if record.main:
+        parts.config = replace(parts.config, steps=steps)
+        with Session(parts, started) as session:
+            session.begin()
+            if session.recorder.main:
                 write_json(parts.run.folder / "data.json", fingerprint(settings))
-            if record.evaluation_owed():
-                measure(parts, record, rows.held_out)
-                record.end_step()
-            fine_tune(parts, record, rows)
-            record.summary = summary_of(parts.run, rows)
-            return record.finish(parts.evaluate, save_checkpoint)
+            if session.recorder.owed or (parts.state.step == 0 and settings.evaluation.eval_first):
+                session.evaluate(partial(measure, session, rows.held_out))
+                session.end_step()
+            fine_tune(session, rows)
+            return session.finish(summary_of(parts.run, rows))
 
 
 def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int) -> int:

@@ -122,7 +122,6 @@ class SftConfig:
         """What the run is assembled from; without a task nothing is sampled, and no other engine is started."""
         rollout = RolloutConfig(
             task=self.reward.task,
-            prompts_per_step=self.batch_size,
             max_tokens=self.max_tokens,
             stop_strings=self.stop_strings,
             reward_deadline_s=self.reward.reward_deadline_s,

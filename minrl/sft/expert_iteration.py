@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,19 @@ from loguru import logger
 
 from minrl.config import task_key
 from minrl.config.defaults import FINE_TUNING
-from minrl.draw import draw_examples, training_plan
+from minrl.draw import draw_examples, every, require_rewards, training_plan
 from minrl.evaluation import is_solved
 from minrl.optimizer import make_optimizer
 from minrl.record.metrics import read_metrics
-from minrl.record.recorder import Record
+from minrl.record.session import Session, require_logger
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
-from minrl.run.checkpoint import save_checkpoint
-from minrl.run.parts import Parts, assemble, prepare_policy
+from minrl.run.parts import Parts, assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program
+from minrl.run.start import prepare_policy
 from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE
-from minrl.sft.step import at_most, measure, rows_in_all, sft_step
+from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.system.files import whole
 from minrl.system.json_text import json_text
 from minrl.system.progress import activity
@@ -45,36 +46,38 @@ from minrl.types import Example, Rollout, TrainState
 EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
 
 
-def improve(parts: Parts, record: Record, settings: ExpertIterationConfig) -> None:
+def improve(session: Session, settings: ExpertIterationConfig) -> None:
     """Sample a round's completions, keep the correct ones, fine-tune on them, measure. Repeat."""
+    parts, recorder = session.parts, session.recorder
     config, state, engine = parts.config, parts.state, parts.engine
-    while state.step < config.steps and not record.interrupted:
+    while state.step < config.steps and not session.interrupted:
         state.step += 1
-        with record.timed("time/rollout_s"):
+        with recorder.timed("time/rollout_s"):
             examples, sampled = sample_round(parts, settings)
-            rollouts = sampled.rollouts
-        record.rollouts(sampled)
+        recorder.rollouts(sampled)
+        require_rewards(sampled, settings.max_unscorable_frac, state.step)
+        rollouts = sampled.rollouts
         kept = keep_correct(rollouts, settings)
-        if record.main and parts.task.episode is None and record.due(config.logging.rollouts_every):
-            write_samples(samples_path(record.run.folder, state.step), examples, rollouts, kept)
-        record.measured(
+        if recorder.main and parts.task.episode is None and every(config.logging.rollouts_every, state.step):
+            write_samples(samples_path(parts.run.folder, state.step), examples, rollouts, kept)
+        recorder.measured(
             {
                 "expert/kept": float(len(kept)),
                 "expert/kept_frac": len(kept) / len(rollouts),
                 "expert/solved_examples": float(len({rollout.example_id for rollout in kept})),
             }
         )
-        with record.timed("time/update_s"):
+        with recorder.timed("time/update_s"):
             engine.sleep()
-            record.measured(fine_tune_round(parts, settings, kept))
-        with record.timed("time/sync_s"):
+            recorder.measured(fine_tune_round(parts, settings, kept))
+        with recorder.timed("time/sync_s"):
             engine.wake()
             engine.sync(parts.policy)
-        if record.evaluation_due():
-            measure(parts, record, [])
-        record.end_step()
-        if record.due(config.logging.save_every) or record.interrupted:
-            record.checkpoint(save_checkpoint)
+        if every(config.evaluation.eval_every, state.step) or state.step == config.steps:
+            session.evaluate(partial(measure, session, []))
+        session.end_step()
+        if every(config.logging.save_every, state.step) or session.interrupted:
+            session.save()
 
 
 def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Example], Rollouts]:
@@ -82,13 +85,9 @@ def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Ex
     words it is asked.
     """
     config, state, policy, task = parts.config, parts.state, parts.policy, parts.task
-    order = replace(
-        config,
-        seed=completion_seed(config.seed, "examples", state.step),
-        rollout=replace(config.rollout, prompts_per_step=len(task.dataset.train)),
-    )
+    examples, seed = task.dataset.train, completion_seed(settings.seed, "examples", state.step)
     problems: dict[str, Example] = {}
-    for example in draw_examples(task.dataset.train, order, TrainState()):
+    for example in draw_examples(examples, len(examples), seed, TrainState()):
         problems.setdefault(example.id, example)
     chosen = list(problems.values())[: settings.examples_per_round]
     sampled = []
@@ -127,22 +126,19 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
     batch_size = min(settings.batch_size, len(kept))
     total = rows_in_all(settings.epochs_per_round, len(kept))
     steps = math.ceil(total / batch_size)
-    config = replace(
-        parts.config,
-        steps=steps,
-        seed=completion_seed(settings.seed, "fine-tune", parts.state.step),
-        rollout=replace(parts.config.rollout, prompts_per_step=batch_size),
-    )
+    seed, config = completion_seed(settings.seed, "fine-tune", parts.state.step), parts.config.optimizer
     inner, losses, entropies, skipped = TrainState(), [], [], 0.0
     with activity("fine-tuning", steps) as report:
         for inner.step in range(1, steps + 1):
-            metrics = sft_step(parts.policy, optimizer, kept, at_most(config, total - inner.examples_drawn), inner)
+            drawn = draw_examples(kept, min(batch_size, total - inner.examples_drawn), seed, inner)
+            metrics = sft_step(parts.policy, optimizer, drawn, config, inner, steps)
             losses.append(metrics["sft/loss"])
             entropies.append(metrics["sft/entropy"])
             skipped += metrics["policy/skipped_steps"]
             report(inner.step)
     return {
         **metrics,
+        "sft/epoch": inner.examples_drawn / len(kept),
         "sft/loss": math.fsum(losses) / steps,
         "sft/entropy": math.fsum(entropies) / steps,
         "sft/optimizer_steps": steps - skipped,
@@ -214,19 +210,20 @@ def main(arguments: Sequence[str]) -> int:
     """Say how good the policy is, let it learn from itself, and show what each round brought."""
     started = time.perf_counter()
     config, options = parse_config(ExpertIterationConfig, arguments, FINE_TUNING)
-    with assemble(open_run(config, options, arguments, EXPERT_ITERATION)) as parts:
+    run = open_run(config, options, arguments, EXPERT_ITERATION)
+    require_logger(run.config.logging)
+    with assemble(run) as parts:
         settings: ExpertIterationConfig = parts.run.settings
         problems = {example.id for example in parts.task.dataset.train}
         say_if_fewer(settings.examples_per_round, len(problems), settings.reward.task)
-        with Record(parts, started) as record:
-            record.begin()
-            if record.evaluation_owed():
-                measure(parts, record, [])
-                record.end_step()
-            improve(parts, record, settings)
+        with Session(parts, started) as session:
+            session.begin()
+            if session.recorder.owed or (parts.state.step == 0 and settings.evaluation.eval_first):
+                session.evaluate(partial(measure, session, []))
+                session.end_step()
+            improve(session, settings)
             rounds = rounds_of(parts.run.folder, task_key(settings.reward.task))
-            record.summary = {"algorithm": "expert_iteration", "rounds": rounds}
-            status = record.finish(parts.evaluate, save_checkpoint)
+            status = session.finish({"algorithm": "expert_iteration", "rounds": rounds})
         if status == 0:
             parts.screen.rounds(rounds)
         return status

@@ -8,18 +8,15 @@ processes. Prompt tokens have no loss.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from minrl.batch import micro_batches, pack
-from minrl.config import TrainerConfig
-from minrl.draw import draw_examples
+from minrl.config import OptimizerConfig
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
-from minrl.record.recorder import Record
-from minrl.run.parts import Parts
+from minrl.record.session import Session
 from minrl.system.progress import activity
 from minrl.types import Rollout, TrainState
 from minrl.update import optimizer_step
@@ -34,34 +31,27 @@ def rows_in_all(epochs: float, rows: int) -> int:
     return max(1, round(epochs * rows))
 
 
-def at_most(config: TrainerConfig, left: int) -> TrainerConfig:
-    """The config of a step that trains on no more than the rows that are left: the last batch may be short."""
-    size = min(config.rollout.prompts_per_step, left)
-    return replace(config, rollout=replace(config.rollout, prompts_per_step=size))
-
-
 def sft_step(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    rows: Sequence[Rollout],
-    config: TrainerConfig,
+    drawn: Sequence[Rollout],
+    config: OptimizerConfig,
     state: TrainState,
+    steps: int,
 ) -> dict[str, float]:
-    """Train on the next `prompts_per_step` rows in the order of the seed and the epoch; what to log."""
-    drawn = draw_examples(rows, config, state)
+    """Train on the rows that were drawn, as step `state.step` of `steps`; what to log."""
     mine = drawn[policy.processes.share(len(drawn))]
-    rate = learning_rate(config.optimizer, state.step, config.steps)
+    rate = learning_rate(config, state.step, steps)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    totals = accumulate(policy, mine, config.optimizer.micro_batch_tokens)
-    norm = optimizer_step(policy, optimizer, config.optimizer)
+    totals = accumulate(policy, mine, config.micro_batch_tokens)
+    norm = optimizer_step(policy, optimizer, config)
     loss, entropy, tokens = totals.tolist()
     taken = math.isfinite(norm)
     return {
         "sft/loss": loss / tokens,
         "sft/entropy": entropy / tokens,
         "sft/tokens": tokens,
-        "sft/epoch": state.examples_drawn / len(rows),
         **({"policy/grad_norm": norm} if taken else {}),
         "policy/skipped_steps": float(not taken),
         "policy/learning_rate": rate,
@@ -93,20 +83,19 @@ def mean_loss_and_entropy(
     return loss / tokens, entropy_sum / tokens
 
 
-def measure(parts: Parts, record: Record, held_out: Sequence[Rollout]) -> None:
-    """The loss of held-out rows; pass@1 of the task's held-out examples, and how sure of them the policy is."""
-    policy, config = parts.policy, parts.config
+def measure(session: Session, held_out: Sequence[Rollout]) -> None:
+    """The loss of held-out rows; pass@1 of the task's held-out examples, and the policy's entropy on them."""
+    policy, config, recorder = session.parts.policy, session.parts.config, session.recorder
     budget, temperature = config.optimizer.micro_batch_tokens, config.evaluation.eval_temperature
-    with record.evaluating():
-        if held_out:
-            loss, entropy = mean_loss_and_entropy(policy, held_out, budget)
-            record.measured({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})
-        evaluations = parts.evaluate()
-        record.evaluation(evaluations)
-        for name, evaluation in evaluations.items():
-            sampled = evaluation.rollouts[: evaluation.n]
-            _, entropy = mean_loss_and_entropy(policy, sampled, budget, temperature)
-            record.measured({f"eval/{name}/entropy": entropy})
+    if held_out:
+        loss, entropy = mean_loss_and_entropy(policy, held_out, budget)
+        recorder.measured({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})
+    evaluations = session.parts.evaluate()
+    recorder.evaluation(evaluations)
+    for name, evaluation in evaluations.items():
+        sampled = evaluation.rollouts[: evaluation.n]
+        _, entropy = mean_loss_and_entropy(policy, sampled, budget, temperature)
+        recorder.measured({f"eval/{name}/entropy": entropy})
 
 
 def _scored(

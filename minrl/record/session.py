@@ -1,0 +1,138 @@
+"""A run while it goes on: signals, evaluations, checkpoints, and its end."""
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loguru import logger
+
+from minrl.config import LoggingConfig, task_key
+from minrl.evaluation import Evaluation
+from minrl.record.recorder import Recorder
+from minrl.run.checkpoint import last_saved, save_checkpoint, step_name
+from minrl.run.folder import note_saved
+from minrl.run.parts import Parts
+from minrl.run.run import write_summary
+from minrl.run.stopping import StepSignals
+from minrl.system.files import read_json
+from minrl.system.signals import exit_status
+from minrl.terminal.screen import FILE_ONLY
+from minrl.types import UserError
+
+
+def require_logger(config: LoggingConfig) -> None:
+    """Refuse a logger that cannot be used, before anything slow."""
+    if config.logger == "wandb":
+        from minrl.record.wandb import require_login
+
+        require_login()
+
+
+class Session:
+    """A run with its recorder. As a context manager it is left in order: an exception says how the run is resumed."""
+
+    def __init__(self, parts: Parts, started: float) -> None:
+        self.parts, self.run, self.state = parts, parts.run, parts.state
+        self.recorder = Recorder(parts, started)
+        self._signals = StepSignals(parts.policy.processes)
+        self._saved = parts.run.checkpoint
+        self._finished = False
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with suppress(*((OSError, UserError) if error else ())):  # the first error is the one to be told
+            self.recorder.close(finished=self._finished)
+        self._signals.__exit__()
+        if kind is not None and self.recorder.begun:  # else nothing was begun that could be resumed
+            cause = error if isinstance(error, UserError | KeyboardInterrupt) else None
+            quietly = logger.bind(**{FILE_ONLY: True}).opt(exception=None if cause else error)
+            quietly.error(f"{kind.__name__}: {error}")  # the terminal gets it from whoever catches it
+            saved = last_saved(self.run.checkpoints) or self.run.checkpoint or "none yet"
+            logger.error(f"stopped at step {self.state.step}; last checkpoint {saved}: {self.run.resume_command}")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is to stop after this step: a signal came to one of its processes."""
+        return self._signals.stopped_by > 0
+
+    def preflight(self, findings: Sequence[str]) -> None:
+        """What the preflight found, a line each."""
+        for finding in findings:
+            logger.warning(f"preflight: {finding}")
+        if not findings:
+            logger.info("preflight: nothing to complain about")
+
+    def begin(self) -> None:
+        """Open the run's files. From now on a signal lets the step end."""
+        self._signals.__enter__()  # before, nothing is written, and a signal stops at once
+        self.recorder.begin()
+
+    def evaluate(self, measure: Callable[[], None] | None = None) -> None:
+        """Measure the held-out score, or what `measure` does. After a signal it is left to the run that resumes, and a
+        signal cuts it short: the step's line waits for it.
+        """
+        self.recorder.owed = True
+        if self._signals.ask():
+            return
+        with self.recorder.timed("time/eval_s"), self._signals.cutting_short():
+            (measure or (lambda: self.recorder.evaluation(self.parts.evaluate())))()
+            self.recorder.owed = False
+
+    def end_step(self) -> None:
+        """Write the step's line, and learn whether the run is to stop."""
+        self.recorder.end_step()
+        self._signals.ask()
+
+    def save(self) -> None:
+        """Save a checkpoint, after everything else that belongs to the step is on the disk. All processes wait."""
+        processes = self.parts.policy.processes
+        with self.recorder.timed("time/save_s"):
+            if processes.main:
+                self.recorder.flush()
+                keep = self.parts.config.logging.keep_checkpoints
+                parts = self.parts.policy, self.parts.optimizer, self.state
+                note_saved(self.run, save_checkpoint(self.run.checkpoints, *parts, keep))
+            processes.wait()
+        self._saved = self.run.checkpoints / step_name(self.state.step)
+
+    def finish(self, more: Mapping[str, Any] | None = None) -> int:
+        """After a signal say how the run is resumed; else evaluate, write the summary with `more` in it, and show the
+        results. The exit status.
+        """
+        if self.state.step and (self._saved is None or self._saved.name != step_name(self.state.step)):
+            self.save()
+        if not self.interrupted and self.recorder.evaluated_at != self.state.step:
+            self.evaluate(self._evaluate_last)
+        self._signals.ask()
+        self.recorder.bar.close()
+        if self.interrupted:
+            saved = f"saved {self._saved}" if self._saved else "nothing to save before the first step"
+            logger.warning(f"{saved}; go on with: {self.run.resume_command}")
+            return exit_status(self._signals.stopped_by)
+        self.state.seconds = self.recorder.seconds
+        if self.parts.policy.processes.main:
+            before, after = read_json(self.run.folder / "eval_before.json") or {}, self.recorder.evaluations
+            assert self._saved is not None, "the last checkpoint was just saved"
+            write_summary(self.run, self.state, self.parts.policy, self._saved, before, after, more or {})
+            self._show_results(before, after)
+        self._finished = True
+        return 0
+
+    def _evaluate_last(self) -> None:
+        self.recorder.evaluations = self.parts.evaluate()
+
+    def _show_results(self, before: dict[str, dict], after: dict[str, Evaluation]) -> None:
+        screen, name = self.parts.screen, task_key(self.parts.config.rollout.task)
+        if name in after:
+            screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
+            screen.samples(after[name].rollouts, self.parts.policy)
+        logger.info(f"{self.state.step} steps in {self.state.seconds:.0f} s; checkpoint {self._saved}")
+        command = "tensorboard" if shutil.which("tensorboard") else f"{Path(sys.executable).parent}/tensorboard"
+        logger.info(f"curves: {command} --logdir {self.parts.config.logging.runs_dir} (tab CUSTOM SCALARS)")
+        logger.info(f"report: python -m minrl.report {self.run.folder}")

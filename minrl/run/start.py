@@ -1,0 +1,129 @@
+"""The models that a run starts from and plays against: named, cached, or made now."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from minrl.config import task_key
+from minrl.model.lora import Adapters
+from minrl.model.processes import Processes
+from minrl.policy import Policy, load_policy
+from minrl.run import checkpoint
+from minrl.run.base_model import base_model_path, digest_of, make_base_model, require_words
+from minrl.run.resume import resolve_model
+from minrl.run.run import Run
+from minrl.system.stable_text import stable_text
+from minrl.tasks import TASK_DEFINITIONS, Task
+from minrl.tasks.programs import programs_outside
+from minrl.terminal.screen import Screen
+from minrl.types import TrainState, UserError
+
+START, OPPONENT = "start model", "opponent"
+"""The models of a run that config.json names."""
+
+
+def note_model(run: Run, role: str, path: str, policy: Policy) -> None:
+    """Write down where a model of the run is and the hash of its weights; a run that goes on must find the same."""
+    digest = checkpoint.weights_sha256(policy)
+    known = run.models.get(role, {}).get("weights_sha256", digest)
+    if known != digest:
+        raise UserError(
+            f"the {role} of run {run.folder} in {path} has other weights than when the run began: put the former back "
+            f"(sha256 {known[:12]}, now {digest[:12]}), or start a new run"
+        )
+    run.models[role] = {"path": os.path.abspath(path) if Path(path).exists() else path, "weights_sha256": digest}
+
+
+def known_model(run: Run, role: str) -> str | None:
+    """Where a model of a run that goes on is: where it was, or under the same name among the run's checkpoints, where
+    these were moved. None where the run has none written down.
+    """
+    if role not in run.models:
+        return None
+    path = Path(run.models[role]["path"])
+    moved = Path(run.config.logging.checkpoints_dir) / path.name
+    if path.is_absolute() and not path.exists() and not moved.exists():
+        raise UserError(f"the {role} of run {run.folder}, {path}, is not there: put it back, or start a new run")
+    return str(moved if path.is_absolute() and not path.exists() else path)
+
+
+def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
+    """Where the model is that the run starts from: the one it began with, the one the user named, or the task's
+    embedded base model.
+    """
+    known = known_model(run, START)
+    if known is not None:
+        return known
+    if run.config.model.model_id:
+        return run.config.model.model_id
+    if not run.config.rollout.task:
+        raise UserError("name the model to train with --model-id, or a --task whose embedded base model it is")
+    return embedded_model(run, tasks, processes, screen)
+
+
+def prepare_policy(
+    run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen
+) -> tuple[Policy, TrainState]:
+    """The policy to train: a checkpoint's, the model that the user named, or the embedded base model.
+
+    With adapters it is always the model that the run started from, and the checkpoint's adapters in it.
+    """
+    config, state, start = run.config, TrainState(), ""
+    adapted = config.lora.lora_rank > 0
+    if run.checkpoint is not None:
+        state = checkpoint.load_state(run.checkpoint)
+    if run.checkpoint is None or config.algorithm.kl_coef or adapted:
+        start = start_model(run, tasks, processes, screen)
+    policy = load_policy(str(start if adapted else run.checkpoint or start), config.model, processes)
+    policy.version, policy.skipped_steps = state.policy_version, state.skipped_steps
+    if adapted or run.checkpoint is None:
+        note_model(run, START, start, policy)
+    if adapted:
+        policy.adapters = Adapters(policy.model, config.lora, start, config.seed)
+        if run.checkpoint is not None:
+            policy.adapters.load(run.checkpoint)
+    elif config.algorithm.kl_coef:
+        reference = load_policy(start, config.model, processes)
+        note_model(run, START, start, reference)
+        policy.reference = reference.model.requires_grad_(False)
+    return policy, state
+
+
+def frozen_opponent(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> Policy | None:
+    """The model that plays the frozen roles, where a task has some: the one named, or the one the run started from."""
+    config = run.config
+    if not any(task.frozen_opponent for task in tasks.values()):
+        return None
+    if config.rollout.opponent:
+        role, path = OPPONENT, known_model(run, OPPONENT) or resolve_model(config.rollout.opponent)
+    else:
+        role, path = START, start_model(run, tasks, processes, screen)
+    opponent = load_policy(path, config.model, processes)
+    note_model(run, role, path, opponent)
+    return opponent
+
+
+def no_frozen_role(name: str) -> str:
+    """What is said to a user who names an opponent for nobody."""
+    return f"--opponent has nobody to play: no role of {name} is frozen; leave it out or see the task's own options"
+
+
+def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
+    """Where the base model for the trained task is: made now, where it is not cached.
+
+    Its tokenizer knows the words that definitions offer for every base model, those of the trained task and those of
+    the tasks that the run evaluates beside it.
+    """
+    config, name = run.config, task_key(run.config.rollout.task)
+    offered = [word for other, d in TASK_DEFINITIONS.items() if d.words for word in d.words(run.options[other])]
+    words = list(dict.fromkeys([*offered, *(word for task in tasks.values() for word in task.vocabulary)]))
+    outside = programs_outside(config.rollout.task)
+    shown = (stable_text(outside) if outside else "", digest_of(tasks[name]))
+    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, *shown)
+    if not folder.exists():
+        require_words(words, name, tasks, config.model)
+    if not folder.exists() and processes.main:
+        with screen.progress("making the base model", config.base.base_steps) as report:
+            make_base_model(folder, config.base, config.model, tasks[name], words, processes, report)
+    processes.wait()
+    return str(folder)
