@@ -20,6 +20,7 @@ from gradients import CPU, tiny_policy
 from together import together
 
 from minrl.config import OptimizerConfig, TrainerConfig
+from minrl.draw import draw_examples
 from minrl.model.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.record import session as session_module
@@ -212,7 +213,7 @@ def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(tiny, mo
     assert max(counts()) - min(counts()) <= 1 and all(len(batch) == 4 for batch in seen[:-1])
     assert train(SftConfig(epochs=3.0, batch_size=4), state) == len(seen)  # continued
     assert counts() == [3] * 9
-    train(SftConfig(steps=state.step + 2), state)
+    train(SftConfig(steps=state.step + 2, batch_size=4), state)
     assert [len(batch) for batch in seen[-2:]] == [4, 4]  # as many steps, of full batches
 
 

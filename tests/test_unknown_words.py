@@ -53,7 +53,7 @@ def test_what_an_episode_shows_is_not_its_examples_prompt(policy):
 WORDS = ["numbers", *map(str, range(9)), "7"]
 
 
-def test_demonstrations_beyond_the_vocabulary_are_refused(processes):
+def test_demonstrations_beyond_the_vocabulary_are_refused():
     def task(said):
         return {"mine": task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: said)}
 
@@ -62,7 +62,7 @@ def test_demonstrations_beyond_the_vocabulary_are_refused(processes):
         require_words(WORDS, "mine", task("sieben"), CPU)
 
 
-def test_a_task_that_is_only_evaluated_is_read_before_the_model_is_made(processes):
+def test_a_task_that_is_only_evaluated_is_read_before_the_model_is_made():
     tasks = {"mine": task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: "7")}
     with pytest.raises(UserError, match="of the training prompts of other stand for words"):
         require_words(WORDS, "mine", {**tasks, "other": task_of(["acht"], ["neun"])}, CPU)
