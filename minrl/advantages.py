@@ -1,12 +1,11 @@
 """How much better was each rollout than its peers?
 
-N rollouts. `rewards` are flat, `groups` say which rollouts were sampled for the same example and role. A rollout that
-could not be scored (`scorable` False) leaves every baseline and has advantage 0.
-
-Every function here is pure: rewards in, advantages out, in float64, by the whole group at once.
+N rollouts. A rollout that could not be scored enters no mean and has advantage 0. Every function is pure and computes
+in float64, for all groups at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,68 +20,88 @@ BASELINE_DECAY = 0.95
 Baselines = Mapping[str, float]
 """The moving average of the reward of each role."""
 
-Advantage = Callable[
-    [Float[Tensor, " N"], Bool[Tensor, " N"], Int[Tensor, " N"], Sequence[str], Baselines],
-    tuple[Float[Tensor, " N"], Baselines],
-]
-"""(rewards, scorable, groups, roles, baselines) -> (advantages, baselines)"""
+
+@dataclass(frozen=True)
+class Groups:
+    """A step's rewards in groups of rollouts that were sampled for the same example and role, numbered from 0."""
+
+    rewards: Float[Tensor, " N"]
+    scorable: Bool[Tensor, " N"]
+    group_of: Int[Tensor, " N"]
+    roles: Sequence[str]
+    baselines: Baselines
+
+    @property
+    def scored(self) -> Float[Tensor, " N"]:
+        """The rewards, 0 where there is none."""
+        return torch.where(self.scorable, self.rewards, 0.0)
+
+    @property
+    def counts(self) -> Float[Tensor, " groups"]:
+        """Members that could be scored."""
+        return self._sums(self.scorable.to(self.rewards.dtype))
+
+    @property
+    def mean(self) -> Float[Tensor, " groups"]:
+        """Mean reward; NaN where nobody could be scored."""
+        return self._sums(self.scored) / self.counts
+
+    @property
+    def spread(self) -> Bool[Tensor, " groups"]:
+        """Whether the rewards differ: exactly max > min among those that could be scored."""
+        high, low = (
+            torch.full_like(self.counts, fill).scatter_reduce(
+                0, self.group_of, torch.where(self.scorable, self.rewards, fill), how
+            )
+            for fill, how in ((-torch.inf, "amax"), (torch.inf, "amin"))
+        )
+        return high > low
+
+    @property
+    def centred(self) -> Float[Tensor, " N"]:
+        """r - mean; exactly 0 in a group without spread, whose mean may be rounded."""
+        useful = self.scorable & self.spread[self.group_of]
+        return torch.where(useful, self.scored - self.mean[self.group_of], 0.0)
+
+    @property
+    def std(self) -> Float[Tensor, " groups"]:
+        """The unbiased standard deviation (divides by n - 1)."""
+        return (self._sums(self.centred**2) / (self.counts - 1).clamp(min=1)).sqrt()
+
+    def _sums(self, values: Float[Tensor, " N"]) -> Float[Tensor, " groups"]:
+        return values.new_zeros(int(self.group_of.max()) + 1).index_add(0, self.group_of, values)
 
 
-def normalize_rewards_per_group(
-    rewards: Float[Tensor, " N"],
-    scorable: Bool[Tensor, " N"],
-    groups: Int[Tensor, " N"],
-    roles: Sequence[str],
-    baselines: Baselines,
-) -> tuple[Float[Tensor, " N"], Baselines]:
+Advantage = Callable[[Groups], Float[Tensor, " N"]]
+
+
+def normalize_rewards_per_group(groups: Groups) -> Float[Tensor, " N"]:
     """Group z-score: (r - mean) / (std + 1e-4), GRPO, arXiv:2402.03300, section 4.1.2 (in its text, without a number).
 
     The standard deviation is unbiased (divides by n - 1); the paper does not say which. Departures: the epsilon 1e-4,
     which it does not have; a group without spread, or of one, gets 0, where it would divide 0 by 0.
     """
-    centred = _centred(rewards, scorable, groups)
-    counts = _group_sums(scorable.to(rewards.dtype), groups)
-    variance = _group_sums(centred**2, groups) / (counts - 1).clamp(min=1)
-    return centred / (variance.sqrt() + STD_EPSILON)[groups], baselines
+    return groups.centred / (groups.std + STD_EPSILON)[groups.group_of]
 
 
-def mean_only(
-    rewards: Float[Tensor, " N"],
-    scorable: Bool[Tensor, " N"],
-    groups: Int[Tensor, " N"],
-    roles: Sequence[str],
-    baselines: Baselines,
-) -> tuple[Float[Tensor, " N"], Baselines]:
+def mean_only(groups: Groups) -> Float[Tensor, " N"]:
     """r - mean: Dr. GRPO, arXiv:2503.20783, section 3.2, which leaves the standard deviation out.
 
     Dividing by it weighs questions that are nearly always or nearly never solved above the rest (its section 3.1).
     """
-    return _centred(rewards, scorable, groups), baselines
+    return groups.centred
 
 
-def leave_one_out(
-    rewards: Float[Tensor, " N"],
-    scorable: Bool[Tensor, " N"],
-    groups: Int[Tensor, " N"],
-    roles: Sequence[str],
-    baselines: Baselines,
-) -> tuple[Float[Tensor, " N"], Baselines]:
+def leave_one_out(groups: Groups) -> Float[Tensor, " N"]:
     """r_i - mean of the group's others: RLOO, arXiv:2402.14740, section 2.3 (its estimator has no number).
 
     Computed as n / (n - 1) (r_i - mean), which is the same. A group of one has no others and gets 0. Departure: the
     paper takes the KL penalty off the reward (its equation 3); here it is a term of the loss, where wanted.
     """
-    counts = _group_sums(scorable.to(rewards.dtype), groups)
-    return _centred(rewards, scorable, groups) * (counts / (counts - 1).clamp(min=1))[groups], baselines
+    return groups.centred * (groups.counts / (groups.counts - 1).clamp(min=1))[groups.group_of]
 
 
-def relative_to_mean(
-    rewards: Float[Tensor, " N"],
-    scorable: Bool[Tensor, " N"],
-    groups: Int[Tensor, " N"],
-    roles: Sequence[str],
-    baselines: Baselines,
-) -> tuple[Float[Tensor, " N"], Baselines]:
+def relative_to_mean(groups: Groups) -> Float[Tensor, " N"]:
     """(r - mean) / mean: MaxRL, arXiv:2602.02710, section 4, Algorithm 1.
 
     Rewards are meant to be 0 and 1, as the paper's are. For a question solved with probability p the expected gradient
@@ -90,19 +109,11 @@ def relative_to_mean(
     more. (Order n, the paper's theorem, needs its baseline in groups that nobody solved too; Algorithm 1 drops it.)
     A group whose mean is not above 0 gets 0, since the weight would be infinite or turned around.
     """
-    counts = _group_sums(scorable.to(rewards.dtype), groups)
-    mean = _group_sums(torch.where(scorable, rewards, 0.0), groups) / counts  # NaN where nobody could be scored
-    weight = torch.where(mean > 0, 1 / mean, 0.0)
-    return _centred(rewards, scorable, groups) * weight[groups], baselines
+    weight = torch.where(groups.mean > 0, 1 / groups.mean, 0.0)
+    return groups.centred * weight[groups.group_of]
 
 
-def group_policy_gradient(
-    rewards: Float[Tensor, " N"],
-    scorable: Bool[Tensor, " N"],
-    groups: Int[Tensor, " N"],
-    roles: Sequence[str],
-    baselines: Baselines,
-) -> tuple[Float[Tensor, " N"], Baselines]:
+def group_policy_gradient(groups: Groups) -> Float[Tensor, " N"]:
     """alpha (r - mean) / F_norm with F_norm = 1 and alpha = B / (B - M): GPG, arXiv:2504.02546, section 2.2, equation 7
     of its ICLR 2026 version.
 
@@ -110,19 +121,10 @@ def group_policy_gradient(
     scaled up by what they would have diluted. Departure: the paper also samples on while 1 / alpha is below a
     threshold; the setting nearest to that is `refill_rounds`.
     """
-    centred = _centred(rewards, scorable, groups)
-    present = _group_sums(scorable.to(rewards.dtype), groups) > 0
-    signal = spread(rewards, scorable, groups)
-    return centred * (present.sum() / signal.sum().clamp(min=1)), baselines
+    return groups.centred * ((groups.counts > 0).sum() / groups.spread.sum().clamp(min=1))
 
 
-def normalize_rewards_over_batch(
-    rewards: Float[Tensor, " N"],
-    scorable: Bool[Tensor, " N"],
-    groups: Int[Tensor, " N"],
-    roles: Sequence[str],
-    baselines: Baselines,
-) -> tuple[Float[Tensor, " N"], Baselines]:
+def normalize_rewards_over_batch(groups: Groups) -> Float[Tensor, " N"]:
     """(r - mean) / (std + 1e-4) over the whole step: REINFORCE++, arXiv:2501.03262v9, section 3.1, equation 5.
 
     The standard deviation is unbiased. It is not the variant "w/ Baseline" (section 3.2, equations 6 and 7), which
@@ -130,28 +132,15 @@ def normalize_rewards_over_batch(
     advantage (equation 4); statistics are over rollouts, not over tokens as in verl, so that long completions do not
     count more.
     """
-    everyone = torch.zeros_like(groups)
-    return normalize_rewards_per_group(rewards, scorable, everyone, roles, baselines)
+    return normalize_rewards_per_group(replace(groups, group_of=torch.zeros_like(groups.group_of)))
 
 
-def no_baseline(
-    rewards: Float[Tensor, " N"],
-    scorable: Bool[Tensor, " N"],
-    groups: Int[Tensor, " N"],
-    roles: Sequence[str],
-    baselines: Baselines,
-) -> tuple[Float[Tensor, " N"], Baselines]:
+def no_baseline(groups: Groups) -> Float[Tensor, " N"]:
     """r itself: REINFORCE, Williams 1992 (doi:10.1007/BF00992696), with the baseline b = 0."""
-    return torch.where(scorable, rewards, 0.0), baselines
+    return groups.scored
 
 
-def moving_average_baseline(
-    rewards: Float[Tensor, " N"],
-    scorable: Bool[Tensor, " N"],
-    groups: Int[Tensor, " N"],
-    roles: Sequence[str],
-    baselines: Baselines,
-) -> tuple[Float[Tensor, " N"], Baselines]:
+def moving_average_baseline(groups: Groups) -> Float[Tensor, " N"]:
     """r - b with b a moving average of the role's reward, read before this step's rewards enter it.
 
     REINFORCE with a baseline (Williams 1992, doi:10.1007/BF00992696); one for each role is the role-conditioned
@@ -160,16 +149,19 @@ def moving_average_baseline(
     the mean of the step, not once a rollout, so that it does not depend on their order; and b is one for each role,
     not for each game and role, since a run trains on one task. It starts from 0, as theirs.
     """
-    advantages, updated = torch.zeros_like(rewards), dict(baselines)
-    for role in sorted(set(roles)):
-        of_role = torch.tensor([name == role for name in roles]) & scorable
-        if not of_role.any():
-            continue
-        mean = float(rewards[of_role].mean())
-        baseline = baselines.get(role, 0.0)
-        advantages[of_role] = rewards[of_role] - baseline
-        updated[role] = BASELINE_DECAY * baseline + (1 - BASELINE_DECAY) * mean
-    return advantages, updated
+    baselines = torch.tensor([groups.baselines.get(role, 0.0) for role in groups.roles], dtype=groups.rewards.dtype)
+    return torch.where(groups.scorable, groups.rewards - baselines, 0.0)
+
+
+def moved_baselines(groups: Groups) -> Baselines:
+    """The moving average of each role's reward after this step; a role without a reward keeps its own."""
+    moved = dict(groups.baselines)
+    for role in sorted(set(groups.roles)):
+        of_role = torch.tensor([name == role for name in groups.roles]) & groups.scorable
+        if of_role.any():
+            mean = float(groups.rewards[of_role].mean())
+            moved[role] = BASELINE_DECAY * moved.get(role, 0.0) + (1 - BASELINE_DECAY) * mean
+    return moved
 
 
 def overlong_penalty(lengths: Int[Tensor, " N"], max_tokens: int, buffer: int) -> Float[Tensor, " N"]:
@@ -177,29 +169,3 @@ def overlong_penalty(lengths: Int[Tensor, " N"], max_tokens: int, buffer: int) -
     arXiv:2503.14476, section 3.4, equation 13. No length is above max_tokens here. 0 where buffer is 0.
     """
     return -(lengths.double() - (max_tokens - buffer)).clamp(min=0) / max(1, buffer) * (buffer > 0)
-
-
-def spread(
-    rewards: Float[Tensor, " N"], scorable: Bool[Tensor, " N"], groups: Int[Tensor, " N"]
-) -> Bool[Tensor, " groups"]:
-    """Whether each group's rewards differ: exactly max > min among those that could be scored."""
-    num_groups = int(groups.max()) + 1
-    scored = torch.where(scorable, rewards, torch.nan)
-    high, low = (
-        torch.full((num_groups,), fill, dtype=rewards.dtype).scatter_reduce(0, groups, scored.nan_to_num(fill), how)
-        for fill, how in ((-torch.inf, "amax"), (torch.inf, "amin"))
-    )
-    return high > low
-
-
-def _centred(
-    rewards: Float[Tensor, " N"], scorable: Bool[Tensor, " N"], groups: Int[Tensor, " N"]
-) -> Float[Tensor, " N"]:
-    """r minus its group's mean; exactly 0 in a group without spread, whose mean may be rounded."""
-    scored = torch.where(scorable, rewards, 0.0)
-    mean = _group_sums(scored, groups) / _group_sums(scorable.to(rewards.dtype), groups)
-    return torch.where(scorable & spread(rewards, scorable, groups)[groups], scored - mean[groups], 0.0)
-
-
-def _group_sums(values: Float[Tensor, " N"], groups: Int[Tensor, " N"]) -> Float[Tensor, " groups"]:
-    return torch.zeros(int(groups.max()) + 1, dtype=values.dtype).index_add(0, groups, values)

@@ -9,16 +9,17 @@ from torch import Tensor
 from minrl.advantages import (
     Advantage,
     Baselines,
+    Groups,
     group_policy_gradient,
     leave_one_out,
     mean_only,
+    moved_baselines,
     moving_average_baseline,
     no_baseline,
     normalize_rewards_over_batch,
     normalize_rewards_per_group,
     overlong_penalty,
     relative_to_mean,
-    spread,
 )
 from minrl.config import AlgorithmConfig, TrainerConfig
 from minrl.losses import (
@@ -66,14 +67,17 @@ class Algorithm:
 
     def advantages(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Advantages":
         """The advantage of each rollout among all rollouts of the step."""
-        rewards = [0.0 if r.reward is None else r.reward.value for r in rollouts]
-        scorable = torch.tensor([r.reward is not None for r in rollouts])
-        groups = torch.unique(torch.tensor([r.group for r in rollouts]), return_inverse=True)[1]
+        rewards = torch.tensor([0.0 if r.reward is None else r.reward.value for r in rollouts], dtype=torch.float64)
         longest = torch.tensor([max((end - start for start, end in r.turns), default=0) for r in rollouts])
-        values = torch.tensor(rewards, dtype=torch.float64) + overlong_penalty(longest, *self.overlong)
-        advantages, baselines = self.advantage(values, scorable, groups, [r.role for r in rollouts], baselines)
-        signal = spread(values, scorable, groups)
-        return Advantages(advantages, dict(baselines), 1 - float(signal.double().mean()))
+        groups = Groups(
+            rewards=rewards + overlong_penalty(longest, *self.overlong),
+            scorable=torch.tensor([r.reward is not None for r in rollouts]),
+            group_of=torch.unique(torch.tensor([r.group for r in rollouts]), return_inverse=True)[1],
+            roles=[r.role for r in rollouts],
+            baselines=baselines,
+        )
+        moved = moved_baselines(groups) if self.advantage is moving_average_baseline else baselines
+        return Advantages(self.advantage(groups), dict(moved), 1 - float(groups.spread.double().mean()))
 
 
 @dataclass(frozen=True)

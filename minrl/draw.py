@@ -1,7 +1,6 @@
-"""What a step samples: examples, temperature and rounds, given what the last steps showed.
+"""What a step samples: examples, temperature and rounds, given the last steps.
 
-What is remembered lives in `TrainState` and is the same in every process, so that a resumed run samples what the
-uninterrupted one would have. With the default settings nothing here changes anything.
+The memory is in `TrainState` and equal in all processes: a resumed run samples what the uninterrupted one would have.
 """
 
 import random
@@ -52,11 +51,10 @@ def sample_groups(
 class Draw:
     """The rollouts of a step, in one round or more: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
 
-    After each round as many examples are drawn anew as the step still lacks: an example counts by the share of its
-    groups, one for each role, that have spread (exactly max > min), up to `refill_rounds` times.
-    Departures: any difference of rewards is spread, not of correctness alone; the number of rounds is bounded; and
-    groups without spread stay among the rollouts: they are measured, cost no forward pass and weigh what
-    drop_equal_groups says.
+    After each round, up to `refill_rounds` times, as many examples are drawn as the step still lacks. An example counts
+    by the share of its groups, one for each role, that have spread (max > min). Departures: any difference of rewards
+    is spread; the rounds are bounded; groups without spread stay among the rollouts, cost no forward pass and weigh
+    what drop_equal_groups says.
     """
 
     def __init__(self, config: TrainerConfig) -> None:
@@ -138,13 +136,12 @@ def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout
 
 
 def adapted_temperature(temperature: float, std: float, settings: SamplingConfig) -> float:
-    """The next temperature, from the one that rewards with this mean standard deviation inside groups were sampled at:
+    """The next temperature after rewards with this mean standard deviation inside groups were sampled at this one:
 
         log T' = log T + 1/2 log(target / std), by at most log 1.1 either way, and inside [T_min, T_max].
 
-    A group without spread counts as std 0, so that the temperature rises by a tenth where no group has any. Where std
-    grows like T^a, the distance of log T from its fixed point, at which std is the target, shrinks by 1 - a/2 in each
-    step: it falls to it from both sides without a swing for every a in (0, 2], and damps noise in std.
+    Where std grows like T^a, the distance of log T from its fixed point shrinks by 1 - a/2 a step: it converges from
+    both sides without overshooting for every a in (0, 2], and damps noise. With std 0 it rises by a tenth.
     """
     change = (settings.target_reward_std / std) ** TEMPERATURE_GAIN if std > 0 else np.inf
     wanted = temperature * np.clip(change, 1 / LARGEST_CHANGE, LARGEST_CHANGE)

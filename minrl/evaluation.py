@@ -1,8 +1,8 @@
 """How good is the policy on problems it never trained on?
 
-A fixed set of held-out examples, sampled with fixed seeds at a temperature, and once greedily. pass@1 is the share
-of completions that solve their example (`Reward.solved`). One that could not be scored counts as not solved, and the
-share of these stands beside the figure; where none could be scored there is no figure (NaN).
+A fixed set of held-out examples is sampled with fixed seeds at a temperature, and once greedily. pass@1 is the share
+of completions that solve their example (`Reward.solved`). An unscorable one counts as not solved, and their share is
+reported; where none could be scored the figure is NaN.
 """
 
 import math
@@ -200,17 +200,6 @@ def pass_at_one(outcomes: Sequence[Outcome], examples: Sequence[str]) -> tuple[f
     if math.isnan(value):
         return value, (math.nan, math.nan)
     return value, interval(np.array([is_solved(one) for one in outcomes], dtype=float), examples)
-
-
-def pass_at_k(n: int, solved: int, k: int) -> float:
-    """The unbiased estimate of the chance that one of k samples solves, from n samples of which some did: equation 1 of
-    Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - solved, k) / C(n, k), as a product. n must be at least k.
-
-    >>> pass_at_k(4, 2, 1), round(pass_at_k(4, 2, 2), 4), pass_at_k(4, 2, 3)
-    (0.5, 0.8333, 1.0)
-    """
-    assert 1 <= k <= n and 0 <= solved <= n, f"pass@{k} of {solved} solved among {n}"
-    return 1.0 - math.prod(1.0 - k / i for i in range(n - solved + 1, n + 1))
 
 
 def by_category(examples: Sequence[Example], rollouts: Sequence[T]) -> dict[str, list[T]]:

@@ -59,10 +59,8 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of the S sampled tokens of a micro-batch; each rollout's tokens are all there.
-
-    `token_weights` sum to the share of the optimizer step that the micro-batch is. `ref_logprobs` are None without a
-    KL term, `importance_cap` is 0 where the engine needs no correction.
+    """What is known of the S sampled tokens of a micro-batch, which has whole rollouts. `ref_logprobs` are None without
+    a KL term, `importance_cap` is 0 where the engine needs no correction.
     """
 
     logprobs: Float[Tensor, " S"]
@@ -133,7 +131,7 @@ def policy_gradient(
     """-A log π: the score function estimator of REINFORCE (Williams 1992, doi:10.1007/BF00992696), and of GPG
     (arXiv:2504.02546, equation 5 of its ICLR 2026 version).
 
-    There is no ratio: from the second optimizer step on, the samples are those of an older policy.
+    There is no ratio to the policy that sampled.
     """
     return -advantages * logprobs
 
@@ -156,8 +154,7 @@ def dual_clipped_surrogate(
 ) -> Float[Tensor, " S"]:
     """The clipped surrogate, and where A < 0 no loss above -c A with c = clip_dual: arXiv:1912.09729, equation 5.
 
-    That is -max(min(ρ A, clip(ρ) A), c A), with c > 1. A token with negative advantage whose ratio exceeds c would push
-    without bound; its gradient becomes 0.
+    That is -max(min(ρ A, clip(ρ) A), c A), with c > 1: the gradient of a token whose ratio exceeds c becomes 0.
     """
     loss = clipped_surrogate(logprobs, ratio, advantages, limits)
     return torch.where(advantages < 0, torch.minimum(loss, -limits.clip_dual * advantages), loss)
@@ -168,8 +165,8 @@ def clipped_weight(
 ) -> Float[Tensor, " S"]:
     """-sg[min(ρ, 1 + clip_high)] A log π, sg stopping the gradient: CISPO, arXiv:2506.13585, equations 4 and 5.
 
-    The weight is clipped, not the update: every token keeps a gradient. There is no lower bound, as in the paper's
-    experiments. Where others name an absolute bound b (arXiv:2510.13786, TRL), clip_high is b - 1.
+    Every token keeps a gradient. There is no lower bound, as in the paper's experiments. Where others name an absolute
+    bound b (arXiv:2510.13786, TRL), clip_high is b - 1.
     """
     return -ratio.detach().clamp(max=1 + limits.clip_high) * advantages * logprobs
 
@@ -197,8 +194,7 @@ def sequence_mean(
 def token_mean(lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int) -> Float[Tensor, " N"]:
     """1 / sum |o_i|: the mean over all tokens (DAPO, arXiv:2503.14476, equation 8; CISPO, arXiv:2506.13585, its 4).
 
-    Departure: as printed the sum is over one group, and groups are averaged; here, as verl has it, over all tokens of
-    the optimizer step, so that groups of long completions weigh more.
+    Departure: the papers sum over one group and average the groups; here, as in verl, over the optimizer step.
     """
     return torch.full((len(lengths),), 1 / max(1, num_tokens), dtype=torch.float64)
 
@@ -209,15 +205,9 @@ def constant_length(
     """1 / (N L) with L the longest completion allowed: the sum over tokens up to a constant (Dr. GRPO,
     arXiv:2503.20783, section 3.2, whose example of such a constant is the generation budget).
 
-    The log-probability of a completion is such a sum, so this is the policy gradient whose action is the completion.
-    In a task of several turns L is the limit of one turn.
+    The action of this policy gradient is the completion. In a task of several turns L is the limit of one turn.
     """
     return torch.full((len(lengths),), 1 / (num_rollouts * max_tokens), dtype=torch.float64)
-
-
-def per_token(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """Each token's own log ratio."""
-    return log_ratio
 
 
 def per_sequence(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
@@ -231,7 +221,7 @@ def geometric_mean(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]
     return (_sums(log_ratio, rollout_of) / lengths)[rollout_of]
 
 
-LEVELS = {"token": per_token, "sequence": per_sequence, "geometric": geometric_mean}
+LEVELS = {"token": lambda log_ratio, rollout_of: log_ratio, "sequence": per_sequence, "geometric": geometric_mean}
 """What a ratio is of. `rollout_of` says which rollout each token belongs to; all of its tokens must be there."""
 
 
@@ -283,8 +273,7 @@ def kl_penalty(
     coefficient; arXiv:2510.01555 compares the three).
 
     The exact form is weighted by ρ = π / π_old, since x ~ π_old: its gradient ρ k1 ∇log π is also that of ρ k3, the
-    estimate of arXiv:2512.02556. The naive one is not weighted, as in arXiv:2402.03300. Both take the prefixes as
-    given: that a token leads to prefixes where the two differ more is not in the gradient.
+    estimate of arXiv:2512.02556. The naive one is not, as in arXiv:2402.03300. Both take the prefixes as given.
     """
     value = KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
     if gradient == "naive":

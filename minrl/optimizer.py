@@ -2,14 +2,12 @@
 
 import math
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 from loguru import logger
-from safetensors.torch import load_file, save_file
 
 from minrl.config import OptimizerConfig
-from minrl.policy import Policy, master_weights
+from minrl.policy import Policy
 from minrl.types import UserError, require
 
 FINAL_FRAC = 0.1
@@ -79,24 +77,3 @@ def _skip(policy: Policy, norm: float, limit: int) -> None:
         f"the gradient of {limit} optimizer steps in a row was not finite (max_skipped_steps): start a new run from "
         "the last checkpoint (--model-id) with a lower --learning-rate or with --dtype float32",
     )
-
-
-def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
-    """The optimizer's moments and step counts, by the name of the weight: `moment:name`."""
-    tensors = {}
-    for name, weight in master_weights(policy.model).items():
-        for key, value in optimizer.state.get(weight, {}).items():
-            tensor = torch.as_tensor(value).detach().cpu().contiguous()
-            shared = key.startswith("qmap")  # one table for all weights; safetensors wants tensors of their own
-            tensors[f"{key}:{name}"] = tensor.clone() if shared else tensor
-    save_file(tensors, path)
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
-    """What `save_optimizer` wrote, back into the optimizer. bitsandbytes counts steps in an int, torch in a float32."""
-    weights = master_weights(policy.model)
-    for key, value in load_file(path).items():
-        kind, _, name = key.partition(":")
-        weight = weights[name]
-        counted = kind == "step" and value.dtype == torch.int64
-        optimizer.state[weight][kind] = int(value) if counted else value.to(weight.device)

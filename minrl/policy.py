@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from loguru import logger
 from torch import Tensor
 
 from minrl.batch import Stream, pack
@@ -22,11 +20,10 @@ from minrl.kernels.activations import LARGEST_SHARE, kept_bytes, layers_of
 from minrl.kernels.cpu import free_bytes, speed_up_linears
 from minrl.model.chat import ChatTokenizer
 from minrl.model.context import context_length
-from minrl.model.loading import load_model, save_model
-from minrl.model.lora import SUBFOLDER, Adapters, MergedWeights, adapted_layers, base_of, fold_in, require_peft
+from minrl.model.lora import Adapters
 from minrl.model.processes import Processes
-from minrl.scoring import sampled_rollout, score, supports_packing, verify_scoring
-from minrl.types import CausalModel, UserError, require
+from minrl.scoring import sampled_rollout, score, supports_packing
+from minrl.types import CausalModel
 
 
 @dataclass(kw_only=True)
@@ -132,29 +129,6 @@ class Policy(ChatTokenizer):
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
 
-def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
-    """The model and tokenizer at a hub name or local path, with float32 weights on this process's device.
-
-    Where there are adapters at the path they are merged into their base model.
-    """
-    base = base_of(path)
-    if base is not None:
-        require_peft(f"{path} holds LoRA adapters and")
-    model, tokenizer = load_model(base or path)
-    if base is not None:
-        fold_in(model, Path(path), base)
-    elif adapted_layers(model):
-        raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
-    policy = as_policy(model, tokenizer, config, processes)
-    verify_scoring(policy.model)
-    if policy.context_length < (whole := model.config.get_text_config().max_position_embeddings):
-        logger.warning(
-            f"{path} is kept to the original {policy.context_length} tokens of its context of {whole}, prompt and "
-            "completion together: beyond them LongRoPE changes what every token before was sampled from"
-        )
-    return policy
-
-
 def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes: Processes) -> Policy:  # noqa: ANN401
     """A policy around a model and tokenizer that are already in memory."""
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
@@ -171,22 +145,3 @@ def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes
 def master_weights(model: CausalModel) -> dict[str, Tensor]:
     """The weights by name, tied ones once, sorted."""
     return dict(sorted(model.named_parameters(remove_duplicate=True)))
-
-
-def save_policy(policy: Policy, folder: Path) -> None:
-    """Model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. `UserError` where a weight
-    is not finite: nobody could go on from it.
-    """
-    for name, weight in master_weights(policy.model).items():
-        require(bool(weight.isfinite().all()), f"{name} is not finite and is not saved: lower --learning-rate")
-    adapters, merged = policy.adapters, None
-    if adapters is not None:
-        whole = adapters.config.lora_checkpoint == "merged"
-        adapters.save(folder / SUBFOLDER if whole else folder)
-        if not whole:
-            policy.tokenizer.save_pretrained(folder)
-            return
-        merged = {
-            name: weight.detach() for name, weight in MergedWeights(policy.model, policy.model.state_dict()).items()
-        }
-    save_model(policy.model, policy.tokenizer, folder, merged)

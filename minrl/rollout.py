@@ -1,12 +1,10 @@
 """From examples to rewarded rollouts: single-turn, multi-turn, several roles.
 
-An episode is a generator (see `minrl.types.Episode`). All episodes of a call advance together: in each round every
-episode that waits for a completion is one request of a single engine call.
+An episode is a generator (`minrl.types.Episode`). All episodes of a call advance together: each round is one engine
+call with a request of every episode that waits for a completion. Each process plays a block of the examples; the
+seed of a completion depends on the example's number in the whole call, not on the number of processes.
 
-Several processes play a block of the examples each. A completion's seed is made of the example's number in the whole
-call, so that what is sampled does not depend on how many processes there are.
-
-The ids of a role's sequence only ever grow: a turn is appended to what was sampled, never rendered again.
+The ids of a role's sequence only grow: a turn is appended to what was sampled, never rendered again.
 """
 
 import hashlib
@@ -15,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from minrl.engines import Engine, Sampling
-from minrl.episode import Play
 from minrl.policy import Policy
+from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.tasks import Task
 from minrl.types import SOLO, Completion, Example, Job, LostEpisode, PlayedTurn, Request, Rollout, Turn
@@ -46,9 +44,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The rollouts of a call, in order of example, sample and role. `failures` say what is wrong with the rewards of an
-    episode, for each with which something is; `reasons` why an episode failed, None where it came to its end; `lost`
-    are those that failed before they had a rollout.
+    """The rollouts of a call, in order of example, sample and role. `failures` describe each episode whose rewards are
+    wrong or missing, `reasons` are for every episode (None: it did not fail), `lost` failed before they had a rollout.
     """
 
     rollouts: list[Rollout]
@@ -115,9 +112,8 @@ def _play(
 
 
 def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[str, list[str]]:
-    """The roles that the policy would have had in the lost episodes of an example, from the (example id, role) of what
-    was played: those of the example's other episodes. Where it has none, those that every other example has in common,
-    and where that is none, a single one.
+    """The roles of the policy in the lost episodes of each example, from the (example id, role) of what was played:
+    those of its other episodes, else those that all other examples share, else a single one.
 
     >>> lost_roles([("a", "x"), ("a", "o"), ("b", "x")], ["a", "c"])
     {'a': ['o', 'x'], 'c': ['x']}

@@ -9,20 +9,15 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minrl.batch import Stream, pack
+from minrl.batch import Stream
 from minrl.kernels.activations import recomputed
 from minrl.kernels.attention import ATTENTION, plan_attention
 from minrl.kernels.head import chunked_logprobs
-from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
-from minrl.types import CausalModel, Rollout, UserError
-
-WINDOW = 4
-"""Tokens of a window of attention while scoring is verified."""
+from minrl.types import CausalModel, Rollout
 
 LARGEST_GAP = 0.01
 """Nats by which a model's own log-probability may differ from `score`'s by rounding alone."""
@@ -56,59 +51,11 @@ def supports_packing(model: CausalModel) -> bool:
     return bool(model._supports_attention_backend)
 
 
-@torch.no_grad()
-def verify_scoring(model: CausalModel) -> None:
-    """Refuse a model whose own log-probabilities are not those of `score`: one that caps or scales its logits, has a
-    biased output head or attends in a way of its own. Told by two short rollouts with a common prompt, which are
-    longer than the windows of attention: those are narrowed for it.
-    """
-    ids = torch.linspace(1, model.get_output_embeddings().weight.shape[0] - 1, 18).long()
-    prompt, *completions = (part.tolist() for part in ids.split([2 * WINDOW, 6, 4]))
-    rollouts = [sampled_rollout(prompt, completion) for completion in completions]
-    device = next(model.parameters()).device
-    gap = 0.0
-    with _narrow_windows(model):
-        for part in [[0, 1]] if supports_packing(model) else [[0], [1]]:
-            scores, _ = score(model, pack(rollouts, part).to(device), temperature=1.0)
-            own = []
-            for rollout in (rollouts[index] for index in part):
-                row = torch.tensor([rollout.ids], device=device)
-                logprobs = model(input_ids=row, use_cache=False).logits[0].float().log_softmax(-1)
-                own.append(logprobs[len(prompt) - 1 : -1].gather(1, row[0, len(prompt) :, None])[:, 0])
-            gap = max(gap, float((torch.cat(own) - scores).abs().max()))
-    if not gap <= LARGEST_GAP:
-        raise UserError(
-            f"{type(model).__name__} cannot be trained: its own log-probabilities differ by {gap:.3g} nats from those "
-            "of plain attention and a plain output head (capped or scaled logits, a window of a kind of its own?); "
-            "choose a Llama- or Qwen-shaped one"
-        )
-
-
 def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:
     """A rollout of these tokens, to be scored."""
     ids, zeros = prompt + completion, [0.0] * len(prompt + completion)
     mask = [False] * len(prompt) + [True] * len(completion)
     return Rollout(ids, mask, zeros, [(len(prompt), len(ids))], len(prompt), "", 0, 0, "", 0, 0)
-
-
-@contextmanager
-def _narrow_windows(model: CausalModel) -> Iterator[None]:
-    """Windows that the model's context can outgrow are WINDOW tokens wide inside. They are named in the config, which
-    a model makes its masks by, and by some layers.
-    """
-    holders = [
-        holder
-        for holder in (model.config.get_text_config(), *model.modules())
-        if WINDOW < (vars(holder).get("sliding_window") or 0) < context_length(model)
-    ]
-    windows = [holder.sliding_window for holder in holders]
-    try:
-        for holder in holders:
-            holder.sliding_window = WINDOW
-        yield
-    finally:
-        for holder, window in zip(holders, windows, strict=True):
-            holder.sliding_window = window
 
 
 @contextmanager

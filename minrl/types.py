@@ -1,7 +1,6 @@
 """What passes through the loop: the nouns.
 
-Every other file speaks in these words. Only the standard library is imported here, so that a task, a reward
-worker or a test can use them without loading torch.
+Only the standard library is imported here, so that tasks and reward workers can use them without loading torch.
 """
 
 import math
@@ -17,13 +16,10 @@ Prompt = str | list[Message]
 """A string is fed to the model as it is; a list of messages goes through the chat template."""
 
 CausalModel = Any
-"""A causal model of transformers. torch types the attributes of a Module as Tensor or Module, which its are not."""
+"""A causal model of transformers. torch types Module attributes as Tensor or Module; its attributes are neither."""
 
 SOLO = "policy"
 """The role of a task in which only one player writes."""
-
-ROLLOUT_SCHEMA = 2
-"""Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
 
 
 LARGEST_FLOAT32 = 2.0**128 - 2.0**104
@@ -43,8 +39,7 @@ def require(condition: bool, message: str) -> None:
 class Example:
     """A row of a dataset: what the policy is shown and what its reward needs to know.
 
-    `id` is the identity of the problem, not of its wording: two examples that ask the same thing in another
-    order share it, and the split into training and held-out examples goes by it.
+    `id` identifies the problem, not its wording. The split into training and held-out examples goes by it.
 
     >>> example = Example("3,5,7=9", "numbers 3 7 5 target 9", {"numbers": [3, 7, 5], "target": 9})
     >>> example["target"]
@@ -63,11 +58,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Reward:
-    """What a task paid for one completion. `value` is what is trained on; `parts` are for the curves.
+    """What a task paid for one completion. `value` is trained on; `parts` are for the curves.
 
-    The maximum is reached by a full solution only, unless the task says itself what is one (`full`): a task that pays
-    for style on top of a solution. All numbers are finite, and kept as floats. `UserError` where one is not, or where
-    the value is above its maximum.
+    Only a full solution has the maximum, unless the task defines one by `full`, as a task does that also pays for
+    style. All numbers are kept as floats. `UserError` where one is not finite or the value is above the maximum.
 
     >>> Reward(0.7 + 0.2 + 0.1).solved, Reward(0.9).solved
     (True, False)
@@ -101,9 +95,7 @@ class Reward:
 
 
 def _finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give anything
-    """The number as a float: JSON and the table of scores take no other kind, such as numpy's. What float32 cannot
-    hold would be infinite in a loss or a chart.
-    """
+    """The number as a float, which float32 can hold: else it would be infinite in a loss or a chart."""
     try:
         value = float(number)
     except (TypeError, ValueError, OverflowError):
@@ -129,7 +121,7 @@ class Job:
     """Work that an episode hands to the workers: a picklable function and its arguments.
 
     A `cheap` job is a pure function of microseconds and runs in this process. One that `waits` for a server runs in a
-    thread of this process, is bounded by its own timeout, and need not be picklable.
+    thread with a timeout of its own, and need not be picklable.
     """
 
     function: Callable[..., Any]

@@ -10,8 +10,8 @@ import evaluate
 from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
 from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.model.processes import Processes
-from minrl.policy import as_policy, save_policy
-from minrl.run.checkpoint import MANIFEST, MOMENTS, STATE
+from minrl.policy import as_policy
+from minrl.run.checkpoint import MANIFEST, MOMENTS, STATE, save_policy
 from minrl.system.files import write_json
 from minrl.terminal.command_line import to_dict
 

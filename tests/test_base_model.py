@@ -10,8 +10,8 @@ import torch
 from loguru import logger
 
 from minrl.config import BaseModelConfig
-from minrl.policy import load_policy
 from minrl.run.base_model import DIGESTED, base_model_path, digest_of, make_base_model, require_demonstrations
+from minrl.run.loading import load_policy
 from minrl.system import files
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions

@@ -13,7 +13,6 @@ from loguru import logger
 
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
-from minrl.policy import load_policy
 from minrl.run import checkpoint
 from minrl.run.checkpoint import (
     MANIFEST,
@@ -29,6 +28,7 @@ from minrl.run.checkpoint import (
     step_name,
     weights_sha256,
 )
+from minrl.run.loading import load_policy
 from minrl.system import files
 from minrl.types import TrainState, UserError
 from tests.conftest import CPU

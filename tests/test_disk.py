@@ -11,8 +11,7 @@ import pytest
 import train
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
-from minrl.policy import save_policy
-from minrl.run.checkpoint import damage, newest_complete, save_checkpoint
+from minrl.run.checkpoint import damage, newest_complete, save_checkpoint, save_policy
 from minrl.system.disk import refusal, require_writable
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.terminal.command_line import run_main

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minrl.episode import Play
+from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure
 from minrl.types import SOLO, Job, Reward, Turn
 

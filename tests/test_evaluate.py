@@ -24,8 +24,8 @@ from minrl.pipeline.folder import locked
 from minrl.pipeline.local import check_prompts
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import PlannedTask
-from minrl.policy import load_policy
 from minrl.rewards.workers import Workers
+from minrl.run.loading import load_policy
 from minrl.tasks import load_task
 from minrl.types import UserError
 from tests import evaluated

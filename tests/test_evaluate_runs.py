@@ -22,7 +22,8 @@ from minrl.pipeline.models import find_models
 from minrl.pipeline.plan import make_plan
 from minrl.pipeline.runs import as_trained
 from minrl.pipeline.settings import check_settings, settings_of
-from minrl.policy import load_policy, save_policy
+from minrl.run.checkpoint import save_policy
+from minrl.run.loading import load_policy
 from minrl.run.resume import resolve_model
 from minrl.system.files import read_json
 from minrl.tasks import load_task

@@ -11,8 +11,9 @@ from together import together
 from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluation import Evaluation, evaluate, pass_at_k, summarize
+from minrl.evaluation import Evaluation, evaluate, summarize
 from minrl.intervals import Z95, bootstrap, interval, wilson
+from minrl.pipeline.figures import pass_at_k
 from minrl.rollout import Plan
 from minrl.types import Example, LostEpisode, Reward, Turn
 

@@ -20,9 +20,10 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
 from minrl.model.lora import Adapters, MergedWeights, adapted_layers, merged_weight
 from minrl.optimizer import make_optimizer
-from minrl.policy import load_policy, master_weights, save_policy
-from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, weights_sha256
-from minrl.scoring import score, verify_scoring
+from minrl.policy import master_weights
+from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
+from minrl.run.loading import load_policy, verify_scoring
+from minrl.scoring import score
 from minrl.types import SOLO, Request, TrainState, UserError
 from minrl.update import update_policy
 from tests.conftest import CPU

@@ -14,8 +14,9 @@ from minrl.engines.opponent import EngineWithOpponent
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.pipeline import plan as evaluation_plan
-from minrl.policy import as_policy, save_policy
+from minrl.policy import as_policy
 from minrl.rollout import Plan, rollout
+from minrl.run.checkpoint import save_policy
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import Example, Request, Reward, Turn, UserError

@@ -11,9 +11,9 @@ from loguru import logger
 from safetensors.torch import load_file
 
 from minrl.config import OptimizerConfig
-from minrl.optimizer import clipped_step, learning_rate, load_optimizer, make_optimizer, save_optimizer
+from minrl.optimizer import clipped_step, learning_rate, make_optimizer
 from minrl.policy import master_weights
-from minrl.run.checkpoint import weights_sha256
+from minrl.run.checkpoint import load_optimizer, save_optimizer, weights_sha256
 from minrl.types import UserError
 
 needs_bitsandbytes = (

@@ -14,7 +14,9 @@ from minrl.config import ModelConfig
 from minrl.kernels import cpu
 from minrl.kernels.cpu import OneDnnLinear, few_rows_product, product
 from minrl.model.loading import ASSISTANT, END, USER, save_model, word_tokenizer
-from minrl.policy import as_policy, load_policy, master_weights, save_policy
+from minrl.policy import as_policy, master_weights
+from minrl.run.checkpoint import save_policy
+from minrl.run.loading import load_policy
 from minrl.types import UserError
 from tests.conftest import CPU
 from tests.test_scoring import SMALL, make_model
@@ -274,7 +276,7 @@ def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(polic
 def test_a_model_that_is_loaded_is_verified(policy, processes, monkeypatch):
     verified = []
     monkeypatch.setattr("minrl.policy.load_model", lambda path: (policy.model, policy.tokenizer))
-    monkeypatch.setattr("minrl.policy.verify_scoring", verified.append)
+    monkeypatch.setattr("minrl.run.loading.verify_scoring", verified.append)
     assert load_policy("owner/name", CPU, processes).model is policy.model
     assert verified == [policy.model]
 

@@ -12,8 +12,8 @@ import pytest
 from together import together
 from two_trainers import EVALUATED, FAILING_STEP, GROUP, LAST_STEP, PROMPTS, run
 
-from minrl.policy import save_policy
 from minrl.record.metrics import read_metrics
+from minrl.run.checkpoint import save_policy
 from minrl.system.signals import exit_status
 
 ROOT = Path(__file__).parent.parent

@@ -15,11 +15,11 @@ import pytest
 import train
 from minrl.config import LoggingConfig, TrainerConfig
 from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.policy import as_policy, save_policy
+from minrl.policy import as_policy
 from minrl.record.metrics import read_metrics
 from minrl.run import folder as run_folder
 from minrl.run import parts
-from minrl.run.checkpoint import damage
+from minrl.run.checkpoint import damage, save_policy
 from minrl.run.folder import COPYING, HISTORY, OWNER, SAVED, owned
 from minrl.run.resume import open_run
 from minrl.system.files import LOCK

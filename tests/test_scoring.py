@@ -22,6 +22,7 @@ from minrl import scoring
 from minrl.batch import micro_batches, pack
 from minrl.kernels import head as output_head
 from minrl.kernels.head import chunked_logprobs
+from minrl.run.loading import verify_scoring
 from minrl.scoring import score
 
 SMALL = {
@@ -263,7 +264,7 @@ def test_a_model_that_cannot_be_scored_right_is_refused(shape):
     if getattr(model.lm_head, "bias", None) is not None:
         torch.nn.init.normal_(model.lm_head.bias)
     with pytest.raises(ValueError, match="cannot be trained"):
-        scoring.verify_scoring(model)
+        verify_scoring(model)
 
 
 @pytest.mark.parametrize(("bias", "refused"), [(0.004, False), (0.1, True)])
@@ -274,9 +275,9 @@ def test_a_model_is_refused_from_a_hundredth_of_a_nat_on(bias, refused):
         model.lm_head.bias.zero_()[:20] = bias
     if refused:
         with pytest.raises(ValueError, match="cannot be trained"):
-            scoring.verify_scoring(model)
+            verify_scoring(model)
     else:
-        scoring.verify_scoring(model)
+        verify_scoring(model)
 
 
 def test_nothing_is_cached_while_a_stream_is_scored(rollouts):
@@ -285,7 +286,7 @@ def test_nothing_is_cached_while_a_stream_is_scored(rollouts):
         lambda module, args, kwargs: asked.append(kwargs["use_cache"]), with_kwargs=True
     )
     score(model, pack(rollouts, [0]), 1.0)
-    scoring.verify_scoring(model)
+    verify_scoring(model)
     handle.remove()
     assert asked and not any(asked)
 
@@ -293,7 +294,7 @@ def test_nothing_is_cached_while_a_stream_is_scored(rollouts):
 def test_a_model_without_the_attention_interface_is_scored_one_rollout_at_a_time(rollouts, monkeypatch):
     model = make_model(SHAPES["qwen3"], torch.float32)
     monkeypatch.setattr(type(model), "_supports_attention_backend", False)
-    scoring.verify_scoring(model)
+    verify_scoring(model)
     with pytest.raises(AssertionError, match="one rollout at a time"):
         score(model, pack(rollouts, [0, 1]), 1.0)
 
@@ -303,7 +304,7 @@ def test_both_rollouts_are_verified_and_together_where_they_can_share_a_prompt(p
     model, streams = make_model(SHAPES["qwen3"], torch.float32), []
     monkeypatch.setattr(type(model), "_supports_attention_backend", packs)
     monkeypatch.setattr(scoring, "score", lambda *given, **named: streams.append(given[1]) or score(*given, **named))
-    scoring.verify_scoring(model)
+    verify_scoring(model)
     assert [len(stream.prefix_of) for stream in streams] == rollouts_of
     assert len(torch.cat([stream.labels for stream in streams]).unique()) == 6 + 4  # all tokens are different ones
 
@@ -318,7 +319,7 @@ def test_a_rollout_to_be_scored_has_its_completion_as_sampled():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_that_is_scored_right_is_not_refused(shape):
-    scoring.verify_scoring(make_model(SHAPES[shape], torch.float32))
+    verify_scoring(make_model(SHAPES[shape], torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +334,7 @@ def test_a_model_that_is_scored_right_is_not_refused(shape):
 def test_a_window_that_is_scored_right_is_not_refused_and_stays_as_it_is(config):
     model = make_model(config, torch.float32)
     before = [vars(holder).get("sliding_window") for holder in (model.config, *model.modules())]
-    scoring.verify_scoring(model)
+    verify_scoring(model)
     assert [vars(holder).get("sliding_window") for holder in (model.config, *model.modules())] == before
 
 

@@ -15,10 +15,9 @@ import pytest
 
 import train
 from minrl import evaluation
-from minrl.policy import save_policy
 from minrl.record.metrics import read_metrics
 from minrl.run import checkpoint
-from minrl.run.checkpoint import load_state, newest_complete
+from minrl.run.checkpoint import load_state, newest_complete, save_policy
 from minrl.system.signals import STOP_SIGNALS, answered, stop_at_once
 from minrl.system.streams import Forgiving
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition

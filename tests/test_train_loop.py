@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 import train
 from minrl.algorithms import ALGORITHMS
 from minrl.engines.torch_engine import TorchEngine
-from minrl.policy import save_policy
 from minrl.rollout import rollout
 from minrl.run import parts
+from minrl.run.checkpoint import save_policy
 from minrl.tasks import TASK_DEFINITIONS, Dataset, Task, TaskDefinition
 from minrl.types import Example, Reward, Turn, UserError
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from minrl.types import ROLLOUT_SCHEMA, SOLO, Example, Job, Request, Reward, Rollout, Turn, UserError, require
+from minrl.types import SOLO, Example, Job, Request, Reward, Rollout, Turn, UserError, require
+from minrl.viewer.lines import ROLLOUT_SCHEMA
 
 
 def test_what_is_required_holds_or_is_the_users_mistake():

@@ -120,7 +120,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Adapters of low rank in place of training all weights (minrl.model.lora). They want about ten times the learning rate.
+    """Adapters of low rank in place of training all weights (minrl.model.lora). They take about ten times the rate.
 
     >>> LoraConfig(lora_rank=8, lora_target_modules="q_proj, v_proj").target_names
     ['q_proj', 'v_proj']

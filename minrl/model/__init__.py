@@ -1,1 +1,1 @@
-""""""
+"""The transformers model: loading, adapters, chat template, and the processes that train it."""

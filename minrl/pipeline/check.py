@@ -13,8 +13,8 @@ from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.served import connect
-from minrl.policy import load_policy
 from minrl.rewards.chat_client import ChatError
+from minrl.run.loading import load_policy
 from minrl.terminal.screen import Screen
 from minrl.types import UserError
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from minrl.evaluation import by_category, is_solved, pass_at_k, pass_at_one, summarize
+from minrl.evaluation import by_category, is_solved, pass_at_one, summarize
 from minrl.intervals import bootstrap, percentiles, resampled, wilson
 from minrl.pipeline.plan import GREEDY, SAMPLED, Plan, PlannedTask
 from minrl.pipeline.rows import SERVED_AS, Key, Row
@@ -234,3 +234,14 @@ def _means(solved: Sequence[Sequence[bool]]) -> tuple[np.ndarray, np.ndarray]:
 
 def _share(means: np.ndarray, counts: np.ndarray) -> float:
     return float((means * counts).sum() / counts.sum())
+
+
+def pass_at_k(n: int, solved: int, k: int) -> float:
+    """The unbiased estimate of the chance that one of k samples solves, from n samples of which some did: equation 1 of
+    Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - solved, k) / C(n, k), as a product. n must be at least k.
+
+    >>> pass_at_k(4, 2, 1), round(pass_at_k(4, 2, 2), 4), pass_at_k(4, 2, 3)
+    (0.5, 0.8333, 1.0)
+    """
+    assert 1 <= k <= n and 0 <= solved <= n, f"pass@{k} of {solved} solved among {n}"
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - solved + 1, n + 1))

@@ -12,10 +12,11 @@ from minrl.pipeline.episodes import PURPOSE, Recorder, row_of
 from minrl.pipeline.models import NamedModel, as_cached
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import Key, Row
-from minrl.policy import Policy, load_policy
+from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan as RolloutPlan
 from minrl.rollout import rollout
+from minrl.run.loading import load_policy
 from minrl.run.preflight import answer_findings
 from minrl.run.unknown_words import check_words, prompts_read
 from minrl.types import Rollout, require

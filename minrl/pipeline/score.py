@@ -13,13 +13,13 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.episode import Play
 from minrl.pipeline.episodes import JOBS, as_stored, episode_rng, spoken_of, turns_of
 from minrl.pipeline.plan import Plan
 from minrl.pipeline.results import of_other_programs, unpacked
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
 from minrl.pipeline.table import NOBODY, read_table, write_table
 from minrl.rewards.chat_client import no_answer
+from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.terminal.screen import Screen
 from minrl.types import Job, Reward, Turn, UserError

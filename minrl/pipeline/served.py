@@ -15,12 +15,12 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.episode import Play
 from minrl.pipeline.episodes import Recorder, episode_rng, row_of, through_stop, turn_seed
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import Batch, Plan, PlannedTask
 from minrl.pipeline.rows import SERVED_AS, Key, Row
 from minrl.rewards.chat_client import CONTENT_FILTER, ChatClient, ChatError, ChatRefusal, ChatReply
+from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.types import Job, Message, Prompt, Turn
 

@@ -20,7 +20,7 @@ from minrl.record.wandb import WandbLog
 from minrl.system.disk import writing
 from minrl.system.files import whole
 from minrl.system.json_text import json_text
-from minrl.types import ROLLOUT_SCHEMA
+from minrl.viewer.lines import ROLLOUT_SCHEMA
 
 TAGS = (
     "reward/mean",

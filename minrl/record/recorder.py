@@ -21,7 +21,6 @@ from minrl.run.run import hyperparameters
 from minrl.system.files import write_json
 from minrl.types import Rollout
 from minrl.update import Update
-from minrl.viewer.build import refresh_page
 from minrl.viewer.lines import readable, training_lines
 
 
@@ -70,7 +69,7 @@ class Recorder:
             names, settings = list(self.parts.tasks), hyperparameters(self.run)
             self._log = MetricsLog(self.run.folder, cut_after, names, settings, config.logging.logger)
             self.parts.screen.log_to(self.run.folder / "log.txt")
-            refresh_page(self.run.folder)  # what a resume cut away is not to be read any more
+            self._refresh_page()  # what a resume cut away is not to be read any more
         logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
         for name, task in self.parts.tasks.items():
             for note in task.notes():
@@ -145,7 +144,7 @@ class Recorder:
             write_json(self.run.folder / "eval_before.json", plain)
         if self._log is not None:
             with self.timed("time/log_s"):
-                refresh_page(self.run.folder)
+                self._refresh_page()
 
     def end_step(self) -> None:
         """Write the step's line, or keep it for the run that makes its evaluation. The next step's clock starts."""
@@ -169,6 +168,12 @@ class Recorder:
     def seconds(self) -> float:
         """Seconds of the run so far, also before it was resumed."""
         return self._earlier_s + time.perf_counter() - self._started
+
+    def _refresh_page(self) -> None:
+        if (self.run.folder / "rollouts").exists():
+            from minrl.viewer.build import refresh_page
+
+            refresh_page(self.run.folder)
 
     def _forget_other_work(self) -> None:
         """What engine and workers did in an evaluation or a preflight is not the next step's."""

@@ -1,1 +1,1 @@
-""""""
+"""A run's folders, checkpoints, start model and preflight, and how one is resumed."""

@@ -24,7 +24,8 @@ from minrl.model.chat import ChatTokenizer, as_rollout
 from minrl.model.loading import CHAT_TEMPLATE, small_qwen3, word_tokenizer
 from minrl.model.processes import Processes
 from minrl.optimizer import clipped_step
-from minrl.policy import Policy, as_policy, save_policy
+from minrl.policy import Policy, as_policy
+from minrl.run.checkpoint import save_policy
 from minrl.run.unknown_words import check_task_words, check_words, shown_text
 from minrl.scoring import score
 from minrl.system import stable_text

@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from loguru import logger
+from safetensors.torch import load_file, save_file
 
-from minrl.optimizer import load_optimizer, save_optimizer
-from minrl.policy import Policy, master_weights, save_policy
+from minrl.model.loading import save_model
+from minrl.model.lora import SUBFOLDER, MergedWeights
+from minrl.policy import Policy, master_weights
 from minrl.system.files import naming, whole_folder
 from minrl.types import CausalModel, TrainState, UserError, require
 
@@ -69,6 +71,46 @@ def load_state(checkpoint: Path) -> TrainState:
 def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """The optimizer's moments of a checkpoint."""
     load_optimizer(optimizer, policy, checkpoint / MOMENTS)
+
+
+def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
+    """The optimizer's moments and step counts, by the name of the weight: `moment:name`."""
+    tensors = {}
+    for name, weight in master_weights(policy.model).items():
+        for key, value in optimizer.state.get(weight, {}).items():
+            tensor = torch.as_tensor(value).detach().cpu().contiguous()
+            shared = key.startswith("qmap")  # one table for all weights; safetensors wants tensors of their own
+            tensors[f"{key}:{name}"] = tensor.clone() if shared else tensor
+    save_file(tensors, path)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
+    """What `save_optimizer` wrote, back into the optimizer. bitsandbytes counts steps in an int, torch in a float32."""
+    weights = master_weights(policy.model)
+    for key, value in load_file(path).items():
+        kind, _, name = key.partition(":")
+        weight = weights[name]
+        counted = kind == "step" and value.dtype == torch.int64
+        optimizer.state[weight][kind] = int(value) if counted else value.to(weight.device)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. `UserError` where a weight
+    is not finite: nobody could go on from it.
+    """
+    for name, weight in master_weights(policy.model).items():
+        require(bool(weight.isfinite().all()), f"{name} is not finite and is not saved: lower --learning-rate")
+    adapters, merged = policy.adapters, None
+    if adapters is not None:
+        whole = adapters.config.lora_checkpoint == "merged"
+        adapters.save(folder / SUBFOLDER if whole else folder)
+        if not whole:
+            policy.tokenizer.save_pretrained(folder)
+            return
+        merged = {
+            name: weight.detach() for name, weight in MergedWeights(policy.model, policy.model.state_dict()).items()
+        }
+    save_model(policy.model, policy.tokenizer, folder, merged)
 
 
 def last_saved(folder: Path) -> Path | None:

@@ -1,9 +1,10 @@
 """The parts that a run is put together from: tasks, policy, engine, workers, optimizer, state."""
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from loguru import logger
@@ -17,7 +18,6 @@ from minrl.evaluation import Evaluation, evaluate
 from minrl.model.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy
-from minrl.rewards.judge import Judge, judged, open_judge
 from minrl.rewards.workers import Workers
 from minrl.run import checkpoint
 from minrl.run.base_model import require_demonstrations
@@ -79,19 +79,26 @@ def assemble(run: Run) -> Iterator[Parts]:
         owned(run, processes) as run,
     ):
         tasks = load_tasks(run) if config.rollout.task else {}
-        with opened_judge(config, processes) as judge:
+        with judging(config, processes) as judged:
             takes_vllm(config.engine, processes.device.type)  # refused now, not after the base model is made
-            yield from _on_screen(run, tasks, judge, processes, screen)
+            yield from _on_screen(run, tasks, judged, processes, screen)
 
 
-def opened_judge(config: TrainerConfig, processes: Processes) -> AbstractContextManager[Judge | None]:
-    """The judge, of whom the processes together ask no more at a time than one would; the first asks for an answer."""
+@contextmanager
+def judging(config: TrainerConfig, processes: Processes) -> Iterator[Callable[[Task], Task]]:
+    """What adds the judge's part to a task's rewards. The processes together ask no more at a time than one would."""
+    if not config.judge.judge_model:
+        yield lambda task: task
+        return
+    from minrl.rewards.judge import judged, open_judge
+
     concurrency = processes.split(config.judge.judge_concurrency)
-    return open_judge(replace(config.judge, judge_concurrency=concurrency), ask=processes.main)
+    with open_judge(replace(config.judge, judge_concurrency=concurrency), ask=processes.main) as judge:
+        yield partial(judged, judge=judge)
 
 
 def _on_screen(
-    run: Run, tasks: dict[str, Task], judge: Judge | None, processes: Processes, screen: Screen
+    run: Run, tasks: dict[str, Task], judged: Callable[[Task], Task], processes: Processes, screen: Screen
 ) -> Iterator[Parts]:
     """The parts of a run whose tasks, processes and screen are there; released when the caller is done with them."""
     config = run.config
@@ -114,7 +121,7 @@ def _on_screen(
             check_task_words(policy, name, task)
         tasks = {name: leave_out_unusable(policy, engine, name, task) for name, task in tasks.items()}
         trained = task_key(config.rollout.task)
-        tasks = {name: judged(task, judge if name == trained else None) for name, task in tasks.items()}
+        tasks = {name: judged(task) if name == trained else task for name, task in tasks.items()}
         yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
     finally:
         engine.close()

@@ -26,7 +26,7 @@ SLOW_REWARD_S = 1.0
 TRUNCATED_SHARE = 0.1
 """More completions than this share must not be cut off: the reward of one that is says nothing of its answer."""
 LARGEST_RATE, LARGE_MODEL = 1e-5, 10**8
-"""No reinforcement learning that minrl.config.defaults names trains all weights of so large a model at a higher rate."""
+"""No reinforcement learning in minrl.config.defaults trains all weights of so large a model at a higher rate."""
 BYTES_PER_WEIGHT = 16
 """float32 weight, gradient and AdamW's two moments."""
 MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}

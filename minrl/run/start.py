@@ -7,9 +7,10 @@ from pathlib import Path
 from minrl.config import task_key
 from minrl.model.lora import Adapters
 from minrl.model.processes import Processes
-from minrl.policy import Policy, load_policy
+from minrl.policy import Policy
 from minrl.run import checkpoint
 from minrl.run.base_model import base_model_path, digest_of, make_base_model, require_words
+from minrl.run.loading import load_policy
 from minrl.run.resume import resolve_model
 from minrl.run.run import Run
 from minrl.system.stable_text import stable_text

@@ -1,1 +1,1 @@
-""""""
+"""The operating system: whole files, locks, signals, streams, cores, progress."""

@@ -1,1 +1,1 @@
-""""""
+"""The command line and the screen."""

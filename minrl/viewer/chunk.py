@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from minrl.types import ROLLOUT_SCHEMA, UserError
+from minrl.types import UserError
+from minrl.viewer.lines import ROLLOUT_SCHEMA
 
 Line = Mapping[str, Any]
 

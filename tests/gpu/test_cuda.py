@@ -15,7 +15,8 @@ from minrl.engines.vllm import versions as vllm_versions
 from minrl.engines.vllm.engine import VllmEngine
 from minrl.engines.vllm.verify import SyncError
 from minrl.model.processes import Processes
-from minrl.policy import load_policy, master_weights
+from minrl.policy import master_weights
+from minrl.run.loading import load_policy
 from minrl.types import Request
 
 REASON = vllm_versions.refusal("cuda", vllm_versions.installed_build())
