@@ -45,15 +45,22 @@ from harness import SAY_EVERY_S
 ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.txt")
 
-OWN_TESTS = """advantages algorithms attention batch checkpoint clock episode evaluation losses metrics optimizer
-    preflight record rollout rollout_metrics run run_folder sampling scoring stopping types update workers"""
-TESTS = {module: [f"tests/test_{module}.py"] for module in OWN_TESTS.split()} | {
-    "engines/torch_engine": ["tests/test_engine.py"],
-    "head": ["tests/test_scoring.py"],
-    "policy": ["tests/test_policy.py", "tests/test_activations.py", "tests/test_lora.py"],
+OWN_TESTS = """advantages algorithms batch evaluation losses optimizer rollout scoring types update
+    kernels/attention record/clock record/metrics record/rollout_metrics rewards/episode rewards/workers
+    run/checkpoint run/preflight run/run run/stopping"""
+TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.split()} | {
+    "draw": ["tests/test_sampling.py"],
     "engines/slices": ["tests/test_engine.py"],
-    "resume": ["tests/test_run_folder.py"],
-    "token_totals": ["tests/test_update.py"],
+    "engines/torch_engine": ["tests/test_engine.py"],
+    "intervals": ["tests/test_evaluation.py"],
+    "kernels/head": ["tests/test_scoring.py"],
+    "model/chat": ["tests/test_policy.py"],
+    "policy": ["tests/test_policy.py", "tests/test_activations.py", "tests/test_lora.py"],
+    "record/recorder": ["tests/test_record.py"],
+    "record/session": ["tests/test_record.py"],
+    "run/folder": ["tests/test_run_folder.py"],
+    "run/loading": ["tests/test_scoring.py", "tests/test_policy.py"],
+    "run/resume": ["tests/test_run_folder.py"],
 }
 """The modules of the core, each with its tests."""
 
