@@ -17,15 +17,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minrl.terminal.command_line import before_imports, parse_with_tasks, run_main
 from minrl.config import TaskOptions
 from minrl.pipeline.config import EvaluateConfig
+
+if __name__ == "__main__":
+    before_imports(lambda arguments: parse_with_tasks(EvaluateConfig, arguments))
+
 from minrl.rewards.completions import score_file
-from minrl.rewards.judge import open_judge
-from minrl.rewards.workers import Workers
 from minrl.system.json_text import json_text
+from minrl.rewards.judge import open_judge
 from minrl.tasks import load_task
-from minrl.terminal.command_line import parse_with_tasks, run_main
 from minrl.types import require
+from minrl.rewards.workers import Workers
 
 INCOMPLETE = 1
 """Exit status where a server left completions, or a judge verdicts, out."""
@@ -33,7 +37,6 @@ INCOMPLETE = 1
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate models, or score a file."""
-    arguments = _whole_force(arguments)
     config, options = parse_with_tasks(EvaluateConfig, arguments)
     if config.model_names:
         config, options = _as_trained(arguments, config, options)
@@ -52,15 +55,6 @@ def _as_trained(
     found, notes = as_trained(arguments, config)
     sys.stderr.writelines(f"{note}\n" for note in dict.fromkeys(notes))
     return found or (config, options)
-
-
-def _whole_force(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `--force` alone as `--force generate`: all stages."""
-    given = list(arguments)
-    for index, argument in enumerate(given):
-        if argument == "--force" and (index + 1 == len(given) or given[index + 1].startswith("--")):
-            given.insert(index + 1, "generate")
-    return given
 
 
 def _score(config: EvaluateConfig, options: TaskOptions) -> int:

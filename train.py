@@ -16,6 +16,11 @@ STARTED = time.perf_counter()  # before the imports: their seconds count as the 
 
 from collections.abc import Sequence
 
+from minrl.terminal.command_line import before_imports, parse_trainer, run_main
+
+if __name__ == "__main__":
+    before_imports(parse_trainer)
+
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
 from minrl.draw import every, observe, require_rewards, sample_groups, temperature_of, tracked_plan
@@ -25,7 +30,6 @@ from minrl.rollout import rollout
 from minrl.run.parts import assemble
 from minrl.run.preflight import preflight
 from minrl.run.resume import open_run
-from minrl.terminal.command_line import parse_trainer, run_main
 from minrl.update import update_policy
 
 

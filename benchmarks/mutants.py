@@ -65,7 +65,7 @@ TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.
 """The modules of the core, each with its tests."""
 
 PRELOADED = """torch torch.testing torch.utils.tensorboard transformers.models.qwen3.modeling_qwen3 accelerate datasets
-    peft pytest jaxtyping beartype.door tyro yaml rich.progress loguru"""
+    peft pytest jaxtyping beartype.door yaml rich.progress loguru"""
 
 SWAPS = """Lt LtE GtE, LtE Lt Gt, Gt GtE LtE, GtE Gt Lt, Eq NotEq, NotEq Eq, Is IsNot, IsNot Is, In NotIn, NotIn In,
     And Or, Or And, Add Sub, Sub Add, Mult Div, Div Mult, FloorDiv Div, Mod Mult, Pow Mult, BitAnd BitOr, BitOr BitAnd

@@ -5,11 +5,8 @@
 `tests/test_documents.py` compares the page with the dataclasses.
 """
 
-import ast
 import dataclasses
-import inspect
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -18,6 +15,7 @@ from minrl.pipeline.config import EvaluateConfig
 from minrl.report.__main__ import ReportConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
+from minrl.terminal.flag_help import first_paragraph, meanings
 from minrl.viewer.__main__ import ViewerConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -61,7 +59,7 @@ def _of_config(program: str, config: type, shown: dict[type, str]) -> Iterator[s
             yield from (f"**{name}**: as `{shown[group]}` has them{_other_defaults(config, name, group)}.", "")
             continue
         shown[group] = program
-        yield from (f"**{name}**: {_first_line(group)}", "", *_table(group, get_type_hints(group)))
+        yield from (f"**{name}**: {first_paragraph(group)}", "", *_table(group, get_type_hints(group)))
 
 
 def _other_defaults(config: type, name: str, group: type) -> str:
@@ -74,29 +72,14 @@ def _other_defaults(config: type, name: str, group: type) -> str:
     return f", by default with {said}" if said else ""
 
 
-def _first_line(config: type) -> str:
-    return " ".join((inspect.getdoc(config) or "").split("\n\n")[0].split())
-
-
 def _table(config: type, names: Iterable[str], prefix: str = "") -> list[str]:
-    meanings = {name: text for owner in reversed(config.__mro__) for name, text in _docstrings(owner)}
     hints, rows = get_type_hints(config), []
     for field in dataclasses.fields(config):
         if field.name in names:
             flag = f"--{prefix}{field.name}".replace("_", "-")
-            meaning = (meanings[field.name] + _choices(hints[field.name])).replace("|", "\\|")
+            meaning = (meanings(config)[field.name] + _choices(hints[field.name])).replace("|", "\\|")
             rows.append(f"| `{flag}` | {_default(field)} | {meaning} |")
     return ["| flag | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
-
-
-def _docstrings(owner: type) -> Iterator[tuple[str, str]]:
-    """The string below each field of a dataclass."""
-    if not dataclasses.is_dataclass(owner):
-        return
-    (body,) = (node.body for node in ast.parse(inspect.getsource(owner)).body if isinstance(node, ast.ClassDef))
-    for field, below in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            yield ast.unparse(field.target), " ".join(str(below.value.value).split())
 
 
 def _choices(hint: object) -> str:

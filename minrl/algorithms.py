@@ -35,6 +35,7 @@ from minrl.losses import (
     soft_gate,
     token_mean,
 )
+from minrl.terminal.flags import meant
 from minrl.types import Rollout, UserError
 
 NO_LIMITS = Limits()
@@ -131,7 +132,7 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
     settings = config.algorithm
     name = settings.algorithm
     if name not in ALGORITHMS:
-        raise UserError(f"no algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}")
+        raise UserError(f"no algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}{meant(name, ALGORITHMS)}")
     algorithm = ALGORITHMS[name]
     if algorithm.group_relative and config.rollout.group_size < 2:
         raise UserError(

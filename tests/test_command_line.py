@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,13 @@ import pytest
 import train
 from minrl.config import TrainerConfig
 from minrl.config.defaults import REINFORCEMENT, defaults
+from minrl.pipeline.config import EvaluateConfig
+from minrl.report.__main__ import ReportConfig
+from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.terminal.command_line import from_dict, parse_trainer, run_main, to_dict
+from minrl.terminal.command_line import before_imports, from_dict, parse_trainer, parse_with_tasks, run_main, to_dict
 from minrl.types import UserError
+from minrl.viewer.__main__ import ViewerConfig
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,6 +43,7 @@ def hints_of(cls):
 
 
 HINTS = hints_of(TrainerConfig)
+PROGRAMS = [TrainerConfig, EvaluateConfig, SftConfig, ExpertIterationConfig, FilterConfig, ReportConfig, ViewerConfig]
 DEFAULTS = dict(values_of(TrainerConfig()))
 OTHER = {
     # Values that differ from the default and pass the checks, where adding one to the default would not.
@@ -103,7 +109,15 @@ def test_every_option_of_a_task_is_a_flag_under_the_tasks_name(task):
     [
         (["--stps", "5"], "unknown flag --stps: did you mean steps"),
         (["--countdown.max-nmber", "9"], "unknown flag --countdown.max-nmber: did you mean countdown.max-number"),
-        (["word"], "unknown flag word"),
+        (["word"], "unknown flag word: --help lists all"),
+        (["countdwn"], "unknown flag countdwn: did you mean --task countdown"),
+        (["--steps", "5", "hanoi"], "unknown flag hanoi: did you mean --task hanoi"),
+        (["--hanoy.skill", "0.5"], "unknown flag --hanoy.skill: did you mean hanoi.skill"),
+        (["--quiet", "true"], "--quiet takes no value, got 'true': --quiet turns it on and --no-quiet off"),
+        (["--no-quiet=1"], "--quiet takes no value, got '1'"),
+        (["--no-steps"], "unknown flag --no-steps: did you mean steps"),
+        (["--device", "cp"], r"'cpu', 'cuda'\): did you mean cpu"),
+        (["--chat-template-options", "--quiet"], "Missing value for argument '--chat-template-options'"),
         (["--steps", "0"], "steps must be at least 1, got 0"),
         (["--steps", "many"], "Error parsing --steps: invalid literal for int.* 'many'"),
         (["--steps"], "Missing value for argument '--steps'"),
@@ -162,6 +176,72 @@ def test_flags_are_on_top_of_a_config_file(tmp_path, spelled):
     assert options["hanoi"].max_disks == 3
 
 
+@pytest.mark.parametrize(
+    ("flags", "steps", "stop_strings"),
+    [
+        (["--steps=5", "--stop_strings", "a", "b"], 5, ("a", "b")),
+        (["--steps", "5", "--steps", "1_000", "--stop-strings", "a", "--stop-strings", "b"], 1000, ("b",)),
+        (["--stop-strings", "--steps", "7"], 7, ()),
+        (["--stop-strings=--steps", "--steps", "7", "--judge-temperature", "-1"], 7, ("--steps",)),
+    ],
+)
+def test_flags_are_spelled_in_several_ways(flags, steps, stop_strings):
+    config, _ = parse_trainer(flags)
+    assert (config.steps, config.rollout.stop_strings) == (steps, stop_strings)
+    assert config.judge.judge_temperature == (-1 if "-1" in flags else 0)
+
+
+def test_only_the_tasks_that_are_named_have_options(tmp_path):
+    assert set(parse_trainer([])[1]) == {"countdown"}
+    assert set(parse_trainer(["--task", "hanoi", "--eval-tasks", "gsm8k"])[1]) == {"hanoi", "gsm8k"}
+    assert set(parse_trainer(["--tictactoe.max-opening", "2"])[1]) == {"countdown", "tictactoe"}
+    file = tmp_path / "config.yaml"
+    file.write_text("task: hanoi\ntasks: {math: {timeout_s: 2}}\n")
+    assert set(parse_trainer(["--config", str(file)])[1]) == {"hanoi", "math"}
+
+
+def test_a_stored_config_with_the_options_of_every_task_is_read():
+    options = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
+    values = json.loads(json.dumps(to_dict(TrainerConfig(), options)))
+    assert from_dict(values, TrainerConfig) == (TrainerConfig(), options)
+
+
+def help_of(capsys, parse, flags):
+    with pytest.raises(SystemExit) as ended:
+        parse(flags)
+    assert not ended.value.code
+    return capsys.readouterr().out
+
+
+def test_help_shows_examples_then_groups_with_defaults_and_the_named_tasks_options(capsys):
+    page = help_of(capsys, parse_trainer, ["--task", "hanoi", "--help"])
+    assert page.startswith("Make a language model better at a task.\n\npython train.py")
+    assert page.count("\npython train.py") == 5 and "Traceback" not in page
+    places = [page.index(part) for part in ("\nused most\n", "\nmodel: Which model", "\njudge: ", "\ntask hanoi\n")]
+    assert places == sorted(places)
+    assert re.search(r"\n  --steps INT +Turns of the loop: rollout, update, sync \[150\]\n", page)
+    assert "--no-preflight" in page and "--countdown.max-number" not in page
+    for name in DEFAULTS:
+        assert len(re.findall(rf"\n  --(no-)?{name.replace('_', '-')}[ \n]", page)) == 1, name
+
+
+def test_help_all_shows_every_tasks_options_in_whole(capsys):
+    page = " ".join(help_of(capsys, parse_trainer, ["--help-all"]).split())
+    for task, definition in TASK_DEFINITIONS.items():
+        for field in dataclasses.fields(definition.options):
+            assert f"--{task}.{field.name}".replace("_", "-") in page
+    assert "Empty: the small base model that MinRL makes itself" in page
+
+
+@pytest.mark.parametrize("cls", PROGRAMS, ids=lambda cls: cls.__name__)
+def test_every_program_has_a_help_page(capsys, cls):
+    page = help_of(capsys, lambda flags: parse_with_tasks(cls, flags), ["-h"])
+    assert page.split("\n\n")[1].startswith("python ")
+    for words in re.findall(r"^python (?:-m )?\S+ (.*?)(?:   .*)?$", page, re.MULTILINE):
+        named = {flag for flag in words.split() if flag.startswith("--") and "." not in flag}
+        assert all(f"\n  {flag}" in page for flag in named), words
+
+
 def test_a_config_goes_to_plain_values_and_back():
     excluded = {"preflight", "preflight_only", "overlong", "overlong_buffer"}  # they go together, or contradict
     flags = [flag for name in DEFAULTS if name not in excluded for flag in flags_for(name, another(name))]
@@ -180,7 +260,7 @@ def test_a_runs_config_json_is_a_config_file(tmp_path):
 
 def test_the_script_ends_with_one_line_and_status_2(tmp_path):
     finished = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), "--model-id", "nobody/nothing"],
+        [sys.executable, str(ROOT / "train.py"), "--model-id", "nobody/nothing", "--quiet"],
         cwd=tmp_path,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         capture_output=True,
@@ -192,6 +272,38 @@ def test_the_script_ends_with_one_line_and_status_2(tmp_path):
     assert len(finished.stderr.splitlines()) == 1
     assert finished.stdout == ""
     assert not list(tmp_path.glob("runs/*"))  # what was refused leaves nothing behind
+
+
+@pytest.mark.parametrize(
+    ("flags", "rank", "shown"),
+    [([], None, "loading\n"), ([], "0", "loading\n"), ([], "1", ""), (["--quiet"], None, "")],
+)
+def test_a_line_is_shown_before_the_slow_imports(monkeypatch, capfd, flags, rank, shown):
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    before_imports(parse_trainer)
+    assert capfd.readouterr() == ("", shown)
+
+
+@pytest.mark.parametrize(
+    "script", [["train.py"], ["evaluate.py"], ["-m", "minrl.sft"], ["-m", "minrl.sft.expert_iteration"]]
+)
+def test_a_wrong_flag_is_answered_before_torch_is_imported(script):
+    finished = subprocess.run(
+        [sys.executable, "-X", "importtime", *script, "--sed", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    imports, said = finished.stderr.rsplit("\n", 2)[:2]
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert said.startswith("error: unknown flag --sed: did you mean seed")
+    assert "minrl.terminal.command_line" in imports and not re.search(r"\| +torch$", imports, re.MULTILINE)
 
 
 def test_what_goes_together_is_checked_before_anything_is_made(tmp_path, monkeypatch, capfd):

@@ -15,11 +15,11 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
-import tyro
 
 import train
 from minrl import algorithms
-from minrl.tasks import option_classes
+from minrl.tasks import TASK_DEFINITIONS, option_classes
+from minrl.terminal import command_line
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
@@ -85,14 +85,14 @@ def flags_of(cls: type) -> Iterator[str]:
 
 def known_flags() -> set[str]:
     known = {flag for program in CONFIGURATION.PROGRAMS.values() for flag in flags_of(program)}
-    for task, options in option_classes(["reasoning_gym/leg_counting"]).items():
+    for task, options in option_classes([*TASK_DEFINITIONS, "reasoning_gym/leg_counting"]).items():
         known |= {flag.replace("--", f"--{task}.", 1).replace("_", "-") for flag in flags_of(options)}
     return known
 
 
 @pytest.fixture
 def stops_when_parsed(monkeypatch):
-    """tyro and argparse raise `Parsed` in place of handing over what they parsed."""
+    """Our parser and argparse raise `Parsed` in place of handing over what they parsed."""
 
     def then_stop(parse):
         def parse_and_stop(*args, **kwargs):
@@ -101,7 +101,7 @@ def stops_when_parsed(monkeypatch):
 
         return parse_and_stop
 
-    monkeypatch.setattr(tyro, "cli", then_stop(tyro.cli))
+    monkeypatch.setattr(command_line, "_build", then_stop(command_line._build))
     for name in ("parse_args", "parse_known_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, then_stop(getattr(argparse.ArgumentParser, name)))
 

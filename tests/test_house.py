@@ -16,7 +16,7 @@ from minrl.config import TrainerConfig
 from minrl.pipeline.config import EvaluateConfig
 from minrl.report.__main__ import ReportConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
-from minrl.tasks import TASK_DEFINITIONS
+from minrl.tasks import TASK_DEFINITIONS, TASK_FAMILIES
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "minrl").rglob("*.py"))
@@ -41,7 +41,6 @@ DOORS = {
     "datasets": {"minrl.tasks"},
     "math_verify": {"minrl.tasks.agreement"},
     "vllm": {"minrl.engines.vllm.engine", "minrl.engines.vllm.versions"},
-    "tyro": {"minrl.terminal.command_line"},
     "yaml": {"minrl.terminal.command_line"},
     "rich": {"minrl.terminal.screen", "minrl.terminal.bars"},
     "wandb": {"minrl.record.wandb"},
@@ -219,6 +218,26 @@ def test_tasks_and_types_are_imported_without_torch(module):
     code = f"import {module}, sys; assert not {{'torch', 'datasets', 'transformers'}} & set(sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+NOT_FOR_COUNTDOWN = (
+    *(row for name, row in [*TASK_DEFINITIONS.data.items(), *TASK_FAMILIES.data.items()] if name != "countdown"),
+    "minrl.sandbox",
+)
+"""Modules that a run of countdown has no use for, each with those below it and beside it (`minrl.sandbox.process`)."""
+
+
+def test_a_run_of_countdown_imports_nothing_of_other_tasks():
+    code = (
+        "import sys, train\n"
+        "from minrl.tasks import TASK_DEFINITIONS, load_task\n"
+        "from minrl.terminal.command_line import parse_trainer\n"
+        "load_task('countdown', parse_trainer(['--task', 'countdown'])[1])\n"
+        "list(TASK_DEFINITIONS)\n"
+        f"print(*(name for name in sys.modules if name.startswith({NOT_FOR_COUNTDOWN})))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (finished.returncode, finished.stdout) == (0, "\n"), finished.stderr
 
 
 def test_shapes_are_checked_in_every_module_that_states_them():

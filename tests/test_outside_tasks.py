@@ -192,9 +192,19 @@ def test_two_tasks_whose_flags_would_be_the_same_are_refused(file, tmp_path):
     twin.parent.mkdir()
     twin.write_text(SOURCE)
     flags = ["--task", f"{file}:elevens", "--eval-tasks"]
-    assert set(parse_trainer([*flags, f"{file}:other"])[1]) == {*parse_trainer([])[1], "elevens", "other"}
+    assert set(parse_trainer([*flags, f"{file}:other"])[1]) == {"elevens", "other"}
     with pytest.raises(UserError, match=r"flags --elevens\.\* would be those of both"):
         parse_trainer([*flags, f"{twin}:elevens"])
+
+
+def test_a_task_that_is_named_nearly_as_a_built_in_one_does_not_name_that(file, capsys):
+    file.write_text(SOURCE + "\ncountdowns = other\n")
+    _, options = parse_trainer(["--task", f"{file}:countdowns", "--countdowns.most", "9"])
+    assert set(options) == {"countdowns"} and options["countdowns"].most == 9
+    with pytest.raises(SystemExit):
+        parse_trainer(["--task", f"{file}:countdowns", "--help"])
+    page = capsys.readouterr().out
+    assert "\ntask countdowns\n  --countdowns.most INT" in page and "--countdown.max-number" not in page
 
 
 def test_a_mistyped_flag_of_a_files_task_gets_a_suggestion(file):

@@ -45,7 +45,7 @@ class NoOptions:
 
 
 def parsed(arguments):
-    """What `parse_trainer` makes of flags like these, without tyro, which takes longer than such a run."""
+    """What `parse_trainer` makes of flags like these, without reading the command line."""
     values, arguments = {}, list(arguments)
     while arguments:
         name = arguments.pop(0).removeprefix("--")

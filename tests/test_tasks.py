@@ -2,19 +2,23 @@
 
 import json
 import random
+import sys
 import time
 from collections import deque
 from dataclasses import replace
 from itertools import product
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from minrl.tasks import TASK_DEFINITIONS, load_task
+from minrl.tasks import OFFER_WORDS, TASK_DEFINITIONS, Registry, load_task, offered_words
 from minrl.tasks.countdown import FORMAT_REWARD, CountdownOptions, evaluate_expression
 from minrl.tasks.countdown import reward as countdown
+from minrl.tasks.countdown import words as countdown_words
 from minrl.tasks.hanoi import PROGRESS_REWARD, HanoiOptions, best_move, distance, legal_moves, moved
 from minrl.tasks.hanoi import reward as hanoi
+from minrl.tasks.hanoi import words as hanoi_words
 from minrl.tasks.task import Dataset, DeferredDataset, extract_answer, is_held_out, split
 from minrl.types import Example, Job, Reward, UserError
 
@@ -401,6 +405,25 @@ def test_a_reward_is_made_of_floats_whatever_the_task_gave(workers):
 def test_impossible_task_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         options()
+
+
+def test_a_definition_is_imported_when_its_row_is_read(monkeypatch):
+    registry = Registry("VALUE", {"one": "one_lazy_module"})
+    module = ModuleType("one_lazy_module")
+    module.VALUE = 5
+    assert list(registry) == ["one"] and "one" in registry
+    with pytest.raises(ModuleNotFoundError):
+        registry["one"]
+    monkeypatch.setitem(sys.modules, "one_lazy_module", module)
+    registry["two"] = 6
+    assert dict(registry) == {"one": 5, "two": 6}
+
+
+def test_every_definition_that_offers_words_is_listed():
+    assert [name for name, definition in TASK_DEFINITIONS.items() if definition.words] == list(OFFER_WORDS)
+    options = {"hanoi": HanoiOptions(min_disks=2, max_disks=2)}
+    expected = [*countdown_words(CountdownOptions()), *hanoi_words(options["hanoi"])]
+    assert offered_words(options) == expected
 
 
 def test_an_unknown_task_is_refused_with_the_names_of_those_there_are():

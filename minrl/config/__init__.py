@@ -10,8 +10,22 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from minrl.config.bounds import (
+    Bound,
+    Bounded,
+    Calls,
+    Count,
+    Natural,
+    Seconds,
+    Seed,
+    above,
+    at_least,
+    from_zero,
+    share,
+    share_below_one,
+)
 from minrl.config.learning import AlgorithmConfig, LoraConfig, OptimizerConfig, SamplingConfig
 from minrl.types import UserError, require
 
@@ -23,9 +37,6 @@ PATH_OR_NAME = {"path": "where it exists"}
 
 LEAST_TEMPERATURE = 1e-3
 """Logits divided by less are beyond float32."""
-
-MOST_SEEDS = 2**63
-"""torch's generators take no more."""
 
 T = TypeVar("T")
 
@@ -56,7 +67,7 @@ def task_key(task: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Bounded):
     """Which model is trained."""
 
     model_id: str = field(default="", metadata=PATH_OR_NAME)
@@ -67,14 +78,14 @@ class ModelConfig:
     """JSON object handed to the chat template, such as {"enable_thinking": false}. Empty: none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy trains. auto: CUDA where there is a card."""
-    threads: int = 0
+    threads: Annotated[int, from_zero("one per core")] = 0
     """CPU threads of torch. 0: one per core that this process may use."""
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
     """Keep only each layer's input for the backward pass, and compute the rest again. auto: where it would not fit the
     free memory; the gradient is the same."""
 
     def __post_init__(self) -> None:
-        require(self.threads >= 0, f"threads must be 0 (one per core) or more, got {self.threads}")
+        super().__post_init__()
         require(
             isinstance(self.template_options, dict),
             f"chat_template_options must be a JSON object, got {self.chat_template_options!r}",
@@ -90,108 +101,72 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseModelConfig:
+class BaseModelConfig(Bounded):
     """The small base model that is made where no --model-id is given (ignored otherwise)."""
 
-    base_hidden_size: int = 192
+    base_hidden_size: Count = 192
     """Width of the residual stream."""
-    base_layers: int = 2
+    base_layers: Count = 2
     """Decoder layers."""
-    base_heads: int = 4
+    base_heads: Annotated[int, Bound("even and at least 2", lambda heads: heads >= 2 and heads % 2 == 0)] = 4
     """Attention heads of 32 dimensions each; half as many for keys and values."""
-    base_steps: int = 700
+    base_steps: Count = 700
     """Optimizer steps of the warm start (supervised fine-tuning on imperfect demonstrations)."""
-    base_batch_size: int = 80
+    base_batch_size: Count = 80
     """Demonstrations per step of the warm start."""
-    base_learning_rate: float = 2e-3
+    base_learning_rate: Annotated[float, above(0)] = 2e-3
     """Peak learning rate of the warm start."""
-    base_seed: int = 0
+    base_seed: Seed = 0
     """Seed of the base model's weights and demonstrations, apart from the run's own seed."""
-
-    def __post_init__(self) -> None:
-        for name in ("base_hidden_size", "base_layers", "base_steps", "base_batch_size"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(0 <= self.base_seed < MOST_SEEDS, f"base_seed must be 0 or more and below 2^63, got {self.base_seed}")
-        require(
-            self.base_heads >= 2 and self.base_heads % 2 == 0,
-            f"base_heads must be even and at least 2, got {self.base_heads}",
-        )
-        require(
-            self.base_learning_rate > 0,
-            f"base_learning_rate must be above 0, got {self.base_learning_rate}",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
+class RolloutConfig(Bounded):
     """What is sampled in each step."""
 
     task: str = "countdown"
     """The task to learn: a built-in one, an installed package's, or path/to/file.py:name."""
-    prompts_per_step: int = 48
+    prompts_per_step: Count = 48
     """Examples drawn in each step, over all processes."""
-    group_size: int = 8
+    group_size: Count = 8
     """Completions sampled for each example and compared with each other."""
-    max_tokens: int = 192
+    max_tokens: Count = 192
     """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated. Not given: this for
     the own base model, 1024 for a --model-id."""
-    temperature: float = 1.0
+    temperature: Annotated[float, at_least(LEAST_TEMPERATURE, "to sample")] = 1.0
     """Sampling temperature; log-probabilities are scored at the same one."""
     stop_strings: tuple[str, ...] = ()
     """Texts or special tokens that end a completion, beside the model's own end tokens."""
-    reward_deadline_s: float = 30.0
+    reward_deadline_s: Seconds = 30.0
     """Longest time that one reward may take in a worker, in seconds; beyond it the rollout is unscorable."""
-    reward_workers: int = 0
+    reward_workers: Natural = 0
     """Worker processes that compute rewards, over all processes of the run. 0: one per core that may be used."""
-    max_unscorable_frac: float = 0.5
+    max_unscorable_frac: Annotated[float, share()] = 0.5
     """The run stops when more than this share of a step's rollouts could not be rewarded."""
     opponent: str = field(default="", metadata=PATH_OR_NAME)
     """Model that plays a task's frozen roles: a checkpoint, a run, a folder or a hub name. Empty: the start model."""
 
     def __post_init__(self) -> None:
-        for name in ("prompts_per_step", "group_size", "max_tokens"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(
-            self.temperature >= LEAST_TEMPERATURE,
-            f"temperature must be at least {LEAST_TEMPERATURE} to sample, got {self.temperature}",
-        )
-        require(
-            self.reward_deadline_s > 0,
-            f"reward_deadline_s must be above 0 seconds, got {self.reward_deadline_s}",
-        )
+        super().__post_init__()
         require(all(self.stop_strings), "stop_strings must not be empty: every text contains the empty one")
-        require(self.reward_workers >= 0, f"reward_workers must be 0 or more, got {self.reward_workers}")
-        require(
-            0 <= self.max_unscorable_frac <= 1,
-            f"max_unscorable_frac must be in [0, 1], got {self.max_unscorable_frac}",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(Bounded):
     """How the held-out score is measured: before, during and after."""
 
-    eval_every: int = 25
+    eval_every: Annotated[int, from_zero("off")] = 25
     """Evaluate after every so many steps, beside before and after. 0: only before and after."""
-    eval_examples: int = 512
+    eval_examples: Count = 512
     """Held-out examples in each evaluation (all where the task has fewer)."""
-    eval_samples: int = 0
+    eval_samples: Annotated[int, from_zero("automatic")] = 0
     """Sampled completions per held-out example. 0: as many as it takes for 500 samples."""
-    eval_temperature: float = 1.0
+    eval_temperature: Annotated[float, at_least(LEAST_TEMPERATURE)] = 1.0
     """Temperature of the sampled evaluation; a greedy one runs beside it."""
     eval_tasks: str = ""
     """Other tasks to evaluate at the same moments, separated by commas."""
     eval_first: bool = True
     """Evaluate before the first step."""
-
-    def __post_init__(self) -> None:
-        require(self.eval_every >= 0, f"eval_every must be 0 (off) or more, got {self.eval_every}")
-        require(self.eval_examples >= 1, f"eval_examples must be at least 1, got {self.eval_examples}")
-        require(self.eval_samples >= 0, f"eval_samples must be 0 (automatic) or more, got {self.eval_samples}")
-        require(
-            self.eval_temperature >= LEAST_TEMPERATURE,
-            f"eval_temperature must be at least {LEAST_TEMPERATURE}, got {self.eval_temperature}",
-        )
 
     @property
     def other_tasks(self) -> list[str]:
@@ -200,81 +175,69 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggingConfig:
+class LoggingConfig(Bounded):
     """Where the run leaves its traces."""
 
     runs_dir: str = field(default="runs", metadata=PATH)
     """Folder of the runs: metrics, rollouts, summary."""
     checkpoints_dir: str = field(default="checkpoints", metadata=PATH)
     """Folder of the checkpoints and of the cached base model."""
-    save_every: int = 25
+    save_every: Annotated[int, from_zero("off")] = 25
     """Save a checkpoint after every so many steps, beside the last one. 0: only the last."""
-    keep_checkpoints: int = 3
+    keep_checkpoints: Annotated[int, from_zero("off")] = 3
     """How many checkpoints of this run stay on disk. 0: all."""
-    rollouts_every: int = 10
+    rollouts_every: Annotated[int, from_zero("off")] = 10
     """Write the rollouts of every so many steps to the run's folder. 0: never."""
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
     """Where curves are looked at. wandb: in Weights & Biases (the wandb extra) beside TensorBoard."""
     quiet: bool = False
     """No progress bar and only warnings on the screen."""
 
-    def __post_init__(self) -> None:
-        for name in ("save_every", "keep_checkpoints", "rollouts_every"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 (off) or more, got {getattr(self, name)}")
-
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Bounded):
     """Who samples."""
 
     engine: Literal["auto", "torch", "vllm"] = "auto"
     """auto: vLLM where there is a CUDA card and vLLM is installed, else the embedded engine (torch)."""
-    sync_check_every: int = 1
+    sync_check_every: Natural = 1
     """Compare vLLM's weights and log-probabilities with the policy's after every so many syncs. 0: never."""
-    engine_timeout_s: float = 1800.0
+    engine_timeout_s: Annotated[float, from_zero()] = 1800.0
     """The run ends when one call of vLLM takes longer than this many seconds. 0: it may hang for ever."""
-    engine_context_length: int = 0
+    engine_context_length: Natural = 0
     """Longest prompt and completion together that vLLM takes, in tokens. 0: as long as the model's."""
-    engine_cache_gib: float = 0.0
+    engine_cache_gib: Annotated[float, from_zero()] = 0.0
     """Memory for keys and values, of vLLM on a CPU and of the embedded engine anywhere, in GiB; the latter samples in
     turns what does not fit at once. 0: room for a whole batch, at most 4 GiB."""
-    engine_memory_frac: float = 0.45
+    engine_memory_frac: Annotated[float, Bound("above 0 and below 1", lambda share: 0 < share < 1)] = 0.45
     """Share of the CUDA card's memory that vLLM takes while it samples."""
     engine_sleep: Literal["kv", "all", "off"] = "kv"
     """What vLLM gives back on CUDA while the policy trains: its key-value memory, everything, or nothing."""
     batch_invariant: bool = False
     """vLLM on CUDA samples the same tokens whatever else is in the batch, which makes it slower (docs/vllm.md)."""
 
-    def __post_init__(self) -> None:
-        for name in ("sync_check_every", "engine_timeout_s", "engine_context_length", "engine_cache_gib"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
-        require(
-            0 < self.engine_memory_frac < 1,
-            f"engine_memory_frac must be above 0 and below 1, got {self.engine_memory_frac}",
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeConfig:
+class JudgeConfig(Bounded):
     """A chat model that judges completions: one more part of the reward of the trained or evaluated task."""
 
     judge_model: str = ""
     """Name of the judge at its endpoint. Empty: no judge."""
     judge_base_url: str = ""
     """OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. Empty: OpenAI's own."""
-    judge_weight: float = 0.2
+    judge_weight: Annotated[float, share_below_one("in [0, 1), so that the task's own reward counts")] = 0.2
     """The judge's share of the reward; the task's own reward has the rest. 0: shown, not paid."""
     judge_prompt: str = ""
     """A text, or a file with one, in which {prompt}, {reference} and {completion} are filled in. Empty: MinRL's own."""
     judge_temperature: float = 0.0
     """Temperature of the judge. Negative: left to the server, for models that take none."""
-    judge_max_tokens: int = 1024
+    judge_max_tokens: Count = 1024
     """Longest reply of the judge, in tokens; one that is cut off has no score."""
-    judge_timeout_s: float = 60.0
+    judge_timeout_s: Seconds = 60.0
     """Longest silence of the judge's server in one attempt, in seconds."""
-    judge_retries: int = 4
+    judge_retries: Natural = 4
     """Further attempts after a busy, failing or silent server, with growing pauses."""
-    judge_concurrency: int = 8
+    judge_concurrency: Calls = 8
     """Judgements that are asked for at the same time, over all processes."""
     judge_cache: str = field(default="checkpoints/judge_cache.jsonl", metadata=PATH)
     """File that keeps the judge's replies, so that nothing is asked twice. Empty: kept for this run only."""
@@ -282,18 +245,11 @@ class JudgeConfig:
     """Environment variable that holds the key of the endpoint; a server of one's own may need none."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(
             bool(self.judge_model) or not (self.judge_base_url or self.judge_prompt),
             "judge_base_url and judge_prompt are of no use without judge_model: name the judge",
         )
-        require(
-            0 <= self.judge_weight < 1,
-            f"judge_weight must be in [0, 1), so that the task's own reward counts, got {self.judge_weight}",
-        )
-        require(self.judge_max_tokens >= 1, f"judge_max_tokens must be at least 1, got {self.judge_max_tokens}")
-        require(self.judge_timeout_s > 0, f"judge_timeout_s must be above 0 seconds, got {self.judge_timeout_s}")
-        require(self.judge_retries >= 0, f"judge_retries must be 0 or more, got {self.judge_retries}")
-        require(1 <= self.judge_concurrency <= 256, f"judge_concurrency must be 1 to 256, got {self.judge_concurrency}")
         if self.judge_prompt and COMPLETION not in self.judge_prompt:  # config.json holds the text, not the file's name
             object.__setattr__(self, "judge_prompt", _prompt_in_file(self.judge_prompt))
 
@@ -316,18 +272,21 @@ def _prompt_in_file(path: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
-    """The whole configuration of a run.
+class TrainerConfig(Bounded):
+    """Make a language model better at a task.
 
-    >>> TrainerConfig(rollout=RolloutConfig(group_size=0))
-    Traceback (most recent call last):
-        ...
-    minrl.types.UserError: group_size must be at least 1, got 0
+    python train.py                                          the default task, on any machine
+    python train.py --task hanoi --steps 200 --hanoi.max-disks 3
+    python train.py --model-id Qwen/Qwen3-0.6B --task gsm8k  a model of the hub or of a local folder
+    python train.py --task path/to/sevens.py:sevens          a task of one's own
+    python train.py --resume latest                          go on where it stopped
     """
 
-    steps: int = 150
+    often = ("task", "model_id", "algorithm", "steps", "learning_rate", "group_size", "max_tokens", "seed", "resume")
+
+    steps: Count = 150
     """Turns of the loop: rollout, update, sync."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the data order and of every sampled completion."""
     resume: str = ""
     """Continue a run: `latest`, a run's folder or a checkpoint. Its stored config is used; only --steps may change."""
@@ -361,8 +320,7 @@ class TrainerConfig:
     """A chat model that judges the trained task's completions."""
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, f"steps must be at least 1, got {self.steps}")
-        require(0 <= self.seed < MOST_SEEDS, f"seed must be 0 or more and below 2^63, got {self.seed}")
+        super().__post_init__()
         for group in vars(self).values():
             for name, value in vars(group).items() if hasattr(group, "__dict__") else ():
                 require(not isinstance(value, float) or math.isfinite(value), f"{name} must be finite, got {value}")
@@ -380,6 +338,11 @@ class TrainerConfig:
     def trainer(self) -> "TrainerConfig":
         """What a run is assembled from: this itself. Other programs' configs say the same in these words."""
         return self
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The trained task, if there is one, and those that are evaluated beside it."""
+        return tuple(filter(None, (self.rollout.task, *self.evaluation.other_tasks)))
 
     @property
     def run_name(self) -> str:

@@ -2,43 +2,44 @@
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from minrl.config.bounds import Bound, Bounded, Count, Natural, from_zero, share_below_one
 from minrl.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
+class AlgorithmConfig(Bounded):
     """How rewards become a gradient."""
 
     algorithm: str = "grpo"
     """A row of ALGORITHMS."""
-    clip_low: float = 0.0
+    clip_low: Annotated[float, share_below_one("in (0, 1), or 0 (the algorithm's own)")] = 0.0
     """The ratio of a token with negative advantage stops counting below 1 - clip_low. 0: the algorithm's own."""
-    clip_high: float = 0.0
+    clip_high: Annotated[float, Bound("above 0, or 0 (the algorithm's own)", lambda clip: clip >= 0)] = 0.0
     """The ratio of a token with positive advantage stops counting above 1 + clip_high. 0: the algorithm's own."""
-    clip_dual: float = 0.0
+    clip_dual: Annotated[float, Bound("above 1, or 0 (the algorithm's own)", lambda clip: clip == 0 or clip > 1)] = 0.0
     """The ratio of a token with negative advantage stops counting above clip_dual. 0: the algorithm's own."""
-    passes_per_step: int = 1
+    passes_per_step: Count = 1
     """How often each step's rollouts are trained on. Rows of ALGORITHMS whose surrogate has no ratio take one pass."""
-    minibatches_per_pass: int = 1
+    minibatches_per_pass: Count = 1
     """Optimizer steps per pass; the rollouts are split by whole groups. Without a ratio the later ones of a pass are
     off-policy by the steps before them, which nothing corrects."""
-    importance_cap: float = 2.0
+    importance_cap: Annotated[float, Bound("0 (off) or at least 1", lambda cap: cap == 0 or cap >= 1)] = 2.0
     """Upper bound of the weight that corrects for an engine whose numbers are not the policy's. 0: off."""
     importance_level: Literal["auto", "token", "sequence", "geometric"] = "auto"
     """That weight is of each token, of the whole sequence, or the geometric mean over it. auto: as the algorithm's
     ratio."""
     importance_mode: Literal["truncate", "mask"] = "truncate"
     """What exceeds the cap is set to the cap, or to 0."""
-    kl_coef: float = 0.0
+    kl_coef: Annotated[float, from_zero("off")] = 0.0
     """Weight of the KL divergence from the policy to the model the run started from, which is kept frozen. 0: off."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """How that divergence is estimated from the sampled tokens (minrl.losses)."""
     kl_gradient: Literal["exact", "naive"] = "exact"
     """exact: the gradient of the divergence. naive: that of the estimator, as many trainers have it: with k3 it is
     another divergence's."""
-    entropy_coef: float = 0.0
+    entropy_coef: Annotated[float, from_zero("off")] = 0.0
     """Weight of the bonus for entropy, exact over the vocabulary. 0: off."""
     drop_equal_groups: bool = False
     """Leave groups whose rewards are all equal out of the normaliser, so that they do not dilute the others."""
@@ -49,20 +50,7 @@ class AlgorithmConfig:
     """With overlong penalize: the penalty grows from 0 to 1 over the last so many tokens before max_tokens."""
 
     def __post_init__(self) -> None:
-        for name in ("passes_per_step", "minibatches_per_pass"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(0 <= self.clip_low < 1, f"clip_low must be in (0, 1), or 0 (the algorithm's own), got {self.clip_low}")
-        require(self.clip_high >= 0, f"clip_high must be above 0, or 0 (the algorithm's own), got {self.clip_high}")
-        require(
-            self.clip_dual == 0 or self.clip_dual > 1,
-            f"clip_dual must be above 1, or 0 (the algorithm's own), got {self.clip_dual}",
-        )
-        require(
-            self.importance_cap == 0 or self.importance_cap >= 1,
-            f"importance_cap must be 0 (off) or at least 1, got {self.importance_cap}",
-        )
-        for name in ("kl_coef", "entropy_coef"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 (off) or more, got {getattr(self, name)}")
+        super().__post_init__()
         require(
             (self.overlong == "penalize") == (self.overlong_buffer > 0),
             f"overlong penalize and overlong_buffer go together, got {self.overlong} and {self.overlong_buffer}",
@@ -79,56 +67,43 @@ class AlgorithmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Bounded):
     """AdamW and how much fits into memory at once."""
 
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """adamw: torch's, fused. adamw8bit: moments in 8 bits, a quarter of the memory, by bitsandbytes."""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, from_zero()] = 3e-4
     """AdamW's learning rate after the warmup, its peak. Not given: this for the own base model, 1e-6 for all weights of
     a --model-id (2e-5 in supervised fine-tuning), and ten times as much for adapters (minrl.config.defaults)."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls from its peak to a tenth at the last of `steps`; constant: not at all."""
-    warmup_steps: int = 5
+    warmup_steps: Natural = 5
     """Steps over which the learning rate rises linearly from 0."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, from_zero()] = 0.0
     """AdamW's decoupled weight decay, on matrices only."""
-    adam_beta1: float = 0.9
+    adam_beta1: Annotated[float, share_below_one()] = 0.9
     """Decay of AdamW's first moment."""
-    adam_beta2: float = 0.95
+    adam_beta2: Annotated[float, share_below_one()] = 0.95
     """Decay of AdamW's second moment."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, from_zero("off")] = 1.0
     """The gradient is scaled down to this L2 norm. 0: never."""
-    max_skipped_steps: int = 5
+    max_skipped_steps: Count = 5
     """The run stops after this many optimizer steps in a row whose gradient is not finite. Such a step is not taken."""
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: Count = 8192
     """Tokens in one forward pass: memory only, the gradient does not depend on it."""
-
-    def __post_init__(self) -> None:
-        require(self.learning_rate >= 0, f"learning_rate must be 0 or more, got {self.learning_rate}")
-        require(self.warmup_steps >= 0, f"warmup_steps must be 0 or more, got {self.warmup_steps}")
-        require(self.weight_decay >= 0, f"weight_decay must be 0 or more, got {self.weight_decay}")
-        for name in ("adam_beta1", "adam_beta2"):
-            require(0 <= getattr(self, name) < 1, f"{name} must be in [0, 1), got {getattr(self, name)}")
-        require(self.max_skipped_steps >= 1, f"max_skipped_steps must be at least 1, got {self.max_skipped_steps}")
-        require(self.max_grad_norm >= 0, f"max_grad_norm must be 0 (off) or more, got {self.max_grad_norm}")
-        require(
-            self.micro_batch_tokens >= 1,
-            f"micro_batch_tokens must be at least 1, got {self.micro_batch_tokens}",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(Bounded):
     """Adapters of low rank in place of training all weights (minrl.model.lora). They take about ten times the rate.
 
     >>> LoraConfig(lora_rank=8, lora_target_modules="q_proj, v_proj").target_names
     ['q_proj', 'v_proj']
     """
 
-    lora_rank: int = 0
+    lora_rank: Annotated[int, from_zero("off")] = 0
     """Rank of the adapters. 0: none, all weights are trained."""
-    lora_alpha: int = 32
+    lora_alpha: Count = 32
     """The product of an adapter's two matrices is scaled by lora_alpha / lora_rank."""
     lora_target_modules: str = "all-linear"
     """The layers that have adapters: all-linear (but the output head), or the ends of their names, separated by commas
@@ -138,8 +113,7 @@ class LoraConfig:
     where their base model is."""
 
     def __post_init__(self) -> None:
-        require(self.lora_rank >= 0, f"lora_rank must be 0 (off) or more, got {self.lora_rank}")
-        require(self.lora_alpha >= 1, f"lora_alpha must be at least 1, got {self.lora_alpha}")
+        super().__post_init__()
         for name, value in vars(self).items():
             require(
                 self.lora_rank > 0 or value == getattr(LoraConfig, name),
@@ -159,14 +133,14 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
+class SamplingConfig(Bounded):
     """What the next step samples, given what the last ones showed. Everything is off by default."""
 
-    refill_rounds: int = 0
+    refill_rounds: Annotated[int, from_zero("off")] = 0
     """Rounds in which groups whose rewards are all equal are replaced by groups of other examples. 0: none."""
     curriculum: bool = False
     """Draw examples by observed solve rate: those solved half of the time, or never tried, first."""
-    target_reward_std: float = 0.0
+    target_reward_std: Annotated[float, from_zero("off")] = 0.0
     """The temperature rises or falls, by at most a tenth in each step, until the mean standard deviation of rewards
     inside groups is this value. 0: it is fixed."""
     min_temperature: float = 0.5
@@ -175,8 +149,7 @@ class SamplingConfig:
     """Highest temperature where it is adapted."""
 
     def __post_init__(self) -> None:
-        for name in ("refill_rounds", "target_reward_std"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 (off) or more, got {getattr(self, name)}")
+        super().__post_init__()
         require(
             0 < self.min_temperature <= self.max_temperature,
             f"0 < min_temperature <= max_temperature must hold, got {self.min_temperature} and {self.max_temperature}",

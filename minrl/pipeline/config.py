@@ -1,9 +1,11 @@
 """Every knob of evaluate.py, with its unit and its check."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig
+from minrl.config.bounds import Bounded, Calls, Count, Natural, Seconds, from_zero
+from minrl.terminal.flags import ALONE
 from minrl.types import require
 
 Stage = Literal["generate", "score", "report"]
@@ -15,27 +17,31 @@ DEFAULT_TASK = "countdown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApiConfig:
+class ApiConfig(Bounded):
     """How models behind an OpenAI-compatible server are asked."""
 
-    api_concurrency: int = 8
+    api_concurrency: Calls = 8
     """Calls that are in flight at the same time."""
-    api_retries: int = 4
+    api_retries: Natural = 4
     """Further attempts after a busy, failing or silent server, with growing pauses."""
-    api_timeout_s: float = 120.0
+    api_timeout_s: Seconds = 120.0
     """Longest silence of the server in one attempt, in seconds."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key; a server of one's own may need none."""
 
-    def __post_init__(self) -> None:
-        require(1 <= self.api_concurrency <= 256, f"api_concurrency must be 1 to 256, got {self.api_concurrency}")
-        require(self.api_retries >= 0, f"api_retries must be 0 or more, got {self.api_retries}")
-        require(self.api_timeout_s > 0, f"api_timeout_s must be above 0 seconds, got {self.api_timeout_s}")
-
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """What evaluate.py does: models on tasks, or a file of completions."""
+class EvaluateConfig(Bounded):
+    """Say how good models are at tasks, or score completions that somebody already has.
+
+    python evaluate.py --checkpoint countdown-grpo-seed0
+    python evaluate.py --checkpoint Qwen/Qwen3-0.6B --task gsm8k --examples 256
+    python evaluate.py --models BASE countdown-grpo-seed0 --tasks countdown hanoi --output evaluations/mine
+    python evaluate.py --models openai:MODEL@http://127.0.0.1:8000/v1 --task gsm8k
+    python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl
+    """
+
+    often = ("checkpoint", "models", "task", "tasks", "completions", "output", "examples", "samples", "temperature")
 
     models: tuple[str, ...] = ()
     """Checkpoints, folders of them, runs, local or hub models, or openai:MODEL@BASE_URL. The first is the baseline."""
@@ -53,31 +59,31 @@ class EvaluateConfig:
     """All whole checkpoints of a named run in place of its newest: the score over the training steps."""
     data_path: str = ""
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
-    examples: int = 512
+    examples: Count = 512
     """Held-out examples (all where the task has fewer)."""
-    samples: int = 0
+    samples: Annotated[int, from_zero("automatic")] = 0
     """Sampled completions per example. 0: as many as it takes for 500 in all."""
-    temperature: float = 1.0
+    temperature: Annotated[float, from_zero("greedy")] = 1.0
     """Temperature of the samples. 0: one greedy completion of each example and nothing else."""
     greedy: bool = True
     """A greedy completion of each example beside the samples."""
     pass_at: tuple[int, ...] = ()
     """The k of pass@k. Empty: 1, 2, 4, ... up to the number of samples, and that."""
-    max_tokens: int = 192
+    max_tokens: Count = 192
     """Longest completion of one turn, in tokens. A run: its own. Other models that MinRL did not make: 1024."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion, beside the model's own end tokens."""
     seed: int = 0
     """Seed of the samples."""
-    batch_size: int = 256
+    batch_size: Count = 256
     """Episodes that a local model plays at a time; what is lost when the program is killed. Less needs less memory."""
-    reward_deadline_s: float = 30.0
+    reward_deadline_s: Seconds = 30.0
     """Longest time that one reward may take in a worker, in seconds."""
-    reward_workers: int = 0
+    reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
     opponent: str = ""
     """Model that plays a task's frozen roles: as --checkpoint. Empty: the evaluated model itself."""
-    force: tuple[Stage, ...] = ()
+    force: tuple[Stage, ...] = field(default=(), metadata={ALONE: STAGES[:1]})
     """Stages to do again, with those that follow: generate, score or report. Nothing after it: all."""
     dry_run: bool = False
     """Check models, tasks, data and folder, say what there is to do, and generate nothing."""
@@ -95,6 +101,7 @@ class EvaluateConfig:
     """A chat model that judges completions."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(not self.model.model_id, "evaluate.py takes the model as --checkpoint or --models, not --model-id")
         for one, several in (("checkpoint", "models"), ("task", "tasks")):
             given = getattr(self, one) and getattr(self, several)
@@ -104,11 +111,7 @@ class EvaluateConfig:
             "name either --checkpoint or --models (what to evaluate) or --completions (a file to score), "
             f"got {'both' if self.completions else 'neither'}",
         )
-        require(self.examples >= 1, f"examples must be at least 1, got {self.examples}")
-        require(self.samples >= 0, f"samples must be 0 (automatic) or more, got {self.samples}")
-        require(self.temperature >= 0, f"temperature must be 0 (greedy) or more, got {self.temperature}")
         require(self.temperature > 0 or self.samples <= 1, "temperature 0 says the same again: leave out --samples")
-        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
         for name in ("models", "tasks"):
             twice = sorted({one for one in getattr(self, name) if getattr(self, name).count(one) > 1})
             require(not twice, f"--{name} names {', '.join(twice)} more than once")

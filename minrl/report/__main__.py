@@ -11,39 +11,41 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from minrl.config.bounds import Bounded, share_below_one
 from minrl.report.charts import require_matplotlib
 from minrl.report.pictures import draw
 from minrl.report.runs import RunData, read_runs
 from minrl.report.tables import markdown
 from minrl.system.files import whole
 from minrl.terminal.command_line import parse, run_main
-from minrl.types import require
 
 LONGEST_NAME = 160
 """Bytes of a folder's name that is made of the names of runs; file systems take 255."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """How the report is made. The runs come first, by folder or by name."""
+class ReportConfig(Bounded):
+    """Summarize runs side by side, as Markdown with pictures. The runs come first, by folder or by name.
+
+    python -m minrl.report runs/countdown-grpo-seed0
+    python -m minrl.report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
+    """
 
     output: str = ""
     """Folder of report.md and its pictures. Empty: `report` in the run's folder; for several runs a folder in
     runs_dir/report that is named by them."""
     runs_dir: str = "runs"
     """Folder in which runs are looked for by name."""
-    smoothing: float = 0.6
+    smoothing: Annotated[float, share_below_one("at least 0 and below 1")] = 0.6
     """Weight of the past in the smoothed curves, as in TensorBoard. 0: not smoothed."""
-
-    def __post_init__(self) -> None:
-        require(0 <= self.smoothing < 1, f"smoothing must be at least 0 and below 1, got {self.smoothing}")
 
 
 def main(arguments: Sequence[str]) -> int:
     """Read the runs, draw, write, and say where."""
     first_flag = next((place for place, given in enumerate(arguments) if given.startswith("-")), len(arguments))
-    config = parse(ReportConfig, arguments[first_flag:], description=__doc__)
+    config = parse(ReportConfig, arguments[first_flag:])
     runs = read_runs(arguments[:first_flag], Path(config.runs_dir))
     require_matplotlib("a report")
     folder = Path(config.output or _default_folder(runs, arguments[0], config.runs_dir))

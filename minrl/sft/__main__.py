@@ -14,10 +14,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from minrl.terminal.command_line import before_imports, parse_config, run_main
+from minrl.config.defaults import FINE_TUNING
+from minrl.sft.config import SftConfig
+
+if __name__ == "__main__":
+    before_imports(lambda arguments: parse_config(SftConfig, arguments, FINE_TUNING))
+
 import torch
 
 from minrl.config import task_key
-from minrl.config.defaults import FINE_TUNING
 from minrl.draw import draw_examples, every, tracked_plan
 from minrl.record.metrics import read_metrics
 from minrl.record.session import Session, require_logger
@@ -25,11 +31,9 @@ from minrl.rollout import rollout
 from minrl.run.parts import assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program, Run
-from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows
 from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.system.files import read_json, write_json
-from minrl.terminal.command_line import parse_config, run_main
 from minrl.types import TrainState, UserError, require
 from minrl.update import Update
 

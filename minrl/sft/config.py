@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from minrl.config import (
     PATH,
@@ -17,27 +17,27 @@ from minrl.config import (
     TrainerConfig,
     task_key,
 )
+from minrl.config.bounds import Bound, Bounded, Count, Natural, Seconds, from_zero, share_below_one
 from minrl.config.learning import LoraConfig
 from minrl.system.files import same_file
 from minrl.types import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig:
+class RewardConfig(Bounded):
     """The task and how its rewards are computed."""
 
     task: str = "countdown"
     """A task's name, or path/to/file.py:name. Empty, where one may do without: none."""
     data_path: str = field(default="", metadata=PATH)
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
-    reward_deadline_s: float = 30.0
+    reward_deadline_s: Seconds = 30.0
     """Longest time that one reward may take in a worker, in seconds; beyond it the completion is unscorable."""
-    reward_workers: int = 0
+    reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
 
-    def __post_init__(self) -> None:
-        require(self.reward_deadline_s > 0, f"reward_deadline_s must be above 0 seconds, got {self.reward_deadline_s}")
-        require(self.reward_workers >= 0, f"reward_workers must be 0 or more, got {self.reward_workers}")
+
+Epochs = Annotated[float, Bound("above 0", lambda value: 0 < value < math.inf)]
 
 
 def _no_task() -> RewardConfig:
@@ -53,8 +53,17 @@ def _saved_each_round() -> LoggingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftConfig:
-    """The whole configuration of a supervised fine-tuning."""
+class SftConfig(Bounded):
+    """Fine-tune a language model on rows of prompt and response.
+
+    python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5
+    python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --lora-rank 16
+    python -m minrl.sft --data rows.jsonl --task countdown --max-examples 128
+    python -m minrl.sft --data rows.jsonl --task gsm8k --prompt-column question --response-column answer
+    python -m minrl.sft --resume latest
+    """
+
+    often = ("data", "model_id", "task", "epochs", "learning_rate", "batch_size", "max_examples", "seed", "resume")
 
     data: str = field(default="", metadata=PATH)
     """JSONL file of rows with a prompt (text or chat messages) and a response (text)."""
@@ -65,19 +74,19 @@ class SftConfig:
     prompt_format: Literal["auto", "chat", "text"] = "auto"
     """How a row's prompt that is a text is shown. chat: as a user's message, through the chat template. text: as it is.
     auto: as the task's own prompts are; without a task, chat where the tokenizer has a template."""
-    max_examples: int = 0
+    max_examples: Natural = 0
     """Distinct rows to train on, chosen by the seed; more include those that fewer have. 0: all."""
-    max_row_tokens: int = 0
+    max_row_tokens: Natural = 0
     """Rows of more tokens, prompt and response together, are left out and counted. 0: what the model takes."""
-    held_out_share: float = 0.05
+    held_out_share: Annotated[float, share_below_one()] = 0.05
     """Share of the file's prompts that are not trained on and whose loss is measured. 0: none."""
     eval_data: str = field(default="", metadata=PATH)
     """JSONL file of rows whose loss is measured, in place of a share of the file."""
-    steps: int = 0
+    steps: Natural = 0
     """Optimizer steps. 0: as many as the epochs take."""
-    epochs: float = 3.0
+    epochs: Epochs = 3.0
     """How often each row is trained on, where `steps` is 0; the last batch is as short as that takes."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Rows of each optimizer step, over all processes."""
     max_tokens: int = 192
     """Longest completion in the evaluation of the task, in tokens. Not given: 1024 for a --model-id."""
@@ -105,12 +114,13 @@ class SftConfig:
     """Who samples in the evaluation."""
 
     def __post_init__(self) -> None:
-        for name in ("max_examples", "max_row_tokens", "steps"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 or more, got {getattr(self, name)}")
-        require(0 < self.epochs < math.inf, f"epochs must be above 0, got {self.epochs}")
-        require(self.batch_size >= 1, f"batch_size must be at least 1, got {self.batch_size}")
-        require(0 <= self.held_out_share < 1, f"held_out_share must be in [0, 1), got {self.held_out_share}")
+        super().__post_init__()
         _ = self.trainer  # its own checks
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks that are evaluated."""
+        return self.trainer.task_names
 
     @property
     def run_name(self) -> str:
@@ -132,26 +142,44 @@ class SftConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertIterationConfig:
-    """The whole configuration of an expert iteration."""
+class ExpertIterationConfig(Bounded):
+    """Sample, keep the correct, fine-tune; again.
 
-    rounds: int = 5
+    python -m minrl.sft.expert_iteration --task countdown --rounds 5
+    python -m minrl.sft.expert_iteration --task gsm8k --model-id Qwen/Qwen3-0.6B
+    python -m minrl.sft.expert_iteration --task hanoi --samples-per-example 16 --max-per-example 2
+    python -m minrl.sft.expert_iteration --task countdown --restart-each-round --epochs-per-round 2
+    python -m minrl.sft.expert_iteration --resume latest
+    """
+
+    often = (
+        "task",
+        "model_id",
+        "rounds",
+        "examples_per_round",
+        "samples_per_example",
+        "learning_rate",
+        "seed",
+        "resume",
+    )
+
+    rounds: Count = 5
     """How often is sampled, filtered and fine-tuned."""
-    examples_per_round: int = 480
+    examples_per_round: Count = 480
     """Training examples of each round, over all processes (all where the task has fewer)."""
-    sample_batch_size: int = 48
+    sample_batch_size: Count = 48
     """Examples that are sampled at a time, over all processes: memory and speed only."""
-    samples_per_example: int = 8
+    samples_per_example: Count = 8
     """Completions sampled for each example."""
-    max_per_example: int = 4
+    max_per_example: Annotated[int, from_zero("all")] = 4
     """Most correct completions of an example that are trained on in a round. 0: all."""
     deduplicate: bool = True
     """Train on equal completions of an example once in a round."""
     restart_each_round: bool = False
     """Fine-tune the model that the run started from in every round, not the policy of the round before."""
-    epochs_per_round: float = 1.0
+    epochs_per_round: Epochs = 1.0
     """How often each kept completion is trained on in its round; the last batch is as short as that takes."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Completions of each optimizer step, over all processes."""
     max_tokens: int = 192
     """Longest completion of one turn, in tokens. Not given: 1024 for a --model-id."""
@@ -183,11 +211,13 @@ class ExpertIterationConfig:
     """Who samples."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "examples_per_round", "sample_batch_size", "samples_per_example", "batch_size"):
-            require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        require(self.max_per_example >= 0, f"max_per_example must be 0 (all) or more, got {self.max_per_example}")
-        require(0 < self.epochs_per_round < math.inf, f"epochs_per_round must be above 0, got {self.epochs_per_round}")
+        super().__post_init__()
         _ = self.trainer  # its own checks
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks that are sampled and evaluated."""
+        return self.trainer.task_names
 
     @property
     def run_name(self) -> str:
@@ -231,7 +261,11 @@ def _trainer(
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """What is kept of which file."""
+    """Keep the rows of a file whose response is correct by a task's reward.
+
+    python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl
+    python -m minrl.sft.filter --task gsm8k --data samples.jsonl --output good.jsonl --min-reward 0.5
+    """
 
     data: str
     """JSONL file of rows with `response` (or `completion`) and the fields that the task's reward reads."""
@@ -241,6 +275,11 @@ class FilterConfig:
     """Keep rows with at least this reward. None: those whose reward is at its maximum."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """The task and its rewards."""
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The task whose reward decides."""
+        return (self.reward.task,)
 
     def __post_init__(self) -> None:
         require(

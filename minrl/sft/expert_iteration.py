@@ -20,10 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minrl.terminal.command_line import before_imports, parse_config, run_main
+from minrl.config.defaults import FINE_TUNING
+from minrl.sft.config import ExpertIterationConfig
+
+if __name__ == "__main__":
+    before_imports(lambda arguments: parse_config(ExpertIterationConfig, arguments, FINE_TUNING))
+
 from loguru import logger
 
 from minrl.config import task_key
-from minrl.config.defaults import FINE_TUNING
 from minrl.draw import draw_examples, every, require_rewards, training_plan
 from minrl.evaluation import is_solved
 from minrl.optimizer import make_optimizer
@@ -34,14 +40,12 @@ from minrl.run.parts import Parts, assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program
 from minrl.run.start import prepare_policy
-from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.system.files import whole
 from minrl.system.json_text import json_text
 from minrl.system.progress import activity
-from minrl.terminal.command_line import parse_config, run_main
-from minrl.types import Example, Rollout, TrainState
+from minrl.types import Example, Rollout
 
 EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
 

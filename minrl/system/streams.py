@@ -61,5 +61,5 @@ def forgive_closed_streams() -> None:
     """Let the program outlive the readers of its standard output and error."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None:
+        if stream is not None and not isinstance(stream, Forgiving):
             setattr(sys, name, Forgiving(stream))

@@ -1,12 +1,13 @@
 """The tasks. A new one is one file with a `TASK`, and one line here."""
 
 import difflib
+import importlib
 import keyword
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar, cast
 
 from minrl.config import task_key
-from minrl.tasks import code, connections, countdown, gsm8k, hanoi, math, reasoning_gym, rust, tictactoe
-from minrl.tasks.code import game as code_game
 from minrl.tasks.outside import (
     definition_in_file,
     definition_installed,
@@ -17,23 +18,54 @@ from minrl.tasks.outside import (
 from minrl.tasks.task import Dataset, Task, TaskDefinition
 from minrl.types import UserError
 
-TASK_DEFINITIONS: dict[str, TaskDefinition] = {
-    "code": code.TASK,
-    "code_game": code_game.TASK,
-    "countdown": countdown.TASK,
-    "hanoi": hanoi.TASK,
-    "rust": rust.TASK,
-    "tictactoe": tictactoe.TASK,
-    "connections": connections.TASK,
-    "gsm8k": gsm8k.TASK,
-    "math": math.TASK,
-}
+T = TypeVar("T")
 
 
-TASK_FAMILIES: dict[str, Callable[[str], TaskDefinition]] = {
-    "reasoning_gym": reasoning_gym.define,
-}
+class Registry(UserDict[str, T]):
+    """A mapping whose rows name modules. The module is imported, and its attribute taken, when the row is read."""
+
+    def __init__(self, attribute: str, modules: Mapping[str, str]) -> None:
+        super().__init__(cast(Mapping[str, T], modules))
+        self.attribute = attribute
+
+    def __getitem__(self, name: str) -> T:
+        """The value of the row: what its module holds, or what was assigned."""
+        row = super().__getitem__(name)
+        return getattr(importlib.import_module(row), self.attribute) if isinstance(row, str) else row
+
+
+TASK_DEFINITIONS: Registry[TaskDefinition] = Registry(
+    "TASK",
+    {
+        "code": "minrl.tasks.code",
+        "code_game": "minrl.tasks.code.game",
+        "countdown": "minrl.tasks.countdown",
+        "hanoi": "minrl.tasks.hanoi",
+        "rust": "minrl.tasks.rust",
+        "tictactoe": "minrl.tasks.tictactoe",
+        "connections": "minrl.tasks.connections",
+        "gsm8k": "minrl.tasks.gsm8k",
+        "math": "minrl.tasks.math",
+    },
+)
+
+TASK_FAMILIES: Registry[Callable[[str], TaskDefinition]] = Registry(
+    "define", {"reasoning_gym": "minrl.tasks.reasoning_gym"}
+)
 """Tasks by `family/member`: what defines each member of a family from its name."""
+
+OFFER_WORDS = ("countdown", "hanoi")
+"""The tasks whose definitions have `words`, in the order of the words in every base model's tokenizer."""
+
+
+def offered_words(options: Mapping[str, object]) -> list[str]:
+    """The words that every base model knows, by the tasks' options (their defaults where there are none)."""
+    words: list[str] = []
+    for name in OFFER_WORDS:
+        definition = TASK_DEFINITIONS[name]
+        assert definition.words is not None, name
+        words += definition.words(options.get(name) or definition.options())
+    return words
 
 
 def load_task(name: str, options: Mapping[str, object] | None = None, data_path: str = "") -> Task:
@@ -70,11 +102,8 @@ def find_definition(name: str) -> TaskDefinition:
 
 
 def option_classes(names: Iterable[str]) -> dict[str, type]:
-    """The dataclasses of options that flags and files may set, by `task_key`: each built-in task's, and those of the
-    tasks named. Two tasks whose flags would be the same are refused.
-    """
-    classes = {name: definition.options for name, definition in TASK_DEFINITIONS.items()}
-    owners = {flag_identifier(name): name for name in classes}
+    """The option dataclasses of the tasks named, by `task_key`. Two tasks whose flags would be the same are refused."""
+    classes, owners = {}, {flag_identifier(name): name for name in TASK_DEFINITIONS}
     for name in names:
         definition, key = find_definition(name), task_key(name)
         identifier = flag_identifier(key)
@@ -97,13 +126,17 @@ def flag_identifier(key: str) -> str:
 
 
 __all__ = [
+    "OFFER_WORDS",
     "TASK_DEFINITIONS",
+    "TASK_FAMILIES",
     "Dataset",
+    "Registry",
     "Task",
     "TaskDefinition",
     "find_definition",
     "flag_identifier",
     "load_task",
+    "offered_words",
     "option_classes",
     "with_absolute_path",
 ]

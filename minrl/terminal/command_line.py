@@ -1,7 +1,7 @@
 """From the command line, a file or a stored run to a program's config and the tasks' options.
 
-Flags come from the dataclasses by tyro. `--config FILE` (YAML, or a run's config.json) is read first, flags on top.
-Whatever is refused is refused in one line.
+Flags come from the dataclasses (`minrl.terminal.flags`). `--config FILE` (YAML, or a run's config.json) is read first, flags on
+top. Whatever is refused is refused in one line.
 """
 
 import contextlib
@@ -9,25 +9,25 @@ import dataclasses
 import difflib
 import errno
 import gc
-import io
-import itertools
-import re
+import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
-import tyro
 import yaml
 from loguru import logger
 
-from minrl.config import TaskOptions, TrainerConfig
+from minrl.config import TaskOptions, TrainerConfig, task_key
 from minrl.config.defaults import REINFORCEMENT, Rates, defaults, not_chosen
 from minrl.system.disk import refusal
 from minrl.system.signals import answered, exit_status, stop_at_once
 from minrl.system.streams import forgive_closed_streams
-from minrl.tasks import flag_identifier, option_classes, with_absolute_path
+from minrl.tasks import TASK_DEFINITIONS, flag_identifier, option_classes, with_absolute_path
+from minrl.terminal.flag_help import help_text
+from minrl.terminal.flags import Flag, Given, checked, flags_of, given_flags, read_flags, unknown
 from minrl.types import UserError
 
 T = TypeVar("T")
@@ -38,87 +38,106 @@ REFUSED = (
 )
 """Why the system refuses to read or write a file: the user's to mend, in a folder, a disk or a right."""
 
-PREFIXED = {"prefixed": True}
-"""Marks a task's options among the arguments: their flags begin with the task's name."""
-
-SEVERAL_WORDS = "tasks"
-
-TASK_NAMES = ("task", "eval_tasks", SEVERAL_WORDS)
+TASK_NAMES = ("task", "eval_tasks", "tasks")
 """The settings that name tasks: one, several with commas between them, several as words."""
+
+DEFAULT_TASK = "countdown"
+"""The task whose options --help shows where none is named."""
+
+HELP = ("-h", "--help", "--help-all")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a file or the flags set."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The settings by name."""
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The options by the task's key and their own name."""
+    tasks: Sequence[str] = ()
+    """The tasks that are named."""
 
 
 def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
-    """The config of train.py and the options of every task."""
+    """The config of train.py and the options of the tasks named."""
     return parse_config(TrainerConfig, arguments)
 
 
 def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORCEMENT) -> tuple[T, TaskOptions]:
     """The config of a program that makes runs, from flags over a `--config` file over the defaults of what is trained,
-    and the options of every task.
+    and the options of the tasks named.
     """
-    arguments, values = _take_config_file(list(arguments))
-    names = _take_task_names(arguments)[1]
-    in_file: Any = from_dict(values, cls, names)
+    given = given_flags(arguments)
+    in_file = Layer()
+    for one in given:
+        if one.flag == "--config":
+            if not any(one.words):
+                raise UserError("--config needs a file: YAML, or a run's config.json")
+            in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
+    rest = [replace(one, flag="", words=one.words[1:]) if one.flag == "--config" else one for one in given]
+    flags = _flag_layer(rest, cls, in_file.tasks)
     config: Any
-    config, options = parse_with_tasks(cls, arguments, *in_file)
-    own = defaults(config.trainer, rates)  # what is trained is known after the flags are read: read them again
-    given = {str(name).replace("-", "_"): value for name, value in values.items()}
-    taken = not_chosen(in_file[0].trainer, config.trainer, rates, given)
-    if not taken and own == defaults(TrainerConfig(), rates):
-        return config, options
+    stored: Any
+    stored, config = _build(cls, in_file)[0], _build(cls, in_file, flags)[0]
+    own = defaults(config.trainer, rates)
+    taken = not_chosen(stored.trainer, config.trainer, rates, in_file.values.keys())
     if taken:
         said = ", ".join(f"{name} {value:g}" for name, value in taken.items())
         logger.info(
             f"the config file has the defaults of what it trains: another is trained here, by default with {said}"
         )
-    return parse_with_tasks(cls, arguments, *from_dict({**own, **given, **taken}, cls, names))
+    return _build(cls, Layer(own), in_file, Layer(taken), flags)
 
 
 def parse_with_tasks(
     cls: type[T], arguments: Sequence[str], default: T | None = None, options: TaskOptions | None = None
 ) -> tuple[T, TaskOptions]:
-    """A config with flat flags, and the options of every built-in task and of those named, under the task's name."""
-    arguments, names = _take_task_names(arguments)
-    if options is None:
-        options = {key: options_class() for key, options_class in option_classes(names).items()}
-    main = dataclasses.field() if default is None else dataclasses.field(default=default)
-    fields: list[Any] = [("_main", Annotated[cls, tyro.conf.OmitArgPrefixes], main)]
-    for key, value in options.items():
-        fields.append((flag_identifier(key), type(value), dataclasses.field(default=value, metadata=PREFIXED)))
-    short = {"__module__": "minrl"}  # which tyro parses, looking for the fields' help; else all of Python's types.py
-    parsed: Any = parse(dataclasses.make_dataclass("Arguments", fields, frozen=True, namespace=short), arguments)
-    return parsed._main, {key: getattr(parsed, flag_identifier(key)) for key in options}
+    """A config, and the options of the tasks named: flags over the defaults given here."""
+    return _build(cls, _flag_layer(given_flags(arguments), cls), default=default, options=options)
 
 
-def parse(cls: type[T], arguments: Sequence[str], description: str | None = None) -> T:
-    """`cls` from the command line; a mistake raises `UserError` with tyro's reason in one line."""
-    output = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
-            return tyro.cli(cls, args=list(arguments), description=description or "")
-    except SystemExit as stop:
-        if not stop.code:
-            sys.stdout.write(output.getvalue())
-            raise
-        raise UserError(_one_line(output.getvalue(), _flags(cls))) from None
+def parse(cls: type[T], arguments: Sequence[str]) -> T:
+    """The config of a program that has no tasks."""
+    return parse_with_tasks(cls, arguments)[0]
+
+
+def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) -> None:
+    """Read the command line before a script's slow imports: --help and whatever is refused are answered at once, and
+    otherwise a line says that the program is loading.
+    """
+    forgive_closed_streams()
+    logger.disable("minrl")  # main parses again: what there is to say is said then
+    with _one_line_for_mistakes():
+        config, _ = parse(sys.argv[1:])
+    logger.enable("minrl")
+    quiet = getattr(config, "logging", config).quiet
+    if not quiet and os.environ.get("RANK", "0") == "0":
+        sys.stderr.write("loading\n")
 
 
 def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     """Run a script's main: the user's mistakes end it with one line and exit status 2, a signal with the shells'."""
     gc.freeze()  # what the imports made stays: a collection that looks at all of it again takes 0.2 s
     forgive_closed_streams()
-    with answered(stop_at_once):
-        try:
-            sys.exit(main(sys.argv[1:]))
-        except UserError as error:
-            sys.exit(_refuse(str(error)))
-        except OSError as error:
-            if error.errno not in REFUSED:
-                raise
-            sys.exit(_refuse(": ".join(filter(None, [error.filename, refusal(error)]))))
-        except KeyboardInterrupt as stop:
-            sys.stderr.write("interrupted\n")
-            sys.exit(getattr(stop, "status", exit_status(signal.SIGINT)))
+    with answered(stop_at_once), _one_line_for_mistakes():
+        sys.exit(main(sys.argv[1:]))
+
+
+@contextlib.contextmanager
+def _one_line_for_mistakes() -> Iterator[None]:
+    """End the program where a mistake of the user's, the system's refusal of a file or an interruption comes out."""
+    try:
+        yield
+    except UserError as error:
+        sys.exit(_refuse(str(error)))
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        sys.exit(_refuse(": ".join(filter(None, [error.filename, refusal(error)]))))
+    except KeyboardInterrupt as stop:
+        sys.stderr.write("interrupted\n")
+        sys.exit(getattr(stop, "status", exit_status(signal.SIGINT)))
 
 
 def _refuse(reason: str) -> int:
@@ -129,20 +148,47 @@ def _refuse(reason: str) -> int:
 def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
     """Plain values by flag name, the tasks' options in a dictionary each: what `from_dict` reads."""
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            values.update({name: _plain(v) for name, v in vars(value).items()})
-        else:
-            values[field.name] = value
+    for name, value in vars(config).items():
+        values.update(vars(value) if is_dataclass(value) else {name: value})
     tasks = {name: {k: _plain(v) for k, v in vars(value).items()} for name, value in options.items()}
-    return {**values, "tasks": tasks}
+    return {**{name: _plain(value) for name, value in values.items()}, "tasks": tasks}
 
 
 def from_dict(values: Mapping[str, Any], cls: type[T], named: Sequence[str] = ()) -> tuple[T, TaskOptions]:
-    """A config of the class with these values over the defaults, and the options of every built-in task, of those in
-    the values and of those named. Unknown names and wrong types are refused.
+    """A config of the class with these values over the defaults, and the options of the tasks that the values or
+    `named` name. Unknown names and wrong types are refused.
     """
+    return _build(cls, _file_layer(values, cls, named))
+
+
+def _build(
+    cls: type[T], *layers: Layer, default: T | None = None, options: TaskOptions | None = None
+) -> tuple[T, TaskOptions]:
+    """The config and the options, later layers over earlier ones."""
+    values = {name: value for layer in layers for name, value in layer.values.items()}
+    made: dict[str, Any] = {}
+    hints = get_type_hints(cls)
+    for one in fields(cls):  # type: ignore[arg-type]
+        hint = hints[one.name]
+        if is_dataclass(hint):
+            assert isinstance(hint, type) and callable(one.default_factory)
+            start = one.default_factory() if default is None else getattr(default, one.name)
+            made[one.name] = replace(start, **{f.name: values[f.name] for f in fields(hint) if f.name in values})
+        elif one.name in values:
+            made[one.name] = values[one.name]
+        elif default is None and one.default is one.default_factory is dataclasses.MISSING:
+            raise UserError(f"--{one.name.replace('_', '-')} is missing: it has no default")
+    config: Any = cls(**made) if default is None else replace(default, **made)  # type: ignore[type-var]
+    names = dict.fromkeys([*(name for layer in layers for name in layer.tasks), *getattr(config, "task_names", ())])
+    chosen = {key: options_class() for key, options_class in option_classes(names).items()} | dict(options or {})
+    for layer in layers:
+        for key, set_here in layer.options.items():
+            chosen[key] = replace(chosen[key], **set_here)
+    return config, chosen
+
+
+def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ()) -> Layer:
+    """What a file sets, its types checked."""
     left = {str(key).replace("-", "_"): value for key, value in values.items()}
     tasks = list(named)
     for setting in TASK_NAMES:
@@ -153,94 +199,80 @@ def from_dict(values: Mapping[str, Any], cls: type[T], named: Sequence[str] = ()
     given = left.pop("tasks", {})
     if not isinstance(given, Mapping) or not all(isinstance(chosen, Mapping) for chosen in given.values()):
         raise UserError(f"tasks must hold options by task, such as `tasks: {{hanoi: {{skill: 0.5}}}}`, got {given!r}")
-    groups: dict[str, Any] = {}
-    hints = get_type_hints(cls)
-    for name, hint in hints.items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            inner = {field.name for field in dataclasses.fields(hint)}
-            groups[name] = _typed(getattr(cls(), name), {key: left.pop(key) for key in list(left) if key in inner})
-        elif name in left:
-            groups[name] = left.pop(name)
-    if left:
-        known = _flags(cls)
-        raise UserError(_unknown(f"setting {next(iter(left))!r}", next(iter(left)).replace("_", "-"), known))
+    flags = flags_of(cls)
+    for name in left:
+        if name not in flags:
+            raise UserError(
+                unknown(f"setting {name!r}", name.replace("_", "-"), [f.spelled[2:] for f in flags.values()])
+            )
+    chosen = {name: checked(name, flags[name].hint, value) for name, value in left.items()}
+    keys = [task_key(name) for name in tasks]
+    tasks += [key for key in given if key not in keys]
     classes = option_classes(tasks)
-    classes.update(option_classes(key for key in given if key not in classes))
-    options: dict[str, Any] = {key: _typed(chosen(), given.get(key, {})) for key, chosen in classes.items()}
-    return _typed(cls(), groups), options
+    return Layer(chosen, {key: _options(classes[key], given[key]) for key in given}, tasks)
 
 
-def _typed(default: T, values: Mapping[str, Any]) -> T:
-    """A dataclass with plain values, whose types are checked, in place of its own."""
-    hints = get_type_hints(type(default))
-    converted = {}
+def _options(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A task's options from a file, their types checked."""
+    hints, chosen = get_type_hints(cls), {}
     for key, value in values.items():
         name = str(key).replace("-", "_")
         if name not in hints:
-            raise UserError(_unknown(f"option {name!r} of {type(default).__name__}", name, sorted(hints)))
-        converted[name] = _converted(name, hints[name], value)
-    return dataclasses.replace(default, **converted)  # type: ignore[type-var]
+            raise UserError(unknown(f"option {name!r} of {cls.__name__}", name, sorted(hints)))
+        chosen[name] = checked(name, hints[name], value)
+    return chosen
 
 
-def _converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
-    if dataclasses.is_dataclass(hint):
-        return value
-    if get_origin(hint) is tuple:
-        if isinstance(value, list | tuple) and all(isinstance(v, get_args(hint)[0]) for v in value):
-            return tuple(value)
-    elif get_args(hint):
-        if value in get_args(hint):
-            return value
-    elif hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):  # YAML reads 3e-4 as a string
-            return float(value)
-    elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    if get_origin(hint) is tuple:
-        allowed = f"a list of {get_args(hint)[0].__name__}"
-    else:
-        allowed = f"one of {', '.join(map(str, get_args(hint)))}" if get_args(hint) else f"of type {hint.__name__}"
-    raise UserError(f"{name} must be {allowed}, got {value!r}")
+def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) -> Layer:
+    """What flags set. The options of the tasks `known` and of those that the flags name are flags too."""
+    given = [_with_absolute_tasks(one) for one in given]
+    named = list(_tasks_named(given))
+    named += _tasks_of_options(given, [flag_identifier(task_key(name)) for name in (*known, *named)])
+    flags = flags_of(cls)
+    options = _option_flags([*known, *named])
+    asked = {one.flag for one in given} & set(HELP)
+    if asked:
+        usual = [] if options or "task" not in flags else [flags["task"].default or DEFAULT_TASK]
+        shown = _option_flags([*known, *named, *(TASK_DEFINITIONS if "--help-all" in asked else usual)])
+        sys.stdout.write(help_text(cls, flags, shown, everything="--help-all" in asked))
+        raise SystemExit(0)
+    values = read_flags(given, flags | options, TASK_DEFINITIONS)
+    chosen: dict[str, dict[str, Any]] = {}
+    for name in values.keys() & options.keys():
+        chosen.setdefault(options[name].group, {})[name.partition(".")[2]] = values.pop(name)
+    return Layer(values, chosen, named)
 
 
-def _take_config_file(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """`--config FILE` taken out of the arguments, and what the file holds."""
-    for index, argument in enumerate(arguments):
-        if argument == "--config" or argument.startswith("--config="):
-            _, equals, path = argument.partition("=")
-            taken = 1 if equals else 2
-            path = path or (arguments[index + 1] if index + 1 < len(arguments) else "")
-            if not path:
-                raise UserError("--config needs a file: YAML, or a run's config.json")
-            return arguments[:index] + arguments[index + taken :], read_config_file(Path(path))
-    return arguments, {}
+def _option_flags(tasks: Iterable[str]) -> dict[str, Flag]:
+    """The flags of the tasks' options."""
+    flags: dict[str, Flag] = {}
+    for key, options_class in option_classes(dict.fromkeys(tasks)).items():
+        flags |= flags_of(options_class, key, f"{flag_identifier(key)}.")
+    return flags
 
 
-def _take_task_names(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments with absolute paths in the names of tasks, and these names: their options are flags too."""
-    given, names = list(arguments), []
-    for index, argument in enumerate(given):
-        flag, equals, value = argument.partition("=")
-        setting = flag.removeprefix("--").replace("-", "_")
-        if not flag.startswith("--") or setting not in TASK_NAMES:
-            continue
-        if equals:
-            found = _names_in(setting, value)
-            given[index] = f"{flag}={','.join(found)}"
-            names += found
-        for place in () if equals else _values_of(given, index, many=setting == SEVERAL_WORDS):
-            found = _names_in(setting, given[place])
-            given[place] = ",".join(found)
-            names += found
-    return given, names
+def _with_absolute_tasks(given: Given) -> Given:
+    """The flag with absolute paths in the names of tasks."""
+    if given.name not in TASK_NAMES:
+        return given
+    return replace(given, words=tuple(",".join(_names_in(given.name, word)) for word in given.words))
 
 
-def _values_of(arguments: Sequence[str], flag: int, many: bool) -> list[int]:
-    """Where the values of a flag stand: the next argument, and with `many` all up to the next flag."""
-    following = range(flag + 1, len(arguments))
-    if not many:
-        return list(following[:1])
-    return list(itertools.takewhile(lambda place: not arguments[place].startswith("--"), following))
+def _tasks_named(given: Sequence[Given]) -> Iterator[str]:
+    """The tasks that flags such as --task name."""
+    for one in given:
+        if one.name in TASK_NAMES:
+            for word in one.words if one.name == "tasks" else one.words[:1]:
+                yield from _names_in(one.name, word)
+
+
+def _tasks_of_options(given: Sequence[Given], named: Sequence[str]) -> Iterator[str]:
+    """The built-in tasks, beside those `named`, whose options are given, or were meant: their flags are suggested."""
+    names = {flag_identifier(name): name for name in TASK_DEFINITIONS}
+    for one in given:
+        task, dot, _ = one.name.partition(".")
+        if dot and task not in named:
+            yield from (names[near] for near in difflib.get_close_matches(task, names, n=1))
 
 
 def _names_in(setting: str, value: str) -> list[str]:
@@ -260,38 +292,6 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, such as `learning_rate: 3e-4`")
     return values.get("config", values) if "minrl_run" in values else values
-
-
-def _flags(cls: type) -> list[str]:
-    """Every flag of a dataclass, without the dashes."""
-    flags = []
-    prefixed = {field.name for field in dataclasses.fields(cls) if field.metadata == PREFIXED}
-    for name, hint in get_type_hints(cls).items():
-        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-            prefix = f"{name.replace('_', '-')}." if name in prefixed else ""
-            flags += [prefix + flag for flag in _flags(hint)]
-        else:
-            flags.append(name.replace("_", "-"))
-    return flags
-
-
-def _unknown(what: str, name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else "--help lists all"
-    return f"unknown {what}: {hint}"
-
-
-def _one_line(box: str, known: Sequence[str]) -> str:
-    """tyro's framed message as one line: what stands between its first two rules."""
-    lines = [line.strip(" │|") for line in box.splitlines()]
-    rules = [i for i, line in enumerate(lines) if line and set(line) <= set("-─╭╮╰╯")]
-    body = lines[rules[0] + 1 : rules[1] if len(rules) > 1 else None] if rules else lines
-    message = " ".join(line for line in body if line)
-    message = re.sub(r"^Error parsing [a-z_.]+: ", "", message)  # the group's name, which is no flag's
-    if message.startswith("Unrecognized options:"):
-        flag = message.split(":", 1)[1].split(",")[0].strip()
-        return _unknown(f"flag {flag}", flag.lstrip("-"), known)
-    return message
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value

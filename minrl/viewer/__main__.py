@@ -16,7 +16,11 @@ from minrl.viewer.build import Limits, make_page
 
 @dataclass(frozen=True, kw_only=True)
 class ViewerConfig(Limits):
-    """Make the page in which a run's rollouts are read: python -m minrl.viewer RUN [flags]"""
+    """Make the page in which a run's rollouts are read.
+
+    python -m minrl.viewer runs/countdown-grpo-seed0
+    python -m minrl.viewer countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0
+    """
 
     run: str = ""
     """The run: its folder, or its name. The flag itself may be left out."""

@@ -13,13 +13,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from loguru import logger
 
+from minrl.config.bounds import Bounded, from_zero
 from minrl.system.files import whole
 from minrl.system.json_text import json_text
-from minrl.types import UserError, require
+from minrl.types import UserError
 from minrl.viewer.chunk import about, choose, encode, read_lines
 
 PAGE = "rollouts.html"
@@ -34,17 +35,13 @@ _STEP = re.compile(r'<script type="text/plain" class="step" data-step="(\d+)" da
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Bounded):
     """How much a page holds, so that it opens at once whatever the run's size. What is left out is said on the page."""
 
-    tokens_per_step: int = 150_000
+    tokens_per_step: Annotated[int, from_zero("all")] = 150_000
     """Sampled tokens of training rollouts for each step: whole examples up to here. 0: all."""
-    max_steps: int = 64
+    max_steps: Annotated[int, from_zero("all")] = 64
     """Steps on the page: every second is left out, and again, until they are so few; the last stays. 0: all."""
-
-    def __post_init__(self) -> None:
-        for name in ("tokens_per_step", "max_steps"):
-            require(getattr(self, name) >= 0, f"{name} must be 0 (all) or more, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""What --help shows: the program in a line, examples, the flags used most, then every flag under the name of its group.
+
+All of it is read from the config dataclasses: the program and its examples from the docstring, the flags used most from
+the attribute `often`, what a flag means from the string below its field.
+"""
+
+import ast
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from minrl.terminal.flags import Flag
+
+INDENT = 28
+"""Columns before the meaning of a flag."""
+
+
+def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag], everything: bool) -> str:
+    """The page for a program. `everything`: whole descriptions; else the first sentence of each."""
+    often = [flags[name] for name in getattr(cls, "often", ())]
+    lines = [inspect.getdoc(cls) or "", ""]
+    if hasattr(cls, "trainer"):
+        lines += ["--config FILE reads settings from YAML or from a run's config.json; flags go on top.", ""]
+    lines += _section("used most", often, everything)
+    hints = get_type_hints(cls)
+    for group in dict.fromkeys(flag.group for flag in flags.values()):
+        inside = [flag for flag in flags.values() if flag.group == group and flag not in often]
+        about = f"{group}: {first_paragraph(hints[group])}" if group else "run"
+        lines += _section(about, inside, everything)
+    for task in dict.fromkeys(flag.group for flag in options.values()):
+        lines += _section(f"task {task}", [flag for flag in options.values() if flag.group == task], everything)
+    if not everything:
+        lines.append(
+            "--help-all shows whole descriptions and the options of every task; --task NAME --help those of one."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _section(about: str, flags: list[Flag], everything: bool) -> list[str]:
+    """A heading and a line or more for each flag."""
+    width = min(120, shutil.get_terminal_size().columns)
+    lines = [*textwrap.wrap(about, width)] if flags else []
+    for flag in flags:
+        meaning = meanings(flag.owner).get(flag.name.rpartition(".")[2], "")
+        whole = everything or get_origin(flag.hint) is Literal
+        text = (meaning if whole else meaning.split(". ")[0]).rstrip(".") + _default(flag.default)
+        head = f"  {_spelled(flag)} "
+        lines += [] if len(head) <= INDENT else [head.rstrip()]
+        start = head.ljust(INDENT) if len(head) <= INDENT else " " * INDENT
+        lines += textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * INDENT)
+    return [*lines, ""] if flags else []
+
+
+def _spelled(flag: Flag) -> str:
+    """The flag with what follows it, such as `--steps INT`."""
+    if flag.hint is bool:
+        return f"--no-{flag.spelled[2:]}" if flag.default is True else flag.spelled
+    kind = flag.hint
+    while inner := [one for one in get_args(kind) if one is not type(None)]:
+        if get_origin(kind) is Literal:
+            break
+        kind = inner[0]
+    value = f"{{{','.join(map(str, inner))}}}" if inner else kind.__name__.upper()
+    return f"{flag.spelled} {value}" + (" ..." if flag.several else "")
+
+
+def _default(value: Any) -> str:  # noqa: ANN401 - whatever a setting is
+    """What holds where the flag is not given."""
+    if isinstance(value, bool):
+        return " [on]" if value else ""
+    if not isinstance(value, str | int | float | tuple) or value in ("", ()):
+        return ""
+    return f" [{' '.join(map(str, value)) if isinstance(value, tuple) else value}]"
+
+
+def first_paragraph(cls: type) -> str:
+    """The first paragraph of a class's docstring, in one line."""
+    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+
+@cache
+def meanings(cls: type) -> Mapping[str, str]:
+    """The string below each field of a dataclass and of those that it inherits from, by the field's name."""
+    return {name: text for owner in reversed(cls.__mro__[:-1]) for name, text in _strings_below(owner)}
+
+
+def _strings_below(owner: type) -> Iterator[tuple[str, str]]:
+    (body,) = (
+        node.body
+        for node in ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+        if isinstance(node, ast.ClassDef)
+    )
+    for field, below in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            yield ast.unparse(field.target), " ".join(str(below.value.value).split())

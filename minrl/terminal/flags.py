@@ -1,0 +1,208 @@
+"""Flags from dataclasses: which there are, and what a command line sets.
+
+A field `group_size` is the flag `--group-size`, which may be written with underscores too. A switch takes no value and
+is turned off by `--no-`; a tuple takes all words up to the next flag; where a flag is repeated, the last one counts.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from minrl.types import UserError
+
+ALONE = "alone"
+"""Metadata of a field: the value of its flag where no words follow it."""
+
+SWITCHED = ("true", "false", "yes", "no", "on", "off", "0", "1")
+"""What people write after a switch."""
+
+IS_FLAG = re.compile(r"--|-[A-Za-z]")
+SCALARS = (int, float, str, bool, Path)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """A setting that can be given on the command line."""
+
+    name: str
+    """`group_size`, or `countdown.max_number` for a task's option."""
+    hint: Any
+    """Its type."""
+    default: Any
+    owner: type
+    """The dataclass that declares it."""
+    group: str
+    """The heading under which --help shows it."""
+    alone: Any = None
+
+    @property
+    def spelled(self) -> str:
+        """As it is written on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def several(self) -> bool:
+        """Whether it takes all words up to the next flag."""
+        return get_origin(self.hint) in (tuple, list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A flag as it was given, and the words up to the next one. `flag` is empty for words before the first flag."""
+
+    flag: str
+    words: tuple[str, ...] = ()
+    joined: bool = False
+    """Whether the first word was written as `--flag=word`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the setting that the flag spells."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def flags_of(cls: type, group: str = "", prefix: str = "", start: object = None) -> dict[str, Flag]:
+    """Every flag of a dataclass and of the groups in it, by name. `start` holds other defaults than the class's own."""
+    flags: dict[str, Flag] = {}
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = made if start is None else getattr(start, field.name)
+        if dataclasses.is_dataclass(hints[field.name]):
+            flags.update(flags_of(hints[field.name], field.name, prefix, default))
+        else:
+            name, alone = prefix + field.name, field.metadata.get(ALONE)
+            flags[name] = Flag(name, hints[field.name], default, cls, group, alone)
+    return flags
+
+
+def given_flags(arguments: Sequence[str]) -> list[Given]:
+    """The command line as flags and the words after each."""
+    given = [Given("")]
+    for argument in arguments:
+        if IS_FLAG.match(argument):
+            flag, equals, value = argument.partition("=")
+            given.append(Given(flag, (value,) if equals else (), bool(equals)))
+        else:
+            given[-1] = dataclasses.replace(given[-1], words=(*given[-1].words, argument))
+    return given
+
+
+def read_flags(given: Sequence[Given], flags: Mapping[str, Flag], tasks: Iterable[str] = ()) -> dict[str, Any]:
+    """The values of the settings that were given. `tasks` are names that may stand where --task was forgotten."""
+    values: dict[str, Any] = {}
+    for one in given:
+        if one.flag:
+            flag, off = _find(one, flags)
+            taken = _taken(one, flag)
+            values[flag.name] = not off if flag.hint is bool else _value(one.words[:taken], flag)
+        else:
+            taken = 0
+        if one.words[taken:]:
+            raise UserError(_stray(one.words[taken], flags, tasks))
+    return values
+
+
+def _find(given: Given, flags: Mapping[str, Flag]) -> tuple[Flag, bool]:
+    """The flag that is spelled, and whether it is turned off by `--no-`."""
+    if given.name in flags:
+        return flags[given.name], False
+    switch = flags.get(given.name.removeprefix("no_"))
+    if switch is None or switch.hint is not bool:
+        raise UserError(
+            unknown(f"flag {given.flag}", given.flag.lstrip("-"), [flag.spelled[2:] for flag in flags.values()])
+        )
+    return switch, True
+
+
+def _taken(given: Given, flag: Flag) -> int:
+    """How many of the words are the flag's: none of a switch's, all of a tuple's, one of any other's."""
+    if flag.hint is not bool:
+        return len(given.words) if flag.several and not given.joined else 1
+    if given.joined or (given.words and given.words[0].lower() in SWITCHED):
+        raise UserError(
+            f"{flag.spelled} takes no value, got {given.words[0]!r}: {flag.spelled} turns it on and "
+            f"--no-{flag.spelled[2:]} off"
+        )
+    return 0
+
+
+def _value(words: Sequence[str], flag: Flag) -> Any:  # noqa: ANN401 - types are data here
+    if not words and flag.several:
+        return () if flag.alone is None else flag.alone
+    if not words:
+        raise UserError(f"Missing value for argument '{flag.spelled}'. Expected 1 values.")
+    return _of_words(flag.spelled, flag.hint, words)
+
+
+def _stray(word: str, flags: Mapping[str, Flag], tasks: Iterable[str]) -> str:
+    """The message about a word that belongs to no flag."""
+    close = difflib.get_close_matches(word, list(tasks), n=1) if "task" in flags else []
+    return f"unknown flag {word}: " + (f"did you mean --task {close[0]}?" if close else "--help lists all")
+
+
+def _of_words(spelled: str, hint: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - types are data here
+    """The words as a value of the type."""
+    inner = get_args(hint)
+    if get_origin(hint) in (tuple, list):
+        return get_origin(hint)(_of_words(spelled, inner[0], [word]) for word in words)
+    (word,) = words
+    if get_origin(hint) is Literal:
+        chosen = {str(choice): choice for choice in inner}
+        if word not in chosen:
+            raise UserError(
+                f"invalid choice {word!r} for argument '{spelled}'. Expected one of {inner}{meant(word, chosen)}"
+            )
+        return chosen[word]
+    if NoneType in inner:
+        (hint,) = (one for one in inner if one is not NoneType)
+        return None if word == "None" else _of_words(spelled, hint, words)
+    if hint not in SCALARS:
+        raise UserError(f"{spelled} is of type {hint}, which no flag can set: set it in a --config file")
+    try:
+        return hint(word)
+    except ValueError as error:
+        raise UserError(f"Error parsing {spelled}: {error}") from None
+
+
+def checked(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
+    """A value from a file as the type has it; refused where it is of another type."""
+    inner = get_args(hint)
+    if NoneType in inner:
+        return None if value is None else checked(name, next(one for one in inner if one is not NoneType), value)
+    if get_origin(hint) is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(v, inner[0]) for v in value):
+            return tuple(value)
+    elif inner and value in inner:
+        return value
+    elif hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError):  # YAML reads 3e-4 as a string
+            return float(value)
+    elif not inner and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise UserError(f"{name} must be {_allowed(hint)}, got {value!r}{meant(value, inner)}")
+
+
+def _allowed(hint: Any) -> str:  # noqa: ANN401 - types are data here
+    inner = get_args(hint)
+    if get_origin(hint) is tuple:
+        return f"a list of {inner[0].__name__}"
+    return f"one of {', '.join(map(str, inner))}" if inner else f"of type {hint.__name__}"
+
+
+def meant(word: object, choices: Iterable[object]) -> str:
+    """A suggestion to append, where one of the choices is near."""
+    close = difflib.get_close_matches(str(word), [one for one in choices if isinstance(one, str)], n=1, cutoff=0.5)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """The message about a name that nothing has, with those that are near."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else "--help lists all"
+    return f"unknown {what}: {hint}"
