@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens under a model: the packed forward pass and the chunked output head.
 
-S scored tokens. The stream's attention (minrl/kernels/attention.py) is one function that transformers' models call in place of
-their own; the logits of a whole stream never exist (minrl/kernels/head.py).
+S scored tokens. The model calls our attention function in place of its own (minrl/kernels/attention.py), and the logits
+of a whole stream never exist (minrl/kernels/head.py).
 """
 
 from collections.abc import Iterator

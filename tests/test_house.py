@@ -22,11 +22,38 @@ ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / "minrl").rglob("*.py"))
 SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.exists()]
 
-ROOMS = """
-types system config losses advantages algorithms batch kernels model scoring policy optimizer update
-sandbox tasks engines rewards rollout draw intervals evaluation terminal viewer run record report sft pipeline
-train evaluate
-""".split()
+ROOMS = [
+    "types",
+    "system",
+    "config",
+    "losses",
+    "advantages",
+    "algorithms",
+    "batch",
+    "kernels",
+    "model",
+    "scoring",
+    "policy",
+    "optimizer",
+    "update",
+    "sandbox",
+    "tasks",
+    "engines",
+    "rewards",
+    "rollout",
+    "draw",
+    "intervals",
+    "evaluation",
+    "terminal",
+    "viewer",
+    "run",
+    "record",
+    "report",
+    "sft",
+    "pipeline",
+    "train",
+    "evaluate",
+]
 """Folders and flat files of minrl/ and the scripts, from the ground up. Imports go down, never up."""
 
 EVENING = 2500

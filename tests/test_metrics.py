@@ -22,7 +22,7 @@ from minrl.record import metrics as metrics_module
 from minrl.record.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, cut_metrics, read_metrics
 from minrl.record.rollout_metrics import rollout_metrics
 from minrl.record.tensorboard import HEADERS, page
-from minrl.run import write_json
+from minrl.system.files import write_json
 from minrl.types import PlayedTurn, Reward
 from minrl.viewer.lines import rollout_line
 

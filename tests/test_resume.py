@@ -13,6 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
+from minrl import draw
 from minrl.engines.torch_engine import TorchEngine
 from minrl.record import recorder as record
 from minrl.record import session
@@ -177,7 +178,7 @@ def test_what_takes_long_belongs_to_a_phase(folder, monkeypatch):
         usual = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, **kwargs: calls.append(name) or usual(*args, **kwargs))
 
-    work = [(train, name) for name in ("rollout", "update_policy", "save_checkpoint")]
+    work = [(draw, "rollout"), (train, "update_policy"), (session, "save_checkpoint")]
     for owner, name in [*work, (Parts, "evaluate"), (TorchEngine, "sync"), (MetricsLog, "log")]:
         ticking(owner, name)
     monkeypatch.setattr(record, "PhaseClock", lambda: PhaseClock(lambda: float(len(calls))))

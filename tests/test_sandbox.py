@@ -517,7 +517,7 @@ def test_the_level_is_said_in_one_line(monkeypatch):
 def test_an_ordinary_user_has_the_same_walls():
     if not ROOT:
         pytest.skip("needs root to become an ordinary user")
-    source = "from minrl.sandbox import calls as sandbox; print({name: sandbox._unavailable(name) for name in sandbox.LEVELS})"
+    source = "from minrl.sandbox import calls as c; print({name: c._unavailable(name) for name in c.LEVELS})"
     path = os.pathsep.join([sandbox.ROOT, *filter(os.path.isabs, sys.path)])
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     interpreter = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable

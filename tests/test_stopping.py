@@ -14,7 +14,7 @@ from threading import Timer
 import pytest
 
 import train
-from minrl import evaluation
+from minrl import draw, evaluation
 from minrl.record.metrics import read_metrics
 from minrl.run import checkpoint
 from minrl.run.checkpoint import load_state, newest_complete, save_policy
@@ -146,7 +146,7 @@ def test_a_second_signal_ends_the_wait_for_rewards(start, sevens):
         for timer in timers:
             timer.start()
 
-    with before(train, "rollout", 1, signal_soon), pytest.raises(KeyboardInterrupt):
+    with before(draw, "rollout", 1, signal_soon), pytest.raises(KeyboardInterrupt):
         start("stopped", "--no-eval-first", "--reward-workers", "2")
     for timer in timers:
         timer.join()

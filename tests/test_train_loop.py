@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import train
+from minrl import draw
 from minrl.algorithms import ALGORITHMS
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import rollout
@@ -198,9 +200,10 @@ def test_a_prompt_that_is_too_long_is_never_drawn(loop, sevens, monkeypatch, has
     data = sevens.dataset
     object.__setattr__(sevens, "dataset", Dataset([*data.train, *long[:4]], [*data.held_out, *long[4:]]))
     drawn = set()
-    monkeypatch.setattr(train, "rollout", lambda *a: drawn.update(one.id for one in a[4]) or rollout(*a))
+    monkeypatch.setattr(draw, "rollout", lambda *a: drawn.update(one.id for one in a[4]) or rollout(*a))
     if has_judge:  # with one, a single turn is an episode
-        monkeypatch.setattr("minrl.run.parts.judged", lambda task, judge: replace(task, episode=task.play))
+        judged = nullcontext(lambda task: replace(task, episode=task.play))
+        monkeypatch.setattr(parts, "judging", lambda *_: judged)
     status, run = loop("--steps", "3", "--eval-examples", "100")  # three times as many draws as there are examples
     assert status == 0
     assert drawn == {example.id for example in data.train}

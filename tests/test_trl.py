@@ -13,9 +13,10 @@ from gradients import CPU, fixed_rollouts, settings, tiny_policy
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch, pack
+from minrl.losses import policy_loss
 from minrl.model.processes import Processes
 from minrl.types import SOLO, Reward
-from minrl.update import _Update
+from minrl.update import counted_rollouts, token_weights, tokens_of
 
 pytestmark = pytest.mark.trl
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e .[bench]")
@@ -85,13 +86,20 @@ def ours(policy, known, row, changes):
     algorithm = choose_algorithm(config)
     batch = make_batch(known.rollouts, algorithm.advantages(known.rollouts, {SOLO: 0.0}).values)
     batch.rollout_logprobs.data = known.rollout_logprobs
-    update = _Update(policy, batch, algorithm, config, correct_engine=True)
-    update.old_logprobs = known.old_logprobs
-    update.ref_logprobs = known.ref_logprobs if config.algorithm.kl_coef else None
     stream = pack(known.rollouts, range(len(known.rollouts)))
     logprobs, entropy = known.logprobs.clone().requires_grad_(), known.entropy.clone().requires_grad_()
-    weights = update._token_weights(range(len(known.rollouts)))
-    loss = update._loss(stream, logprobs[stream.token_index], entropy[stream.token_index], weights)
+    weights = token_weights(batch, algorithm, counted_rollouts(batch, config.algorithm), range(len(known.rollouts)), 16)
+    of_tokens = {
+        "advantages": batch.advantages[batch.rollout_of],
+        "rollout_logprobs": known.rollout_logprobs,
+        "old_logprobs": known.old_logprobs,
+        "token_weights": weights[batch.rollout_of],
+    }
+    if config.algorithm.kl_coef:
+        of_tokens["ref_logprobs"] = known.ref_logprobs
+    index = stream.token_index
+    tokens = tokens_of(stream, batch, of_tokens, logprobs[index], entropy[index], config.algorithm.importance_cap)
+    loss, _, _ = policy_loss(tokens, algorithm, config.algorithm)
     loss.backward()
     return loss, logprobs.grad, entropy.grad
 

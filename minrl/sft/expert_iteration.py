@@ -45,7 +45,7 @@ from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.system.files import whole
 from minrl.system.json_text import json_text
 from minrl.system.progress import activity
-from minrl.types import Example, Rollout
+from minrl.types import Example, Rollout, TrainState
 
 EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
 

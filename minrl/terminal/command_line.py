@@ -1,6 +1,6 @@
 """From the command line, a file or a stored run to a program's config and the tasks' options.
 
-Flags come from the dataclasses (`minrl.terminal.flags`). `--config FILE` (YAML, or a run's config.json) is read first, flags on
+Flags come from the dataclasses (`minrl.terminal.flags`). `--config FILE` (YAML or a run's config.json) is read first, flags
 top. Whatever is refused is refused in one line.
 """
 
