@@ -25,6 +25,7 @@ if __name__ == "__main__":
     before_imports(lambda arguments: parse_with_tasks(EvaluateConfig, arguments))
 
 from minrl.rewards.completions import score_file
+from minrl.system.files import write_text
 from minrl.system.json_text import json_text
 from minrl.rewards.judge import open_judge
 from minrl.tasks import load_task
@@ -87,7 +88,7 @@ def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
     result = _flat(summary) if len(summary["results"]) == 1 else summary
     if config.output.endswith(".json"):
         Path(config.output).parent.mkdir(parents=True, exist_ok=True)
-        Path(config.output).write_text(json_text(result, indent=1) + "\n")
+        write_text(Path(config.output), json_text(result, indent=1) + "\n")
     single = result is not summary
     sys.stdout.write(json_text(result, indent=1) + "\n" if single else (folder / "summary.md").read_text())
     sys.stderr.write(f"{folder}: completions.jsonl, scores.parquet, summary.json, summary.csv, summary.md, charts/\n")

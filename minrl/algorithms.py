@@ -22,6 +22,7 @@ from minrl.advantages import (
     relative_to_mean,
 )
 from minrl.config import AlgorithmConfig, TrainerConfig
+from minrl.config.bounds import meant
 from minrl.losses import (
     Aggregation,
     Limits,
@@ -35,7 +36,6 @@ from minrl.losses import (
     soft_gate,
     token_mean,
 )
-from minrl.terminal.flags import meant
 from minrl.types import Rollout, UserError
 
 NO_LIMITS = Limits()

@@ -1,6 +1,7 @@
 """Files that are whole or not there, and locks that end with their process."""
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from minrl.system.files import holder, lock, lock_in_turn, read_json, whole, write_json
+from minrl.system.files import (
+    append_jsonl,
+    holder,
+    is_torn,
+    lock,
+    lock_in_turn,
+    read_json,
+    read_jsonl,
+    whole,
+    write_csv,
+    write_json,
+    write_jsonl,
+)
 from minrl.types import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -108,3 +121,33 @@ def test_json_comes_back_and_what_is_none_is_nothing(tmp_path):
 
 def test_a_lock_that_is_gone_when_it_is_asked_about_has_just_ended(tmp_path):
     assert holder(tmp_path / "lock") == "a process that has just ended"
+
+
+def test_jsonl_comes_back_without_a_torn_end_which_the_next_line_replaces(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert read_jsonl(path) == [] and not is_torn(path)
+    write_jsonl(path, [{"a": "\u2028"}, {"a": float("nan")}])
+    assert read_jsonl(path) == [{"a": "\u2028"}, {"a": None}] and not is_torn(path)
+    with path.open("a") as file:
+        file.write('{"a": 3}')  # a kill came before its end: nobody has used it
+    assert is_torn(path) and read_jsonl(path) == [{"a": "\u2028"}, {"a": None}]
+    append_jsonl(path, [{"a": 4}, {"a": 5}])
+    assert read_jsonl(path)[2:] == [{"a": 4}, {"a": 5}] and not is_torn(path)
+    path.write_text('{"a": 1')  # not even the first line is whole
+    append_jsonl(path, [{"a": 6}])
+    assert path.read_text() == '{"a": 6}\n'
+
+
+@pytest.mark.parametrize("line", [b"\0\0", b'{"a": "\xff"}', b"", b"{"])
+def test_a_damaged_line_is_told_or_refused(tmp_path, line):
+    path, told = tmp_path / "rows.jsonl", []
+    path.write_bytes(b"1\n" + line + b"\n2\n")
+    assert read_jsonl(path, told.append) == [1, 2]
+    assert told == [line.decode(errors="backslashreplace")]
+    with pytest.raises(json.JSONDecodeError):
+        read_jsonl(path)
+
+
+def test_a_table_has_a_cell_for_each_column(tmp_path):
+    write_csv(tmp_path / "t.csv", ["a", "b"], [{"a": 1}, {"b": "x,y"}])
+    assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,\r\n,"x,y"\r\n'

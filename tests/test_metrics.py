@@ -4,6 +4,8 @@ import csv
 import gzip
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -375,3 +377,11 @@ def test_what_is_not_finite_is_null_in_the_files_and_absent_to_their_readers(tmp
 def test_a_summary_is_json_whatever_it_holds(tmp_path):
     write_json(tmp_path / "summary.json", {"loss": float("nan"), "rounds": ({"kept": float("inf")},)})
     assert strict((tmp_path / "summary.json").read_text()) == {"loss": None, "rounds": [{"kept": None}]}
+
+
+def test_what_few_runs_need_is_imported_when_it_is_used():
+    modules = "metrics, rollout_metrics, evaluation, screen, bars, completions, judge, charts, workers, files"
+    rare = {"tensorboard", "torch.utils.tensorboard", "wandb", "openai", "matplotlib", "minrl.record.wandb"}
+    code = f"import sys; from minrl import {modules}; sys.exit(', '.join({rare} & set(sys.modules)) or 0)"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -436,11 +436,12 @@ def test_preflight_findings_are_said_a_line_each(make_record, told):
 def test_the_end_is_shown_where_the_trained_task_was_evaluated(make_record, make_rollout, monkeypatch):
     record, shown = make_record(TrainState(step=4)), []
     monkeypatch.setattr(Screen, "before_and_after", lambda self, *tables: shown.append(tables))
-    monkeypatch.setattr(Screen, "samples", lambda self, rollouts, policy: shown.append(rollouts))
+    monkeypatch.setattr(Screen, "samples", lambda self, texts: shown.append(texts))
     rollouts = [make_rollout([5], [6])]
     after = evaluated(0.5, rollouts)
     record._show_results({}, {"countdown": after})
-    assert shown == [({}, {"countdown": after.to_json()}), rollouts]
+    text = record.parts.policy.decode_all([5, 6])
+    assert shown == [({}, {"countdown": after.to_json()}), {True: text}]
     record._show_results({}, {})
     assert len(shown) == 2
 

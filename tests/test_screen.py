@@ -65,3 +65,15 @@ def test_there_are_no_bars_where_the_output_is_no_terminal(capsys):
     with Screen(quiet=False) as screen, screen.progress("countdown", 2) as report:
         report(1, "")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("texts", [{False: "1 + 1 = 3", True: "1 + 1 = [2]"}, {True: "1 + 1 = [2]"}, {}])
+def test_a_solved_and_a_failed_sample_are_shown_letter_by_letter_where_there_are_any(texts, capsys):
+    with Screen(quiet=False) as screen:
+        screen.samples(texts)
+    shown = [f"a solved sample\n  {texts[True]}\n"] if True in texts else []
+    shown += [f"a failed sample\n  {texts[False]}\n"] if False in texts else []
+    assert capsys.readouterr().err == "".join(shown)
+    with Screen(quiet=True) as screen:
+        screen.samples(texts)
+    assert capsys.readouterr().err == ""

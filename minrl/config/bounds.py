@@ -9,7 +9,8 @@ Traceback (most recent call last):
 minrl.types.UserError: group_size must be at least 1, got 0
 """
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, get_type_hints
 
@@ -76,3 +77,9 @@ class Bounded:
             for bound in getattr(hint, "__metadata__", ()):
                 value = getattr(self, name)
                 require(bound.holds(value), f"{self.prefix}{name} must be {bound.says}, got {value}")
+
+
+def meant(word: object, choices: Iterable[object]) -> str:
+    """A suggestion to append, where one of the choices is near."""
+    close = difflib.get_close_matches(str(word), [one for one in choices if isinstance(one, str)], n=1, cutoff=0.5)
+    return f": did you mean {close[0]}?" if close else ""

@@ -1,6 +1,5 @@
 """The third stage: figures, tables and pictures from the scores."""
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.score import asked_again
 from minrl.pipeline.settings import Settings
 from minrl.record.tensorboard import write_pictures
-from minrl.system.files import read_json, write_json
+from minrl.system.files import read_json, write_csv, write_json, write_text
 from minrl.system.json_text import plain
 
 TABLE, CSV, CHARTS, EVENTS = "summary.md", "summary.csv", "charts", "tensorboard"
@@ -42,11 +41,8 @@ def report(
         "results": found,
         "differences": plain(differences(plan, lines)),
     }
-    (folder / TABLE).write_text(markdown(plan, summary), encoding="utf-8")
-    with (folder / CSV).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, CSV_COLUMNS, restval="")
-        writer.writeheader()
-        writer.writerows(tidy(summary))
+    write_text(folder / TABLE, markdown(plan, summary))
+    write_csv(folder / CSV, CSV_COLUMNS, tidy(summary))
     summary["charts"] = []
     if plan.config.charts:
         pictures = draw_all(plan, summary, folder / CHARTS)

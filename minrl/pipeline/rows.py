@@ -3,17 +3,14 @@
 A row is of (model, task, mode, index of the example, sample). Where a key stands twice, the later row holds.
 """
 
-import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from loguru import logger
 
-from minrl.system.files import whole
-from minrl.system.json_text import json_text
+from minrl.system.files import append_jsonl, fsync, is_torn, read_jsonl, write_jsonl
 
 Row = dict[str, Any]
 
@@ -51,39 +48,25 @@ class RowFile:
 
     def read(self) -> dict[Key, Row]:
         """The whole rows by key. A line that is none is left out, and said."""
-        if not self.path.exists():
-            return {}
-        data = self.path.read_bytes()
-        end = data.rfind(b"\n") + 1
-        if end < len(data):
+        if is_torn(self.path):
             logger.warning(f"{self.path}: the last line was cut off while it was written; it will be made again")
-        rows, damaged = {}, 0
-        for line in data[:end].split(b"\n")[:-1]:
+        rows: dict[Key, Row] = {}
+        damaged: list[object] = []
+        for row in read_jsonl(self.path, damaged.append):
             try:
-                row = json.loads(line)
                 rows[key_of(row)] = row
-            except (ValueError, KeyError, TypeError):
-                damaged += 1
+            except (KeyError, TypeError):
+                damaged.append(row)
         if damaged:
-            logger.warning(f"{self.path}: {damaged} damaged lines are left out; they will be made again")
+            logger.warning(f"{self.path}: {len(damaged)} damaged lines are left out; they will be made again")
         return rows
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add rows, on the disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file:
-            self._cut_torn_line(file)
-            file.write("".join(json_text(row) + "\n" for row in rows).encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _cut_torn_line(self, file: IO[bytes]) -> None:
-        """End the file after its last whole line."""
-        size = file.seek(0, os.SEEK_END)
-        if size and (file.seek(size - 1), file.read(1))[1] != b"\n":
-            file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+        append_jsonl(self.path, rows)
+        fsync(self.path)
 
     def rewrite(self, rows: Iterable[Row]) -> None:
         """These rows and no others, in this order, in one instant."""
-        with whole(self.path) as file:
-            file.writelines(json_text(row) + "\n" for row in rows)
+        write_jsonl(self.path, rows)

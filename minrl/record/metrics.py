@@ -1,13 +1,10 @@
-"""Where numbers go: TensorBoard, W&B, metrics.jsonl, metrics.csv and rollouts.
+"""Writes metrics to TensorBoard, W&B, metrics.jsonl and metrics.csv, and rollouts to their own files.
 
-A step is one line of metrics.jsonl with every scalar that TensorBoard gets. After a resume, what was written beyond
-the checkpoint is cut away, so each step stands once.
+A line of metrics.jsonl has all scalars of one step. A resume removes what was written after the checkpoint, so each
+step is there once.
 """
 
-import csv
 import gzip
-import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,10 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from loguru import logger
 
-from minrl.record.tensorboard import TensorBoardLog, cut_events
-from minrl.record.wandb import WandbLog
 from minrl.system.disk import writing
-from minrl.system.files import whole
+from minrl.system.files import append_jsonl, fsync, read_jsonl, whole, write_csv, write_jsonl
 from minrl.system.json_text import json_text
 from minrl.viewer.lines import ROLLOUT_SCHEMA
 
@@ -92,45 +87,60 @@ TAGS = (
     "memory/sync_gib",
     "memory/eval_gib",
 )
-"""Every fixed tag. The seconds of a step are the sum of its phases' (`minrl.record.clock`)."""
+"""All fixed tags. A step's seconds are the sum of its phases' (`minrl.record.clock`)."""
 
 HISTOGRAMS = ("engine/importance_weight", "rollout/completion_tokens", "reward/value")
-"""What is shown as a distribution, where rollouts are written: raw weights of tokens, lengths, rewards."""
+"""Distributions of the steps whose rollouts are written: raw weights of tokens, lengths, rewards."""
 
 OPEN_PREFIXES = ("reward/part/", "reward/role/", "eval/", "baseline/")
-"""Prefixes under which names come from tasks."""
+"""Prefixes of tags that tasks name."""
 
 
 class Board(Protocol):
-    """Where curves are looked at."""
+    """A viewer of curves, such as TensorBoard."""
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's numbers."""
+        """Write a step's scalars."""
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """Readable text."""
+        """Show a text."""
 
     def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
-        """How values are spread."""
+        """Show the distribution of values."""
 
     def flush(self) -> None:
-        """Everything on the disk."""
+        """Write what is buffered."""
 
     def close(self, finished: bool) -> None:
-        """Release the files; `finished` says that the run came to its end."""
+        """Close the files. `finished`: the run reached its last step."""
+
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def _tensorboard(folder: Path, tasks: Sequence[str], settings: Mapping[str, object] | None, earlier: Lines) -> Board:
+    from minrl.record.tensorboard import TensorBoardLog
+
+    return TensorBoardLog(folder, tasks, settings, earlier)
+
+
+def _wandb(folder: Path, tasks: Sequence[str], settings: Mapping[str, object] | None, earlier: Lines) -> Board:
+    from minrl.record.wandb import WandbLog
+
+    return WandbLog(folder, tasks, settings, earlier)
 
 
 LOGGERS: Mapping[str, Sequence[Callable[..., Board]]] = {
-    "tensorboard": (TensorBoardLog,),
-    "wandb": (TensorBoardLog, WandbLog),
+    "tensorboard": (_tensorboard,),
+    "wandb": (_tensorboard, _wandb),
 }
-"""What `--logger` may say. metrics.jsonl and metrics.csv are always written."""
+"""The values of `--logger`. metrics.jsonl and metrics.csv are always written."""
 
 
 class MetricsLog:
-    """The files of one run. `cut_after` removes what lies beyond a step, before anything new is written.
+    """The metrics files of one run. `cut_after` first removes everything after that step.
 
-    `tasks` and `settings` are for the page and the hyperparameters that TensorBoard shows.
+    `tasks` and `settings` are for TensorBoard's page and hyperparameters.
     """
 
     def __init__(
@@ -144,28 +154,29 @@ class MetricsLog:
         self.folder = folder
         (folder / "rollouts").mkdir(parents=True, exist_ok=True)
         if cut_after is not None:
+            from minrl.record.tensorboard import cut_events
+
             cut_metrics(folder, cut_after)
             cut_events(folder, cut_after)
         earlier = read_metrics(folder)
         self._boards = [board(folder, tasks, settings, earlier) for board in LOGGERS[logger]]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One step's scalars, everywhere."""
+        """Write a step's scalars everywhere."""
         check_tags(metrics)
         with writing(self.folder):
             for board in self._boards:
                 board.scalars(step, metrics)
-            with (self.folder / "metrics.jsonl").open("a") as file:
-                file.write(json_text({"step": step, **metrics}) + "\n")
+            append_jsonl(self.folder / "metrics.jsonl", [{"step": step, **metrics}])
 
     def text(self, tag: str, text: str, step: int) -> None:
-        """Readable text."""
+        """Show a text on every board."""
         with writing(self.folder):
             for board in self._boards:
                 board.text(tag, text, step)
 
     def histograms(self, step: int, distributions: Mapping[str, np.ndarray]) -> None:
-        """How values are spread, by tag; a tag without values is left out."""
+        """Show distributions by tag; a tag without values is left out."""
         for tag, values in distributions.items():
             assert tag in HISTOGRAMS, f"a histogram that metrics.HISTOGRAMS does not list: {tag}"
             with writing(self.folder):
@@ -173,81 +184,52 @@ class MetricsLog:
                     board.histogram(tag, values, step)
 
     def rollouts(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
-        """The rollouts of a step as compressed JSON lines, in a file that appears when it is whole."""
+        """Write a step's rollouts as compressed JSON lines, whole or not at all."""
         path = self.folder / "rollouts" / f"step_{step:06d}.jsonl.gz"
         with whole(path, "wb") as raw, gzip.open(raw, "wb", compresslevel=3) as file:
             for line in lines:
                 file.write(f"{json_text({'schema': ROLLOUT_SCHEMA, 'step': step, **line})}\n".encode())
 
     def flush(self) -> None:
-        """Everything on disk, and metrics.csv made anew."""
+        """Put everything on disk and rewrite metrics.csv."""
         with writing(self.folder):
             for board in self._boards:
                 board.flush()
-            with (self.folder / "metrics.jsonl").open("a") as file:
-                os.fsync(file.fileno())  # a checkpoint that is on the disk has its step's line there
-            write_csv(self.folder)
+            append_jsonl(self.folder / "metrics.jsonl", [])
+            fsync(self.folder / "metrics.jsonl")  # before the checkpoint of the step
+        lines = read_metrics(self.folder)
+        columns = list(dict.fromkeys(key for line in lines for key in line))
+        write_csv(self.folder / "metrics.csv", columns, lines)
 
     def close(self, finished: bool = False) -> None:
-        """Flush and release the files. `finished` says that the run came to its end."""
+        """Flush and close the files. `finished`: the run reached its last step."""
         self.flush()
         for board in self._boards:
             board.close(finished)
 
 
 def check_tags(metrics: Mapping[str, float]) -> None:
-    """A tag that is on no list would be a curve that nobody documented."""
+    """Refuse tags that no list documents."""
     unknown = [tag for tag in metrics if tag not in TAGS and not tag.startswith(OPEN_PREFIXES)]
     assert not unknown, f"tags that metrics.TAGS does not list: {unknown}"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines of metrics.jsonl: a line that was cut off while being written is left out, and so is a number
-    that was not finite (null).
-    """
-    return [{tag: value for tag, value in line.items() if value is not None} for line in _written_lines(folder)]
-
-
-def _written_lines(folder: Path) -> list[dict[str, Any]]:
-    return [_parsed(line) for line in _whole_lines(folder)]
-
-
-def _whole_lines(folder: Path) -> list[str]:
-    path = folder / "metrics.jsonl"
-    return path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    return json.loads(line, parse_constant=lambda name: None)
-
-
-def _is_json(line: str) -> bool:
-    """Whether a line is one; a power failure may have left something else, which the run that goes on writes again."""
-    try:
-        _parsed(line)
-    except ValueError:
-        logger.warning(f"a line of metrics.jsonl is no JSON and is cut away: {line[:40]!r}")
-        return False
-    return True
+    """The lines of metrics.jsonl, without numbers that were not finite (null) and without a torn last line."""
+    lines = read_jsonl(folder / "metrics.jsonl")
+    return [{tag: value for tag, value in line.items() if value is not None} for line in lines]
 
 
 def cut_metrics(folder: Path, step: int) -> None:
-    """Keep metrics up to the step, and rollouts and the samples of rounds likewise."""
-    kept = [line for line in map(_parsed, filter(_is_json, _whole_lines(folder))) if line["step"] <= step]
-    with whole(folder / "metrics.jsonl") as file:
-        file.writelines(json_text(line) + "\n" for line in kept)
+    """Remove metrics, rollouts and samples of rounds after the step."""
+
+    def say(line: str) -> None:
+        logger.warning(f"a line of metrics.jsonl is no JSON and is cut away: {line[:40]!r}")
+
+    path = folder / "metrics.jsonl"
+    write_jsonl(path, [line for line in read_jsonl(path, damaged=say) if line["step"] <= step])
     written = (*(folder / "rollouts").glob("step_*.jsonl.gz"), *(folder / "samples").glob("round_*.jsonl"))
     for path in written:
         number = path.name.partition("_")[2].partition(".")[0]
         if number.isdecimal() and int(number) > step:  # other files are the user's
             path.unlink()
-
-
-def write_csv(folder: Path) -> None:
-    """metrics.csv with the same numbers, one column for each tag."""
-    lines = read_metrics(folder)
-    columns = list(dict.fromkeys(key for line in lines for key in line))
-    with whole(folder / "metrics.csv") as file:
-        writer = csv.DictWriter(file, columns, restval="")
-        writer.writeheader()
-        writer.writerows(lines)

@@ -1,7 +1,8 @@
-"""What the rollouts of a step look like: numbers by tag, distributions, and a few of them to read."""
+"""Metrics of a step's rollouts: scalars by tag, distributions, and a few samples as text."""
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.types import Reward, Rollout, part_means
 
 SHOWN_CHARACTERS = 2000
-"""Longest part of a prompt or completion that is shown among the samples."""
+"""Longer prompts and completions are shortened among the samples."""
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int, num_lost: int = 0) -> dict[str, float]:
-    """What a step's rollouts look like, by tag. Rewards are over those that could be scored; a share of the limit of
-    `max_tokens` is a turn's. `num_lost` completions never came to be: their episodes failed before the first turn.
+    """Scalars by tag. Rewards are means over scorable rollouts; `max_tokens` is the limit of one turn; the episodes of
+    `num_lost` completions failed before their first turn.
     """
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     rewards = [rollout.reward for rollout in scored if rollout.reward is not None]
@@ -40,7 +41,7 @@ def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int, num_lost: int 
 
 
 def over_processes(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What each process has measured of itself, as one: tokens add up, of memory and gaps the largest counts.
+    """The measurements of all processes as one: the sum of tokens, the maximum of memory and gaps.
 
     >>> over_processes([{"prompt_tokens": 30.0, "prompt_tokens_computed": 3.0, "memory/peak_gib": 1.0},
     ...                 {"prompt_tokens": 10.0, "prompt_tokens_computed": 7.0, "memory/peak_gib": 2.0}])
@@ -54,7 +55,7 @@ def over_processes(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _over_rewards(rewards: Sequence[Reward]) -> dict[str, float]:
-    """Nothing where there are none: a mean of 0 would be taken for wrong completions."""
+    """Empty without rewards: a mean of 0 would look like wrong completions."""
     if not rewards:
         return {}
     values = np.array([reward.value for reward in rewards])
@@ -67,7 +68,7 @@ def _over_rewards(rewards: Sequence[Reward]) -> dict[str, float]:
 
 
 def _by_outcome(scored: Sequence[Rollout]) -> dict[str, float]:
-    """Lengths of right and wrong completions, and the shares of groups that none, some or all of theirs solved."""
+    """Mean lengths of solved and unsolved completions; shares of groups with none, some or all completions solved."""
     lengths: dict[bool, list[int]] = {True: [], False: []}
     groups: dict[int, list[bool]] = {}
     for rollout in scored:
@@ -88,7 +89,7 @@ def _by_outcome(scored: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _by_role(scored: Sequence[Rollout]) -> dict[str, float]:
-    """Mean reward and parts of each role, where there are several."""
+    """Mean reward and parts of each role, if there are several."""
     metrics: dict[str, float] = {}
     roles = sorted({rollout.role for rollout in scored})
     for role in roles if len(roles) > 1 else ():
@@ -112,40 +113,30 @@ def distributions(rollouts: Sequence[Rollout], logprobs: Float[Tensor, " S"]) ->
 
 
 def samples(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """A few telling lines of a step's rollouts: the best and the worst rewarded, the longest, the first cut off."""
+    """Samples of a step's rollouts: the highest and lowest reward, the longest, the first truncated."""
     scored = [line for line in lines if line["reward"] is not None]
-    chosen = [max(scored, key=_reward), min(scored, key=_reward)] if scored else []
+    chosen = [best(scored, key=itemgetter("reward")) for best in (max, min)] if scored else []
     chosen += [max(lines, key=lambda line: sum(line["loss_mask"]))] if lines else []
     chosen += [line for line in lines if line["finish_reason"] == "length"][:1]
     return list({id(line): line for line in chosen}.values())
 
 
 def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Rollouts to read, as they were sampled: text in indented blocks, in which nothing is markup."""
+    """The rollouts as Markdown. Their texts stand in indented blocks, where nothing is markup."""
     shown = []
     for line in lines:
         reward = "unscorable" if line["reward"] is None else f"reward {line['reward']:g}"
         parts = ", ".join(f"{name} {value:g}" for name, value in line["parts"].items())
-        about = [
-            reward,
-            *filter(None, [parts]),
-            f"{sum(line['loss_mask'])} tokens",
-            line["finish_reason"],
-            line["role"],
-        ]
-        if line["advantage"] is not None:
-            about.insert(1, f"advantage {line['advantage']:+.2f}")
+        advantage = "" if line["advantage"] is None else f"advantage {line['advantage']:+.2f}"
+        tokens = f"{sum(line['loss_mask'])} tokens"
+        about = filter(None, [reward, advantage, parts, tokens, line["finish_reason"], line["role"]])
         block = f"{_shortened(line['prompt'])}\n--------\n{_shortened(line['text'])}"
         shown.append("**" + " · ".join(about) + "**\n\n" + "\n".join("    " + row for row in block.split("\n")))
     return "\n\n".join(shown)
 
 
-def _reward(line: Mapping[str, Any]) -> float:
-    return line["reward"]
-
-
 def _shortened(text: str) -> str:
-    """The text, or its beginning and end with the number of characters between them."""
+    """The text; of a long one the beginning, the number of omitted characters, and the end."""
     if len(text) <= SHOWN_CHARACTERS:
         return text
     half = SHOWN_CHARACTERS // 2

@@ -11,7 +11,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import LoggingConfig, task_key
-from minrl.evaluation import Evaluation
+from minrl.evaluation import Evaluation, is_solved
 from minrl.record.recorder import Recorder
 from minrl.run.checkpoint import last_saved, save_checkpoint, step_name
 from minrl.run.folder import note_saved
@@ -131,7 +131,8 @@ class Session:
         screen, name = self.parts.screen, task_key(self.parts.config.rollout.task)
         if name in after:
             screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
-            screen.samples(after[name].rollouts, self.parts.policy)
+            first = {is_solved(one): one for one in reversed(after[name].rollouts)}
+            screen.samples({solved: self.parts.policy.decode_all(one.ids) for solved, one in first.items()})
         logger.info(f"{self.state.step} steps in {self.state.seconds:.0f} s; checkpoint {self._saved}")
         command = "tensorboard" if shutil.which("tensorboard") else f"{Path(sys.executable).parent}/tensorboard"
         logger.info(f"curves: {command} --logdir {self.parts.config.logging.runs_dir} (tab CUSTOM SCALARS)")

@@ -1,6 +1,6 @@
-"""A run in TensorBoard: the page of four curves it opens on, its hyperparameters, scalars, histograms and samples.
+"""A run in TensorBoard: scalars, histograms, samples, hyperparameters, and a page of charts (tab CUSTOM SCALARS).
 
-The page is the tab CUSTOM SCALARS; its first row has the four curves that matter, the closed rows below it the rest.
+The first row of the page has the four most important charts; the collapsed rows below have the rest.
 """
 
 import itertools
@@ -25,16 +25,12 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
     MultilineChartContent,
 )
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG, PLUGIN_NAME
-from tensorboard.plugins.hparams.metadata import (
-    EXPERIMENT_TAG,
-    SESSION_END_INFO_TAG,
-    SESSION_START_INFO_TAG,
-)
+from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import histogram, hparams, text
 
 HEADERS = (CONFIG_SUMMARY_TAG, EXPERIMENT_TAG, SESSION_START_INFO_TAG, SESSION_END_INFO_TAG)
-"""What is written once each time that a run is begun or continued, and says what the last config says."""
+"""Tags written once whenever a run begins or resumes, from its latest config."""
 
 ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "Groups": {
@@ -70,15 +66,15 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "memory, GiB": [r"memory/.*_gib"],
     },
 }
-"""The closed rows: charts by title, each with regular expressions of its tags."""
+"""The collapsed rows: charts by title, each with regular expressions of its tags."""
 
 BINS = 64
-"""Bars of a histogram, as many as W&B draws. Numpy's "auto" imports more of numpy in the step that first uses it."""
+"""Bins of a histogram, as W&B draws. NumPy's "auto" imports more of NumPy within the first step that uses it."""
 
 
 class EventFile:
-    """A new event file, written here and now. tensorboard's own writer hands the events to a thread, where nobody
-    catches what a full disk raises.
+    """A new event file, written synchronously. In TensorBoard's writer a thread writes, and nothing catches its errors,
+    such as a full disk.
     """
 
     _numbers = itertools.count()
@@ -96,16 +92,16 @@ class EventFile:
         self._records.write(event.SerializeToString())
 
     def flush(self) -> None:
-        """Everything in the file."""
+        """Write what is buffered."""
         self._file.flush()
 
     def close(self) -> None:
-        """Flush and release the file."""
+        """Flush and close the file."""
         self._file.close()
 
 
 def page(tasks: Sequence[str]) -> Layout:
-    """The rows of charts; the first has the four curves that matter, with the held-out score of these tasks."""
+    """The rows of charts, with the held-out score of these tasks."""
     intervals = [
         MarginChartContent.Series(value=f"eval/{t}/pass@1", lower=f"eval/{t}/pass@1_low", upper=f"eval/{t}/pass@1_high")
         for t in tasks
@@ -127,9 +123,9 @@ def _lines(title: str, tags: Sequence[str]) -> Chart:
 
 
 class TensorBoardLog:
-    """The event files of one run. `settings` are its hyperparameters; without any there is no tab HPARAMS.
+    """The event files of one run. Without `settings`, its hyperparameters, there is no tab HPARAMS.
 
-    `earlier` steps are in the event files already.
+    `earlier` steps, which other boards need, are in the event files already.
     """
 
     def __init__(
@@ -150,24 +146,24 @@ class TensorBoardLog:
             self._add(begun, 0)
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's numbers, in one event."""
+        """Write a step's scalars in one event."""
         self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]), step)
         self.flush()
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """Markdown, in the tab TEXT."""
+        """Write Markdown (tab TEXT)."""
         self._add(text(tag, markdown), step)
 
     def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
-        """How values are spread, in the tab HISTOGRAMS."""
+        """Write the distribution of values (tab HISTOGRAMS)."""
         self._add(histogram(tag, values, BINS), step)
 
     def flush(self) -> None:
-        """Everything on the disk."""
+        """Write what is buffered."""
         self._file.flush()
 
     def close(self, finished: bool) -> None:
-        """Release the files; a run that came to its end says so in the tab HPARAMS."""
+        """Close the file. A finished run is marked so in the tab HPARAMS."""
         if finished and self._begun:
             self._add(self._ended, 0)
         self._file.close()
@@ -177,16 +173,16 @@ class TensorBoardLog:
 
 
 def _page_summary(tasks: Sequence[str]) -> Summary:
-    """The page as the plugin reads it."""
+    """The page in the plugin's format."""
     metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME))
     tensor = TensorProto(dtype="DT_STRING", string_val=[page(tasks).SerializeToString()])
     return Summary(value=[Summary.Value(tag=CONFIG_SUMMARY_TAG, tensor=tensor, metadata=metadata)])
 
 
 def cut_events(folder: Path, step: int) -> None:
-    """One event file with what stood in all of them up to the step, without the headers, which are written anew.
+    """Replace the event files by one with their events up to the step, without the headers, which are written again.
 
-    An event that stands in two of them was copied by a resume that was killed before it removed the first.
+    An event may be in two files: a resume was killed between copying it and removing the first file.
     """
     old = sorted(folder.glob("events.out.tfevents.*"))
     events = dict.fromkeys(data for path in old for data in RawEventFileLoader(str(path)).Load())
@@ -205,13 +201,13 @@ def _is_number(value: object) -> bool:
 
 
 def write_pictures(folder: Path, pictures: Sequence[Path]) -> None:
-    """PNG files as images of TensorBoard, under their names, in place of all that the folder held."""
+    """Write PNG files as TensorBoard images under their names. Earlier event files in the folder are removed."""
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
     file = EventFile(folder)
     for path in pictures:
         data = path.read_bytes()
-        width, height = struct.unpack(">II", data[16:24])  # of the header, which is the first chunk of every PNG
+        width, height = struct.unpack(">II", data[16:24])  # in the header, a PNG's first chunk
         image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=data)
         value = Summary.Value(tag=f"charts/{path.stem}", image=image)
         file.add(Event(step=0, wall_time=path.stat().st_mtime, summary=Summary(value=[value])))

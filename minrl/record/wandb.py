@@ -1,22 +1,20 @@
-"""A run in Weights & Biases, beside TensorBoard: `--logger wandb`.
+"""A run in Weights & Biases, in addition to TensorBoard: `--logger wandb`.
 
-Project, entity and mode are W&B's own variables: WANDB_PROJECT (else `minrl`), WANDB_ENTITY, WANDB_MODE (`offline`
-writes to the run's folder, for `wandb sync` later). wandb is imported when a run asks for it.
+W&B's own variables name project (WANDB_PROJECT, default `minrl`), entity (WANDB_ENTITY) and mode (WANDB_MODE; `offline`
+writes to the run's folder, for a later `wandb sync`). wandb is imported when a run asks for it.
 
-Each step stands once. W&B refuses steps that it has; a run that goes on sends those of metrics.jsonl that it lacks. An
-offline run cannot be continued, so it is written anew, from metrics.jsonl and from wandb_media.jsonl, which keeps what
-no number is: samples and distributions.
+Each step is logged once. W&B refuses steps that it has, and a resumed run sends the steps of metrics.jsonl that it
+lacks. An offline run cannot be resumed: it is rewritten from metrics.jsonl and wandb_media.jsonl, which keeps samples
+and distributions.
 """
 
 import html
 import importlib
 import importlib.util
-import json
 import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +22,17 @@ import numpy as np
 from loguru import logger
 
 from minrl.run.folder import MEDIA
-from minrl.system.files import whole
-from minrl.system.json_text import json_text
+from minrl.system.files import append_jsonl, read_jsonl, write_jsonl, write_text
 from minrl.types import UserError
 
 BARS = 64
-"""Of a distribution, as W&B itself would take."""
+"""Bins of a distribution: W&B's own default."""
 
 LOG_IN = "log in with `wandb login`, set WANDB_MODE=offline, or leave --logger wandb out"
 
 
 def require_wandb() -> None:
-    """Refuse to begin without the package. A folder `wandb` of an earlier run is not the package."""
+    """Raise `UserError` without the package. A folder `wandb` of an earlier run is not the package."""
     found = importlib.util.find_spec("wandb")
     if found is None or found.origin is None:
         raise UserError(
@@ -45,7 +42,7 @@ def require_wandb() -> None:
 
 
 def require_login() -> None:
-    """Refuse to begin where the package, or a key for W&B's server, is missing. Nothing is sent."""
+    """Raise `UserError` without the package, or without a key for W&B's server. Nothing is sent."""
     require_wandb()
     import wandb
 
@@ -54,7 +51,7 @@ def require_login() -> None:
 
 
 class WandbLog:
-    """One run on W&B's side. `earlier` are the lines of metrics.jsonl up to where the run goes on."""
+    """One run at W&B. `earlier` are the lines of metrics.jsonl up to the step from which the run resumes."""
 
     def __init__(
         self,
@@ -67,7 +64,6 @@ class WandbLog:
         import wandb
 
         self._wandb = wandb
-        options = wandb.Settings(console="off", silent=True)
         mode: Any = os.environ.get("WANDB_MODE", "online")
         if mode == "offline":
             shutil.rmtree(folder / "wandb", ignore_errors=True)
@@ -81,11 +77,11 @@ class WandbLog:
                 config=dict(settings or {}),
                 tags=list(tasks),
                 resume="allow",
-                settings=options,
+                settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.errors.Error as error:
             raise UserError(f"W&B did not begin the run: {' '.join(str(error).split())}; {LOG_IN}") from error
-        if importlib.util.find_spec("pandas"):  # else W&B imports it within the first text or histogram: seconds
+        if importlib.util.find_spec("pandas"):  # which else takes seconds within the first text or histogram
             importlib.import_module("pandas")
         self._next = self._run.step
         self._media = folder / MEDIA if self._run.offline else None
@@ -93,39 +89,38 @@ class WandbLog:
         for line in earlier:
             for shown in (one for one in media if one["step"] == line["step"]):
                 self._send(shown["step"], {shown["tag"]: self._readable(shown["value"])})
-            self.scalars(line["step"], {tag: value for tag, value in line.items() if tag != "step"})
+            self._send(line["step"], {tag: value for tag, value in line.items() if tag != "step"})
         offline = f"offline, to be sent with: wandb sync {folder}/wandb/offline-run-*"
         logger.info(f"W&B: {offline if self._run.offline else self._run.url}")
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's numbers; a step that W&B has is not sent again."""
+        """Send a step's scalars, unless W&B has the step."""
         self._send(step, metrics)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """Readable text, in which nothing is markup."""
+        """Show a text literally."""
         self._show(step, tag, markdown)
 
     def histogram(self, tag: str, values: np.ndarray, step: int) -> None:
-        """How values are spread."""
+        """Show the distribution of values."""
         counts, edges = np.histogram(values, bins=BARS)
         self._show(step, f"{tag}_spread", [counts.tolist(), edges.tolist()])
 
     def flush(self) -> None:
-        """W&B's own process writes everything by itself."""
+        """Do nothing: W&B's own process writes."""
 
     def close(self, finished: bool) -> None:
-        """Hand over what is left; a run that did not come to its end is marked as failed."""
+        """Send what is left. A run that did not finish is marked as failed."""
         self._run.finish(exit_code=0 if finished else 1)
 
     def _show(self, step: int, tag: str, value: str | list[Any]) -> None:
-        """Send what no number is, and keep it where the run may have to be written anew."""
+        """Send a text or a distribution, and keep it if the run may have to be rewritten."""
         if self._media is not None:
-            with self._media.open("a", encoding="utf-8") as file:
-                file.write(json_text({"step": step, "tag": tag, "value": value}) + "\n")
+            append_jsonl(self._media, [{"step": step, "tag": tag, "value": value}])
         self._send(step, {tag: self._readable(value)})
 
     def _readable(self, value: str | list[Any]) -> Any:  # noqa: ANN401 - W&B's own kinds
-        """A text, in which nothing is markup, or a distribution by counts and edges, as W&B shows them."""
+        """W&B's object for a literal text, or for a distribution given by counts and edges."""
         if isinstance(value, str):
             return self._wandb.Html(f"<pre>{html.escape(value)}</pre>", inject=False)
         return self._wandb.Histogram(np_histogram=(np.asarray(value[0]), np.asarray(value[1])))
@@ -136,22 +131,16 @@ class WandbLog:
 
 
 def _cut_media(path: Path, earlier: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What an offline run showed up to the last of the steps that it goes on from; the rest is cut away, and with it
-    what a power failure left in place of a line.
-    """
-    last, kept = max((line["step"] for line in earlier), default=-1), []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else []:
-        with suppress(ValueError):
-            kept.append(json.loads(line))
-    kept = [shown for shown in kept if shown["step"] <= last]
-    with whole(path) as file:
-        file.writelines(json_text(line) + "\n" for line in kept)
+    """The samples and distributions up to the last earlier step. Later ones and damaged lines are removed."""
+    last = max((line["step"] for line in earlier), default=-1)
+    kept = [shown for shown in read_jsonl(path, damaged=lambda line: None) if shown["step"] <= last]
+    write_jsonl(path, kept)
     return kept
 
 
 def _run_id(folder: Path) -> str:
-    """The run's identity at W&B: made once, and kept in the run's folder."""
+    """The run's id at W&B, created once and kept in the run's folder."""
     path = folder / "wandb_id.txt"
     if not path.exists():
-        path.write_text(secrets.token_hex(8))
+        write_text(path, secrets.token_hex(8))
     return path.read_text()

@@ -18,7 +18,7 @@ from minrl.report.charts import require_matplotlib
 from minrl.report.pictures import draw
 from minrl.report.runs import RunData, read_runs
 from minrl.report.tables import markdown
-from minrl.system.files import whole
+from minrl.system.files import write_text
 from minrl.terminal.command_line import parse, run_main
 
 LONGEST_NAME = 160
@@ -52,8 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m minrl.report", *arguments])
     text = markdown(runs, draw(runs, folder, config.smoothing), command)
-    with whole(folder / "report.md") as file:
-        file.write(text)
+    write_text(folder / "report.md", text)
     sys.stdout.write(f"{folder / 'report.md'}\n")
     for run in runs:
         if run.unfinished:

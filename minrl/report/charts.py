@@ -1,7 +1,7 @@
-"""What every picture of the project has in common: one look, one palette, one way to disk.
+"""The style of all pictures, and how they are written.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart (https://jfly.uni-koeln.de/color/); lines differ in
-their dashes and markers too. matplotlib is imported when the first picture is made: reading numbers needs none.
+The colours are Okabe and Ito's, for colour-blind readers (https://jfly.uni-koeln.de/color/); lines also differ in
+dashes and markers. matplotlib is imported with the first picture.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ INK, FAINT = "#262626", "#D9D9D9"
 
 Figure = Any
 Axes = Any
-"""matplotlib's own, which is not imported to say so."""
+"""matplotlib's types, which are not imported for annotations."""
 
 STYLE: Any = {
     "font.size": 10,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that pictures look alike everywhere
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.titlesize": 11,
@@ -54,12 +54,12 @@ DPI = 150
 
 
 def available() -> bool:
-    """Whether pictures can be drawn here."""
+    """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def require_matplotlib(what: str) -> None:
-    """Refuse in one line what needs pictures where matplotlib is missing."""
+    """Raise `UserError` if matplotlib is missing."""
     if not available():
         raise UserError(f"{what} needs matplotlib, which is not installed: pip install matplotlib")
 
@@ -68,9 +68,9 @@ def require_matplotlib(what: str) -> None:
 def picture(
     path: Path, width: float = 8.0, height: float = 4.5, rows: int = 1, columns: int = 1
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure (inches) and its axes, row by row; leaving the block writes the PNG at `path`, whole or not at all.
+    """A figure (inches) and its axes, row by row. The end of the block writes a PNG to `path`, whole or not at all.
 
-    The style holds inside the block only, and no display or global state of matplotlib is touched.
+    The style holds inside the block only. No display or global state of matplotlib is used.
     """
     require_matplotlib(f"the picture {path.name}")
     import matplotlib
@@ -86,12 +86,12 @@ def picture(
 
 
 def color(index: int) -> str:
-    """The colour of the series of that number, again from the first after the last."""
+    """The colour of a series; the palette repeats."""
     return PALETTE[index % len(PALETTE)]
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the series of that number: no two of 32 look the same."""
+    """Colour, marker and dashes of a series, distinct for 32 series."""
     return {
         "color": color(index),
         "marker": MARKERS[index % len(MARKERS)],
@@ -107,7 +107,7 @@ def curve(
     index: int = 0,
     **options: Any,  # noqa: ANN401 - what matplotlib's plot takes
 ) -> None:
-    """A line, and around it a pale band from its lower to its upper bound."""
+    """Draw a line, and a pale band between its lower and upper bounds."""
     axes.plot(x, y, **{**line_style(index), **options})
     if band is not None:
         axes.fill_between(x, *band, color=color(index), alpha=0.18, linewidth=0)
@@ -119,7 +119,7 @@ def bars(
     series: Sequence[tuple[str, Sequence[float]]],
     bounds: Sequence[Sequence[tuple[float, float] | None]] | None = None,
 ) -> None:
-    """Grouped bars: for each group one bar of each (label, heights), NaN for none. `bounds` are the intervals' ends."""
+    """Draw one bar per group for each (label, heights); NaN draws none. `bounds` are the ends of error bars."""
     width = 0.8 / max(1, len(series))
     for index, (label, heights) in enumerate(series):
         places = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
@@ -137,21 +137,21 @@ def bars(
 
 
 def percent(axes: Axes, which: str = "y") -> None:
-    """The axis shows shares as percentages, with as many decimals as its ticks need."""
+    """Show shares as percentages on the axis, with as many decimals as its ticks need."""
     from matplotlib.ticker import PercentFormatter
 
     (axes.yaxis if which == "y" else axes.xaxis).set_major_formatter(PercentFormatter(1.0))
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """One legend for the whole figure, under it, where it hides nothing."""
+    """Put one legend for the whole figure below it."""
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) > 1:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)))
 
 
 def wrapped(label: str, width: int = 18) -> str:
-    """A label in several lines, broken where words and paths allow."""
+    """The label in several lines, broken between words and parts of paths."""
     spaced = label.replace("/", "/ ").replace("_", "_ ").replace("-", "- ")
     lines = textwrap.wrap(spaced, width, break_long_words=True)
     return "\n".join(line.replace("/ ", "/").replace("_ ", "_").replace("- ", "-") for line in lines)

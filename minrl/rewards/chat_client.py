@@ -1,9 +1,9 @@
-"""Chat models behind an OpenAI-compatible endpoint: OpenAI's own, vLLM's, llama.cpp's, Ollama's.
+"""Chat models behind an OpenAI-compatible endpoint: OpenAI's, vLLM's, llama.cpp's, Ollama's.
 
-The `openai` client does the talking, the retries and their backoff. Around it: one line for each thing that can go
-wrong, a bound on the calls in flight and on the time that one may take. A failure is raised, never made an answer.
+The `openai` client sends requests and retries with backoff. This adds one line for each kind of failure, a limit on
+concurrent calls, and a deadline for a whole call. A failure is raised, never returned as an answer.
 
-The key comes from an environment variable, is in no config and is cut out of what a server says.
+The key comes from an environment variable. It is in no config and is removed from the server's messages.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ OPENAI_HOST = "api.openai.com"
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 LONGEST_BACKOFF_S = 8.0
-"""The longest pause of the openai client between two attempts, unless the server asks for a longer one."""
+"""The openai client's longest pause between attempts, unless the server asks for a longer one."""
 
 LONGEST_REASON = 300
-"""Characters of a server's own words that an error repeats."""
+"""Characters of a server's message that an error repeats."""
 
 CONTENT_FILTER, REFUSAL, CONTEXT_LENGTH = "content_filter", "refusal", "context_length"
 
@@ -37,25 +37,23 @@ FILTERED = re.compile(r"content_filter|content_policy_violation|content manageme
 TOO_LONG = re.compile(
     r"context_length_exceeded|exceed_context_size|(context (length|size|window)|maximum model length)"
 )
-"""What servers say of a request that they refuse for good: OpenAI's and Azure's codes, vLLM's and llama.cpp's words."""
+"""How servers say that they will always refuse a request: codes of OpenAI and Azure, words of vLLM and llama.cpp."""
 
 REFUSING = (400, 403, 413, 422)
-"""The statuses with which they say it."""
+"""The HTTP statuses of such refusals."""
 
 
 class ChatError(UserError):
-    """The endpoint gave no answer: one line that says where, why, and what to do."""
+    """The endpoint gave no answer. The message is one line: where, why, what to do."""
 
 
 def no_answer(reason: str) -> bool:
-    """Whether the last line of a traceback says that an endpoint gave no answer: another run may have one."""
+    """Whether the last line of a traceback is a `ChatError`: another run may get an answer."""
     return reason.startswith(f"{ChatError.__module__}.{ChatError.__name__}: ")
 
 
 class ChatRefusal(ChatError):
-    """The endpoint's answer is that it gives none, and it would say so again: `kind` is content_filter, refusal or
-    context_length.
-    """
+    """The endpoint will always refuse the request: `kind` is content_filter, refusal or context_length."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
@@ -63,7 +61,7 @@ class ChatRefusal(ChatError):
 
 
 class _NoText(ValueError):
-    """A choice that a filter, or the model itself, left without a text."""
+    """A choice without a text, because of a filter or the model's refusal."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
@@ -72,7 +70,7 @@ class _NoText(ValueError):
 
 @dataclass(frozen=True)
 class ChatUsage:
-    """Tokens that the server counted for a call, all its choices together; None where it does not say."""
+    """The server's token counts for all choices of a call; None if it gives none."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -80,7 +78,7 @@ class ChatUsage:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """A choice of a call. `finish_reason` (`stop`, `length`, `content_filter`) and `model` are the server's."""
+    """A choice of a call. The server sets `finish_reason` (`stop`, `length`, `content_filter`) and `model`."""
 
     text: str
     finish_reason: str
@@ -89,9 +87,9 @@ class ChatReply:
 
 
 class ChatClient:
-    """A model at an endpoint. `complete` may be called from many threads; at most `concurrency` calls are in flight.
+    """A model at an endpoint. Threads may share it; at most `concurrency` calls are in flight.
 
-    `timeout_s` bounds the silence of the server in one attempt; `longest_s` bounds a call with all its retries.
+    `timeout_s` limits the server's silence in one attempt, `longest_s` a call with all its retries.
     """
 
     def __init__(
@@ -126,10 +124,9 @@ class ChatClient:
         seed: int | None = None,
         n: int = 1,
     ) -> list[ChatReply]:
-        """The n choices of a call. Raises `ChatError` where the server did not answer, or not with n texts, and
-        `ChatRefusal` where it would say so again.
+        """The n choices of a call. Raises `ChatError` without n texts, and `ChatRefusal` if a retry would fail too.
 
-        Some servers know no n above 1 and some models no temperature (None leaves it to them).
+        Some servers do not support n above 1, and some models no temperature (None omits it).
         """
         longest = "max_completion_tokens" if urlsplit(self.base_url).hostname == OPENAI_HOST else "max_tokens"
         asked: dict[str, Any] = {"model": self.model, "messages": [dict(one) for one in messages], longest: max_tokens}
@@ -146,18 +143,18 @@ class ChatClient:
             raise self._error(str(error)) from None
 
     def _say_name(self, name: Any) -> None:  # noqa: ANN401 - the openai client checks no types
-        """Say once that the server calls what answered otherwise: a name may stand for a version, or for a file."""
+        """Warn once about each other name that the server gives the model: a version, a file, or another model."""
         if isinstance(name, str) and name and name not in self._names:
             self._names.add(name)
             said = f"{self.model} at {self.base_url}: the server says that {name} answers"
             logger.warning(f"{said}: where that is no other name of it, the answers are another model's")
 
     def served_models(self) -> list[str]:
-        """The names of the models that the server says it has. Raises `ChatError` where it does not answer."""
+        """The names of the models that the server lists. Raises `ChatError` without an answer."""
         return [str(getattr(model, "id", model)) for model in self._await(self._client.models.list, {}).data]
 
     def close(self) -> None:
-        """End the connections, and the calls that somebody still waits for."""
+        """Close the connections and cancel pending calls."""
         if not self._loop.is_running():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -173,7 +170,7 @@ class ChatClient:
         await self._client.close()
 
     def _await(self, call: Callable[..., Awaitable[Any]], asked: dict[str, Any]) -> Any:  # noqa: ANN401
-        """What the server said, awaited from any thread."""
+        """The server's response, awaited from any thread."""
         future = asyncio.run_coroutine_threadsafe(self._ask(call, asked), self._loop)
         try:
             return future.result()
@@ -208,7 +205,7 @@ class ChatClient:
 
 
 def checked_url(base_url: str) -> str:
-    """The endpoint to ask: OpenAI's own where none is named. A URL that cannot be one, or holds a key, is refused.
+    """The endpoint's URL, by default OpenAI's. Raises `UserError` if it cannot be an endpoint or contains a key.
 
     >>> checked_url(""), checked_url("http://127.0.0.1:8000/v1/")
     ('https://api.openai.com/v1', 'http://127.0.0.1:8000/v1')
@@ -228,7 +225,7 @@ def checked_url(base_url: str) -> str:
 
 
 def _key(base_url: str, variable: str) -> str:
-    """What the environment holds; a server of one's own may need none."""
+    """The key in the environment; empty for servers other than OpenAI's, which may need none."""
     key = os.environ.get(variable, "").strip()
     if not key and urlsplit(base_url).hostname == OPENAI_HOST:
         raise UserError(f"{OPENAI_HOST} needs a key: put it into the environment variable {variable}")
@@ -237,14 +234,14 @@ def _key(base_url: str, variable: str) -> str:
 
 def _openai() -> Any:  # noqa: ANN401 - the library
     try:
-        import openai  # here, because it is an extra and takes a second
+        import openai  # here: it is an extra, and its import takes a second
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is not installed: make setup EXTRA=judge, or pip install openai") from error
     return openai
 
 
 def _replies(response: Any, n: int) -> list[ChatReply]:  # noqa: ANN401 - the openai client checks no types
-    """The texts of an answer; `ValueError` where there are none, or not n."""
+    """The texts of a response. Raises `ValueError` unless there are n."""
     choices = getattr(response, "choices", None)
     if not isinstance(choices, list) or not choices:
         raise ValueError(f"an answer that is no chat completion: {_excerpt(response)}")
@@ -259,7 +256,7 @@ def _replies(response: Any, n: int) -> list[ChatReply]:  # noqa: ANN401 - the op
 def _reply(choice: Any, usage: ChatUsage, model: str) -> ChatReply:  # noqa: ANN401
     message = getattr(choice, "message", None)
     text, finish_reason = getattr(message, "content", None), getattr(choice, "finish_reason", None)
-    if text is None and finish_reason == "length":  # a model that thinks apart from its text was cut off before it
+    if text is None and finish_reason == "length":  # a model with separate reasoning was truncated before its text
         text = ""
     refusal = getattr(message, "refusal", None)
     if text is None and (finish_reason == CONTENT_FILTER or refusal):
@@ -271,7 +268,7 @@ def _reply(choice: Any, usage: ChatUsage, model: str) -> ChatReply:  # noqa: ANN
 
 
 def _kind(error: Any) -> str | None:  # noqa: ANN401 - openai.APIStatusError
-    """What a server refuses for good with this error; None where it may answer another time, or to another call."""
+    """The kind of a final refusal; None if a retry or another call may succeed."""
     if error.status_code not in REFUSING:
         return None
     said = f"{error.code} {error.type} {_said(error)}"

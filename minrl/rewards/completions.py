@@ -1,9 +1,9 @@
-"""Scores completions that somebody already has, with a task's reward: no model, no torch.
+"""Scores given completions with a task's reward, without a model or torch.
 
-Rows are JSON objects with `completion` and those of the example's fields that the reward reads. One row comes out for
-each that goes in, in order; one that cannot be scored has `reward: null` and says why under `error`. Nothing is lost
-or written otherwise: a row's values stand as they stood, letter by letter, what it held under the names of the verdict
-under `given`, and a line that is no JSON under `line`.
+Rows are JSON objects with `completion` and the fields of the example that the reward reads. Each input row has one
+output row, in order. A row that cannot be scored has `reward: null` and the reason under `error`. Nothing is lost or
+rewritten: values keep their exact text, values under the names of the verdict move to `given`, and a line that is not
+JSON to `line`.
 """
 
 import json
@@ -11,21 +11,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from minrl.rewards.chat_client import no_answer
-from minrl.rewards.judge import Judge, judgement
 from minrl.rewards.workers import Failure, Workers
 from minrl.system.files import same_file, whole
 from minrl.system.json_text import json_text
 from minrl.tasks import Task
-from minrl.types import Example, Job, Reward, UserError
+from minrl.types import Example, Job, Prompt, Reward, UserError
 
 CHUNK = 1024
-"""Rows in memory at once."""
+"""Rows scored together."""
 
 GIVEN = "given"
-"""Where a scored row keeps what it held under the names of the verdict before."""
+"""Where a scored row keeps the values that it had under the names of the verdict."""
 
 VERDICT = ("reward", "solved", "parts", "error", GIVEN)
 """What scoring adds to a row."""
@@ -33,9 +32,17 @@ VERDICT = ("reward", "solved", "parts", "error", GIVEN)
 _DECODER, _SPACE = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
 
 
+@runtime_checkable
+class Judge(Protocol):
+    """`minrl.rewards.judge.Judge`, which is imported only where there is a judge."""
+
+    def reward(self, reward: Reward, prompt: Prompt | None, completion: str, example: Example) -> Reward:
+        """The reward with the judge's part."""
+
+
 @dataclass(frozen=True)
 class Counts:
-    """Rows, those that are solved, those that could not be scored, and of these those that no judge answered for."""
+    """Counts of rows: all, solved, failed to be scored, and failed because no judge answered."""
 
     rows: int = 0
     solved: int = 0
@@ -43,7 +50,7 @@ class Counts:
     unjudged: int = 0
 
     def and_one(self, verdict: Mapping[str, Any]) -> "Counts":
-        """With one further row."""
+        """The counts with one more row."""
         unjudged = no_answer(verdict.get("error", ""))
         solved, failed = bool(verdict.get("solved")), verdict["reward"] is None
         return Counts(self.rows + 1, self.solved + solved, self.failed + failed, self.unjudged + unjudged)
@@ -51,16 +58,20 @@ class Counts:
 
 @dataclass(frozen=True)
 class GivenRow:
-    """A row as it was before it was ever scored. `texts` are its members, `"name": value`, each by its name."""
+    """A row as it was before it was ever scored. `texts` are its members, `"name": value`, each with its name.
+
+    `problem` says why it cannot be scored.
+    """
 
     fields: dict[str, Any]
     texts: Sequence[tuple[str, str]]
+    problem: str = ""
 
 
 def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None) -> Counts:
-    """Write a scored row for each row of `source`.
+    """Write a scored row for each row of `source`; the output is whole or not there.
 
-    A judge is shown the row's `prompt` too, unless its own prompt leaves that out. The output appears when it is whole.
+    A judge is shown the row's `prompt` too, unless the judge's own prompt omits it.
     """
     if task.reward is None:
         raise UserError(
@@ -80,7 +91,7 @@ def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: 
 
 
 def read_lines(source: Path, what: str) -> list[str]:
-    """The lines of a file that are not blank. `what` says what they are, should it not be readable."""
+    """The lines of a file that are not blank. `what` names them in the error if the file cannot be read."""
     try:
         text = source.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -89,67 +100,56 @@ def read_lines(source: Path, what: str) -> list[str]:
 
 
 def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict[str, Any]]:
-    """What scoring says of the row on each line, in order."""
+    """The verdict on each line, in order."""
     return (verdict for verdict, _ in _scored(task, lines, workers, None))
 
 
 def _scored(
     task: Task, lines: list[str], workers: Workers, judge: Judge | None
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """The verdict on each line, in order, and the scored row as it is written."""
+    """The verdict on each line, in order, with the scored row as text."""
     rows = [_parsed(line) for line in lines]
-    jobs = [_job(task, row.fields, number) for number, row in enumerate(rows) if isinstance(row, GivenRow)]
+    jobs = [_job(task, row.fields, number) for number, row in enumerate(rows) if not row.problem]
     rewards = workers.run(jobs)
     if judge is not None:
         rewards = _judged(judge, jobs, rewards, workers)
     results = iter(rewards)
-    for line, row in zip(lines, rows, strict=True):
-        if isinstance(row, GivenRow):
-            verdict = _verdict(next(results))
-            yield verdict, _written(row.texts, verdict)
-        else:
-            verdict = {"reward": None, "error": row}
-            yield verdict, _written(_texts_of(line), verdict)
+    for row in rows:
+        verdict = {"reward": None, "error": row.problem} if row.problem else _verdict(next(results))
+        yield verdict, _written(row.texts, verdict)
 
 
-def _parsed(line: str) -> GivenRow | str:
-    """The row on a line, or what is wrong with the line."""
+def _parsed(line: str) -> GivenRow:
+    """The row on a line. What is not JSON becomes the member `line`, and what is not an object the member `row`."""
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # also of an integer that has more digits than Python reads
-        return f"not JSON: {error}"
+    except (ValueError, RecursionError) as error:  # also for an integer with more digits than Python reads
+        return GivenRow({}, [("line", json.dumps({"line": line})[1:-1])], f"not JSON: {error}")
     if not isinstance(row, dict):
-        return "a row must be a JSON object with `completion` and the example's fields"
-    if not isinstance(row.get("completion"), str):
-        return f"`completion` must be a string, got {type(row.get('completion')).__name__}"
-    return GivenRow(_unscored(row), _texts_of_row(line, row))
+        problem = "a row must be a JSON object with `completion` and the example's fields"
+        return GivenRow({}, [("row", f'"row": {line.strip()}')], problem)
+    completion = row.get("completion")
+    is_text = isinstance(completion, str)
+    problem = "" if is_text else f"`completion` must be a string, got {type(completion).__name__}"
+    return GivenRow(_unscored(row), _texts_of(line, row), problem)
 
 
 def _unscored(row: dict[str, Any]) -> dict[str, Any]:
-    """A row that was scored without the verdict, and with what it held under those names; any other as it is."""
+    """A scored row without its verdict and with its `given` values; any other row unchanged."""
     if not _was_scored(row):
         return row
     return {**{name: value for name, value in row.items() if name not in VERDICT}, **row[GIVEN]}
 
 
 def _was_scored(row: Mapping[str, Any]) -> bool:
-    """Whether a row is one that scoring wrote, with what it held before under `given`."""
+    """Whether scoring wrote the row, with earlier values under `given`."""
     given = row.get(GIVEN)
     judged = "reward" in row and ("error" in row or {"solved", "parts"} <= row.keys())
     return judged and isinstance(given, dict) and bool(given) and given.keys() <= set(VERDICT)
 
 
-def _texts_of(line: str) -> Sequence[tuple[str, str]]:
-    """The members of the row on a line, as it was before it was ever scored. What is no JSON object is one member."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return [("line", json.dumps({"line": line})[1:-1])]
-    return _texts_of_row(line, row) if isinstance(row, dict) else [("row", f'"row": {line.strip()}')]
-
-
-def _texts_of_row(line: str, row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """The members of the row, which the line holds, as it was before it was ever scored."""
+def _texts_of(line: str, row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """The members of the line's row as it was before it was ever scored."""
     texts = _members(line)
     given = [text for name, text in texts if name == GIVEN]
     if not _was_scored(row) or len(given) > 1:
@@ -159,7 +159,7 @@ def _texts_of_row(line: str, row: Mapping[str, Any]) -> Sequence[tuple[str, str]
 
 
 def _members(text: str) -> list[tuple[str, str]]:
-    """The members of a JSON object as they stand in its text, each with its name.
+    """The members of a JSON object as they are in its text, each with its name.
 
     >>> _members('{"a": [1.50, NaN] , "b":{}}')
     [('a', '"a": [1.50, NaN]'), ('b', '"b":{}')]
@@ -188,14 +188,14 @@ def _job(task: Task, row: dict[str, Any], number: int) -> Job:
 
 
 def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
-    """The rewards with the judge's part, and what failed as it was."""
+    """The rewards with the judge's part; failures are unchanged."""
     scored = [index for index, reward in enumerate(rewards) if isinstance(reward, Reward)]
     asked = []
     for index in scored:
         completion, example = jobs[index].arguments
         known = {name: value for name, value in example.fields.items() if name not in VERDICT}
-        shown = replace(example, fields=known)  # no verdict is a reference
-        asked.append(judgement(judge, rewards[index], known.get("prompt"), completion, shown))
+        shown = replace(example, fields=known)  # a verdict is no reference
+        asked.append(Job(judge.reward, (rewards[index], known.get("prompt"), completion, shown), waits=True))
     for index, reward in zip(scored, workers.run(asked), strict=True):
         rewards[index] = reward
     return rewards
@@ -213,7 +213,7 @@ def _verdict(result: Any) -> dict[str, Any]:  # noqa: ANN401 - the task's own co
 
 
 def _written(texts: Sequence[tuple[str, str]], verdict: Mapping[str, Any]) -> str:
-    """The row and its verdict; what the row held under the verdict's names is kept apart."""
+    """The row with its verdict; the row's own values under the verdict's names move to `given`."""
     members = [text for name, text in texts if name not in VERDICT]
     given = [text for name, text in texts if name in VERDICT]
     members.append(json_text(verdict)[1:-1])

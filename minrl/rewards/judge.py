@@ -4,11 +4,10 @@
                      Score: 7
     ->               part `judge` = 0.7, reward = (1 - w) task + w judge, with w = --judge-weight
 
-The score is read from the judge's own reply and nowhere else: its last line must be `Score: N` with a number from 0 to
-10, and no other line may begin so. Anything else (no score, two, one out of range, a reply that was cut off, a server
-that fails) makes the rollout unscorable. It never becomes 0.
+The last line of the reply must be `Score: N` with N from 0 to 10, and no other line may begin so. Anything else (no
+score, two scores, one out of range, a truncated reply, a failed server) makes the rollout unscorable, never 0.
 
-What is judged stands between marks that are a hash of it, which nobody can write into a text in advance.
+The judged text stands between marks that contain its hash, which no text can contain in advance.
 """
 
 import contextlib
@@ -55,11 +54,11 @@ _PLACEHOLDER = re.compile(r"\{(prompt|reference|completion)\}")
 
 
 class JudgeError(ValueError):
-    """The judge replied and gave no score."""
+    """The judge's reply has no score."""
 
 
 class Judge:
-    """Asks for scores, many at once, and remembers the replies."""
+    """Asks for scores, many at once, and caches the replies."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self.config = config
@@ -82,7 +81,7 @@ class Judge:
         return with_part(reward, parse_score(reply), self.config.judge_weight)
 
     def require_server(self) -> None:
-        """See that the server is there and knows the judge, without a question to it: `UserError` where it is not."""
+        """Check that the server answers and lists the judge, without a completion. Raises `UserError` if not."""
         known = self._client.served_models()
         if self.config.judge_model not in known:
             logger.warning(
@@ -90,36 +89,30 @@ class Judge:
             )
 
     def require_answer(self) -> None:
-        """Ask once, before anything is paid for: `UserError` where the judge cannot be reached or gives no score."""
+        """Ask once, before anything else is paid for. Raises `UserError` if there is no answer or no score."""
         try:
             parse_score(self._ask(self._messages("What is 2 + 2?", "4", "4")))
         except JudgeError as error:
             raise UserError(f"the judge {self.config.judge_model} cannot be used: {error}") from error
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections and the cache."""
         self._client.close()
         self._cache.close()
 
     @property
     def _sampling(self) -> dict[str, Any]:
         temperature = self.config.judge_temperature
-        return {
-            "temperature": temperature if temperature >= 0 else None,
-            "max_tokens": self.config.judge_max_tokens,
-        }
+        return {"temperature": temperature if temperature >= 0 else None, "max_tokens": self.config.judge_max_tokens}
 
     def _ask(self, messages: list[dict[str, str]]) -> str:
-        """The judge's reply; empty, which has no score, where it was cut off or withheld."""
+        """The judge's reply. A truncated or withheld one becomes its finish reason, which has no score."""
         [reply] = self._client.complete(messages, **self._sampling)
         return reply.text if reply.finish_reason == "stop" else f"[{reply.finish_reason}]"
 
     def _messages(self, prompt: Prompt | None, completion: str, known: str) -> list[dict[str, str]]:
-        texts = {
-            "prompt": text_of(prompt) if prompt is not None else None,
-            "reference": known,
-            "completion": completion,
-        }
+        shown = None if prompt is None else text_of(prompt)
+        texts = {"prompt": shown, "reference": known, "completion": completion}
         mark = hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
         def block(match: re.Match[str]) -> str:
@@ -133,14 +126,12 @@ class Judge:
 
 
 def asked_by(config: JudgeConfig) -> str:
-    """A hash of the words that a judge is asked with, whether they are the user's or come with the program; empty where
-    there is no judge.
-    """
+    """A hash of the judge's instructions and prompt; empty without a judge."""
     return digest_of([INSTRUCTIONS, config.judge_prompt or PROMPT]) if config.judge_model else ""
 
 
 def parse_score(reply: str) -> float:
-    """The score of a reply, in [0, 1]; `JudgeError` where there is not exactly one, in the last line.
+    """The score of a reply, in [0, 1]. Raises `JudgeError` unless there is exactly one, in the last line.
 
     >>> parse_score("It is right. Score: 1 would be unfair.\\nScore: 8.5")
     0.85
@@ -155,7 +146,7 @@ def parse_score(reply: str) -> float:
 
 
 def has_score(reply: str) -> bool:
-    """Whether a reply is worth keeping: one without a score is asked for again."""
+    """Whether a reply is cached. One without a score is asked for again."""
     try:
         parse_score(reply)
     except JudgeError:
@@ -164,8 +155,9 @@ def has_score(reply: str) -> bool:
 
 
 def with_part(reward: Reward, score: float, weight: float) -> Reward:
-    """The mean of the task's reward and the judge's score by weight: at its maximum only where both are, and in [0, 1]
-    where the task's reward is. The parts `task` and `judge` say what it is made of.
+    """The weighted mean of the task's reward and the judge's score, with both as the parts `task` and `judge`.
+
+    It is at its maximum only if both are, and in [0, 1] if the task's reward is.
 
     >>> judged = with_part(Reward(0.5, {"format": 1.0}), 1.0, weight=0.2)
     >>> round(judged.value, 6), judged.maximum, dict(judged.parts)
@@ -182,15 +174,15 @@ def with_part(reward: Reward, score: float, weight: float) -> Reward:
 
 
 def judged(task: Task, judge: Judge | None) -> Task:
-    """The task with the judge's part in its rewards; the task itself where there is no judge.
+    """The task with the judge's part in its rewards; the task itself without a judge.
 
-    Frozen roles are not judged. A judge that gives no score makes all roles of the episode unscorable.
+    Frozen roles are not judged. Without a score all roles of the episode are unscorable.
     """
     return task if judge is None else replace(task, episode=partial(_episode, task, judge))
 
 
 def _episode(task: Task, judge: Judge, example: Example, rng: random.Random) -> Episode:
-    """The task's own episode, and then a job for each role that the policy played."""
+    """The task's episode, followed by a job for each role that the policy played."""
     played: dict[str, list[tuple[Prompt, str]]] = {}
     with contextlib.closing(task.play(example, rng)) as episode:
         value: Any = None
@@ -204,22 +196,17 @@ def _episode(task: Task, judge: Judge, example: Example, rng: random.Random) -> 
             if isinstance(step, Turn) and not step.frozen:
                 played.setdefault(step.role, []).append((step.message, value))
     if not isinstance(rewards, Mapping):
-        return rewards  # no reward at all, which the loop refuses as it does without a judge
+        return rewards  # which the rollout refuses, as it does without a judge
     paid = dict(rewards)
     for role, turns in played.items():
         reward = paid.get(role)
         if isinstance(reward, Reward):
-            paid[role] = yield judgement(judge, reward, *transcript(turns), example)
+            paid[role] = yield Job(judge.reward, (reward, *transcript(turns), example), waits=True)
     return paid
 
 
-def judgement(judge: Judge, reward: Reward, prompt: Prompt | None, completion: str, example: Example) -> Job:
-    """The job that adds the judge's part: it waits for a server."""
-    return Job(judge.reward, (reward, prompt, completion, example), waits=True)
-
-
 def transcript(turns: list[tuple[Prompt, str]]) -> tuple[Prompt, str]:
-    """The first prompt and what was said to it. Several turns are JSON, which no completion can forge."""
+    """The first prompt and the completion. Several turns are written as JSON, which no completion can forge."""
     (prompt, completion), *later = turns
     if not later:
         return prompt, completion
@@ -240,7 +227,7 @@ def text_of(prompt: Prompt) -> str:
 
 
 def reference(example: Example) -> str:
-    """What is known of a right answer: the example's `answer`, or all its fields where it has none."""
+    """What the judge is told about a right answer: the example's `answer`, else all its fields."""
     fields = {name: value for name, value in example.fields.items() if name not in ("completion", "prompt")}
     known = fields.get("answer", fields)
     return known if isinstance(known, str) else stable_text(known, ensure_ascii=False)
@@ -252,19 +239,13 @@ def _end(lines: list[str]) -> str:
 
 @contextlib.contextmanager
 def open_judge(config: JudgeConfig, ask: bool = True) -> Iterator[Judge | None]:
-    """The judge that a config names; None where it names none.
-
-    It is asked once whether it answers; without `ask` only its server is, which costs nothing.
-    """
+    """The config's judge, or None. `ask` requires one answer; otherwise only the server, which is free."""
     if not config.judge_model:
         yield None
         return
     judge = Judge(config)
     try:
-        if ask:
-            judge.require_answer()
-        else:
-            judge.require_server()
+        judge.require_answer() if ask else judge.require_server()
         yield judge
     finally:
         judge.close()

@@ -1,8 +1,7 @@
-"""Replies that were paid for once: a file of JSON lines by key, to which several processes may append.
+"""A cache of paid replies: a JSONL file by key, to which several processes may append.
 
-The first reply for a key stands for good, also where two processes ask at the same time. A reply is used only after its
-line is in the file, so a run that was killed and goes on is told what it was told before. What a killed process left of
-a line is recognised and passed over.
+The first reply for a key is final, even if two processes ask at the same time. A reply is used only after its line is
+in the file, so a resumed run gets the replies it got before. A line that a kill cut off is skipped.
 """
 
 import fcntl
@@ -15,13 +14,13 @@ from threading import Lock
 from minrl.types import UserError
 
 BEGINNING = b'{"key": "'
-"""How each line begins, and what tells a torn one from a file that is something else."""
+"""How each line begins. It tells a torn line from a file of another kind."""
 
 
 class ReplyCache:
-    """Replies by key. Safe for threads and processes. An empty path: kept in memory only.
+    """Replies by key, safe for threads and processes. With an empty path they are kept in memory only.
 
-    A reply that is not `worth_keeping` is handed on and forgotten, so that it is asked for again.
+    A reply that is not `worth_keeping` is returned and not cached.
     """
 
     def __init__(self, path: str, worth_keeping: Callable[[str], bool] = lambda reply: True) -> None:
@@ -38,8 +37,8 @@ class ReplyCache:
             self._read_lines()
 
     def reply(self, key: str, ask: Callable[[], str]) -> str:
-        """The reply that is known for the key, or what `ask` says, once for all who want it now. Raises what it raises;
-        a failure is not kept.
+        """The cached reply, else the result of `ask`, which threads with the same key share. Its errors are raised and
+        not cached.
         """
         with self._lock:
             if key in self._replies:
@@ -65,7 +64,7 @@ class ReplyCache:
             self._file.close()
 
     def _kept(self, key: str, reply: str) -> str:
-        """Write the reply down, unless another process was first: then its reply is the one."""
+        """Write the reply, unless another process wrote one first; returns the final reply."""
         if not self._worth_keeping(reply):
             return reply
         line = BEGINNING + json.dumps(key).encode()[1:] + b', "reply": ' + json.dumps(reply).encode() + b"}\n"
@@ -81,7 +80,7 @@ class ReplyCache:
             return self._replies.setdefault(key, reply)
 
     def _read_lines(self) -> bool:
-        """Take in the lines that were added. Whether the last one lacks its end."""
+        """Read the lines added since the last call. Whether the last one lacks its end."""
         self._file.seek(self._read_bytes)
         added = self._file.read()
         *_, rest = lines = added.split(b"\n")
@@ -95,7 +94,7 @@ class ReplyCache:
             raise UserError(f"{self.path} is no cache of replies: name another file, which is made where it is missing")
         try:
             entry = json.loads(line)
-        except ValueError:  # torn: nobody has used this reply
+        except ValueError:  # torn: the reply was never used
             return
         if self._worth_keeping(entry["reply"]):
             self._replies.setdefault(entry["key"], entry["reply"])

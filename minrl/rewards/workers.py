@@ -1,7 +1,7 @@
-"""Rewards in processes of their own, each under a deadline.
+"""Rewards in worker processes, each with a deadline.
 
-A worker is started fresh (`python -m minrl.rewards.workers`), never forked from a process whose torch has threads. One that
-misses its deadline or dies is replaced, and its job fails; the others go on.
+A worker is a new process (`python -m minrl.rewards.workers`), never a fork of one in which torch has threads. A worker that
+misses its deadline or dies is replaced; its job fails and the others continue.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from minrl.system.signals import ignore_stop_signals
 from minrl.types import Job
 
 MOST_THREADS = 256
-"""Jobs that wait for a server at the same time."""
+"""Concurrent jobs that wait for a server."""
 
 LONGEST_WAIT_S = 3600.0
-"""Of one call: the system refuses waits of a month. Who waits longer asks again."""
+"""Longest single wait: the system refuses one of a month."""
 
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job has no result: a traceback or a missed deadline."""
+    """Why a job has no result, such as a traceback or a missed deadline."""
 
     reason: str
 
@@ -52,8 +52,8 @@ class Workers:
         self._seconds = 0.0
 
     def run(self, jobs: Sequence[Job]) -> list[Any]:
-        """The result of each job, or its `Failure`, in order. Cheap jobs run here, those that wait for a server in
-        threads, the others in the workers.
+        """The result or `Failure` of each job, in order. Cheap jobs run here, jobs that wait for a server in threads,
+        all others in the workers.
         """
         started = time.perf_counter()
         with activity("rewards", len(jobs)) as report:
@@ -62,21 +62,18 @@ class Workers:
         return results
 
     def take_seconds(self) -> float:
-        """How long jobs were waited for since this was last asked."""
+        """Seconds spent in `run` since the last call."""
         taken, self._seconds = self._seconds, 0.0
         return taken
 
     def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
         results: list[Any] = [None] * len(jobs)
-        waiting = []
         for index, result in in_threads({index: job for index, job in enumerate(jobs) if job.waits}):
             results[index] = result
         for index, job in enumerate(jobs):
             if job.cheap:
                 results[index] = call(job)
-            elif not job.waits:
-                waiting.append(index)
-        waiting.reverse()
+        waiting = [index for index, job in enumerate(jobs) if not (job.cheap or job.waits)][::-1]
         while waiting or self._busy:
             while waiting and len(self._busy) < self.count:
                 index = waiting.pop()
@@ -93,7 +90,7 @@ class Workers:
         return results
 
     def _next_worker(self) -> "_Worker":
-        """One that waits for work and has not died while it waited, or a new one."""
+        """An idle worker that is still alive, or a new one."""
         while self._idle:
             worker = self._idle.pop()
             if worker.process.poll() is None:
@@ -108,7 +105,7 @@ class Workers:
         self._idle, self._busy = [], {}
 
     def _finished(self) -> list[tuple["_Worker", Any]]:
-        """Workers that answered, died or are over their deadline, each with its result."""
+        """Workers that answered, died or missed their deadline, each with its result."""
         if not self._busy:
             return []
         patience = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
@@ -128,7 +125,7 @@ class Workers:
 
 
 class _Worker:
-    """One process and the pipe to it."""
+    """A process and the pipe to it."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
@@ -147,33 +144,33 @@ class _Worker:
             start_new_session=True,
         )
         theirs.close()
-        self.index: int  # of the job that was handed over last, as its deadline
+        self.index: int  # of the current job, as the deadline
         self.deadline: float
 
     def start(self, index: int, job: Job, deadline_s: float) -> Failure | None:
-        """Hand the job over. A job that cannot be pickled fails here."""
+        """Send the job. A job that cannot be pickled fails here."""
         try:
             payload = pickle.dumps((job.function, job.arguments))
-        except Exception as error:  # a task's objects may raise anything where they are pickled
+        except Exception as error:  # pickling a task's objects may raise anything
             return Failure(f"the job cannot be sent to a worker: {error}")
         self.index, self.deadline = index, time.monotonic() + deadline_s
-        with contextlib.suppress(BrokenPipeError):  # it has just died, which `receive` will find
+        with contextlib.suppress(BrokenPipeError):  # it just died, as `receive` will find
             self.connection.send_bytes(payload)
         return None
 
     def receive(self) -> Any:  # noqa: ANN401 - whatever the job returned
-        """What the worker sent; a `Failure` where it died instead."""
+        """The worker's answer; a `Failure` if it died."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
-            with contextlib.suppress(subprocess.TimeoutExpired):  # closing its pipe is among the last things it does
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its pipe shortly before it ends
                 self.process.wait(timeout=1.0)
             self.kill()
             return Failure(f"the worker died (exit status {self.process.returncode})")
 
     def kill(self) -> None:
-        """End the process and everything in its session."""
-        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+        """Kill the process and its session."""
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.connection.close()
@@ -183,14 +180,14 @@ def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
     """The job's result, or a `Failure` with its traceback."""
     try:
         return job.function(*job.arguments)
-    except (Exception, SystemExit):  # a task's reward may raise anything: the rollout becomes unscorable, is counted
+    except (Exception, SystemExit):  # of a task's own code: the rollout becomes unscorable and is counted
         return Failure(traceback.format_exc())
 
 
 def in_threads(jobs: Mapping[int, Job]) -> Iterator[tuple[int, Any]]:
-    """The number of each job with its result or `Failure`, all at the same time, in the order in which they end.
+    """Each job's number with its result or `Failure`, run concurrently, in the order in which they end.
 
-    Nobody waits for the threads, neither here nor at the interpreter's exit, once what they do is not wanted any more.
+    Neither an abandoned generator nor the interpreter's exit waits for the threads.
     """
     waiting = deque(jobs.items())
     ended: SimpleQueue[tuple[int, Any]] = SimpleQueue()
@@ -215,7 +212,7 @@ def in_threads(jobs: Mapping[int, Job]) -> Iterator[tuple[int, Any]]:
 
 
 def serve(connection: Connection) -> None:
-    """Do jobs until the other side is gone."""
+    """Run jobs until the other side closes."""
     while True:
         try:
             payload = connection.recv_bytes()
@@ -224,7 +221,7 @@ def serve(connection: Connection) -> None:
         try:
             function, arguments = pickle.loads(payload)
             answer = pickle.dumps(call(Job(function, arguments)))
-        except Exception:  # the task's module may fail to import in this process, or its result to be pickled
+        except Exception:  # the task's module cannot be imported here, or its result not be pickled
             answer = pickle.dumps(Failure(traceback.format_exc()))
         connection.send_bytes(answer)
 
@@ -232,5 +229,5 @@ def serve(connection: Connection) -> None:
 if __name__ == "__main__":
     from minrl.rewards import workers
 
-    ignore_stop_signals()  # they are the trainer's, who lets the step end
+    ignore_stop_signals()  # the trainer handles them and lets the step end
     workers.serve(Connection(int(sys.argv[1])))

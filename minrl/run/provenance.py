@@ -1,4 +1,4 @@
-"""What numbers depend on beside the settings: code, packages, machine. And which of it changed since a run began."""
+"""What results depend on besides the settings (code, packages, machine), and what changed since a run began."""
 
 import hashlib
 import platform
@@ -20,11 +20,11 @@ PACKAGES = (
 )
 
 FACTS = ("sources", "files", "packages", "python", "machine")
-"""What `changes` compares. The commit goes with the sources; the command is another one whenever a run goes on."""
+"""What `changes` compares. The commit goes with the sources; a resume always has another command."""
 
 
 def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
-    """What else numbers depend on: commit, packages, machine, command, and the content of MinRL's and other files."""
+    """Commit, packages, machine, command, and digests of MinRL's sources and the given files."""
     package = Path(minrl.__file__ or "").parent
     return {
         "commit": _git_commit(package),
@@ -43,7 +43,7 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is not as it was, a phrase each; what was not written down is not compared."""
+    """A phrase for each change. What was not recorded is not compared."""
     return [phrase for name in FACTS if name in before for phrase in _changes(name, before[name], now[name], before)]
 
 
@@ -58,7 +58,7 @@ def _changes(name: str, was: Any, found: Any, before: Mapping[str, Any]) -> Iter
 
 
 def _files_in(path: Path) -> list[Path]:
-    """The files of a folder; of a file itself alone."""
+    """All files in a folder, or the file itself."""
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
@@ -79,7 +79,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit(root: Path) -> str | None:
-    """The commit of the source, with a plus where files differ from it; None outside git."""
+    """The commit of the source, with a plus if files differ from it; None outside git."""
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
         status = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True)

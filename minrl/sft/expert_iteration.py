@@ -42,8 +42,7 @@ from minrl.run.run import Program
 from minrl.run.start import prepare_policy
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
-from minrl.system.files import whole
-from minrl.system.json_text import json_text
+from minrl.system.files import write_jsonl
 from minrl.system.progress import activity
 from minrl.types import Example, Rollout, TrainState
 
@@ -169,9 +168,8 @@ def write_samples(
     `example`, where no field of it takes the place of another.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as file:
-        for row in _sample_rows({example.id: example for example in examples}, rollouts, {id(one) for one in kept}):
-            file.write(json_text(row) + "\n")
+    by_id = {example.id: example for example in examples}
+    write_jsonl(path, _sample_rows(by_id, rollouts, {id(one) for one in kept}))
 
 
 def _sample_rows(

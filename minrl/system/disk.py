@@ -1,4 +1,4 @@
-"""Folders that can be written to, and one line where a write fails: a full disk, a read-only one, a file in the way."""
+"""Checks that a folder is writable, and one line for a failed write: disk full, read-only, a file in the way."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from minrl.types import UserError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the system refuses inside is a `UserError` that names the path: a write to an open file would name none."""
+    """Turns a refused write inside into a `UserError` that names the path, which errors of open files do not."""
     try:
         yield
     except Exception as error:
@@ -24,19 +24,19 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refusal(error: Exception) -> str | None:
-    """Why the system refused a write; None where the error is another one."""
+    """Why the system refused a write; None for other errors."""
     if isinstance(error, FileExistsError | NotADirectoryError):
         return "a file is where a folder should be"
-    if isinstance(error, shutil.Error):  # of a tree: (source, target, reason) of each file
+    if isinstance(error, shutil.Error):  # of copytree: (source, target, reason) of each file
         return str(error.args[0][0][2])
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    of_rust = re.search(r"([^:(]+) \(os error \d+\)", str(error))  # safetensors' and tokenizers' own classes
+    of_rust = re.search(r"([^:(]+) \(os error \d+\)", str(error))  # of safetensors and tokenizers
     return of_rust[1].strip() if of_rust else None
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder in which no file can be made, or the first that is there above it."""
+    """Raise `UserError` if no file can be written to the folder, or to its nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     with writing(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".minrl-") as file:
@@ -46,7 +46,7 @@ def require_writable(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What is free on the disk of a folder that may not be there yet."""
+    """Free bytes on the disk of a folder, which may not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

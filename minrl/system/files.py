@@ -1,11 +1,12 @@
-"""Files and folders that are whole or not there, and locks that end with the process that holds them."""
+"""Whole files and folders, JSONL files that survive a kill, and locks that end with the process that holds them."""
 
+import csv
 import fcntl
 import json
 import os
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -15,12 +16,12 @@ from minrl.system.json_text import json_text
 from minrl.types import UserError
 
 LOCK = ".lock"
-"""What a folder that is locked holds."""
+"""The file in a locked folder."""
 
 
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file to write, which takes the place of what was at the path when all of it is on the disk."""
+    """A file to write. It replaces what is at the path once all of it is on disk."""
     temporary = path.with_name(path.name + ".tmp")
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
@@ -37,7 +38,7 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of what was at the path when all of it is on the disk."""
+    """A folder to fill. It replaces what is at the path once all of it is on disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -49,13 +50,13 @@ def whole_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
             temporary.rename(path)
             fsync(path.parent)
-    except BaseException:  # a full disk, or a second Ctrl-C: what is half written takes room and is of no use
+    except BaseException:  # such as a full disk or a second Ctrl-C: half a folder is useless and takes room
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
 def fsync(path: Path) -> None:
-    """A file's content, or a folder's names, on the disk: a power failure does not change them."""
+    """Flush a file's content, or a folder's names, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -65,7 +66,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An error of the system inside names the path, also where it came from an open file."""
+    """Add the path to any `OSError` inside that lacks one, as those of open files do."""
     try:
         yield
     except OSError as error:
@@ -74,44 +75,99 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a JSON file that is whole or not there."""
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all; so do the three writers below."""
     with whole(path) as file:
-        file.write(json_text(record, indent=1))
+        file.write(text)
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a JSON file."""
+    write_text(path, json_text(record, indent=1))
+
+
+def write_jsonl(path: Path, records: Iterable[Any]) -> None:
+    """Write a line of JSON for each record."""
+    with whole(path) as file:
+        file.writelines(json_text(record) + "\n" for record in records)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a table with these columns; a row may lack some of them."""
+    with whole(path) as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
-    """What a JSON file holds; None where it is missing or no JSON."""
+    """The value of a JSON file; None if it is missing or not JSON."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
 
 
-def lock(path: Path, wait: bool = False) -> IO[str] | None:
-    """Lock a file until what is returned is closed or the process ends, however it ends; None where another has it.
+def read_jsonl(path: Path, damaged: Callable[[str], object] | None = None) -> list[Any]:
+    """The values of a JSONL file, None for NaN and infinities; [] if the file is missing.
 
-    The file says which process has it (`holder`). Whoever is told None has not changed it.
+    A torn last line is left out. `damaged` is called with each other line that is not JSON, as a power failure may
+    leave it; without `damaged` such a line raises `json.JSONDecodeError`.
+    """
+    values = []
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+        text = line.decode(errors="backslashreplace")  # bytes that are not UTF-8 become \x.., which is not JSON
+        try:
+            values.append(json.loads(text, parse_constant=lambda name: None))
+        except json.JSONDecodeError:
+            if damaged is None:
+                raise
+            damaged(text)
+    return values
+
+
+def append_jsonl(path: Path, records: Iterable[Any]) -> None:
+    """Add a line of JSON for each record. A torn last line is removed."""
+    with writing(path):
+        if is_torn(path):
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.writelines(json_text(record) + "\n" for record in records)
+
+
+def is_torn(path: Path) -> bool:
+    """Whether the last line of a file lacks its end, because a kill cut it off."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
+def lock(path: Path, wait: bool = False) -> IO[str] | None:
+    """Lock a file until the result is closed or the process ends; None if another process has the lock.
+
+    The file names the process that has the lock (`holder`).
     """
     file = None
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        if os.fstat(file.fileno()).st_nlink == 0:  # whoever had it removed it: what lies there now is another file
+        if os.fstat(file.fileno()).st_nlink == 0:  # its holder removed it; the path leads to another file now
             file.close()
             return lock(path, wait) if wait else None
-        _say_who(path, file.fileno())
+        _name_holder(path, file.fileno())
     except OSError as error:
         if file is not None:
             file.close()
-        if isinstance(error, BlockingIOError | FileNotFoundError):  # the latter: its folder was removed this moment
+        if isinstance(error, BlockingIOError | FileNotFoundError):  # the latter: its folder was just removed
             return None
         raise UserError(f"cannot lock {path}: {refusal(error)}; it must be on a disk that can be written") from error
     return file
 
 
-def _say_who(path: Path, descriptor: int) -> None:
-    """Write into a file that this process has locked which process that is; a file that has no room for it goes."""
+def _name_holder(path: Path, descriptor: int) -> None:
+    """Write into the locked file which process has it. Without room for that the file is removed."""
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -121,15 +177,15 @@ def _say_who(path: Path, descriptor: int) -> None:
 
 
 def holder(path: Path) -> str:
-    """Which process has the lock of a file."""
+    """The process that has the lock of a file."""
     try:
         return path.read_text().strip() or "a process that has just begun"
-    except OSError:  # it has ended since, and taken the file with it
+    except OSError:  # it ended and removed the file
         return "a process that has just ended"
 
 
 def lock_in_turn(path: Path, say: Callable[[str], None]) -> IO[str]:
-    """Lock a file; where another process has it, say so and wait."""
+    """Lock a file. If another process has it, name that process and wait."""
     held = lock(path)
     if held is None:
         say(holder(path))
@@ -139,5 +195,5 @@ def lock_in_turn(path: Path, say: Callable[[str], None]) -> IO[str]:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one file: spelled in other ways, through a link, or by a second name."""
+    """Whether two paths lead to one file, also through links."""
     return one.resolve() == other.resolve() or (one.exists() and other.exists() and one.samefile(other))

@@ -1,4 +1,4 @@
-"""JSON that every reader accepts: null in place of the numbers that JSON does not have (NaN and the infinities)."""
+"""Strict JSON: null in place of NaN and infinities."""
 
 import json
 import math
@@ -14,12 +14,12 @@ def json_text(value: Any, **options: Any) -> str:  # noqa: ANN401 - any JSON val
     """
     try:
         return json.dumps(value, allow_nan=False, **options)
-    except ValueError:  # something in it is not finite
+    except ValueError:  # a number is not finite
         return json.dumps(plain(value), allow_nan=False, **options)
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """The value with None in place of each number that is not finite."""
+    """The value with None for each number that is not finite."""
     if isinstance(value, Mapping):
         return {name: plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""How far the long things are. Whoever works says so with `activity`; a screen that listens shows it.
+"""Progress reports from long-running work. Workers report with `activity`; a screen that listens shows it.
 
-Nothing here depends on whether somebody listens, and saying so costs less than a microsecond.
+Nothing here depends on whether anyone listens. A report takes less than a microsecond.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,16 +10,16 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class Listener(Protocol):
-    """Who shows activities. They nest: the last one that began is the first to end."""
+    """Shows activities. They nest: the last to begin is the first to end."""
 
     def begin(self, name: str, total: int) -> None:
-        """Something of `total` parts begins; 0: nobody knows how many."""
+        """An activity of `total` parts begins (0: unknown)."""
 
     def advance(self, done: int) -> None:
-        """So many parts of it are done."""
+        """`done` parts of the innermost activity are done."""
 
     def end(self) -> None:
-        """It has ended."""
+        """The innermost activity ended."""
 
 
 _listeners: list[Listener] = []
@@ -27,7 +27,7 @@ _listeners: list[Listener] = []
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell the listener of every activity inside."""
+    """Report every activity inside to the listener."""
     _listeners.append(listener)
     try:
         yield
@@ -37,7 +37,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def activity(name: str, total: int = 0) -> Iterator[Callable[[int], None]]:
-    """Something long of `total` parts (0: unknown) goes on inside; call what this yields with how many are done.
+    """An activity of `total` parts (0: unknown). Call what it yields with the number of parts done.
 
     >>> with activity("counting", 3) as report:
     ...     for number in range(3):

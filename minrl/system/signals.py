@@ -1,7 +1,7 @@
-"""What a program does when it is told to stop: by Ctrl-C, by a supervisor (SIGTERM) or by a closed terminal (SIGHUP).
+"""Signals that stop a program: Ctrl-C, SIGTERM from a supervisor, SIGHUP from a closed terminal.
 
-A program ends at once and releases what it holds, unless it answers otherwise: see `minrl.run.stopping`. A signal that is
-ignored, as SIGHUP is under nohup, stays ignored.
+By default the program ends at once and releases its resources; `minrl.run.stopping` lets a step finish. An ignored signal,
+such as SIGHUP under nohup, stays ignored.
 """
 
 import os
@@ -16,7 +16,7 @@ STDERR = 2
 
 
 class Stopped(KeyboardInterrupt):
-    """The program is told to stop at once."""
+    """A signal stops the program."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -24,7 +24,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def exit_status(number: int) -> int:
-    """The exit status that shells have for the end by a signal.
+    """The exit status that shells use for a signal.
 
     >>> [exit_status(number) for number in STOP_SIGNALS]
     [130, 143, 129]
@@ -33,15 +33,15 @@ def exit_status(number: int) -> int:
 
 
 def stop_at_once(number: int, _frame: FrameType | None = None) -> None:
-    """Answer a signal: end the program."""
+    """A signal handler that ends the program."""
     raise Stopped(number)
 
 
 @contextmanager
 def answered(answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, the signals to stop that are not ignored are answered like this."""
-    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    ours = {number: before for number, before in previous.items() if before not in (signal.SIG_IGN, None)}
+    """Install a handler inside for the stop signals that are not ignored."""
+    handlers = ((number, signal.getsignal(number)) for number in STOP_SIGNALS)
+    ours = {number: before for number, before in handlers if before not in (signal.SIG_IGN, None)}
     for number in ours:
         signal.signal(number, answer)
     try:
@@ -52,14 +52,12 @@ def answered(answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 
 def ignore_stop_signals() -> None:
-    """For a process whose parent decides when it ends, while a terminal or a supervisor tells the whole group to."""
+    """For a process whose parent ends it, although terminals and supervisors signal the whole group."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def tell(text: str) -> None:
-    """Write to standard error from where a signal is answered: something else may be half written, so that no buffer
-    and no lock can be used.
-    """
-    with suppress(OSError):  # the terminal may be what has just been closed
+    """Write to standard error from a signal handler, where no buffer and no lock can be used."""
+    with suppress(OSError):  # the terminal may have just been closed
         os.write(STDERR, text.encode())

@@ -1,6 +1,6 @@
-"""A value as text that is the same in every process: of whatever a task keeps in an example.
+"""Any value of an example as text that is the same in every process.
 
-Equal values have equal texts and others have others: no address, no order of a set's, and nothing abbreviated.
+Texts are equal exactly if the values are: no addresses, no set order, nothing abbreviated.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def stable_text(value: Any, **options: Any) -> str:  # noqa: ANN401 - whatever a
 
 
 def digest_of(values: Iterable[Any]) -> str:
-    """A hash of the values, in order."""
+    """A hash of the values in order."""
     digest = hashlib.sha256()
     for value in values:
         digest.update(stable_text(value).encode() + b"\n")
@@ -31,7 +31,7 @@ def digest_of(values: Iterable[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
-    """The value by what it holds, in JSON's types."""
+    """The value in JSON's types."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
@@ -40,7 +40,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an exa
         return [_plain(held) for held in value]
     if isinstance(value, set | frozenset):
         return sorted(map(_plain, value), key=json.dumps)
-    # The repr of numpy's arrays and torch's tensors leaves out what is long.
+    # The repr of a long array or tensor is abbreviated.
     if hasattr(value, "tolist") and not isinstance(value, type):
         return _plain(value.tolist())
     if is_dataclass(value) and not isinstance(value, type):
@@ -51,5 +51,5 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an exa
 
 
 def _key(key: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
-    """A key that JSON takes: any other by its text."""
+    """A key that JSON accepts: the text of any other."""
     return key if key is None or isinstance(key, str | int | float) else _ADDRESS.sub("", str(key))

@@ -1,7 +1,4 @@
-"""Standard output and error that outlive their terminal.
-
-A run goes on, or ends in order, after its terminal was closed or the reader of its pipe has gone.
-"""
+"""Standard output and error that survive a closed terminal, or a pipe whose reader ended."""
 
 import errno
 import os
@@ -11,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 CLOSED = (errno.EPIPE, errno.EIO)
-"""What a write to a pipe without a reader fails with, and one to a terminal that is gone."""
+"""Errors of a write to a pipe without a reader, and to a closed terminal."""
 
 
 class Forgiving:
-    """A stream to which writing never fails because nobody is there to read: from then on it is written to nowhere."""
+    """A stream that discards what is written once nobody can read it, instead of failing."""
 
     def __init__(self, stream: Any) -> None:  # noqa: ANN401 - what sys.stdout is at this moment
         self._stream = stream
@@ -30,18 +27,18 @@ class Forgiving:
         self._stream.close()
 
     def write(self, text: str) -> int:
-        """Write, where somebody reads."""
+        """Write, unless the stream is closed."""
         with self._forgiven():
             self._stream.write(text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write, where somebody reads."""
+        """Write each line, unless the stream is closed."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Flush, where somebody reads."""
+        """Flush, unless the stream is closed."""
         with self._forgiven():
             self._stream.flush()
 
@@ -53,12 +50,12 @@ class Forgiving:
             if error.errno not in CLOSED:
                 raise
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._stream.fileno())  # also for what is in the stream's buffer, and for other writers
+            os.dup2(nowhere, self._stream.fileno())  # also for the stream's buffer and other writers
             os.close(nowhere)
 
 
 def forgive_closed_streams() -> None:
-    """Let the program outlive the readers of its standard output and error."""
+    """Make standard output and error forgiving."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and not isinstance(stream, Forgiving):

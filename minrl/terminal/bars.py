@@ -1,4 +1,4 @@
-"""Bars with the time that is left: one for the run, and below it one for each long thing that goes on inside."""
+"""Progress bars with the time left: one for the run, and below it one for each long activity inside."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -17,15 +17,15 @@ from rich.progress import (
 )
 
 SHOWN_AFTER_S = 1.0
-"""An activity that is over sooner has no bar: it would only flicker."""
+"""A shorter activity has no bar, which would only flicker."""
 
 PACE_OVER_S = 3600.0
-"""The time left goes by the pace of the last so many seconds, which hold several steps also where one takes minutes."""
+"""The window over which the time left is estimated. It holds several steps even where a step takes minutes."""
 
 
 @dataclass
 class _Activity:
-    """Something that goes on, and its bar once it has one."""
+    """An activity, and its bar once it has one."""
 
     name: str
     total: int
@@ -35,7 +35,7 @@ class _Activity:
 
 
 class Bars:
-    """The bars of one terminal; a listener of `minrl.system.progress`. Where `shown` is False nothing is ever drawn."""
+    """The bars of one terminal; a listener of `minrl.system.progress`. Where `shown` is False nothing is drawn."""
 
     def __init__(self, console: Console, shown: bool, now: Callable[[], float] = time.monotonic) -> None:
         self.console, self.shown, self._now = console, shown, now
@@ -45,26 +45,24 @@ class Bars:
 
     @contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-        """A bar that stays; yields `report(how many are done, what to show beside it)`."""
+        """A bar that stays; yields `report(completed, note)`, with the note shown beside the bar."""
         if not self.shown:
             yield lambda completed, note: None
             return
-        bar = self._add(title, total, done)
-        assert self._drawn is not None
-        drawn = self._drawn
+        drawn, bar = self._add(title, total, done)
         try:
             yield lambda completed, note: drawn.update(bar, completed=completed, note=note)
         finally:
-            self._drop(None)
+            self._drop()
 
     def begin(self, name: str, total: int) -> None:
-        """An activity begins; its bar comes when it lasts, and at once where nobody knows how long it will take."""
+        """Start an activity. Its bar appears once the activity lasts, and at once where its length is unknown."""
         self._activities.append(_Activity(name, total, self._now()))
         if not total:
             self._show()
 
     def advance(self, done: int) -> None:
-        """So much of the innermost activity is done."""
+        """Set how much of the innermost activity is done."""
         activity = self._activities[-1]
         activity.done = done
         if activity.bar is None and self._now() - self._activities[0].started >= SHOWN_AFTER_S:
@@ -73,47 +71,43 @@ class Bars:
             self._drawn.update(activity.bar, completed=done)
 
     def end(self) -> None:
-        """The innermost activity is over, and its bar goes away."""
+        """End the innermost activity and remove its bar."""
         activity = self._activities.pop()
-        if activity.bar is not None:
-            self._drop(activity.bar)
+        if activity.bar is not None and self._drawn is not None:
+            self._drawn.remove_task(activity.bar)
+            self._drop()
 
     def _show(self) -> None:
-        """Bars for all activities that have none yet, the outer ones first."""
+        """Add a bar for each activity without one, outermost first."""
         for depth, activity in enumerate(self._activities if self.shown else (), 1):
             if activity.bar is None:
-                title = "  " * depth + activity.name
-                activity.bar = self._add(title, activity.total or None, activity.done, elapsed_from=activity.started)
+                drawn, activity.bar = self._add("  " * depth + activity.name, activity.total or None, activity.done)
+                drawn.tasks[-1].start_time = drawn.get_time() - (self._now() - activity.started)
 
-    def _add(self, title: str, total: int | None, done: int, elapsed_from: float | None = None) -> TaskID:
+    def _add(self, title: str, total: int | None, done: int) -> tuple[Progress, TaskID]:
         if self._drawn is None:
-            self._drawn = self._new()
+            self._drawn = _new_progress(self.console)
             self._drawn.start()
         self._count += 1
-        bar = self._drawn.add_task(title, total=total, completed=done, note="")
-        if elapsed_from is not None:
-            self._drawn.tasks[-1].start_time = self._drawn.get_time() - (self._now() - elapsed_from)
-        return bar
+        return self._drawn, self._drawn.add_task(title, total=total, completed=done, note="")
 
-    def _drop(self, bar: TaskID | None) -> None:
-        """One bar less: taken away, or left where it stands. After the last one the terminal is given back."""
-        assert self._drawn is not None
-        if bar is not None:
-            self._drawn.remove_task(bar)
+    def _drop(self) -> None:
+        """Count one bar less. After the last one the terminal is released."""
         self._count -= 1
-        if self._count == 0:
+        if self._count == 0 and self._drawn is not None:
             self._drawn.stop()
             self._drawn = None
 
-    def _new(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            speed_estimate_period=PACE_OVER_S,
-        )
+
+def _new_progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        speed_estimate_period=PACE_OVER_S,
+    )

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from minrl.config.bounds import meant
 from minrl.types import UserError
 
 ALONE = "alone"
@@ -193,12 +194,6 @@ def _allowed(hint: Any) -> str:  # noqa: ANN401 - types are data here
     if get_origin(hint) is tuple:
         return f"a list of {inner[0].__name__}"
     return f"one of {', '.join(map(str, inner))}" if inner else f"of type {hint.__name__}"
-
-
-def meant(word: object, choices: Iterable[object]) -> str:
-    """A suggestion to append, where one of the choices is near."""
-    close = difflib.get_close_matches(str(word), [one for one in choices if isinstance(one, str)], n=1, cutoff=0.5)
-    return f": did you mean {close[0]}?" if close else ""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

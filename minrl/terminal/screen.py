@@ -1,7 +1,4 @@
-"""What a run shows in the terminal: a progress bar, messages, a table at the end.
-
-Quiet where it is told to be, and without bars where the output is not a terminal.
-"""
+"""The terminal of a run: a progress bar, messages, a table at the end. No bars where the output is not a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -13,28 +10,22 @@ from loguru import logger
 from rich.console import Console
 from rich.table import Table
 
-from minrl.evaluation import is_solved
-from minrl.policy import Policy
 from minrl.system.disk import writing
 from minrl.system.progress import listening
 from minrl.terminal.bars import Bars
-from minrl.types import Rollout
 
 FILE_ONLY = "file_only"
-"""Marks a message (`logger.bind`) that the terminal has already or will get otherwise."""
+"""Marks a message (`logger.bind`) that reaches the terminal by another way."""
 
 IN_FILE: dict[str, Any] = {
     "level": "INFO",
     "format": "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}",
-    "diagnose": False,  # no values of variables: they may be as long as a batch, or a key
+    "diagnose": False,  # variables in tracebacks may be as long as a batch, or a key
 }
 
 
 class Screen:
-    """The terminal of one process. `show` is False for all but the first process.
-
-    Inside its context it shows how far the activities of `minrl.system.progress` are.
-    """
+    """The terminal of one process; `show` is False for all but the first. Its context shows `minrl.system.progress`."""
 
     def __init__(self, quiet: bool, show: bool = True) -> None:
         self.console = Console(stderr=True, quiet=not show)
@@ -61,7 +52,7 @@ class Screen:
         self._listening.__exit__(None, None, None)
 
     def log_to(self, path: Path) -> None:
-        """Keep the messages in a file too, with those from before there was one."""
+        """Write the messages to a file too, including the earlier ones."""
         logger.remove(self._keeping)
         with writing(path), path.open("a") as file:
             file.writelines(self._early)
@@ -69,11 +60,11 @@ class Screen:
         self._keeping = logger.add(partial(_append, path), **IN_FILE)
 
     def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int, str], None]]:
-        """A bar with time left; yields `report(steps done, what to show beside it)`."""
+        """A bar with the time left; yields `report(steps done, note beside the bar)`."""
         return self.bars.bar(title, total, done)
 
     def before_and_after(self, before: Mapping[str, dict], after: Mapping[str, dict]) -> None:
-        """Held-out pass@1 before and after with 95 % intervals, a line for each task."""
+        """Held-out pass@1 before and after with 95 % intervals, one row per task."""
         if self.quiet:
             return
         table = Table(title="held-out pass@1 (95 % interval)")
@@ -85,7 +76,7 @@ class Screen:
         self.console.print(table)
 
     def rounds(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """What each round of an expert iteration kept and reached, a line each."""
+        """What each round of an expert iteration kept and reached, one row per round."""
         if self.quiet or not rows:
             return
         table = Table(
@@ -97,24 +88,21 @@ class Screen:
             table.add_row(*[str(row.get(column, "-")) for column in rows[-1]])
         self.console.print(table)
 
-    def samples(self, rollouts: Sequence[Rollout], policy: Policy) -> None:
-        """One solved and one failed completion, with their prompts."""
+    def samples(self, texts: Mapping[bool, str]) -> None:
+        """A solved (True) and a failed completion, each with its prompt. Either may be missing."""
         if self.quiet:
             return
-        for title, wanted in (("a solved sample", True), ("a failed sample", False)):
-            rollout = next((r for r in rollouts if is_solved(r) == wanted), None)
-            if rollout is not None:
+        for title, solved in (("a solved sample", True), ("a failed sample", False)):
+            if solved in texts:
                 self.console.print(f"[bold]{title}[/bold]")
-                self.console.print(f"  {policy.decode_all(rollout.ids)}", markup=False, highlight=False)
+                self.console.print(f"  {texts[solved]}", markup=False, highlight=False)
 
     def _write(self, message: str) -> None:
         self.console.print(message.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _append(path: Path, message: str) -> None:
-    """Add a message to the file. Where the disk is full, it has been shown, and whatever the run cannot do without will
-    fail: this must not come between.
-    """
+    """Add a message to the file. A full disk is no error here: the message was shown, and required writes fail."""
     with suppress(OSError), path.open("a") as file:
         file.write(message)
 

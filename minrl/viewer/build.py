@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from loguru import logger
 
 from minrl.config.bounds import Bounded, from_zero
-from minrl.system.files import whole
+from minrl.system.files import write_text
 from minrl.system.json_text import json_text
 from minrl.types import UserError
 from minrl.viewer.chunk import about, choose, encode, read_lines
@@ -63,8 +63,7 @@ def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits(
     steps, packed = thinned(sorted(files), limits.max_steps), packed_steps(output)
     kept = [_packed(step, files[step], packed.get(step), limits) for step in steps]
     run = {**_run(folder), "steps_written": len(files), "steps_shown": len(kept)}
-    with whole(output) as file:
-        file.write(_page(run, kept))
+    write_text(output, _page(run, kept))
     return output
 
 

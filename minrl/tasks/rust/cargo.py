@@ -5,7 +5,6 @@ dependency and no procedural macro, so nothing of the solution runs while it is 
 when the library is built already, and removed before they run.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from minrl.sandbox.calls import Limits, Outcome, SandboxError, run
+from minrl.system.files import lock
 from minrl.types import UserError, require
 
 Passed = Callable[[bytes], set[str]]
@@ -205,13 +205,9 @@ def _free_slot(root: Path) -> tuple[Path, IO[str]]:
     for number in range(1024):
         folder = root / f"worker-{number}"
         folder.mkdir(exist_ok=True)
-        lock = (folder / "lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            continue
-        return folder, lock
+        held = lock(folder / "lock")
+        if held is not None:
+            return folder, held
     raise UserError(f"1024 workers hold {root} already: give another --rust.cache")
 
 
