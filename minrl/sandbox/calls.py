@@ -1,10 +1,10 @@
-"""Runs untrusted code: walled in, limited, killed with everything it started, its output counted.
+"""Runs untrusted code behind walls and limits, and kills it with everything it started.
 
     run([*python(), "main.py"], {"main.py": "print(6 * 7)"})    ->    Outcome("ok", 0, b"42\\n", ...)
 
-The command sees the files it was given in an empty directory, its current one, and nothing that it writes there
-outlives the call. What else stands around it depends on the machine: `level()` says. The verdict on a program is never
-formed inside it: callers compare what comes out, or judge from another process (`channel`).
+The command runs in an empty directory that holds only the files it was given; nothing it writes there outlives the
+call. The walls around it depend on the machine: see `level()`. A verdict on a program is never formed inside the
+sandbox: callers compare the output, or judge from another process (`channel`).
 """
 
 import functools
@@ -12,7 +12,6 @@ import marshal
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from typing import Literal
 
 from minrl.sandbox import filter as sandbox_filter
 from minrl.system.cores import cpu_cores
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 Status = Literal["ok", "error", "timeout", "memory", "output"]
 LEVELS = {
@@ -32,17 +31,17 @@ LEVELS = {
     "namespaces": "own namespaces: no network, no processes but its own, no files but the system's programs, read-only",
     "limits": "limits alone: killed and limited, but NOT cut off from files that others may read",
 }
-"""The strongest first, each with what it gives."""
+"""The levels, the strongest first, with what each gives."""
 
 START_S = 60.0
-"""Most seconds until the walls stand. A call's own seconds count from then."""
+"""Seconds until the walls must stand. A call's own seconds count from then."""
 GRACE_S = 30.0
 START = "import sys; sys.path.append(sys.argv[1]); from minrl.sandbox.process import main; main(int(sys.argv[2]))"
 ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed, so nothing is known about the code. A reward that lets it pass is unscorable."""
+    """The sandbox itself failed, so nothing is known about the code. A reward that raises it is unscorable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +63,12 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value <= 0:
-                raise UserError(f"{name} must be above 0, got {value}")
+            require(value > 0, f"{name} must be above 0, got {value}")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A command and what it is given. `channel` is a descriptor of ours that the command finds as its descriptor 3."""
+    """A command and its inputs. `channel` is a descriptor of ours that becomes the command's descriptor 3."""
 
     command: Sequence[str]
     files: Mapping[str, str | bytes] = field(default_factory=dict)
@@ -90,10 +88,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended.
-
-    `ok` is exit status 0, `error` another one or a signal (negative, as in `subprocess`); the others name the limit
-    that was exceeded. `stdout` and `stderr` are cut at `output_bytes`.
+    """How a call ended: `ok` with exit status 0, `error` with another one or a signal (negative, as in `subprocess`),
+    else the limit that was exceeded. `stdout` and `stderr` are cut at `output_bytes`.
     """
 
     status: Status
@@ -104,12 +100,12 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """Standard output as text; what is not UTF-8 is replaced."""
+        """Standard output as text, with invalid UTF-8 replaced."""
         return self.stdout.decode(errors="replace")
 
 
 class Running:
-    """A call that has started. `result()` waits for its end, `cancel()` brings it about; both leave nothing behind."""
+    """A started call. `result()` waits for its end, `cancel()` kills it; both leave nothing behind."""
 
     def __init__(self, call: Call, level_name: str) -> None:
         ours, theirs = socket.socketpair()
@@ -125,19 +121,18 @@ class Running:
             start_new_session=True,  # it outlives a kill of our process group, and cleans up
         )
         theirs.close()
-        payload = marshal.dumps(_message(call, level_name))
         try:
-            ours.sendall(struct.pack("<Q", len(payload)) + payload)
+            ours.sendall(marshal.dumps(_message(call, level_name)))
         except OSError as error:
             self.cancel()
             raise SandboxError(f"the sandbox's process died at its start ({error})") from error
 
     def result(self) -> Outcome:
-        """How the call ended. SandboxError where the sandbox itself failed."""
+        """How the call ended. Raises SandboxError if the sandbox itself failed."""
         self._connection.settimeout(START_S + self._wall_s + GRACE_S)
         try:
-            size = struct.unpack("<Q", self._receive(8))[0]
-            answer = marshal.loads(self._receive(size))
+            with self._connection.makefile("rb") as stream:
+                answer = marshal.load(stream)
         except (EOFError, OSError) as error:
             raise SandboxError(f"the sandbox's process died ({type(error).__name__} {error})") from error
         finally:
@@ -148,22 +143,13 @@ class Running:
         return Outcome(**answer)
 
     def cancel(self) -> None:
-        """Kill whatever still runs, and wait for its end."""
+        """Kill whatever still runs and wait for its end."""
         self._connection.close()
         try:
             self._process.wait(timeout=GRACE_S)
         except subprocess.TimeoutExpired:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
-
-    def _receive(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            chunk = self._connection.recv(min(count - len(data), 1 << 20))
-            if not chunk:
-                raise EOFError("it closed the connection")
-            data += chunk
-        return bytes(data)
 
 
 def _message(call: Call, level_name: str) -> dict[str, object]:
@@ -180,19 +166,14 @@ def _message(call: Call, level_name: str) -> dict[str, object]:
         "environment": dict(call.environment),
         "channel": call.channel,
         "level": level_name,
-        "folder": os.path.join(_shared_folder(), f"minrl-sandbox-{os.geteuid()}"),
+        # Root's calls must all lock their slots in one place, whatever TMPDIR says: the slots decide the uids, and two
+        # calls with one uid would kill each other.
+        "folder": f"{'/tmp' if os.geteuid() == 0 else tempfile.gettempdir()}/minrl-sandbox-{os.geteuid()}",
     }
 
 
-def _shared_folder() -> str:
-    """Where calls lock their slots. Root's must all lock in one place, whatever TMPDIR says: the uids go by the slots,
-    and two calls with one uid would kill each other.
-    """
-    return "/tmp" if os.geteuid() == 0 else tempfile.gettempdir()
-
-
 def start(call: Call, level_name: str = "") -> Running:
-    """Start a call and go on. Empty `level_name`: the strongest level that this machine gives."""
+    """Start a call without waiting for it. Empty `level_name`: the strongest level of this machine."""
     return Running(call, level_name or level())
 
 
@@ -206,32 +187,28 @@ def run(
     writable: Sequence[str | Path] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a command on the files. It may read `readable` and change `writable`, two lists of existing paths."""
-    call = Call(command, files or {}, limits or Limits(), stdin, readable, writable, environment or {})
-    return start(call).result()
+    """Run a command on the files. It may read `readable` and change `writable`, lists of existing paths."""
+    return start(Call(command, files or {}, limits or Limits(), stdin, readable, writable, environment or {})).result()
 
 
 def run_all(calls: Sequence[Call], at_once: int = 0, level_name: str = "") -> list[Outcome]:
-    """Run many calls, so many at once (0: one for each usable core), and return their outcomes in order."""
+    """Run calls in parallel, `at_once` at a time (0: one per usable core). The outcomes come in order."""
     chosen = level_name or level()
     with ThreadPoolExecutor(at_once or cpu_cores()) as threads:
         return list(threads.map(lambda call: start(call, chosen).result(), calls))
 
 
 def level() -> str:
-    """The name of the strongest level that works here, found by trying."""
-    failures = {}
-    for name in LEVELS:
-        failures[name] = _unavailable(name)
-        if not failures[name]:
-            return name
-    raise UserError(f"no sandbox works on this machine, so untrusted code cannot run: {failures}")
+    """The name of the strongest level that works on this machine."""
+    working = next((name for name in LEVELS if not _unavailable(name)), "")
+    failures = {} if working else {name: _unavailable(name) for name in LEVELS}
+    require(not failures, f"no sandbox works on this machine, so untrusted code cannot run: {failures}")
+    return working
 
 
 def describe() -> str:
-    """One line for the user: what stands around untrusted code on this machine."""
-    chosen = level()
-    warnings = []
+    """One line for the user: the walls around untrusted code on this machine."""
+    chosen, warnings = level(), []
     if chosen == "limits" and not sandbox_filter.exists():
         warnings.append("it may open sockets, since this machine has no filter of system calls")
     if chosen == "limits" and os.geteuid() != 0:
@@ -241,7 +218,7 @@ def describe() -> str:
 
 @functools.cache
 def _unavailable(name: str) -> str:
-    """Why a level does not work here; empty where it does."""
+    """Why a level does not work here; empty if it does."""
     try:
         outcome = start(Call(["sh", "-c", "echo $((6 * 7))"]), name).result()
     except SandboxError as error:
@@ -250,8 +227,9 @@ def _unavailable(name: str) -> str:
 
 
 def python(level_name: str = "") -> tuple[str, ...]:
-    """The command of the interpreter for untrusted programs: this one without its site packages, or the system's where
-    the unprivileged uid cannot reach this one."""
+    """The interpreter's command for untrusted programs: this one without its site packages, or the system's if the
+    unprivileged uid cannot reach this one.
+    """
     return _python(level_name or level())
 
 

@@ -1,4 +1,4 @@
-"""What a call of untrusted code sees of the file system."""
+"""The part of the file system that a call of untrusted code sees."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ SYS_MOUNT_SETATTR, SYS_PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}  # the k
 def build_root(call: Call, uid: int) -> None:
     """The system's programs and what the call may read, all read-only, and an empty directory in memory.
 
-    The old root is mounted below the new one while it is built, and then gone.
+    The old root is mounted below the new one while that is built, and then removed.
     """
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=4m,mode=755")
@@ -58,7 +58,7 @@ def build_root(call: Call, uid: int) -> None:
 
 
 def bind(path: str, attributes: int) -> None:
-    """Show what the old root has at the path, and below it, with the attributes."""
+    """Mount the path of the old root, and all below it, with the attributes."""
     source = f"/old{path}"
     if os.path.isdir(source):
         os.makedirs(path, exist_ok=True)
@@ -72,13 +72,13 @@ def bind(path: str, attributes: int) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
-    """mount(2); OSError where it fails."""
+    """mount(2). Raises OSError if it fails."""
     result = LIBC.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
     checked(result, f"mount {target}")
 
 
 def mounted(paths: list[str]) -> list[str]:
-    """Those that no directory of the system shows already, outer ones first."""
+    """The paths outside the system's directories, outer ones first."""
     shown = [path for path in SYSTEM if os.path.isdir(path)]
     return [path for path in sorted(set(paths)) if not any(f"{path}/".startswith(f"{outer}/") for outer in shown)]
 
@@ -90,7 +90,7 @@ def parents_of(paths: list[str]) -> list[str]:
 
 
 def checked(result: int, what: str) -> None:
-    """OSError with what was tried where a call of libc failed."""
+    """Raise OSError with what was tried if a call of libc failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -98,12 +98,11 @@ def checked(result: int, what: str) -> None:
 
 def directories_of(files: dict[str, bytes]) -> list[str]:
     """Every directory that the files need, outer ones first."""
-    parents = {"/".join(name.split("/")[:end]) for name in files for end in range(1, name.count("/") + 1)}
-    return sorted(parents)
+    return sorted({name[:end] for name in files for end in range(len(name)) if name[end] == "/"})
 
 
 def write_files(folder: str, files: dict[str, bytes], uid: int) -> None:
-    """The call's files in the folder, which like them comes to belong to the uid."""
+    """Write the call's files into the folder. All of it belongs to the uid then."""
     paths = [folder]
     for directory in directories_of(files):
         paths.append(f"{folder}/{directory}")
@@ -117,7 +116,7 @@ def write_files(folder: str, files: dict[str, bytes], uid: int) -> None:
 
 
 def own(paths: list[str], uid: int) -> None:
-    """Give the directories that the command may write to its uid: the last call had another."""
+    """Give the directories that the command may write to its uid: the last call had another uid."""
     for path in paths if os.geteuid() == 0 else []:
         os.lchown(path, uid, uid)
         for folder, directories, files in os.walk(path):

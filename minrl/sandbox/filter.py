@@ -1,9 +1,9 @@
-"""Which system calls untrusted code may not make: a seccomp filter of its own, at every level, on Linux.
+"""The system calls that untrusted code may not make: a seccomp filter, at every level, on Linux.
 
-Namespaces and limits leave ways open: memory that no limit counts (System V segments, memfd), objects that outlive
-their maker (System V queues, keys), sockets that no network namespace holds (AF_VSOCK reaches a virtual machine's
-host), a user namespace of one's own in which to mount more, and large, seldom used parts of the kernel (bpf, io_uring,
-userfaultfd). Programs and compilers need none of these.
+Namespaces and limits do not cover memory that no limit counts (System V segments, memfd), objects that outlive their
+maker (System V queues, keys), sockets outside network namespaces (AF_VSOCK reaches a virtual machine's host), a user
+namespace in which to mount more, and large, rare parts of the kernel (bpf, io_uring, userfaultfd). Programs and
+compilers need none of these.
 
     socket(AF_INET, SOCK_STREAM, 0)    ->    EPERM
 """
@@ -57,7 +57,7 @@ def program() -> bytes:
     code += [_step(IF_AT_LEAST, X32, 0, 1), *refusal]
     for number in sorted([*REFUSED[machine].values(), *REFUSED_EVERYWHERE.values()]):
         code += [_step(IF_EQUAL, number, 0, 1), *refusal]
-    # clone3 has its flags in memory, where no filter can look: without it the C library takes clone.
+    # clone3 has its flags in memory, which no filter can read: without it the C library takes clone.
     code += [_step(IF_EQUAL, CLONE3, 0, 1), _step(RETURN, FAIL + errno.ENOSYS)]
     code += [_step(IF_EQUAL, CLONE[machine], 0, 3), _step(LOAD, FIRST_ARGUMENT)]
     code += [_step(IF_ANY_BIT, NEW_NAMESPACES, 0, 1), *refusal, _step(RETURN, ALLOW)]
@@ -65,11 +65,11 @@ def program() -> bytes:
 
 
 def install() -> None:
-    """Put this process, and all that it starts, under the filter for good. It must have `no_new_privs`."""
+    """Put this process and all that it starts under the filter for good. It must have `no_new_privs`."""
     code = program()
     filter_program = _Program(len(code) // 8, code)
-    arguments = (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0)
-    checked(LIBC.prctl(*arguments), "seccomp filter")
+    result = LIBC.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0)
+    checked(result, "seccomp filter")
 
 
 def _step(operation: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:

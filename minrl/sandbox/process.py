@@ -1,43 +1,37 @@
-"""The process that watches over one call of untrusted code: `minrl.sandbox` starts one for each.
+"""The process that watches one call of untrusted code: `minrl.sandbox` starts one for each call.
 
 It reads the call, starts the command inside the level's walls, collects its output, and kills everything when the
-command ends, exceeds a limit, or whoever asked is gone. What it started is waited for before it answers: it is the
-reaper of all orphans below it. It is a process of its own so that the death of its caller cannot leave anything
-behind, and it imports little, because its start is paid for in every call.
+command ends, exceeds a limit, or the caller is gone. It reaps all orphans below it before it answers. It is a separate
+process so that the caller's death leaves nothing behind, and it imports little because each call pays for its start.
 """
 
-import ctypes
-import errno
 import marshal
 import os
 import select
 import signal
-import struct
-import sys
 import time
 import traceback
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from minrl.sandbox import walls as walls
+from minrl.sandbox.files import LIBC, MIB, Call
 from minrl.sandbox.slot import Slot, kill_uid
+from minrl.sandbox.walls import LINUX
 
 TICK_S = 0.05
-MIB = 2**20
-PR_SET_CHILD_SUBREAPER = 36
-LINUX = sys.platform == "linux"
-
-Call = dict[str, Any]
+PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 
 def children(pid: int) -> Iterator[int]:
-    """The processes that this one's threads started or inherited."""
+    """The child processes of all threads of a process."""
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 yield from map(int, file.read().split())
     except (FileNotFoundError, ProcessLookupError):
-        return  # it ended while we looked
+        return  # the process has just ended
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -48,7 +42,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def bytes_held(pid: int) -> int:
-    """What all processes below hold that is no file's on a disk. Shared memory counts in each that holds it."""
+    """The memory of all processes below that is not backed by a file. Shared memory counts in each of them."""
     held = 0
     for descendant in descendants(pid):
         try:
@@ -60,7 +54,7 @@ def bytes_held(pid: int) -> int:
 
 
 class Watch:
-    """One call, from its command's start until nothing of it is left."""
+    """One call, from the start of its command until nothing of it is left."""
 
     def __init__(self, call: Call, slot: Slot, connection: int) -> None:
         self.call, self.slot, self.connection = call, slot, connection
@@ -80,9 +74,7 @@ class Watch:
         self.pid = os.fork()
         if self.pid == 0:
             self._become_command([stdin, stdout_write, stderr_write], complaint_write)
-        theirs = [stdin, stdout_write, stderr_write, complaint_write]
-        for fd in theirs if self.call["channel"] < 0 else [*theirs, self.call["channel"]]:
-            os.close(fd)
+        walls.forget(self.call, [stdin, stdout_write, stderr_write, complaint_write])
         self.output = {stdout: bytearray(), stderr: bytearray()}
         try:
             self._collect(stdin_write, complaint)
@@ -106,7 +98,7 @@ class Watch:
         }
 
     def _become_command(self, streams: list[int], complaint: int) -> None:
-        """In the child: never returns. What goes wrong before the command runs is written to the complaint."""
+        """In the child: never returns. An error before the command runs is written to the complaint."""
         try:
             os.setsid()
             self._keep_only([*streams, complaint, self.call["channel"]])
@@ -117,15 +109,13 @@ class Watch:
             os._exit(127)
 
     def _keep_only(self, descriptors: list[int]) -> None:
-        """Close the watcher's own ends of all pipes: who holds one of them keeps the other side waiting."""
-        first = 3
-        for fd in sorted(fd for fd in descriptors if fd >= 3):
-            os.closerange(first, fd)
-            first = fd + 1
-        os.closerange(first, max(first, os.sysconf("SC_OPEN_MAX")))
+        """Close the watcher's own ends of all pipes: an open one would keep the other side waiting."""
+        kept = [2, *sorted(fd for fd in descriptors if fd >= 3)]
+        for last, following in pairwise([*kept, max(kept[-1] + 1, os.sysconf("SC_OPEN_MAX"))]):
+            os.closerange(last + 1, following)
 
     def _collect(self, stdin: int, complaint: int) -> None:
-        """Until the command ends, a limit is exceeded, or the caller is gone."""
+        """Serve the pipes until the command ends, a limit is exceeded, or the caller is gone."""
         poll = select.poll()
         os.set_blocking(stdin, False)
         ended = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
@@ -146,7 +136,7 @@ class Watch:
             self.status = self.status or self._exceeded(left_s)
 
     def _serve(self, fd: int, stdin: int, complaint: int) -> bool:
-        """Do what the pipe is ready for. False where it is at its end."""
+        """Read or write a pipe that is ready. False at its end."""
         if fd == stdin:
             return self._feed(stdin)
         if fd == complaint:
@@ -154,9 +144,7 @@ class Watch:
         return fd not in self.output or self._read(fd)
 
     def _hear(self, complaint: int) -> bool:
-        """Take what is said of the start. The command's time counts from when all walls stand: how long they take is
-        the machine's load.
-        """
+        """Read the report of the start. The command's time counts from when all walls stand."""
         heard = os.read(complaint, 65536)
         self.said += heard
         if heard and self.said == walls.STARTED:
@@ -164,8 +152,8 @@ class Watch:
         return bool(heard)
 
     def _exceeded(self, left_s: float) -> str:
-        """The limit that the call has gone beyond, if any."""
-        if any(len(read) > self.call["output_bytes"] for read in self.output.values()):
+        """The limit that the call has exceeded; empty if none."""
+        if self._wrote_too_much():
             return "output"
         if left_s <= 0:
             return "timeout"
@@ -176,7 +164,7 @@ class Watch:
         return ""
 
     def _feed(self, stdin: int) -> bool:
-        """Hand on what the command takes; close the pipe at the end, or where the command has closed it."""
+        """Write what the command takes. Close the pipe at the end, or when the command has closed it."""
         try:
             self._unfed = self._unfed[os.write(stdin, self._unfed[:65536]) :]
         except BrokenPipeError:
@@ -186,7 +174,7 @@ class Watch:
         return bool(self._unfed)
 
     def _read(self, fd: int, to_its_end: bool = False) -> bool:
-        """Read what is there, at most a little more than the limit. False at the end of the stream."""
+        """Read what is available, at most a little more than the limit. False at the end of the stream."""
         read = self.output[fd]
         while len(read) <= self.call["output_bytes"]:
             chunk = os.read(fd, 65536)
@@ -196,7 +184,7 @@ class Watch:
         return True
 
     def _kill(self) -> None:
-        """Kill and wait for everything that runs below, whatever session it moved to."""
+        """Kill and reap everything that runs below, in whatever session."""
         give_up = time.monotonic() + 10.0
         while True:
             try:
@@ -215,6 +203,9 @@ class Watch:
                 raise TimeoutError("processes of the call survive SIGKILL")
             time.sleep(0.0005)
 
+    def _wrote_too_much(self) -> bool:
+        return any(len(read) > self.call["output_bytes"] for read in self.output.values())
+
     def _verdict(self) -> tuple[str, int | None]:
         if self.status != "ended":
             return self.status, None
@@ -223,30 +214,20 @@ class Watch:
             code = 128 - code
         if code == -signal.SIGXCPU:
             return "timeout", code
-        if any(len(read) > self.call["output_bytes"] for read in self.output.values()):
+        if self._wrote_too_much():
             return "output", code
         return ("ok" if code == 0 else "error"), code
 
 
-def read_exactly(fd: int, count: int) -> bytes:
-    """So many bytes; EOFError where the other side ended early."""
-    data = bytearray()
-    while len(data) < count:
-        chunk = os.read(fd, min(count - len(data), 1 << 20))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return bytes(data)
-
-
 def main(connection: int) -> None:
     """Serve the one call that comes over the connection."""
-    call: Call = marshal.loads(read_exactly(connection, *struct.unpack("<Q", read_exactly(connection, 8))))
+    with open(connection, "rb", closefd=False) as stream:
+        call: Call = marshal.load(stream)
     for fd in (connection, call["channel"]):
         if fd >= 0:
             os.set_inheritable(fd, False)
     if LINUX:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.umask(0o022)
     try:
         slot = Slot(call["folder"])
@@ -254,13 +235,10 @@ def main(connection: int) -> None:
             answer = Watch(call, slot, connection).run()
         finally:
             slot.clean()
-    except Exception:  # the caller must hear of it: it is told that the sandbox failed, not that the code did
+    except Exception:  # the caller is told that the sandbox failed, not that the code did
         answer = {"failed": traceback.format_exc()}
-    payload = marshal.dumps(answer)
     try:
-        data = memoryview(struct.pack("<Q", len(payload)) + payload)
-        while data:
-            data = data[os.write(connection, data) :]
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # the caller is gone: nobody wants the answer
-            raise
+        with open(connection, "wb", closefd=False) as stream:
+            marshal.dump(answer, stream)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the caller is gone and wants no answer

@@ -1,4 +1,4 @@
-"""Which uid and directory a call of untrusted code has to itself, and how both are made empty again."""
+"""The uid and directory that a call of untrusted code has to itself, and how both are emptied."""
 
 import fcntl
 import os
@@ -9,9 +9,8 @@ SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 
 
 class Slot:
-    """A number that no other call on this machine holds: it decides the uid and the temporary directory.
-
-    Whatever an earlier holder left, because it was killed itself, is removed first.
+    """A number that no other call on this machine holds. It decides the uid and the temporary directory, which are
+    emptied first, since an earlier holder may have been killed.
     """
 
     def __init__(self, folder: str) -> None:
@@ -23,17 +22,17 @@ class Slot:
             self._lock = os.open(f"{folder}/{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             except BlockingIOError:
                 os.close(self._lock)
-                continue
-            self.uid = FIRST_UID + number if os.geteuid() == 0 else os.geteuid()
-            self.work = f"{folder}/{number}"
-            self.clean()
-            return
-        raise BlockingIOError(f"all {SLOTS} sandboxes of this machine are in use")
+        else:
+            raise BlockingIOError(f"all {SLOTS} sandboxes of this machine are in use")
+        self.uid = FIRST_UID + number if os.geteuid() == 0 else os.geteuid()
+        self.work = f"{folder}/{number}"
+        self.clean()
 
     def clean(self) -> None:
-        """Kill every process of this uid, where it is ours alone, and remove the directory."""
+        """Kill every process of this uid if it is ours alone, and remove the directory."""
         if self.uid != os.geteuid():
             kill_uid(self.uid)
             remove_files_of(self.uid)
@@ -42,14 +41,14 @@ class Slot:
 
 
 def remove(path: str) -> None:
-    """Remove what untrusted code made: it may be closed to its owner, or nested deeper than Python can follow."""
+    """Remove what untrusted code made: it may be closed to its owner, or nested too deep for Python."""
     if os.geteuid() != 0 and not os.path.islink(path):
         os.spawnv(os.P_WAIT, "/bin/chmod", ["chmod", "-R", "u+rwX", path])
     os.spawnv(os.P_WAIT, "/bin/rm", ["rm", "-rf", path])
 
 
 def remove_files_of(uid: int) -> None:
-    """What the uid left in the directories that everybody may write to."""
+    """Remove the uid's files in the directories that everybody may write to."""
     for folder in filter(os.path.isdir, SHARED):
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -62,7 +61,7 @@ def remove_files_of(uid: int) -> None:
 
 
 def kill_uid(uid: int) -> None:
-    """SIGKILL to every process of the uid at once: the kernel walks its list under a lock, so no fork slips by."""
+    """Send SIGKILL to every process of the uid at once: the kernel holds a lock meanwhile, so no fork escapes."""
     pid = os.fork()
     if pid == 0:
         try:

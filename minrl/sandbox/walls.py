@@ -1,7 +1,7 @@
-"""What stands between untrusted code and the machine, level by level.
+"""The walls between untrusted code and the machine, level by level.
 
-Each function of `LAUNCH` runs in a process of its own that it turns into the command: it returns only by an exception.
-`streams` are the command's standard streams and the pipe that says `STARTED` once all walls stand.
+Each function of `LAUNCH` turns its process into the command: it returns only by an exception. `streams` are the
+command's standard streams and the pipe that reports `STARTED` once all walls stand.
 """
 
 import fcntl
@@ -35,22 +35,18 @@ CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
 
 
 def launch_limited(call: Call, uid: int, folder: str, streams: list[int]) -> None:
-    """Limits, a uid of its own where we are root, and a directory on the disk."""
+    """Limits, a uid of its own if we are root, and a directory on the disk."""
     processes = processes_allowed(call, uid)
     os.mkdir(folder, 0o700)
     write_files(folder, call["files"], uid)
     own(call["writable"], uid)
-    os.chdir(folder)
-    drop_privileges(uid)
-    set_limits(call, processes)
-    filter_calls()
-    execute(call, folder, streams)
+    enter(call, uid, folder, processes, streams)
 
 
 def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> None:
-    """Namespaces of its own for processes, mounts, network, IPC, host name and, where we are not root, users.
+    """Namespaces of its own for processes, mounts, network, IPC, host name and, if we are not root, users.
 
-    Their first process ends with the command, and with it the kernel ends all others.
+    Their first process ends with the command; then the kernel ends all others.
     """
     processes, root = processes_allowed(call, uid), os.geteuid() == 0
     gid = os.getegid()  # inside it is unknown until it is mapped
@@ -70,11 +66,7 @@ def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> No
     build_root(call, uid)
     command = os.fork()
     if command == 0:
-        os.chdir(WORK)
-        drop_privileges(uid)
-        set_limits(call, processes)
-        filter_calls()
-        execute(call, WORK, streams)
+        enter(call, uid, WORK, processes, streams)
     forget(call, streams)
     while True:
         pid, status = os.wait()
@@ -83,23 +75,23 @@ def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> No
 
 
 def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> None:
-    """The same walls by `bwrap`. As root it keeps only what it needs to become the uid, which `setpriv` does."""
+    """The same walls by `bwrap`. As root it keeps only the capabilities with which `setpriv` becomes the uid."""
     own(call["writable"], uid)
     arguments = ["bwrap", "--die-with-parent", "--new-session"]
     arguments += [f"--unshare-{name}" for name in ("pid", "net", "ipc", "uts", "cgroup-try")]
     arguments += [*mounts_of_bubblewrap(call), *files_of_bubblewrap(call)]
-    become: list[str] = []
+    processes = processes_allowed(call, uid)
+    command = ["prlimit", f"--nproc={processes}:{processes}"]  # inside, where the kernel counts from zero
     if os.geteuid() == 0:
         arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--inh-caps=-all", "--no-new-privs"]
+        ids = [f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+        command = ["setpriv", *ids, "--inh-caps=-all", "--no-new-privs", *command]
     else:
         arguments += ["--unshare-user"]
-    processes = processes_allowed(call, uid)
-    limit = ["prlimit", f"--nproc={processes}:{processes}"]  # inside, where the kernel counts from nought
     say = f'echo {STARTED.decode().strip()} >&9; exec 9>&-; exec "$@"'
     if sandbox_filter.exists():
         arguments += ["--seccomp", _in_memory(sandbox_filter.program())]
-    arguments += ["--remount-ro", "/", "--chdir", WORK, "--", *become, *limit, "sh", "-c", say, "sh", *call["command"]]
+    arguments += ["--remount-ro", "/", "--chdir", WORK, "--", *command, "sh", "-c", say, "sh", *call["command"]]
     set_limits(call, resource.RLIM_INFINITY)
     streams = [_high(fd) for fd in streams]
     os.dup2(streams.pop(), 9)
@@ -107,7 +99,7 @@ def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> No
 
 
 def mounts_of_bubblewrap(call: Call) -> Iterator[str]:
-    """The arguments for what the call may see of the machine's files."""
+    """The arguments for the files of the machine that the call may see."""
     for path in SYSTEM:
         if os.path.islink(path):
             yield from ("--symlink", os.readlink(path), path)
@@ -124,7 +116,7 @@ def mounts_of_bubblewrap(call: Call) -> Iterator[str]:
 
 
 def files_of_bubblewrap(call: Call) -> Iterator[str]:
-    """The arguments for the directory in memory. It belongs to root where we are root, so the uid needs all modes."""
+    """The arguments for the directory in memory. If we are root it belongs to root, so the uid needs all modes."""
     yield from ("--perms", "0777", "--size", str(call["file_mib"] * MIB), "--tmpfs", WORK)
     if not any(path.startswith("/tmp/") for path in [*call["readable"], *call["writable"]]):
         yield from ("--symlink", WORK[1:], "/tmp")
@@ -153,7 +145,7 @@ LAUNCH: dict[str, Callable[[Call, int, str, list[int]], None]] = {
 
 
 def processes_allowed(call: Call, uid: int) -> int:
-    """The kernel counts all threads of a uid. Where that is the user's own, those that run already come on top."""
+    """The call's limit, plus the user's threads if the uid is the user's: the kernel counts all threads of a uid."""
     allowed = int(call["processes"])
     if uid != os.geteuid() or not LINUX:
         return allowed
@@ -162,7 +154,7 @@ def processes_allowed(call: Call, uid: int) -> int:
             if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
                 allowed += len(os.listdir(f"/proc/{name}/task"))
         except OSError:
-            continue  # it has just ended, or is not ours to look at
+            continue  # it has just ended, or is not ours to read
     return allowed
 
 
@@ -178,15 +170,15 @@ def set_limits(call: Call, processes: int) -> None:
     }
     if LINUX:  # macOS refuses to limit the address space
         limits[resource.RLIMIT_AS] = (memory, memory)
-    for name, pair in limits.items():
+    for name, (soft, hard) in limits.items():
         most = resource.getrlimit(name)[1]
-        bounded = pair if most == resource.RLIM_INFINITY else (min(pair[0], most), min(pair[1], most))
-        if pair[0] != resource.RLIM_INFINITY:
-            resource.setrlimit(name, bounded)
+        if soft != resource.RLIM_INFINITY:
+            infinite = most == resource.RLIM_INFINITY
+            resource.setrlimit(name, (soft, hard) if infinite else (min(soft, most), min(hard, most)))
 
 
 def drop_privileges(uid: int) -> None:
-    """From root to the uid for good: no groups, no capabilities, none to be had by setuid programs."""
+    """From root to the uid for good: no groups, no capabilities, none from setuid programs."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -198,14 +190,18 @@ def drop_privileges(uid: int) -> None:
         die_with_parent()
 
 
-def filter_calls() -> None:
-    """No system calls from here on that lead around walls and limits."""
+def enter(call: Call, uid: int, home: str, processes: int, streams: list[int]) -> None:
+    """Become the command in its directory: as the uid, within the limits, under the filter of system calls."""
+    os.chdir(home)
+    drop_privileges(uid)
+    set_limits(call, processes)
     if sandbox_filter.exists():
         sandbox_filter.install()
+    execute(call, home, streams)
 
 
 def die_with_parent() -> None:
-    """Be killed where the process that started this one dies, however it dies. A change of uid undoes it."""
+    """Be killed when the parent process dies. A change of uid undoes it."""
     checked(LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "parent-death signal")
 
 
@@ -223,17 +219,17 @@ def execute(call: Call, home: str, streams: list[int]) -> None:
 
 
 def forget(call: Call, streams: list[int]) -> None:
-    """Close what only the command uses, so that its ends are the only ones."""
+    """Close the descriptors that only the command uses."""
     for fd in streams if call["channel"] < 0 else [*streams, call["channel"]]:
         os.close(fd)
 
 
 def shell_status(wait_status: int) -> int:
-    """How a shell reports an end: the exit code, or 128 + the signal."""
+    """A shell's exit status: the exit code, or 128 + the signal."""
     code = os.waitstatus_to_exitcode(wait_status)
     return code if code >= 0 else 128 - code
 
 
 def _high(fd: int) -> int:
-    """A copy of the descriptor that is in nobody's way."""
+    """A copy of the descriptor with a number of 100 or more, which the command does not use."""
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 100)

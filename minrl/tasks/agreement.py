@@ -1,7 +1,7 @@
 r"""Do two mathematical answers agree? `\frac{1}{2}` and `0.5` do.
 
-The comparison is math-verify's. Around it: an answer without mathematical delimiters is one expression, not prose to
-look for a number in; words are compared as words. Slow expressions are stopped by whoever calls.
+math-verify compares. An answer without mathematical delimiters is one expression, not prose to look for a number in;
+words are compared as words. Callers stop slow expressions.
 """
 
 import functools
@@ -14,8 +14,6 @@ _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|m
 _LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")
 _SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 """White space is layout, but not between digits: `1 2` is not 12."""
-
-
 _BASE = re.compile(r"^[-+]?[0-9A-Za-z.]*[0-9][0-9A-Za-z.]*_\{?([0-9]+)\}?$")
 _UNIT = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)\s*(?:\^\s*\{?[0-9]\}?)?$")
 UNITS = {
@@ -26,16 +24,11 @@ UNITS = {
 }  # fmt: skip
 """Units with their other names, beside the plural."""
 _UNIT_OF = {name: unit for unit, names in UNITS.items() for name in (unit, f"{unit}s", *names.split())}
-
 _SCIENTIFIC = re.compile(r"^(-?[0-9]{1,20}(?:\.[0-9]{1,20})?)[eE]([-+]?[0-9]{1,3})$")
 
 
-def _power_of_ten(match: re.Match[str]) -> str:
-    return rf"{match[1]} \times 10^{{{int(match[2])}}}"
-
-
 def same_text(gold: str, answer: str) -> bool:
-    """Whether two answers are written alike, but for layout and, in answers of letters alone, for case.
+    """Whether two answers are written alike, except for layout and, in answers of letters alone, for case.
 
     >>> same_text(r"\\dfrac{1}{2}", r" \\frac{1}{2}. "), same_text("Even", r"\\text{even}"), same_text("E", "e")
     (True, True, False)
@@ -50,19 +43,14 @@ def answers_agree(gold: str, answer: str) -> bool:
         return False
     if same_text(gold, answer):
         return True
-    if _other(_base(gold), _base(answer)) or _other(_unit(gold), _unit(answer)):
+    if any(read(gold) and read(answer) and read(gold) != read(answer) for read in (_base, _unit)):
         return False  # the library compares neither
     _, verify = math_verify()
-    return bool(verify(list(_parsed(gold)), list(_parsed(answer)), timeout_seconds=None))
-
-
-def _other(gold: str, answer: str) -> bool:
-    """Whether both are said and are not the same."""
-    return bool(gold and answer) and gold != answer
+    return bool(verify(_parsed(gold), _parsed(answer), timeout_seconds=None))
 
 
 def _base(text: str) -> str:
-    """The base that a number is written in, where it says one.
+    """The base of a number that names one.
 
     >>> _base("4210_5"), _base(r"$4210_{\\text{6}}$."), _base("x_5"), _base("4210")
     ('5', '6', '', '')
@@ -72,7 +60,7 @@ def _base(text: str) -> str:
 
 
 def _unit(text: str) -> str:
-    """The unit that a number ends with, where it is one of `UNITS`.
+    """The unit of `UNITS` that a number ends with.
 
     >>> _unit(r"5\\text{ hours}"), _unit("5 min."), _unit(r"\\frac{1}{2}\\text{ cm}^2"), _unit("5 apples")
     ('hour', 'minute', 'centimeter', '')
@@ -82,11 +70,11 @@ def _unit(text: str) -> str:
     return _UNIT_OF.get(match[1].lower(), "") if match and any(map(str.isdigit, bare[: match.start(1)])) else ""
 
 
-def _parsed(text: str) -> tuple[Any, ...]:
-    parse, _ = math_verify()
+def _parsed(text: str) -> list[Any]:
     if not _DELIMITERS.search(text):
-        text = f"${_SCIENTIFIC.sub(_power_of_ten, text.strip())}$"
-    return tuple(parse(text, parsing_timeout=None))
+        plain = _SCIENTIFIC.sub(lambda found: rf"{found[1]} \times 10^{{{int(found[2])}}}", text.strip())
+        text = f"${plain}$"
+    return math_verify()[0](text, parsing_timeout=None)
 
 
 @functools.cache
@@ -96,7 +84,7 @@ def math_verify() -> tuple[Any, Any]:
     from math_verify import parse, verify
 
     for name in ("math_verify", "latex2sympy2_extended"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what a model writes is no news
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they warn about what a model wrote
     return parse, verify
 
 

@@ -4,27 +4,25 @@
     ->    <group>maple, oak, elm, pine</group> <group>bass, trout, pike, sole</group>
           <group>jab, hook, cross, uppercut</group> <group>heel, lace, tongue, eyelet</group>
 
-(SOLE is also a part of a shoe, and PIKE, HOOK and TONGUE mislead likewise.) The words are shown in an order that the
-puzzle's own identity decides, the same in every run: in the data the groups follow one another.
+(SOLE is also a part of a shoe, and PIKE, HOOK and TONGUE mislead likewise.) The puzzle's identity decides the order in
+which the words are shown, since in the data the groups follow one another.
 
-The reward is solved groups / 4, plus `near_weight` times the share of groups with three of four right. That second part
-is paid for whole answers only: four groups that hold each of the sixteen words once. Two groups cannot both have three
-words of the same true group, so it is at most near_weight where nothing is solved, and a random whole answer earns a
-tenth of that (4 * 48 / 1820 of its groups are near). Fewer groups earn what is solved among them, so leaving one out
-never pays. An answer with a word twice, a word that was not given, a group of other than four words or a fifth group
-is paid 0.
+The reward is solved groups / 4, plus `near_weight` times the share of groups with three of four right. The second part
+is paid only for whole answers: four groups that hold each of the sixteen words once. Two groups cannot both have three
+words of one true group, so it is at most near_weight if nothing is solved, and a random whole answer earns a tenth of
+that (4 * 48 / 1820 of its groups are near). Fewer groups earn what is solved among them, so leaving one out never pays.
+A repeated word, a word that was not given, a group of other than four words or a fifth group is paid 0.
 """
 
 import functools
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from minrl.tasks.rows import Row, Source, dataset_of, identity
-from minrl.tasks.task import Task, TaskDefinition, check_held_out_share
-from minrl.types import Example, Prompt, Reward, UserError, require
+from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share
+from minrl.types import Example, Reward, UserError, require
 
 SOURCE = Source("tm21cy/NYT-Connections", ("words",), {"all": "train"})
 """Its groups are under `answers`, each with `words`; `groups`, each with `members`, are read as well."""
@@ -57,7 +55,7 @@ DEFAULTS = ConnectionsOptions()
 
 def reward(completion: str, example: Example, options: ConnectionsOptions = DEFAULTS) -> Reward:
     """Solved groups / 4 and a little for three of four; see the module. At most (solved + near groups) / 4 <= 1."""
-    truth = [frozenset(map(plain, group)) for group in groups_of(example)]
+    truth = [frozenset(map(plain, group)) for group in groups_of(example.fields)]
     answer = parse(completion, frozenset().union(*truth))
     whole = answer is not None and len(answer) == GROUPS
     solved = sum(group in truth for group in answer or ())
@@ -67,36 +65,26 @@ def reward(completion: str, example: Example, options: ConnectionsOptions = DEFA
 
 
 def parse(completion: str, words: frozenset[str]) -> list[frozenset[str]] | None:
-    """The groups that the completion names after its last `</think>`; None where one breaks the rules. A tag that is
-    only mentioned before them ("I will use <group> tags", "in <group></group>") is not part of the answer.
+    """The groups that the completion names after its last `</think>`; None if one breaks the rules. A tag that is only
+    mentioned before them ("I will use <group> tags", "in <group></group>") is not part of the answer.
     """
     text = completion.rpartition("</think>")[2].replace("<group></group>", "")
     text = text[max(0, text.rfind("<group>", 0, max(0, text.find("</group>")))) :]
     if not 0 < text.count("<group>") == text.count("</group>") <= GROUPS:
         return None
-    contents = _GROUP.findall(text)
-    if len(contents) != text.count("<group>"):
+    groups = [members_of(content, words) or [] for content in _GROUP.findall(text)]
+    if len({word for members in groups for word in members}) < SIZE * text.count("<group>"):
         return None
-    answer: list[frozenset[str]] = []
-    used: set[str] = set()
-    for content in contents:
-        members = members_of(content, words)
-        if members is None or len(set(members)) < SIZE or used & set(members):
-            return None
-        used.update(members)
-        answer.append(frozenset(members))
-    return answer
+    return list(map(frozenset, groups))
 
 
 def members_of(content: str, words: frozenset[str]) -> list[str] | None:
-    """The four words that a list with commas is made of, where a word may hold commas too; None where it is not.
+    """The four words of a list with commas, though words may hold commas too; None if it is no such list.
 
     >>> members_of("A, 20,000, B, c", frozenset({"a", "b", "c", "20,000", "20"}))
     ['a', '20,000', 'b', 'c']
     """
-    if len(content) > MAX_GROUP_CHARACTERS:
-        return None
-    return _members(plain(content).split(","), words, SIZE)
+    return None if len(content) > MAX_GROUP_CHARACTERS else _members(plain(content).split(","), words, SIZE)
 
 
 def _members(pieces: Sequence[str], words: frozenset[str], count: int) -> list[str] | None:
@@ -105,10 +93,8 @@ def _members(pieces: Sequence[str], words: frozenset[str], count: int) -> list[s
         return None if pieces else []
     for length in range(1, len(pieces) - count + 2):
         word = ",".join(pieces[:length])
-        if word in words:
-            rest = _members(pieces[length:], words, count - 1)
-            if rest is not None:
-                return [word, *rest]
+        if word in words and (rest := _members(pieces[length:], words, count - 1)) is not None:
+            return [word, *rest]
     return None
 
 
@@ -117,12 +103,11 @@ def plain(word: str) -> str:
     return ",".join(" ".join(piece.split()) for piece in word.casefold().split(","))
 
 
-def groups_of(row: Mapping[str, Any] | Example) -> list[list[str]]:
-    """The members of each group of a row. `KeyError` where it has none."""
-    fields = row.fields if isinstance(row, Example) else row
-    if "groups" not in fields and "answers" in fields:
-        return [list(map(str, group["words"])) for group in fields["answers"]]
-    return [list(map(str, group["members"])) for group in fields["groups"]]
+def groups_of(row: Row) -> list[list[str]]:
+    """The members of each group of a row. Raises KeyError if it has none."""
+    if "groups" not in row and "answers" in row:
+        return [list(map(str, group["words"])) for group in row["answers"]]
+    return [list(map(str, group["members"])) for group in row["groups"]]
 
 
 def example_of(row: Row) -> Example:
@@ -144,8 +129,8 @@ def example_of(row: Row) -> Example:
     name = identity(" | ".join(sorted(shown)))
     words.sort(key=plain)
     random.Random(name).shuffle(words)
-    messages: Prompt = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": "\n".join(words)}]
-    return Example(name, messages, {"groups": [{"members": group} for group in groups]})
+    prompt = chat(INSTRUCTIONS, "\n".join(words))
+    return Example(name, prompt, {"groups": [{"members": group} for group in groups]})
 
 
 def make(options: ConnectionsOptions, data_path: str) -> Task:

@@ -3,21 +3,22 @@
     numbers 3 7 5 target 9    ->    <answer> 7 + 5 - 3 </answer>
 
 The policy may think before it answers. The demonstrations for the embedded base model try sums in random order until
-one fits or patience runs out, and answer with any of those they tried: about four of ten are right. What is left
-to learn is to go on until a sum fits, and to answer with that one.
+one fits or patience runs out, and answer with any of the sums they tried: about four of ten are right. What is left to
+learn is to continue until a sum fits, and to answer with that one.
 
-The split goes by the numbers: all targets of three numbers are trained on, or all are held out.
+The split goes by the numbers: all targets of three numbers are on one side.
 """
 
 import ast
 import itertools
+import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from minrl.tasks.task import Task, TaskDefinition, extract_answer, split
-from minrl.types import Example, Reward, UserError
+from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
+from minrl.types import Example, Reward, require
 
 INSTRUCTIONS = (
     "Combine the numbers with {operators} so that the result is the target. Use each number exactly once; "
@@ -26,6 +27,12 @@ INSTRUCTIONS = (
 )
 FORMAT_REWARD = 0.1
 MAX_ANSWER_CHARACTERS = 200
+OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,39 +49,31 @@ class CountdownOptions:
     """Probability that a demonstration answers with any of the sums it tried, not the last one."""
 
     def __post_init__(self) -> None:
-        if self.max_number < 5:
-            raise UserError(f"countdown.max_number must be at least 5, got {self.max_number}")
-        if not 0 < self.held_out_share < 1:
-            raise UserError(f"countdown.held_out_share must be in (0, 1), got {self.held_out_share}")
+        require(self.max_number >= 5, f"countdown.max_number must be at least 5, got {self.max_number}")
+        share = self.held_out_share
+        require(0 < share < 1, f"countdown.held_out_share must be in (0, 1), got {share}")
         for name in ("patience", "carelessness"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"countdown.{name} must be in [0, 1], got {getattr(self, name)}")
+            require(0 <= getattr(self, name) <= 1, f"countdown.{name} must be in [0, 1], got {getattr(self, name)}")
 
 
 def reward(completion: str, example: Example) -> Reward:
-    """1 where the one answer reaches the target with each number used once, 0.1 for an answer that uses the right
-    numbers and misses, else 0.
+    """1 if the one answer uses each number once and reaches the target, 0.1 if it uses them and misses, else 0.
 
     >>> example = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
     >>> reward("<answer> 7 + 5 - 3 </answer>", example).value
     1.0
     """
-    numbers, target = example["numbers"], example["target"]
-    answer = extract_answer(completion)
-    parsed = evaluate_expression(answer) if answer is not None else None
-    if parsed is None:
+    parsed = evaluate_expression(extract_answer(completion) or "")
+    if parsed is None or sorted(parsed[1]) != sorted(example["numbers"]):
         return Reward(0.0, {"format": 0.0, "correct": 0.0})
-    value, used = parsed
-    if sorted(used) != sorted(numbers):
-        return Reward(0.0, {"format": 0.0, "correct": 0.0})
-    correct = float(value == target)
+    correct = float(parsed[0] == example["target"])
     return Reward(max(correct, FORMAT_REWARD), {"format": 1.0, "correct": correct})
 
 
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
-    """The exact value of an arithmetic expression and the numbers in it; None where it is anything else.
+    """The exact value of an arithmetic expression and the numbers in it; None for anything else.
 
-    Only +, -, *, / between non-negative integers are walked, in the syntax tree: nothing is executed.
+    Only +, -, *, / between non-negative integers count. The syntax tree is walked; nothing is executed.
 
     >>> evaluate_expression("7 + 5 - 3")
     (Fraction(9, 1), [7, 5, 3])
@@ -83,10 +82,9 @@ def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
     """
     if len(text) > MAX_ANSWER_CHARACTERS:
         return None
+    used: list[int] = []
     try:
-        tree = ast.parse(text, mode="eval")
-        used: list[int] = []
-        return _walk(tree.body, used), used
+        return _walk(ast.parse(text, mode="eval").body, used), used
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
@@ -96,14 +94,8 @@ def _walk(node: ast.expr, used: list[int]) -> Fraction:
         case ast.Constant(value=int() as value) if not isinstance(value, bool):
             used.append(value)
             return Fraction(value)
-        case ast.BinOp(left, ast.Add(), right):
-            return _walk(left, used) + _walk(right, used)
-        case ast.BinOp(left, ast.Sub(), right):
-            return _walk(left, used) - _walk(right, used)
-        case ast.BinOp(left, ast.Mult(), right):
-            return _walk(left, used) * _walk(right, used)
-        case ast.BinOp(left, ast.Div(), right):
-            return _walk(left, used) / _walk(right, used)
+        case ast.BinOp(left, sign, right) if type(sign) in OPERATORS:
+            return OPERATORS[type(sign)](_walk(left, used), _walk(right, used))
     raise ValueError(f"not arithmetic: {ast.dump(node)[:80]}")
 
 
@@ -129,8 +121,7 @@ def sums(numbers: list[int]) -> Iterator[tuple[str, str, int]]:
 
 def make(options: CountdownOptions, data_path: str) -> Task:
     """All problems of three numbers from 1 to `max_number` that addition and subtraction solve."""
-    if data_path:
-        raise UserError(f"countdown makes its own problems and takes no --data-path, got {data_path!r}")
+    require(not data_path, f"countdown makes its own problems and takes no --data-path, got {data_path!r}")
     dataset = split(_examples(options.max_number), options.held_out_share, by=_numbers)
 
     def demonstrations(example: Example, rng: random.Random) -> str:
@@ -138,12 +129,11 @@ def make(options: CountdownOptions, data_path: str) -> Task:
         rng.shuffle(attempts)
         tried: dict[int, tuple[str, str]] = {}
         for working, expression, value in attempts:
-            if value in tried:
-                continue
-            fits = value == example["target"]
-            tried[value] = (f"{working} {'yes' if fits else 'no'}", expression)
-            if fits or rng.random() >= options.patience:
-                break
+            if value not in tried:
+                fits = value == example["target"]
+                tried[value] = (f"{working} {'yes' if fits else 'no'}", expression)
+                if fits or rng.random() >= options.patience:
+                    break
         workings, expressions = zip(*tried.values(), strict=True)
         answer = rng.choice(expressions) if rng.random() < options.carelessness else expressions[-1]
         return f"<think> {' ; '.join(workings)} </think> <answer> {answer} </answer>"
@@ -163,32 +153,26 @@ def make(options: CountdownOptions, data_path: str) -> Task:
 
 
 def _numbers(example: Example) -> str:
-    """The numbers, sorted. A training problem has none of a held-out problem's numbers: a demonstration that tries the
-    sums of these would write down the solutions for held-out targets.
-    """
+    """The numbers, sorted. A demonstration that tries their sums writes down the solutions for all their targets."""
     return ",".join(map(str, sorted(example["numbers"])))
 
 
 def words(options: CountdownOptions) -> tuple[str, ...]:
-    """What problems and demonstrations are written in: no sum of three numbers is above three times the largest."""
+    """The vocabulary of problems and demonstrations: no sum is above three times the largest number."""
     numbers = [str(number) for number in range(3 * options.max_number + 1)]
     signs = ["numbers", "target", "<think>", "</think>", "<answer>", "</answer>", "+", "-", "=", ";", "yes", "no"]
     return (*numbers, *signs)
 
 
 def _examples(max_number: int) -> Iterator[Example]:
-    system = {"role": "system", "content": INSTRUCTIONS.format(operators="+, -, * and /")}
+    instructions = INSTRUCTIONS.format(operators="+, -, * and /")
     for numbers in itertools.combinations_with_replacement(range(1, max_number + 1), 3):
         for target in sorted({value for _, _, value in sums(list(numbers)) if value > 0}):
             identity = f"{','.join(map(str, numbers))}={target}"
             shown = list(numbers)
             random.Random(identity).shuffle(shown)
             question = f"numbers {' '.join(map(str, shown))} target {target}"
-            yield Example(
-                identity,
-                [system, {"role": "user", "content": question}],
-                {"numbers": shown, "target": target},
-            )
+            yield Example(identity, chat(instructions, question), {"numbers": shown, "target": target})
 
 
 TASK = TaskDefinition(CountdownOptions, make, words)

@@ -3,15 +3,15 @@ r"""GSM8K: grade-school arithmetic in words (Cobbe et al. 2021, arXiv:2110.14168
     A crate holds 12 jars and each jar 1.5 litres. How many litres do 3 crates hold?
     ->    One crate holds 12 * 1.5 = 18 litres, so 3 crates hold 3 * 18 = 54. #### 54
 
-The answer is the number on the `####` line or in `\boxed{}`. An exact number is compared: thousands commas, currency
-and units are no part of it, and neither is a percent sign (the problems that ask for a share say "what percent", and
-their answers are such as 25): `50 %` is 50 and not 0.5, `1/2` is 0.5. Two different marked numbers count as no answer.
+The answer is the number on the `####` line or in `\boxed{}`. Exact numbers are compared, without thousands commas,
+currency, units and percent signs (problems about shares ask "what percent"): `50 %` is 50, `1/2` is 0.5. Two different
+marked numbers count as no answer.
 
-Where graders of the field disagree with a plain reading, this is what counts. "Official" is the expression
-`#### (\-?[0-9\.\,]+)` of openai/grade-school-math, which lm-evaluation-harness calls strict. "Hendrycks" is the
-normalisation of the MATH dataset (arXiv:2103.03874), which drops a left side of at most two characters before `=`.
+Where graders differ, the table says what counts. "Official" is the expression `#### (\-?[0-9\.\,]+)` of
+openai/grade-school-math (strict in lm-evaluation-harness). "Hendrycks" is the normalisation of the MATH dataset
+(arXiv:2103.03874), which drops a left side of at most two characters before `=`.
 
-| marked | number | since |
+| marked | number | reason |
 | --- | --- | --- |
 | `#### 18/day`, `#### 18 per day` | 18 | a unit; official |
 | `#### 18 (eighteen)`, `#### 18 (in all)` | 18 | a remark without digits; official |
@@ -26,14 +26,15 @@ normalisation of the MATH dataset (arXiv:2103.03874), which drops a left side of
 
 import functools
 import re
+from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 from minrl.tasks.boxed import boxed
 from minrl.tasks.rows import Row, Source, dataset_of, identity
-from minrl.tasks.task import Task, TaskDefinition, check_held_out_share, weighted
-from minrl.types import Example, Prompt, Reward, UserError, require
+from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
+from minrl.types import Example, Reward, UserError, require
 
 SOURCE = Source("openai/gsm8k", ("question", "answer"), {"train": "train", "held_out": "test"}, "main")
 
@@ -42,7 +43,7 @@ INSTRUCTIONS = {
     "boxed": r"Solve the problem step by step. Then give the answer, a number alone, in \boxed{}.",
 }
 MAX_NUMBER_CHARACTERS = 100
-"""Longer ones are no answers; Python refuses to read integers of more than 4300 digits."""
+"""Longer ones are no answers: Python refuses to read integers of more than 4300 digits."""
 
 _AMOUNT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _PLAIN = re.compile(rf"-?(?:{_AMOUNT})")
@@ -103,25 +104,23 @@ DEFAULTS = GSM8KOptions()
 
 
 def reward(completion: str, example: Example, options: GSM8KOptions = DEFAULTS) -> Reward:
-    """1 where the marked answer is the number, else 0, with the default weights.
+    """1 if the marked answer is the number, else 0, with the default weights.
 
     >>> reward("18 * 3 = 54 #### 54 litres", Example("", "", {"answer": "#### 54"})).parts
     {'correct': 1.0, 'format': 0.0, 'lenient': 1.0}
     """
-    gold = gold_number(example["answer"])
-    marked = marked_answers(completion)
+    gold, marked = gold_number(example["answer"]), marked_answers(completion)
     values = {value for value, _ in marked}
-    last = _last_number(completion)
     parts = {
         "correct": float(values == {gold}),
         "format": float(len(values) == 1 and all(_PLAIN.fullmatch(text) for _, text in marked)),
-        "lenient": float(last == gold),
+        "lenient": float(_last_number(completion) == gold),
     }
     return weighted(parts, options.weights)
 
 
 def gold_number(answer: str) -> Fraction:
-    """The number that ends a row's `answer`, after `####` where that is there."""
+    """The number that ends a row's `answer`, after `####` if there is one."""
     value = number(answer.rpartition("####")[2])
     if value is None:
         raise UserError(f"`answer` must end with `#### number`, got {answer[-60:]!r}")
@@ -130,15 +129,13 @@ def gold_number(answer: str) -> Fraction:
 
 def marked_answers(completion: str) -> list[tuple[Fraction, str]]:
     """The numbers that follow `####` or stand in a box, with their text. A heading such as `#### Step 1` is none."""
-    texts = [text.strip() for text in _MARKED.findall(completion)]
-    texts = [boxed(text)[-1] if boxed(text) else text for text in texts]
-    texts += [_LEFT_SIDE.sub("", text.strip()) for text in boxed(completion)]
-    values = [(number(text), text) for text in texts]
-    return [(value, text) for value, text in values if value is not None]
+    texts = [[text.strip(), *boxed(text)][-1] for text in _MARKED.findall(completion)]
+    texts += [_LEFT_SIDE.sub("", text) for text in boxed(completion)]
+    return [(value, text) for text in texts if (value := number(text)) is not None]
 
 
 def number(text: str) -> Fraction | None:
-    r"""The exact value of a number, whatever currency, sign of percent or unit it has; None for anything else.
+    r"""The exact value of a number, with or without currency, percent sign or unit; None for anything else.
 
     >>> [str(number(text)) for text in ("1,234.50 km", "-$3", r"50\%", "1e3", "3/4", "1,00", "12 or 13", "x = 5")]
     ['2469/2', '-3', '50', '1000', '3/4', 'None', 'None', 'None']
@@ -152,17 +149,15 @@ def number(text: str) -> Fraction | None:
     match = _NUMBER.fullmatch(text.replace("\u2212", "-").strip())
     if match is None or (match["sign"] and match["inner"]) or not _is_unit(match["rest"].strip()):
         return None
-    value = _exact(match["amount"]) * Fraction(10) ** int(match["exponent"] or 0)
-    if match["divisor"]:
-        divisor = _exact(match["divisor"])
-        if divisor == 0:
-            return None
-        value /= divisor
+    amount, divisor = (Fraction(part.replace(",", "")) for part in (match["amount"], match["divisor"] or "1"))
+    if divisor == 0:
+        return None
+    value = amount * Fraction(10) ** int(match["exponent"] or 0) / divisor
     return -value if "-" in match["sign"] + match["inner"] else value
 
 
 def _is_unit(text: str) -> bool:
-    """Nothing, a sign such as %, or words: `miles per hour`, `km/h`, `cm^2`; no `million`, no `plus two`."""
+    """Whether a text is empty, a sign such as %, or words: `miles per hour`, `cm^2`; not `million`, `plus two`."""
     text = _REMARK.sub("", text, count=1).strip()
     match = _UNIT.fullmatch(text)
     if match is None or _NO_UNIT.search(match["words"]):
@@ -170,15 +165,9 @@ def _is_unit(text: str) -> bool:
     return text in "%°$€£¥₹" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"].strip()))
 
 
-def _exact(amount: str) -> Fraction:
-    return Fraction(amount.replace(",", ""))
-
-
 def _last_number(completion: str) -> Fraction | None:
-    last = None
-    for match in _ANY_NUMBER.finditer(completion):
-        last = match
-    return number(last.group().rstrip(",")) if last is not None else None
+    last = deque(_ANY_NUMBER.finditer(completion), maxlen=1)
+    return number(last[0].group().rstrip(",")) if last else None
 
 
 def make(options: GSM8KOptions, data_path: str) -> Task:
@@ -187,11 +176,7 @@ def make(options: GSM8KOptions, data_path: str) -> Task:
     def example_of(row: Row) -> Example:
         question, answer = str(row["question"]), str(row["answer"])
         gold_number(answer)
-        messages: Prompt = [
-            {"role": "system", "content": INSTRUCTIONS[options.prompt]},
-            {"role": "user", "content": question},
-        ]
-        return Example(identity(question), messages, {"answer": answer})
+        return Example(identity(question), chat(INSTRUCTIONS[options.prompt], question), {"answer": answer})
 
     dataset = dataset_of(SOURCE, data_path, example_of, options.held_out_share)
     return Task(dataset, functools.partial(reward, options=options), cheap=True)

@@ -2,15 +2,15 @@
 
     pegs A C E board E C A goal A    ->    <answer> E>A C A>C : 1 A>C ; E>A C C : 3 E>A ; ... </answer>
 
-A board is the peg of each disk, the largest first. A move is `disk from>to`. What stands before it and a colon is the
-policy's own affair; the demonstrations write down each disk's peg and, where it is due on another one, which: the
-largest is due on the goal, and whatever is smaller than a disk that must move is due on the third peg. So each word
-follows from a few others, and the move is the last one of the list that is due. The demonstrations often move another
-disk all the same: to do what the list says is left to learn.
+A board lists the peg of each disk, the largest first. A move is `disk from>to`; before a move and a colon the policy
+may write what it likes. The demonstrations write down each disk's peg and, if the disk is due on another peg, that peg:
+the largest disk is due on the goal, and each disk smaller than one that must move is due on the third peg. So each word
+follows from a few others, and the right move is the last due one. The demonstrations often move another disk: following
+the list is left to learn.
 
-Held out are all boards of some sets of three pegs. Every answer to a board of few disks is the end of answers to larger
-ones, so that boards of the same pegs show each other's solutions; the names of the pegs tell them apart from the first
-move to the last. A board that one move solves is not posed: its answer names two pegs only, which other sets have too.
+Held out are all boards of some sets of three pegs. The answer to a small board is the end of answers to larger ones,
+so boards of the same pegs show each other's solutions. A board that one move solves is not posed: its answer names only
+two pegs, which other sets share.
 """
 
 import itertools
@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minrl.tasks.task import Task, TaskDefinition, extract_answer, split
+from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Example, Reward, UserError, require
 
 NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -74,15 +74,10 @@ class HanoiOptions:
         """The moves of the longest shortest solution."""
         return 2**self.max_disks - 1
 
-    @property
-    def pegs(self) -> str:
-        """The names that pegs have."""
-        return NAMES[: self.peg_names]
-
 
 def reward(completion: str, example: Example) -> Reward:
-    """1 where the moves bring every disk to the goal peg; up to 0.2 for legal moves that end nearer to it than they
-    began, by the number of moves still needed; 0 for an illegal move or no single answer.
+    """1 if the moves bring every disk to the goal peg; up to 0.2 for legal moves that reduce the number of moves still
+    needed; 0 for an illegal move or no single answer.
 
     >>> example = Example("ACE A A > C", "", {"pegs": "ACE", "board": ["A", "A"], "goal": "C"})
     >>> reward("<answer> 1 A>E ; 2 A>C ; 1 E>C </answer>", example).value
@@ -100,8 +95,7 @@ def reward(completion: str, example: Example) -> Reward:
 
 
 def play_moves(board: Board, pegs: str, answer: str) -> Board | None:
-    """The board after all moves of the answer, the last of which may end with a semicolon too; None where one is
-    illegal or is no move.
+    """The board after all moves of the answer, which may end with a semicolon; None if one is illegal or no move.
 
     >>> play_moves(("A", "A"), "ACE", "A>C A>E : 1 A>E ; 2 A>C")
     ('E', 'C')
@@ -112,15 +106,15 @@ def play_moves(board: Board, pegs: str, answer: str) -> Board | None:
         move = MOVE.fullmatch(entry.rpartition(":")[2].strip())
         if move is None:
             return None
-        disk, start, end = int(move[1]), move[2], move[3]
-        if (disk, end) not in legal_moves(board, pegs) or board[disk - 1] != start:
+        disk, end = int(move[1]), move[3]
+        if (disk, end) not in legal_moves(board, pegs) or board[disk - 1] != move[2]:
             return None
         board = moved(board, disk, end)
     return board
 
 
 def legal_moves(board: Board, pegs: str) -> list[tuple[int, str]]:
-    """All (disk, peg) that the rules allow: no smaller disk above it, nor on the peg it goes to.
+    """All (disk, peg) that the rules allow: no smaller disk lies on the disk, nor on the peg it goes to.
 
     >>> legal_moves(("A", "A"), "ACE")
     [(1, 'C'), (1, 'E')]
@@ -139,8 +133,7 @@ def moved(board: Board, disk: int, peg: str) -> Board:
 
 
 def due(board: Board, goal: str, pegs: str) -> Board:
-    """The peg on which each disk is due, smallest first. Whatever is smaller than a disk that must move has to clear
-    the way to the third peg first.
+    """The peg on which each disk is due, smallest first. Disks smaller than one that must move go to the third peg.
 
     >>> due(("A", "A", "C"), "C", "ACE")  # disk 3 is there, disk 2 must go there, and disk 1 out of its way
     ('E', 'C', 'C')
@@ -150,11 +143,11 @@ def due(board: Board, goal: str, pegs: str) -> Board:
         found.append(goal)
         if at != goal:
             goal = next(peg for peg in pegs if peg not in (at, goal))
-    return tuple(reversed(found))
+    return tuple(found[::-1])
 
 
 def distance(board: Board, goal: str, pegs: str) -> int:
-    """The fewest moves that bring every disk to the goal peg: disk k, where it must move, costs 2^(k-1).
+    """The fewest moves that bring every disk to the goal peg: disk k costs 2^(k-1) if it must move.
 
     >>> distance(("A", "A", "A"), "C", "ACE")
     7
@@ -163,17 +156,17 @@ def distance(board: Board, goal: str, pegs: str) -> int:
 
 
 def best_move(board: Board, goal: str, pegs: str) -> tuple[int, str]:
-    """The first move of the shortest solution: the smallest disk that is not where it is due.
+    """The first move of the shortest solution: the smallest disk that is not on its due peg.
 
     >>> best_move(("A", "A"), "C", "ACE")
     (1, 'E')
     """
-    places = zip(board, due(board, goal, pegs), strict=True)
-    return next((disk, to) for disk, (at, to) in enumerate(places, 1) if at != to)
+    places = enumerate(zip(board, due(board, goal, pegs), strict=True), 1)
+    return next((disk, to) for disk, (at, to) in places if at != to)
 
 
 def written(board: Board, goal: str, pegs: str, move: tuple[int, str]) -> str:
-    """A move as the demonstrations write it: first the peg of each disk, and the one it is due on if that is another.
+    """A move in a demonstration: first the peg of each disk, with the one it is due on if that is another.
 
     >>> written(("A", "C", "E"), "A", "ACE", (1, "C"))
     'E>A C A>C : 1 A>C'
@@ -185,8 +178,7 @@ def written(board: Board, goal: str, pegs: str, move: tuple[int, str]) -> str:
 
 def make(options: HanoiOptions, data_path: str) -> Task:
     """Boards of `min_disks` to `max_disks` disks on three pegs, split by which three these are."""
-    if data_path:
-        raise UserError(f"hanoi makes its own boards and takes no --data-path, got {data_path!r}")
+    require(not data_path, f"hanoi makes its own boards and takes no --data-path, got {data_path!r}")
     dataset = split(_examples(options), options.held_out_share, by=lambda example: example["pegs"])
 
     def play(example: Example, skill: float, rng: random.Random) -> str:
@@ -212,33 +204,27 @@ def make(options: HanoiOptions, data_path: str) -> Task:
 
 
 def words(options: HanoiOptions) -> tuple[str, ...]:
-    """What boards and demonstrations are written in."""
-    disks = [str(disk) for disk in range(1, options.max_disks + 1)]
-    ways = [f"{start}>{end}" for start, end in itertools.permutations(options.pegs, 2)]
-    return ("pegs", "board", "goal", *options.pegs, ":", ";", "<answer>", "</answer>", *disks, *ways)
+    """The vocabulary of boards and demonstrations."""
+    pegs, disks = NAMES[: options.peg_names], map(str, range(1, options.max_disks + 1))
+    ways = [f"{start}>{end}" for start, end in itertools.permutations(pegs, 2)]
+    return ("pegs", "board", "goal", *pegs, ":", ";", "<answer>", "</answer>", *disks, *ways)
 
 
 def _examples(options: HanoiOptions) -> Iterator[Example]:
-    """For each set of pegs and number of disks all boards that take two moves or more, or `MOST_BOARDS` of them."""
-    for pegs in map("".join, itertools.combinations(options.pegs, 3)):
+    """For each set of pegs and number of disks: at most `MOST_BOARDS` boards that take two moves or more."""
+    for pegs in map("".join, itertools.combinations(NAMES[: options.peg_names], 3)):
         for disks in range(options.min_disks, options.max_disks + 1):
-            numbers, posed = range(3 ** (disks + 1)), 0
+            numbers = range(3 ** (disks + 1))
             drawn = min(len(numbers), MOST_BOARDS + 9)  # 3 are solved, and 6 by one move
-            for number in random.Random(f"{pegs} {disks}").sample(numbers, drawn):
-                *board, goal = (pegs[number // 3**place % 3] for place in range(disks + 1))
-                if posed < MOST_BOARDS and distance(tuple(board), goal, pegs) > 1:
-                    posed += 1
-                    yield _example(board, goal, pegs)
-
-
-def _example(board: list[str], goal: str, pegs: str) -> Example:
-    question = f"pegs {' '.join(pegs)} board {' '.join(reversed(board))} goal {goal}"
-    return Example(
-        question,
-        [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": question}],
-        {"pegs": pegs, "board": board, "goal": goal},
-        {"disks": str(len(board))},
-    )
+            boards = (
+                [pegs[number // 3**place % 3] for place in range(disks + 1)]
+                for number in random.Random(f"{pegs} {disks}").sample(numbers, drawn)
+            )
+            unsolved = ((board, goal) for *board, goal in boards if distance(tuple(board), goal, pegs) > 1)
+            for board, goal in itertools.islice(unsolved, MOST_BOARDS):
+                question = f"pegs {' '.join(pegs)} board {' '.join(reversed(board))} goal {goal}"
+                fields = {"pegs": pegs, "board": board, "goal": goal}
+                yield Example(question, chat(INSTRUCTIONS, question), fields, {"disks": str(disks)})
 
 
 TASK = TaskDefinition(HanoiOptions, make, words)

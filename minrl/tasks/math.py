@@ -5,14 +5,12 @@ other data with a problem and an answer.
     ->    <think> (a + b) / (a b) = 3 / 1 </think> <answer> 3 </answer>      or      ... so it is \boxed{3}
 
 Answers are compared by the math-verify library (`answers_agree` in minrl/tasks/agreement.py), in a worker process. One
-that takes longer than `timeout_s` is wrong and shows as the part `timeout`: an alarm interrupts the library, which is
-Python code throughout. What no alarm interrupts is ended by the worker's own deadline, `--reward-deadline-s`; then the
-completion cannot be scored.
+that takes longer than `timeout_s` is wrong and shows as the part `timeout`: an alarm interrupts the library's Python
+code. What no alarm interrupts is ended by the worker's deadline, `--reward-deadline-s`, and cannot be scored.
 
 An answer that only repeats an expression of the problem (`\sqrt{50}` for "simplify $\sqrt{50}$") is wrong although it
-is equal, unless the reference says the same. A number is no such expression, whatever its sign, currency or commas;
-a fraction is one where it is not in lowest terms (`2/4`). Equal expressions that are written otherwise are right,
-simplified or not.
+is equal, unless the reference is the same. A number is no such expression, whatever its sign, currency or commas, but a
+fraction not in lowest terms (`2/4`) is one. Equal expressions that are written otherwise are right, simplified or not.
 """
 
 import functools
@@ -28,8 +26,8 @@ from typing import Literal
 from minrl.tasks.agreement import answers_agree, math_verify, same_text
 from minrl.tasks.boxed import boxed
 from minrl.tasks.rows import Row, Source, dataset_of, identity
-from minrl.tasks.task import Task, TaskDefinition, check_held_out_share, extract_answer, weighted
-from minrl.types import Example, Prompt, Reward, UserError, require
+from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, extract_answer, weighted
+from minrl.types import Example, Reward, UserError, require
 
 R1_ZERO = (
     "The user asks a question and the assistant solves it. The assistant first thinks and then gives the answer: the "
@@ -45,7 +43,7 @@ _NUMBER = re.compile(
 _FRACTION = re.compile(r"\\[dt]?frac(?:\{([0-9]+)\}|([0-9]))(?:\{([0-9]+)\}|([0-9]))")
 _COMMA = re.compile(r"\{,\}|,?\\[,!]")
 MAX_ANSWER_CHARACTERS = 1000
-"""Longer answers are wrong without a look at them, unless the reference itself is nearly as long."""
+"""Longer answers are wrong without a comparison, unless the reference is nearly as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +78,14 @@ class MathOptions:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The parts that are paid."""
+        """The weights of the parts that are paid."""
         return {"answer": self.answer_weight, "format": self.format_weight}
 
     @property
     def source(self) -> Source:
-        """Where the rows come from."""
-        splits = {"train": self.train_split, "held_out": self.test_split}
-        splits = {name: split for name, split in splits.items() if split}
+        """The dataset of the rows."""
+        splits = {"train": self.train_split} if self.train_split else {}
+        splits["held_out"] = self.test_split
         return Source(self.dataset, ("problem",), splits, self.configuration or None)
 
 
@@ -127,8 +125,7 @@ def boxed_answer(completion: str) -> str | None:
 
 
 def r1_zero_answer(completion: str) -> str | None:
-    """What the answer holds, where thoughts and answer follow one another and nothing else is there. The prompt may
-    have opened the thoughts.
+    """The answer of a completion that is thoughts and answer and nothing else. The prompt may have opened the thoughts.
 
     >>> r1_zero_answer("1 + 1 </think> <answer> 2 </answer>")
     '2'
@@ -139,9 +136,7 @@ def r1_zero_answer(completion: str) -> str | None:
     tagged = rest.strip()
     if not closed or any(tag in thoughts for tag in ("<think>", "<answer>", "</answer>")) or "think>" in rest:
         return None
-    if not (tagged.startswith("<answer>") and tagged.endswith("</answer>")):
-        return None
-    answer = extract_answer(tagged)
+    answer = extract_answer(tagged) if tagged.startswith("<answer>") and tagged.endswith("</answer>") else None
     return (boxed_answer(answer) or answer) if answer else answer
 
 
@@ -149,7 +144,7 @@ ANSWERS = {"boxed": boxed_answer, "r1_zero": r1_zero_answer}
 
 
 def is_copied(answer: str, problem: str) -> bool:
-    """Whether the answer stands in the problem as it is, white space aside, and is more than a number or a word.
+    """Whether the answer is copied from the problem, white space aside, and is more than a number or a word.
 
     >>> [is_copied(answer, "Simplify 2/4 of $3x+10.50$") for answer in ("2 / 4", "3x + 10.50", "x+10.5", "10.50")]
     [True, True, False, False]
@@ -170,9 +165,9 @@ def is_number(text: str) -> bool:
     """
     plain = _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), _COMMA.sub(",", text))
     match = _NUMBER.fullmatch(plain)
-    if match is None:
-        return False
-    return match["over"] is None or (len(plain) < 100 and math.gcd(int(match["over"]), int(match["under"])) == 1)
+    if match is None or match["over"] is None:
+        return match is not None
+    return len(plain) < 100 and math.gcd(int(match["over"]), int(match["under"])) == 1
 
 
 class OutOfTime(BaseException):
@@ -183,7 +178,7 @@ class OutOfTime(BaseException):
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `OutOfTime` in the block after so many seconds, and again each second for code that caught it.
 
-    Works in a main thread, which rewards run in; elsewhere Python refuses to set the alarm, with a `ValueError`.
+    Works in a main thread, where rewards run; elsewhere Python raises `ValueError`.
     """
 
     def expire(*_: object) -> None:
@@ -202,11 +197,8 @@ def gold_answer(row: Row) -> str:
     """The reference: `answer`, or what the last box of `solution` holds."""
     if row.get("answer") is not None:
         return str(row["answer"])
-    if "solution" not in row:
-        raise KeyError("answer")
     contents = boxed(str(row["solution"]))
-    if not contents:
-        raise UserError("a row without `answer` needs a `solution` with its answer in \\boxed{}")
+    require(bool(contents), "a row without `answer` needs a `solution` with its answer in \\boxed{}")
     return contents[-1]
 
 
@@ -224,16 +216,13 @@ def make(options: MathOptions, data_path: str) -> Task:
     def example_of(row: Row) -> Example:
         require_math_verify()
         problem = str(row["problem"])
-        try:
-            answer = gold_answer(row)
-        except KeyError as error:
-            raise UserError(f"lacks answer and solution, one of which is needed (it has {', '.join(row)})") from error
+        if row.get("answer") is None and "solution" not in row:
+            raise UserError(f"lacks answer and solution, one of which is needed (it has {', '.join(row)})")
+        answer = gold_answer(row)
         require(bool(answer.strip()), "`answer` is empty")
-        prompt: Prompt = R1_ZERO.format(problem=problem)
-        if options.prompt == "boxed":
-            prompt = [{"role": "system", "content": BOXED}, {"role": "user", "content": problem}]
-        category = {"subject": str(row.get("subject") or row.get("type") or "")}
-        category["level"] = str(row.get("level") or "").removeprefix("Level ")
+        prompt = chat(BOXED, problem) if options.prompt == "boxed" else R1_ZERO.format(problem=problem)
+        level = str(row.get("level") or "").removeprefix("Level ")
+        category = {"subject": str(row.get("subject") or row.get("type") or ""), "level": level}
         shown = {name: value for name, value in category.items() if value}
         return Example(identity(problem), prompt, {"problem": problem, "answer": answer}, shown)
 

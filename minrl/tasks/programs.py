@@ -1,4 +1,4 @@
-"""Which programs make a task and give its rewards: its own file, and all that it reaches in MinRL or beside it."""
+"""The programs that make a task and its rewards: its own file, and all that it imports in MinRL or beside it."""
 
 import ast
 import hashlib
@@ -14,21 +14,21 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def programs(task: str) -> dict[str, str]:
-    """The digest of each module that a task is made of, by the module's name.
+    """The digest of each module of a task, by the module's name.
 
-    Imports are followed as they stand in the sources, inside functions too: through MinRL, and through what lies beside
-    the task's file or in its package. Other libraries are told apart by their versions.
+    Imports in the sources are followed, inside functions too: through MinRL, and through what lies beside the task's
+    file or in its package. The versions identify other libraries.
     """
     return _digests(_modules(task))
 
 
 def programs_outside(task: str) -> dict[str, str]:
-    """Those of them that are not MinRL's, whose author may change them at any time."""
+    """The same for the modules outside MinRL, whose author may change them at any time."""
     return _digests(_modules(task, outside=True))
 
 
 def files_outside(task: str) -> list[Path]:
-    """The files of those."""
+    """The files of the modules outside MinRL."""
     return list(_modules(task, outside=True).values())
 
 
@@ -41,9 +41,7 @@ def _is_outside(module: str) -> bool:
 
 
 def _modules(task: str, outside: bool = False) -> dict[str, Path]:
-    """The file of each module that a task is made of, by the module's name; of those outside MinRL alone, whose
-    imports are then the only ones that are read.
-    """
+    """The file of each module of a task, by the module's name. With `outside` no module of MinRL's is read or given."""
     module = sys.modules.get(find_definition(task).make.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
@@ -64,13 +62,10 @@ def _modules(task: str, outside: bool = False) -> dict[str, Path]:
 
 
 def _file_of(module: str, root: Path, own: str) -> Path | None:
-    """The file of a module of MinRL's, or of one that lies in the task's folder; `own` is the only package of it, where
-    others are installed beside it.
-    """
-    first = module.partition(".")[0]
+    """The file of a module in MinRL or in the task's folder. `own` is the task's package if others lie beside it."""
     if not _is_outside(module):
         root = Path(minrl.__file__ or "").resolve().parent.parent
-    elif own and first != own:
+    elif own and module.partition(".")[0] != own:
         return None
     path = root.joinpath(*module.split("."))
     candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
@@ -78,8 +73,8 @@ def _file_of(module: str, root: Path, own: str) -> Path | None:
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
-    """Every module that a source imports, and each name that it takes from one, which may be a module too. So are those
-    of MinRL's that a text imports which another process runs.
+    """Every module that a source imports, and each name that it imports from one, which may be a module too. It also
+    finds MinRL's modules in a text that another process runs.
     """
     yield from (name.decode() for name in re.findall(rb"(?:from|import) (minrl(?:\.\w+)+)", source))
     for node in ast.walk(ast.parse(source)):

@@ -3,18 +3,16 @@
     Your task is to count how many legs there are in total when given a list of animals. ... How many legs are there in
     total if you have 12 spiders, 3 cows?      ->      12 * 8 + 3 * 4 = 108 <answer>108</answer>
 
-The library makes the problems and its verifiers score the answers, from 0 to 1. Around a verifier:
+The library makes the problems, and its verifiers score the answers from 0 to 1. Around a verifier:
 
-- it is given what the library's `extract_answer` finds; a completion without answer tags is 0, and so is an answer that
-  is absurdly long, without asking it;
-- the problem's own answer is right, whatever the verifier makes of it (it cannot read the integrals among its own);
-- an answer that it raises for is wrong where it scores the problem's own 1: verifiers read numbers without a check;
-- a score outside [0, 1], and any other answer to a problem whose own it does not score 1, make the completion
-  unscorable, with the reason;
-- a generator whose verifier scores any text 1 is refused (game_of_life_halting's asks whether there is an answer);
-- grids that JSON made lists of are tuples again where a verifier compares them with tuples (arc_agi, rearc);
-- some verifiers hand the answer to `eval` or to sympy's `parse_expr`, which executes what it reads. Here they get a
-  reader of literals, and one of plain formulas, in their place.
+- it gets what the library's `extract_answer` finds; a completion without answer tags or with an absurdly long answer
+  scores 0;
+- the problem's own answer is right, whatever the verifier says (it cannot read some of its own integrals);
+- an answer on which it raises is wrong if it scores the problem's own answer 1;
+- a score outside [0, 1], or a verifier that does not score the problem's own answer 1, makes the completion unscorable;
+- a generator whose verifier scores any text 1 is refused (game_of_life_halting);
+- verifiers that pass the answer to `eval` or to sympy's `parse_expr`, which executes it, get a reader of literals or of
+  plain formulas instead.
 """
 
 import ast
@@ -28,12 +26,13 @@ import keyword
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
-from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, check_held_out_share, split
-from minrl.types import Example, Prompt, Reward, UserError, require
+from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, check_held_out_share, split
+from minrl.types import Example, Reward, UserError, require
 
 MAX_ANSWER_CHARACTERS = 10_000
 """Longer answers are wrong without a look at them, unless the problem's own is nearly as long."""
@@ -57,12 +56,12 @@ PARSING = {
 """Modules whose verifiers call sympy's `parse_expr`, and what they call sympy (empty: they know the function alone)."""
 
 FUNCTIONS = frozenset(("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "exp", "log", "ln", "sqrt"))
-"""What a formula may call."""
+"""The functions that a formula may call."""
 
 NOTES = {"codeio": "this generator executes the library's own code snippets in this process"}
 
 NO_ANSWER = "there is no such answer"
-
+FIELDS = ("question", "answer", "metadata")
 COMPARING_TUPLES = ("arc_agi", "rearc")
 """Generators whose verifiers compare the metadata's `output` with tuples."""
 
@@ -106,7 +105,7 @@ def define(name: str) -> TaskDefinition:
     def make(options: ReasoningGymOptions, data_path: str) -> Task:
         if data_path:
             raise UserError(f"reasoning_gym makes its own problems and takes no --data-path, got {data_path!r}")
-        _verifier(name, options.generator)  # what it refuses is refused now
+        _verifier(name, options.generator)  # refuses bad options now
         notes = (NOTES[name],) if name in NOTES else ()
         verify = functools.partial(reward, name=name, generator=options.generator)
         return Task(DeferredDataset(lambda: _problems(name, options)), verify, notes=lambda: notes)
@@ -115,11 +114,11 @@ def define(name: str) -> TaskDefinition:
 
 
 def reward(completion: str, example: Example, name: str, generator: str) -> Reward:
-    """The verifier's score of the answer. Raises where it has none, which makes the completion unscorable."""
+    """The verifier's score of the answer. Raises if there is none, which makes the completion unscorable."""
     answer = extract_answer(completion)
     if answer is None:
         return Reward(0.0, {"answered": 0.0})
-    entry = {"question": example["question"], "answer": example["answer"], "metadata": example["metadata"]}
+    entry = {name: example[name] for name in FIELDS}
     own = entry["answer"]
     if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(own or "")):
         return Reward(0.0, {"answered": 1.0})
@@ -127,7 +126,7 @@ def reward(completion: str, example: Example, name: str, generator: str) -> Rewa
         return Reward(1.0, {"answered": 1.0})
     try:
         score = _score(name, generator, answer, entry)
-    except Exception as error:  # the verifier is the library's and may raise anything for what it cannot read
+    except Exception as error:  # a verifier may raise anything for what it cannot read
         if own is None or isinstance(error, ScoreOutOfRange):
             raise
         score = 0.0
@@ -143,7 +142,7 @@ class ScoreOutOfRange(ValueError):
 
 
 def extract_answer(completion: str) -> str | None:
-    """What the library finds in the last `<answer>...</answer>`, in linear time. None where there is none."""
+    """The text that the library finds in the last `<answer>...</answer>`, in linear time; None if there is none."""
     before, closed, _ = completion.rpartition("</answer>")
     return library().utils.extract_answer(before + closed) if closed else None
 
@@ -160,37 +159,27 @@ def _score(name: str, generator: str, answer: str, entry: Mapping[str, Any]) -> 
 
 @functools.lru_cache(maxsize=64)
 def _verifier(name: str, generator: str) -> Callable[[str, dict[str, Any]], Any]:
-    dataset = _dataset(name, generator)
-    with contextlib.redirect_stdout(sys.stderr):
-        entry = _problem(dataset, name, 0)
-        paid = 0.0
-        with contextlib.suppress(Exception):  # the verifier is the library's and may raise anything for such a text
+    dataset, paid = _dataset(name, generator), 0.0
+    with _library_code(name, "cannot make problem 0"):
+        entry = dataset[0]
+        with contextlib.suppress(Exception):  # the verifier may raise anything for such a text
             paid = dataset.score_answer(NO_ANSWER, entry)
     require(paid != 1, f"the verifier of reasoning_gym/{name} scores any text 1: choose another generator")
     return dataset.score_answer
 
 
 def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
-    """Made in this process, in the order of their number."""
     dataset = _dataset(name, options.generator, options.size, options.seed)
     system = library().utils.SYSTEM_PROMPTS[options.prompt]
     examples: dict[str, Example] = {}
-    with contextlib.redirect_stdout(sys.stderr):  # some generators print
-        for number in range(options.size):
-            entry = _problem(dataset, name, number)
-            question = str(entry["question"])
-            identity = hashlib.sha256(question.encode()).hexdigest()[:16]
-            prompt: Prompt = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-            fields = {"question": entry["question"], "answer": entry["answer"], "metadata": entry["metadata"]}
-            examples.setdefault(identity, Example(identity, prompt, fields))
+    for number in range(options.size):
+        with _library_code(name, f"cannot make problem {number}"):
+            entry = dataset[number]
+        question = str(entry["question"])
+        identity = hashlib.sha256(question.encode()).hexdigest()[:16]
+        fields = {field: entry[field] for field in FIELDS}
+        examples.setdefault(identity, Example(identity, chat(system, question), fields))
     return split(examples.values(), options.held_out_share, by=same_problem)
-
-
-def _problem(dataset: Any, name: str, number: int) -> dict[str, Any]:  # noqa: ANN401 - the library's
-    try:
-        return dataset[number]
-    except Exception as error:  # the generator is the library's and may raise anything
-        raise _refused(name, f"cannot make problem {number}", error) from error
 
 
 def _tuples(grid: Any) -> Any:  # noqa: ANN401 - lists of lists, or what they hold
@@ -198,9 +187,7 @@ def _tuples(grid: Any) -> Any:  # noqa: ANN401 - lists of lists, or what they ho
 
 
 def same_problem(example: Example) -> str:
-    """What two problems share that differ in the order of their words or of lists alone: `lcm of 24, 92` and
-    `lcm of 92, 24`. Problems that share it by chance stand on one side too, which does no harm.
-    """
+    """What two problems share that differ only in the order of words or lists: `lcm of 24, 92`, `lcm of 92, 24`."""
     words = sorted(re.findall(r"\w+|[^\w\s]", example["question"]))
     return json.dumps([words, _unordered(example["metadata"])])
 
@@ -222,19 +209,22 @@ def _dataset(name: str, generator: str, size: int = 1, seed: int = 0) -> Any:  #
         chosen = json.loads(generator or "{}")
     if not isinstance(chosen, dict):
         raise UserError(f'generator must be a JSON object, such as {{"min_animals": 2}}, got {generator!r}')
-    try:
+    with _library_code(name, f"cannot be made with the options {generator or '{}'}"):
         if "datasets" in chosen:  # a mixture of generators
             spec = library().composite.DatasetSpec
             chosen["datasets"] = [spec(**{"weight": 1.0, "config": {}, **one}) for one in chosen["datasets"]]
+        return library().create_dataset(name, **{**chosen, "size": size, "seed": seed})
+
+
+@contextlib.contextmanager
+def _library_code(name: str, failure: str) -> Iterator[None]:
+    """A block of the library's code: what it prints goes to stderr, and what it raises is a UserError."""
+    try:
         with contextlib.redirect_stdout(sys.stderr):
-            return library().create_dataset(name, **{**chosen, "size": size, "seed": seed})
-    except Exception as error:  # the generator's own checks, of any kind
-        raise _refused(name, f"cannot be made with the options {generator or '{}'}", error) from error
-
-
-def _refused(name: str, what: str, error: Exception) -> UserError:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    return UserError(f"reasoning_gym/{name} {what}: {reason[:200]}")
+            yield
+    except Exception as error:  # the library's code may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"reasoning_gym/{name} {failure}: {reason[:200]}") from error
 
 
 @functools.cache
@@ -255,19 +245,11 @@ def library() -> Any:  # noqa: ANN401 - the library
     for module, sympy in PARSING.items():
         shadowed: Any = importlib.import_module(f"reasoning_gym.{module}")
         if sympy:
-            setattr(shadowed, sympy, _PlainSympy())
+            plain = SimpleNamespace(**{**vars(getattr(shadowed, sympy)), "parse_expr": parse_formula})
+            setattr(shadowed, sympy, plain)
         else:
             shadowed.parse_expr = parse_formula
     return reasoning_gym
-
-
-class _PlainSympy:
-    """sympy as a verifier's module sees it: all of it, but formulas are read by `parse_formula`."""
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever sympy has
-        import sympy
-
-        return parse_formula if name == "parse_expr" else getattr(sympy, name)
 
 
 def parse_formula(text: str, **options: Any) -> Any:  # noqa: ANN401 - a sympy expression
@@ -280,7 +262,7 @@ def parse_formula(text: str, **options: Any) -> Any:  # noqa: ANN401 - a sympy e
 
 
 def is_formula(text: str) -> bool:
-    """Whether a text has numbers, variables, operators and calls of known functions, and nothing else.
+    """Whether a text holds only numbers, variables, operators and calls of known functions.
 
     >>> [is_formula(text) for text in ("2*x**2 + log(x)/3", "test()", "(x)(1)", "x.y", "__import__('os')", "[1]")]
     [True, False, False, False, False, False]

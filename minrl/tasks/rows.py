@@ -1,24 +1,24 @@
-"""The rows that a task's examples are made from: a public dataset, or a local copy with the same columns."""
+"""The rows of a task's examples: a public dataset, or a local copy with the same columns."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minrl.tasks.task import Dataset, DeferredDataset, in_order_of_identity, split
-from minrl.types import Example, UserError
+from minrl.types import Example, UserError, require
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a task's rows come from when no local file is named.
+    """The dataset of a task if no local file is named.
 
-    `columns` are those that the task reads: a row without one of them is refused. `splits` maps the task's own names to
-    the dataset's: `train` and `held_out`, `held_out` alone for evaluation only, or `all`, which is split by identity.
+    Each row needs all `columns`. `splits` maps the task's names to the dataset's: `train` and `held_out`, `held_out`
+    alone for evaluation only, or `all`, which is split by identity.
     """
 
     hub_name: str
@@ -30,10 +30,10 @@ class Source:
 def dataset_of(
     source: Source, data_path: str, example_of: Callable[[Row], Example], held_out_share: float
 ) -> DeferredDataset:
-    """The examples of the rows, read when they are first asked for.
+    """The examples of the rows, read when they are first used.
 
-    The source's own splits are kept; rows without any are split by identity. A problem that comes twice counts once,
-    and one that is held out is not trained on. `example_of` raises `UserError` for a row that it cannot use.
+    The source's own splits are kept; rows without any are split by identity. A repeated problem counts once, and a
+    held-out one is not trained on. `example_of` raises UserError for a row that it cannot use.
     """
 
     def load() -> Dataset:
@@ -53,7 +53,6 @@ def dataset_of(
 
 
 def _examples(rows: Iterable[Row], example_of: Callable[[Row], Example], where: str) -> dict[str, Example]:
-    """By identity, each once."""
     examples: dict[str, Example] = {}
     for number, row in enumerate(rows, 1):
         try:
@@ -65,7 +64,7 @@ def _examples(rows: Iterable[Row], example_of: Callable[[Row], Example], where: 
 
 
 def identity(text: str) -> str:
-    """A short name for a problem that differs in white space at most.
+    """A short name of a problem, the same for texts that differ only in white space.
 
     >>> identity("1 +  1") == identity(" 1 + 1 ") != identity("1 + 2")
     True
@@ -74,28 +73,27 @@ def identity(text: str) -> str:
 
 
 def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]:
-    """The rows by split: `train` and `held_out` where the source keeps them apart, else all under `all`.
+    """The rows by split: `train` and `held_out` if the source has them, else all under `all`.
 
     `data_path` is a JSONL file, a JSON file with a list, or a folder with a file for each split, such as
-    `train.jsonl` and `test.jsonl`. Empty: the hub's dataset. A file alone has no splits.
+    `train.jsonl` and `test.jsonl`. Empty: the hub's dataset. A single file has no splits.
     """
     splits = _local(source, Path(data_path)) if data_path else _from_hub(source)
+    where = data_path or source.hub_name
     for name, rows in splits.items():
-        if not rows:
-            raise UserError(f"{data_path or source.hub_name} has no rows ({name}): {_expected(source)}")
+        require(bool(rows), f"{where} has no rows ({name}): {_expected(source)}")
         for number, row in enumerate(rows, 1):
             missing = [column for column in source.columns if column not in row]
             if missing:
+                has = ", ".join(map(str, row)) or "nothing"
                 raise UserError(
-                    f"row {number} of {data_path or source.hub_name} lacks {', '.join(missing)} "
-                    f"(it has {', '.join(map(str, row)) or 'nothing'}): {_expected(source)}"
+                    f"row {number} of {where} lacks {', '.join(missing)} (it has {has}): {_expected(source)}"
                 )
     return splits
 
 
 def _local(source: Source, path: Path) -> dict[str, list[dict[str, Any]]]:
-    if not path.exists():
-        raise UserError(f"--data-path {path} does not exist: {_expected(source)}")
+    require(path.exists(), f"--data-path {path} does not exist: {_expected(source)}")
     if path.is_file():
         return {"all": read_rows(path)}
     found = {}
@@ -119,8 +117,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     else:  # a string may hold U+2028, which splitlines() splits at
         rows = [_parsed(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise UserError(f"row {number} of {path} must be a JSON object, got {type(row).__name__}")
+        require(isinstance(row, dict), f"row {number} of {path} must be a JSON object, got {type(row).__name__}")
     return rows
 
 
@@ -151,5 +148,5 @@ def _from_hub(source: Source) -> dict[str, list[dict[str, Any]]]:
 
 
 def _expected(source: Source) -> str:
-    named: Sequence[str] = [f"{name}.jsonl" for name in source.splits.values()]
-    return f"a JSONL or JSON file with the columns {', '.join(source.columns)}, or a folder with {' and '.join(named)}"
+    files = " and ".join(f"{name}.jsonl" for name in source.splits.values())
+    return f"a JSONL or JSON file with the columns {', '.join(source.columns)}, or a folder with {files}"

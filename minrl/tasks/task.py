@@ -1,7 +1,7 @@
-"""What a task is: a dataset, a reward, and optionally an episode and demonstrations.
+"""A task: a dataset, a reward, and optionally an episode and demonstrations.
 
-The split into training and held-out examples goes by the identity of the problem (`Example.id`), by a hash that
-no seed of a run touches: what is held out once is held out always, in the warm start of the base model too.
+A hash of the problem's identity (`Example.id`) splits training and held-out examples. No seed changes it: a held-out
+problem is held out in every run, and in the warm start of the base model.
 """
 
 import hashlib
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from minrl.types import SOLO, Episode, Example, Job, Prompt, Reward, Turn, UserError
+from minrl.types import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 
 Demonstration = str | Sequence[tuple[Prompt, str]]
-"""A completion of the example's prompt, or one role's turns in an episode: what it is shown, what it says."""
+"""A completion of the example's prompt, or one role's turns in an episode: each with its prompt and completion."""
 
 Demonstrations = Callable[[Example, random.Random], Demonstration]
 """An imperfect play of the example, for the warm start of the embedded base model."""
@@ -22,10 +22,9 @@ Demonstrations = Callable[[Example, random.Random], Demonstration]
 
 @dataclass(frozen=True)
 class Dataset:
-    """The examples a task trains on and those that are held out. Data that is for evaluation only has none to train
-    on, which train.py refuses.
+    """The training and held-out examples of a task. Data for evaluation only has none to train on; train.py refuses it.
 
-    `key` names what no two examples may have on both sides: the identity of the problem, or what the task splits by.
+    No `key` may be on both sides: the identity of the problem, or what the task splits by.
     """
 
     train: Sequence[Example]
@@ -33,20 +32,18 @@ class Dataset:
     key: Callable[[Example], str] = field(default_factory=lambda: identity_of)
 
     def __post_init__(self) -> None:
-        if not self.held_out:
-            raise UserError(f"a dataset needs held-out examples, got none beside {len(self.train)} training ones")
+        count = len(self.train)
+        require(len(self.held_out) > 0, f"a dataset needs held-out examples, got none beside {count} training ones")
         shared = set(map(self.key, self.train)) & set(map(self.key, self.held_out))
         assert not shared, f"held-out problems among the training ones: {sorted(shared)[:3]}"
 
     def sizes(self) -> tuple[int, int]:
-        """How many training and held-out examples there are. Reads them, where that was deferred."""
+        """The numbers of training and held-out examples. Reads the rows if that was deferred."""
         return len(self.train), len(self.held_out)
 
 
 class DeferredDataset(Dataset):
-    """A dataset whose rows are read when its examples are first asked for: a task's reward, its vocabulary and its
-    options need none of them.
-    """
+    """A dataset whose rows are read when an example is first used."""
 
     _load: Callable[[], Dataset]
 
@@ -54,13 +51,10 @@ class DeferredDataset(Dataset):
         object.__setattr__(self, "_load", load)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the part is
-        """A part of the dataset, none of which is there yet."""
-        parts = [part.name for part in fields(Dataset)]
-        if name not in parts:
+        """Read the dataset for the first of its parts."""
+        if name not in [part.name for part in fields(Dataset)]:
             raise AttributeError(name)
-        loaded = self._load()
-        for part in parts:
-            object.__setattr__(self, part, getattr(loaded, part))
+        vars(self).update(vars(loaded := self._load()))
         return getattr(loaded, name)
 
 
@@ -68,14 +62,14 @@ class DeferredDataset(Dataset):
 class Task:
     """A dataset plus a reward.
 
-    A single-turn task needs only these two. `episode(example, rng)` replaces the single turn by a generator
-    (several turns, several roles); its reward may be None where no single completion can be scored.
+    A single-turn task needs only these two. `episode(example, rng)` replaces the single turn by a generator (several
+    turns, several roles); its reward may be None if no single completion can be scored.
     `demonstrations` and `vocabulary` let the embedded base model play it.
     `cheap` rewards are pure functions of microseconds and run in this process.
-    `frozen_opponent` says that episodes ask for frozen turns: a model that does not learn is loaded to play them.
-    `shortest_answer(example)` is a solution in the form of the demonstrations, as short as there is one: where it takes
-    more tokens than a completion may have, a run says so before it starts.
-    `notes()` are lines that a run shows at its start; it raises `UserError` where the task cannot run on this machine.
+    `frozen_opponent`: episodes ask for frozen turns, which a loaded model that does not learn plays.
+    `shortest_answer(example)` is a shortest solution in the form of the demonstrations. If it has more tokens than a
+    completion may have, a run says so before it starts.
+    `notes()` are lines that a run shows at its start; it raises UserError if the task cannot run on this machine.
     """
 
     dataset: Dataset
@@ -93,24 +87,21 @@ class Task:
 
     def play(self, example: Example, rng: random.Random) -> Episode:
         """One episode of the example: the task's own, or a single turn."""
-        if self.episode is not None:
-            return self.episode(example, rng)
-        return self._single_turn(example)
+        return (self.episode or self._single_turn)(example, rng)
 
-    def _single_turn(self, example: Example) -> Episode:
+    def _single_turn(self, example: Example, _: random.Random) -> Episode:
         assert self.reward is not None
         completion = yield Turn(SOLO, example.prompt)
-        reward = yield Job(self.reward, (completion, example), cheap=self.cheap)
-        return {SOLO: reward}
+        return {SOLO: (yield Job(self.reward, (completion, example), cheap=self.cheap))}
 
 
 @dataclass(frozen=True)
 class TaskDefinition:
-    """A line of TASK_DEFINITIONS: the dataclass of the task's options, and what makes the task from them.
+    """A line of TASK_DEFINITIONS: the dataclass of the task's options, and the function that makes the task.
 
-    `make(options, data_path)`; `data_path` is empty where the user named no local file. `words(options)` are words
-    that every embedded base model knows, whatever task it is made for: a task that offers them changes the model of
-    each other task, and needs no data to say them. The vocabulary of a task is for its own model.
+    `make(options, data_path)`: `data_path` is empty if the user named no local file. `words(options)` are words that
+    every embedded base model knows, whatever its task: they change the models of all tasks, and need no data. A task's
+    vocabulary is for its own model.
     """
 
     options: type
@@ -125,9 +116,14 @@ class TaskDefinition:
             raise UserError(f"each option of a task needs a default, {self.options.__name__}.{required[0]} has none")
 
 
+def chat(system: str, user: str) -> list[Message]:
+    """A prompt of a system message and a user message."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
 def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> Reward:
-    """The mean of the parts by their weights: in [0, 1] where each part is, and 1 only where every part that has a
-    weight is 1. Parts without a weight are shown and not paid.
+    """The weighted mean of the parts: in [0, 1], and 1 only if every part that has a weight is 1. Other parts are
+    reported only.
 
     >>> weighted({"correct": 1.0, "format": 0.0, "length": 12.0}, {"correct": 3.0, "format": 1.0}).value
     0.75
@@ -139,7 +135,7 @@ def weighted(parts: Mapping[str, float], weights: Mapping[str, float]) -> Reward
 
 
 def is_held_out(example_id: str, share: float) -> bool:
-    """Whether the problem belongs to the held-out share, by a hash of its identity.
+    """Whether a hash of its identity puts the problem into the held-out share.
 
     >>> is_held_out("3,5,7=9", 0.0), is_held_out("3,5,7=9", 1.0)
     (False, True)
@@ -148,15 +144,15 @@ def is_held_out(example_id: str, share: float) -> bool:
 
 
 def identity_of(example: Example) -> str:
-    """What two examples of one problem share."""
+    """The identity of an example's problem."""
     return example.id
 
 
 def split(examples: Iterable[Example], held_out_share: float, by: Callable[[Example], str] = identity_of) -> Dataset:
     """Training and held-out examples, each in an order that only their identities decide.
 
-    `by` names what two examples must not have on both sides: examples of the same name stay together. By default it is
-    the identity of the problem; a task whose problems show each other's solutions names what they share.
+    Examples with the same `by` stay on one side: the identity of the problem, or what problems share that show each
+    other's solutions.
     """
     ordered = in_order_of_identity(examples)
     held_out = [example for example in ordered if is_held_out(by(example), held_out_share)]
@@ -165,14 +161,13 @@ def split(examples: Iterable[Example], held_out_share: float, by: Callable[[Exam
 
 
 def in_order_of_identity(examples: Iterable[Example]) -> list[Example]:
-    """An order without system, so that the first n are a sample of them all."""
+    """The examples in a pseudo-random order, so that the first n are a sample."""
     return sorted(examples, key=lambda example: (_fraction(example.id), example.id))
 
 
 def check_held_out_share(task: str, share: float) -> None:
-    """Refuse a share that leaves nothing to evaluate on. 1 leaves nothing to train on, which evaluation needs not."""
-    if not 0 < share <= 1:
-        raise UserError(f"{task}.held_out_share must be in (0, 1], 1 for evaluation only, got {share}")
+    """Refuse a share that leaves nothing to evaluate on. 1 leaves nothing to train on, which is enough to evaluate."""
+    require(0 < share <= 1, f"{task}.held_out_share must be in (0, 1], 1 for evaluation only, got {share}")
 
 
 def _fraction(example_id: str) -> float:
@@ -182,7 +177,7 @@ def _fraction(example_id: str) -> float:
 
 
 def extract_answer(completion: str) -> str | None:
-    """The text of the one `<answer>...</answer>`; None where there is none or more than one.
+    """The text of the one `<answer>...</answer>`; None if there is none or more than one.
 
     >>> extract_answer("<think> 3 + 5 </think> <answer> 3 + 5 </answer>")
     '3 + 5'
@@ -191,6 +186,5 @@ def extract_answer(completion: str) -> str | None:
     """
     if completion.count("<answer>") != 1 or completion.count("</answer>") != 1:
         return None
-    _, _, rest = completion.partition("<answer>")
-    answer, closed, _ = rest.partition("</answer>")
+    answer, closed, _ = completion.partition("<answer>")[2].partition("</answer>")
     return answer.strip() if closed else None

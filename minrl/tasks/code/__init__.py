@@ -5,13 +5,11 @@
                                                                                 return a if a < b else b
                                                                             ```
 
-The program is the last block fenced with ```python, else the last fenced block, else all of the text; what comes before
-`</think>` does not count.
-The prompt shows the first assert, because the name cannot be known otherwise; the score is taken over the others:
-the share of them that passes, and 1 only where the first passes too. HumanEval's prompt is the head of the program, so
-it shows no assert and the program is head plus completion. `--code.mode execute` asks for no tests: 1 for a program
-that runs and prints something, 0.5 for one that runs, -0.5 for none or one that is no Python, -1 for one that fails or
-takes too long.
+The program is the last block fenced with ```python, else the last fenced block, else all of the text after `</think>`.
+The prompt shows the first assert, because the name cannot be known otherwise. The score is the share of the other
+asserts that pass, and 1 only if the first passes too. HumanEval's prompt is the head of the program: it shows no
+assert, and the program is head plus completion. `--code.mode execute` needs no tests: 1 for a program that runs and
+prints something, 0.5 for one that runs, -0.5 for none or a syntax error, -1 for one that fails or takes too long.
 """
 
 import functools
@@ -26,8 +24,8 @@ from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import Limits
 from minrl.tasks.code.judge import Tests, imports, judge, names_defined, names_used, numbered
 from minrl.tasks.rows import Row, Source, identity, load_rows
-from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, split, weighted
-from minrl.types import Example, Message, Reward, UserError
+from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
+from minrl.types import Example, Reward, UserError, require
 
 MBPP = Source(
     "google-research-datasets/mbpp",
@@ -37,25 +35,12 @@ MBPP = Source(
 HUMANEVAL = Source("openai/openai_humaneval", ("task_id", "prompt", "entry_point", "test"), {"held_out": "test"})
 MBPP_HELD_OUT = range(11, 511)
 """The task ids that MBPP's authors test on (arXiv 2108.07732, section 2.1)."""
-MBPP_PROBE = dict(
-    zip(
-        range(11, 21),
-        [
-            "66e2a75428bcccc4",
-            "e6e4d613a155b26c",
-            "4bc0f3b80a2c1703",
-            "44f60de727404f93",
-            "6b0e3967b7137f04",
-            "031f627f0a40e223",
-            "c1971c263bca8577",
-            "46f190653aabec54",
-            "f3eb8d101b43c320",
-            "f999caa6ab6f5ada",
-        ],
-        strict=True,
-    )
-)
-"""The identities of the texts of some task ids: rows of MBPP's shape are MBPP's where one agrees."""
+MBPP_PROBE = {
+    11: "66e2a75428bcccc4", 12: "e6e4d613a155b26c", 13: "4bc0f3b80a2c1703", 14: "44f60de727404f93",
+    15: "6b0e3967b7137f04", 16: "031f627f0a40e223", 17: "c1971c263bca8577", 18: "46f190653aabec54",
+    19: "f3eb8d101b43c320", 20: "f999caa6ab6f5ada",
+}  # fmt: skip
+"""The identities of the texts of some task ids: rows of MBPP's shape are MBPP's if one agrees."""
 
 INSTRUCTIONS = "Write Python. Think first if you like, then give the whole program in one ```python block."
 FENCE = re.compile(r"^```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
@@ -82,18 +67,11 @@ class CodeOptions:
     """Share of the problems that is never trained on. MBPP's own held-out ones are 11 to 510."""
 
     def __post_init__(self) -> None:
-        if self.tests_weight <= 0 or self.all_weight < 0:
-            raise UserError(
-                f"code.tests_weight must be above 0 and code.all_weight at least 0, got {self.tests_weight} and "
-                f"{self.all_weight}"
-            )
-        if self.timeout_s <= 0 or self.memory_mib < 64:
-            raise UserError(
-                f"code.timeout_s must be above 0 and code.memory_mib at least 64, got {self.timeout_s} and "
-                f"{self.memory_mib}"
-            )
-        if not 0 < self.held_out_share < 1:
-            raise UserError(f"code.held_out_share must be in (0, 1), got {self.held_out_share}")
+        require(self.tests_weight > 0, f"code.tests_weight must be above 0, got {self.tests_weight}")
+        require(self.all_weight >= 0, f"code.all_weight must be at least 0, got {self.all_weight}")
+        require(self.timeout_s > 0, f"code.timeout_s must be above 0, got {self.timeout_s}")
+        require(self.memory_mib >= 64, f"code.memory_mib must be at least 64, got {self.memory_mib}")
+        require(0 < self.held_out_share < 1, f"code.held_out_share must be in (0, 1), got {self.held_out_share}")
 
     @property
     def limits(self) -> Limits:
@@ -109,26 +87,19 @@ def extract_program(completion: str) -> str:
     """
     answer = completion.rpartition("</think>")[2]
     blocks = FENCE.findall(answer)
-    python = [text for label, text in blocks if label.lower() in ("python", "py", "python3")]
-    if python or blocks:
-        return str(python[-1] if python else blocks[-1][1])
-    return answer
+    python = [block for block in blocks if block[0].lower() in ("python", "py", "python3")]
+    return str([("", answer), *blocks, *python][-1][1])
 
 
 def reward_for_tests(completion: str, example: Example, options: CodeOptions) -> Reward:
-    """The share of the hidden asserts that pass; the shown ones must pass as well for the whole reward.
-
-    Reads MBPP's columns `code`, `test_list` and `test_setup_code`, or HumanEval's `prompt`, `entry_point` and `test`.
-    """
+    """The share of the hidden asserts that pass. Shown asserts that fail count too, so 1 means that all pass."""
     program = extract_program(completion)
     if is_humaneval(example.fields):
         program = f"{example['prompt']}\n{program}"
     tests, shown = tests_of(example.fields)
     judgement = judge(program, tests, options.limits)
-    hidden = tests.num_asserts - shown
-    passed = len([number for number in judgement.passed if number >= shown])
-    missed_shown = shown - len([number for number in judgement.passed if number < shown])
-    share = passed / (hidden + missed_shown)
+    passed_shown = sum(number < shown for number in judgement.passed)
+    share = (len(judgement.passed) - passed_shown) / (tests.num_asserts - passed_shown)
     parts = {"tests": share, "all": float(share == 1), "loads": float(judgement.loaded)}
     return weighted(parts, {"tests": options.tests_weight, "all": options.all_weight})
 
@@ -136,7 +107,7 @@ def reward_for_tests(completion: str, example: Example, options: CodeOptions) ->
 def reward_for_running(completion: str, _: Example, options: CodeOptions) -> Reward:
     """Whether the program runs: 1 with output, 0.5 without, -0.5 for none or a syntax error, -1 for any other end.
 
-    Whether it is Python is asked of an interpreter that does not run it, so that a program cannot pretend.
+    The syntax is checked by an interpreter that does not run the program, so that it cannot fake the result.
     """
     program = extract_program(completion)
     if all(not line.strip() or line.lstrip().startswith("#") for line in program.splitlines()):
@@ -156,15 +127,15 @@ def _ran(value: float, end: str) -> Reward:
 
 
 def is_humaneval(row: Row) -> bool:
-    """Whether a row has the shape of HumanEval's, else it has that of MBPP's."""
+    """Whether a row has the shape of HumanEval's; else it has that of MBPP's."""
     return "entry_point" in row
 
 
 def tests_of(row: Row) -> tuple[Tests, int]:
     """The row's tests for the judge, and how many of their asserts the prompt shows.
 
-    Which names are the program's is taken from the reference solution, never from the program: one that defines `abs`
-    or `math` must not change how a test compares.
+    The reference solution decides which names are the program's: one that defines `abs` or `math` must not change how
+    a test compares.
     """
     if is_humaneval(row):
         sources, numbers = numbered([f"{row['test']}\ncheck({row['entry_point']})"])
@@ -178,7 +149,7 @@ def tests_of(row: Row) -> tuple[Tests, int]:
 
 
 def make(options: CodeOptions, data_path: str) -> Task:
-    """The task; its rows are read when they are first needed."""
+    """The task. Its rows are read when they are first needed."""
     reward = reward_for_tests if options.mode == "tests" else reward_for_running
     return Task(
         DeferredDataset(lambda: _dataset(options, data_path)),
@@ -189,7 +160,7 @@ def make(options: CodeOptions, data_path: str) -> Task:
 
 def _dataset(options: CodeOptions, data_path: str) -> Dataset:
     source = HUMANEVAL if options.dataset == HUMANEVAL.hub_name else replace(MBPP, hub_name=options.dataset)
-    if data_path:  # a file says by its columns what it is
+    if data_path:  # a file's columns tell its kind
         source = replace(source, columns=("task_id",))
     rows = [row for part in load_rows(source, data_path).values() for row in part]
     examples: dict[str, Example] = {}
@@ -210,7 +181,7 @@ def _dataset(options: CodeOptions, data_path: str) -> Dataset:
 
 @functools.cache
 def _say_split(where: str, share: float) -> None:
-    """Say, once, how rows are split that may be a part of MBPP."""
+    """Log once how rows that may be a part of MBPP are split."""
     logger.info(
         f"{where} has MBPP's columns and none of its tasks 11 to 20: {share:.0%} of its problems are held out, by a "
         "hash of their texts (--code.held-out-share), whatever MBPP's authors held out"
@@ -218,13 +189,13 @@ def _say_split(where: str, share: float) -> None:
 
 
 def is_mbpp(rows: Sequence[Row]) -> bool:
-    """Whether the rows are MBPP's, whose authors say what is held out. Other rows may have its columns and ids."""
+    """Whether the rows are MBPP's, whose authors define the split. Other rows may have its columns and ids."""
     texts = {str(row["task_id"]): str(row["text"]) for row in rows if "text" in row}
     return any(identity(texts.get(str(number), "")) == expected for number, expected in MBPP_PROBE.items())
 
 
 def _text(example: Example) -> str:
-    """What two rows of one problem share, whatever their ids."""
+    """The identity of a problem, whatever the id of its row."""
     return identity(str(example.fields["prompt" if is_humaneval(example.fields) else "text"]))
 
 
@@ -249,18 +220,13 @@ def _check(row: Row, where: str, options: CodeOptions) -> None:
 
 
 def _example(row: Mapping[str, Any], options: CodeOptions) -> Example:
-    identity = str(row["task_id"])
     if is_humaneval(row):
         question = f"Complete this program:\n\n```python\n{row['prompt'].rstrip()}\n```"
     elif options.mode == "tests":
         question = f"{row['text']}\n\nIt must pass this test:\n\n```python\n{row['test_list'][0].strip()}\n```"
     else:
         question = row["text"]
-    messages: Sequence[Message] = (
-        {"role": "system", "content": INSTRUCTIONS},
-        {"role": "user", "content": question},
-    )
-    return Example(identity, list(messages), row)
+    return Example(str(row["task_id"]), chat(INSTRUCTIONS, question), row)
 
 
 TASK = TaskDefinition(CodeOptions, make)

@@ -4,13 +4,26 @@ Nothing of the tests is here: neither what they expect nor how they look at what
 """
 
 import itertools
+import operator
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from minrl.tasks.code.values import Channel, Malformed, from_json, to_json
+from minrl.tasks.code.values import Channel, from_json, to_json
 
 CHUNK = 256
+DO: dict[str, Callable[..., Any]] = {
+    "call": lambda function, arguments, keywords: function(*arguments, **keywords),
+    "get": getattr,
+    "set": setattr,
+    "item": operator.getitem,
+    "length": len,
+    "truth": bool,
+    "iterate": iter,
+    "next": lambda iterator: list(itertools.islice(iterator, CHUNK)),
+}
+"""What the checker may ask of an object."""
 
 
 class Candidate:
@@ -30,28 +43,9 @@ class Candidate:
 
     def do(self, request: list[Any]) -> Any:  # noqa: ANN401 - whatever the program returns
         """One request of the checker."""
-        kind, *rest = request
-        values = [from_json(item, self.objects.__getitem__) for item in rest]
-        match kind, values:
-            case "name", [name]:
-                return getattr(self.program, name)
-            case "call", [function, arguments, keywords]:
-                return function(*arguments, **keywords)
-            case "get", [thing, name]:
-                return getattr(thing, name)
-            case "set", [thing, name, value]:
-                return setattr(thing, name, value)
-            case "item", [thing, key]:
-                return thing[key]
-            case "length", [thing]:
-                return len(thing)
-            case "truth", [thing]:
-                return bool(thing)
-            case "iterate", [thing]:
-                return iter(thing)
-            case "next", [iterator]:
-                return list(itertools.islice(iterator, CHUNK))
-        raise Malformed(kind)
+        kind, *values = request
+        values = [from_json(item, self.objects.__getitem__) for item in values]
+        return getattr(self.program, *values) if kind == "name" else DO[kind](*values)
 
 
 def serve(channel: Channel, program: Any) -> None:  # noqa: ANN401 - a module
@@ -60,8 +54,7 @@ def serve(channel: Channel, program: Any) -> None:  # noqa: ANN401 - a module
     while True:
         request = channel.receive()
         try:
-            answer = ["value", to_json(candidate.do(request), candidate.number)]
-            channel.send(answer)
+            channel.send(["value", to_json(candidate.do(request), candidate.number)])
         except BaseException as error:  # the program may raise anything, and the checker is told what
             channel.send(["raised", type(error).__name__, str(error)[:1000]])
 

@@ -1,7 +1,7 @@
-"""The trusted side: runs the tests, and where they call the program asks the candidate in the other sandbox.
+"""The trusted side: runs the tests, and asks the candidate in the other sandbox when they call the program.
 
-What comes back is data. An object that is not plain is a `Handle`, equal to nothing but itself, whatever it says of
-itself over there. What the candidate changes in an argument does not come back.
+Answers are data. An object that is not plain is a `Handle`, equal only to itself, whatever it claims on the other side.
+Changes that the candidate makes to an argument do not come back.
 """
 
 import builtins
@@ -29,11 +29,11 @@ class Remote:
         self.handles: dict[int, Handle] = {}
 
     def handle(self, number: int) -> "Handle":
-        """The one that stands for the candidate's object of this number."""
+        """The handle of the candidate's object of this number."""
         return self.handles.setdefault(number, Handle(self, number))
 
     def ask(self, kind: str, *values: object) -> Any:  # noqa: ANN401 - whatever the program returned
-        """One request and its answer. TypeError where an argument cannot be sent."""
+        """One request and its answer. Raises TypeError if an argument cannot be sent."""
         try:
             self.channel.send([kind, *(to_json(value, number_of) for value in values)])
         except OSError as error:
@@ -43,7 +43,7 @@ class Remote:
         return self.receive()
 
     def receive(self) -> Any:  # noqa: ANN401 - whatever the program returned
-        """The value that the program returned; what it raised is raised."""
+        """The value that the program returned. What it raised is raised."""
         try:
             answer = self.channel.receive()
             match answer:
@@ -81,7 +81,7 @@ def number_of(value: object) -> int:
 
 
 class Handle:
-    """An object of the candidate's. What is asked of it is asked over there; it is compared by identity here."""
+    """An object of the candidate. Requests go to the other side; it is compared by identity here."""
 
     # ruff: noqa: D102 - the special methods mean what they mean in Python
 
@@ -93,7 +93,7 @@ class Handle:
         return self._ask("call", self, arguments, keywords)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        if name.startswith("__"):  # Python's protocols must not be steered from over there
+        if name.startswith("__"):  # the other side must not steer Python's protocols
             raise AttributeError(name)
         return self._ask("get", self, name)
 
@@ -123,7 +123,7 @@ class Missing:
 
 
 def run(remote: Remote, tests: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the program loaded, whether its process was lost, which asserts passed each time they were reached."""
+    """Whether the program loaded, whether its process was lost, and which asserts passed each time they ran."""
     passed, failed = set[int](), set[int]()
     namespace = {"__name__": "tests", tests["passed"]: passed.add, tests["failed"]: failed.add}
     loaded = lost = False

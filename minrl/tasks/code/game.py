@@ -6,19 +6,18 @@
                                              ```
     (the program)                       ->   <answer> 216 </answer>
 
-The writer wins where the program runs and the guesser is wrong, the guesser where it is right. A program that is
-refused, crashes, runs out of time, prints anything but one integer or not always the same one loses for the writer, and
-nobody is asked to guess. Of the writer's completion only the program reaches the guesser, and only the guesser's own
-completion is read for the guess: an `<answer>` in the source is text like any other.
+The writer wins if the program runs and the guesser is wrong, the guesser if it is right. The writer loses with a
+program that is refused, crashes, runs out of time, or does not always print the same one integer; then nobody guesses.
+The guesser sees only the program, and only its own completion is read: an `<answer>` in the source is text.
 
-Where the policy plays both roles one of them loses each game, so that the share of wins says nothing of what it can do.
-Solved, and so pass@1, is then what each role can do alone: a program that counts, a right guess. Against a frozen
-guesser the writer has solved what it wins.
+In self-play one role loses each game, so the share of wins says nothing about skill. Solved, and so pass@1, then
+counts what each role can do alone: a valid program, a right guess. Against a frozen guesser the writer solves by
+winning.
 
 The integer must follow from the source. Programs run several times, each in a new process with other hash seeds and
-addresses; what several runs cannot tell apart (the clock, the machine, the files) is out of the language: few modules,
-no names such as `hash`, `id` or `open`, no attributes that lead into the interpreter. That is a rule of the game and
-not what protects the machine: programs run in `minrl.sandbox`.
+addresses. The language excludes what repeated runs cannot tell apart (clock, machine, files): few modules, no names
+such as `hash`, `id` or `open`, no attributes that lead into the interpreter. That is a rule of the game, not what
+protects the machine: programs run in `minrl.sandbox`.
 """
 
 import ast
@@ -30,8 +29,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minrl.sandbox.calls import Limits, describe, python, run
-from minrl.tasks.task import Demonstration, Task, TaskDefinition, extract_answer, split
-from minrl.types import Episode, Example, Job, Message, Prompt, Reward, Turn, require
+from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
+from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
 
 WRITER_RULES = (
     "Two play a game: you write a Python program that prints exactly one integer of at most {digits} digits, the other "
@@ -51,14 +50,14 @@ FORBIDDEN_NAMES = {
     "vars",
 }  # fmt: skip
 FORBIDDEN_ATTRIBUTES = ("_", "ag_", "co_", "cr_", "f_", "gi_", "tb_")
-"""How the attributes begin through which a program would reach its interpreter."""
+"""Prefixes of the attributes that lead into the interpreter."""
 CONSTRUCTS = (
     "a for loop", "a while loop", "recursion", "a list comprehension", "string slicing", "a dictionary", "sorting",
     "bitwise operators", "integer division", "a closure", "sets", "a generator",
 )  # fmt: skip
 TOPICS = ("digits", "primes", "words", "matrices", "intervals", "sequences", "queues", "grids")
 MARK = re.compile(r"<[^\s<>]+>|\[/?INST\]")
-"""What a chat template could take for the end of a turn."""
+"""Text that a chat template could take for the end of a turn."""
 INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 VERDICTS = ("valid", "refused", "crash", "timeout", "no_integer", "unstable")
 
@@ -90,14 +89,14 @@ class CodeGameOptions:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a program: a name of `VERDICTS`, and the integer of a valid one."""
+    """The result of a program: a name of `VERDICTS`, and the integer if it is valid."""
 
     name: str
     printed: str = ""
 
 
 def extract_program(completion: str) -> str | None:
-    """The text of the one fenced block, or the whole completion where there is no fence; None for anything else.
+    """The text of the one fenced block, or the whole completion if it has no fence; None for anything else.
 
     >>> extract_program("Here it is:\\n```python\\nprint(3)\\n```")
     'print(3)\\n'
@@ -111,7 +110,7 @@ def extract_program(completion: str) -> str | None:
 
 
 def refusal(program: str, options: CodeGameOptions) -> str:
-    """Why the rules forbid a program; empty where they allow it.
+    """Why the rules forbid a program; empty if they allow it.
 
     >>> refusal("import time; print(int(time.time()) // 10**6)", CodeGameOptions())
     'imports time'
@@ -130,7 +129,7 @@ def refusal(program: str, options: CodeGameOptions) -> str:
 
 
 def _forbidden(node: ast.AST) -> str:
-    """What is out of the language in this node; empty where nothing is."""
+    """What the rules forbid in this node; empty if nothing."""
     match node:
         case ast.Import(names):
             return next((f"imports {name.name}" for name in names if name.name not in MODULES), "")
@@ -158,9 +157,9 @@ def judge_program(program: str, options: CodeGameOptions) -> Verdict:
         if outcome.status != "ok":
             return Verdict("timeout" if outcome.status == "timeout" else "crash")
         printed.add(outcome.text.removesuffix("\n"))
-    if len(printed) > 1:
+    text = printed.pop()
+    if printed:
         return Verdict("unstable")
-    (text,) = printed
     return Verdict("valid", text) if is_integer(text, options.max_digits) else Verdict("no_integer")
 
 
@@ -174,7 +173,7 @@ def is_integer(text: str, max_digits: int) -> bool:
 
 
 def parse_guess(completion: str, max_digits: int) -> str | None:
-    """The integer that is the guesser's one answer, or all that it said; None where there is none.
+    """The integer that is the guesser's one answer or whole completion; None for anything else.
 
     >>> parse_guess("6 times 7 is <answer> 42 </answer>", 12), parse_guess("41 or 42", 12)
     ('42', None)
@@ -190,12 +189,10 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
     frozen = options.guesser == "frozen"
 
     def episode(example: Example, rng: random.Random) -> Episode:
-        program = extract_program((yield Turn("writer", example.prompt)))
-        verdict = Verdict("refused")
-        if program is not None:
-            verdict = yield Job(judge_program, (program, options))
+        program = extract_program((yield Turn("writer", example.prompt))) or ""
+        verdict = (yield Job(judge_program, (program, options))) if program else Verdict("refused")
         parts = {name: float(verdict.name == name) for name in VERDICTS}
-        if program is None or verdict.name != "valid":
+        if verdict.name != "valid":
             return {"writer": Reward(0.0, {**parts, "stumped": 0.0})}
         guess = parse_guess((yield Turn("guesser", shown_to_guesser(program), frozen)), options.max_digits)
         right = float(guess == verdict.printed)
@@ -220,7 +217,7 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
 
 def shown_to_guesser(program: str) -> Prompt:
     """The rules and the source."""
-    return [{"role": "system", "content": GUESSER_RULES}, {"role": "user", "content": f"program :\n{program}"}]
+    return chat(GUESSER_RULES, f"program :\n{program}")
 
 
 MOST = 20
@@ -228,9 +225,7 @@ MOST = 20
 
 
 def demonstrations(example: Example, rng: random.Random) -> Demonstration:
-    """A writer's turn or a guesser's, for a model that knows little Python: the sum or difference of two numbers, and a
-    guess that is wrong in one of four.
-    """
+    """A writer's or a guesser's turn: a sum or difference of two numbers, and a guess, one in four wrong."""
     first, second, sign = rng.randint(0, MOST), rng.randint(0, MOST), rng.choice("+-")
     program = f"print ( {first} {sign} {second} )"
     if rng.random() < 0.5:
@@ -248,10 +243,7 @@ def _examples(options: CodeGameOptions) -> Iterator[Example]:
         seconds=options.time_limit_s,
     )
     for construct, topic in itertools.product(CONSTRUCTS, TOPICS):
-        prompt: list[Message] = [
-            {"role": "system", "content": rules},
-            {"role": "user", "content": f"write : {construct} , {topic}"},
-        ]
+        prompt = chat(rules, f"write : {construct} , {topic}")
         yield Example(f"{construct}, {topic}", prompt, {}, {"construct": construct})
 
 

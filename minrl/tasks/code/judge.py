@@ -1,7 +1,7 @@
 """Judges a program by tests, with the program in one sandbox and the tests in another.
 
-The verdict is formed where the program has no say: it sees the arguments of each call and nothing else, it answers with
-data, and the comparison happens on the other side of a pipe.
+The program sees only the arguments of each call and answers with data. The checker compares it on the other side of a
+pipe.
 
     program:  def double(x): return 2 * x
     test:     assert double(3) == 6        ->    3 crosses, 6 comes back, the checker finds them equal
@@ -11,7 +11,7 @@ import ast
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from minrl.sandbox import calls as sandbox
@@ -24,7 +24,7 @@ CHECKER_EXTRA_S = 5.0
 
 @dataclass(frozen=True)
 class Tests:
-    """What the checker runs: `before` once, with the program's `names` at hand after it, then each of the `sources`."""
+    """What the checker runs: `before` once, then each of the `sources` with the program's `names`."""
 
     before: str
     names: Sequence[str]
@@ -34,7 +34,7 @@ class Tests:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether the program says that it loaded, and the numbers of the asserts that passed."""
+    """Whether the program reports that it loaded, and the numbers of the asserts that passed."""
 
     loaded: bool
     passed: frozenset[int]
@@ -43,8 +43,8 @@ class Judgement:
 def numbered(sources: Sequence[str]) -> tuple[list[str], list[list[int]]]:
     """The tests with each assert reporting by a number of its own, and the numbers in each test.
 
-    An assert that fails does not stop those after it. One without a name in it (`assert True`) says nothing of any
-    program and is not counted. SyntaxError where a test is no Python.
+    A failed assert does not stop the next ones. One without a name in it (`assert True`) tests no program and is not
+    counted. Raises SyntaxError for a test that is not Python.
 
     >>> numbered(["assert f(1) == 1", "assert True", "assert f(2) == 2; assert f(3) == 3"])[1]
     [[0], [], [1, 2]]
@@ -53,8 +53,7 @@ def numbered(sources: Sequence[str]) -> tuple[list[str], list[list[int]]]:
     changed, numbers = [], []
     for source in sources:
         before = numbering.next
-        tree = ast.fix_missing_locations(numbering.visit(ast.parse(source)))
-        changed.append(ast.unparse(tree))
+        changed.append(ast.unparse(ast.fix_missing_locations(numbering.visit(ast.parse(source)))))
         numbers.append(list(range(before, numbering.next)))
     return changed, numbers
 
@@ -79,12 +78,12 @@ def _report(function: str, number: int) -> ast.stmt:
 
 def names_used(source: str) -> set[str]:
     """The names that a piece of Python reads."""
-    tree = ast.parse(source)
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    names = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Load)}
 
 
 def names_defined(source: str) -> set[str]:
-    """What a program defines at its top: functions, classes, variables. What it imports is not its own."""
+    """The functions, classes and variables that a program defines at its top. Imported names are not its own."""
     return {name for statement in ast.parse(source).body for name in _bound(statement)}
 
 
@@ -104,29 +103,20 @@ def imports(source: str, used: set[str]) -> str:
     >>> imports("import re, sys as system\\nfrom math import *", {"system"})
     'import re, sys as system\\nfrom math import *'
     """
-    kept = []
-    for statement in ast.parse(source).body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            bound = {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
-            if bound & (used | {"*"}):
-                kept.append(ast.unparse(statement))
-    return "\n".join(kept)
+    statements = [node for node in ast.parse(source).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    bound = [{(alias.asname or alias.name).partition(".")[0] for alias in node.names} for node in statements]
+    kept = (node for node, names in zip(statements, bound, strict=True) if names & (used | {"*"}))
+    return "\n".join(map(ast.unparse, kept))
 
 
 def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
-    """Run the tests on the program. SandboxError where nothing can be said of it."""
+    """Run the tests on the program. Raises SandboxError if the sandbox failed."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         candidate_call = _call("candidate", {"program.py": program.encode(errors="replace")}, limits, ours)
         candidate = sandbox.start(candidate_call)
         try:
-            message = {
-                "passed": PASSED,
-                "failed": FAILED,
-                "before": tests.before,
-                "names": list(tests.names),
-                "sources": list(tests.sources),
-            }
+            message = {"passed": PASSED, "failed": FAILED, **asdict(tests)}
             patient = replace(limits, wall_s=limits.wall_s + CHECKER_EXTRA_S)
             checker_call = _call("checker", {}, patient, theirs)
             checker = sandbox.start(replace(checker_call, stdin=json.dumps(message).encode()))
@@ -144,7 +134,7 @@ def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
 
 
 def _call(module: str, files: Mapping[str, bytes], limits: Limits, channel: socket.socket) -> Call:
-    """A call that runs one of the two sides, whose modules go with it."""
+    """A call that runs one of the two sides, with the modules it needs."""
     shipped = {f"minrl/tasks/code/{name}.py": (HERE / f"{name}.py").read_bytes() for name in ("values", module)}
     start = f"import sys; sys.path.insert(0, ''); from minrl.tasks.code.{module} import main; main()"
     command = [*sandbox.python(), "-c", start]

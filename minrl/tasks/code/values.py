@@ -1,7 +1,7 @@
-"""How values cross from one interpreter to another: as data of the plain types, parsed strictly, never as code.
+"""Values that cross from one interpreter to another: data of plain types, parsed strictly, never code.
 
-Used inside the sandbox by the checker, who trusts the tests, and by the candidate, whom nobody trusts. What is not
-plain stays where it is, and a number, its handle, crosses instead.
+The checker, which trusts the tests, and the candidate, which nobody trusts, use it inside the sandbox. An object that
+is not plain stays where it is, and a number, its handle, crosses instead.
 
     (1, "a", {2.5})    ->    ["tuple", 1, "a", ["set", 2.5]]    ->    (1, "a", {2.5})
 """
@@ -24,24 +24,19 @@ class Malformed(Exception):
 
 
 def plain_type(value: object) -> type | None:
-    """The plain type as which a value crosses: its own, or that of its base where both compare alike.
-
-    A named tuple is equal to the tuple of its fields, so it crosses as one. An object that decides by itself what it
-    is equal to does not.
+    """The plain type as which a value crosses: its own, or a base with the same comparison. A named tuple is equal to
+    the tuple of its fields, so it crosses as one; an object with a comparison of its own does not.
     """
     kind = type(value)
     if kind in PLAIN:
         return kind
     if kind in (Counter, OrderedDict):
         return dict
-    for base in PLAIN:
-        if isinstance(value, base) and kind.__eq__ is base.__eq__:
-            return base
-    return None
+    return next((base for base in PLAIN if isinstance(value, base) and kind.__eq__ is base.__eq__), None)
 
 
 def to_json(value: Any, handle: Callable[[Any], int]) -> Any:  # noqa: ANN401 - JSON is of many types
-    """What `from_json` turns back into an equal value. `handle` gives a number to what is not plain."""
+    """JSON that `from_json` turns back into an equal value. `handle` numbers an object that is not plain."""
     kind = plain_type(value)
     if value is None or kind is bool:
         return value
@@ -68,7 +63,7 @@ def to_json(value: Any, handle: Callable[[Any], int]) -> Any:  # noqa: ANN401 - 
 
 
 def from_json(data: Any, handle: Callable[[int], Any]) -> Any:  # noqa: ANN401 - whatever was sent
-    """The value. `handle` gives what a number stands for. Raises `Malformed`."""
+    """The value. `handle` gives the object of a number. Raises `Malformed`."""
     if data is None or isinstance(data, bool | int | float | str):
         return data
     match data:
@@ -92,13 +87,14 @@ def from_json(data: Any, handle: Callable[[int], Any]) -> Any:  # noqa: ANN401 -
 
 
 class Channel:
-    """Messages over a descriptor: a length of four bytes and so much JSON."""
+    """Messages over a descriptor: a length of four bytes, then JSON of that length."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._reader = open(descriptor, "rb", closefd=False)  # noqa: SIM115 - it lives as long as the process
 
     def send(self, message: object) -> None:
-        """Raises `Malformed` for what is too long or too deeply nested, before anything of it is sent."""
+        """Raises Malformed for a message that is too long or too deeply nested, before any of it is sent."""
         try:
             data = json.dumps(message, allow_nan=False, check_circular=False).encode()
         except (ValueError, RecursionError) as error:
@@ -110,7 +106,7 @@ class Channel:
             rest = rest[os.write(self.descriptor, rest) :]
 
     def receive(self) -> Any:  # noqa: ANN401 - JSON is of many types
-        """The next message. `EOFError` where the other side is gone, `Malformed` where it sends something else."""
+        """The next message. Raises EOFError if the other side is gone, Malformed if it sends something else."""
         size = int.from_bytes(self._exactly(4), "big")
         if size > MAX_MESSAGE:
             raise Malformed(f"a message of {size} bytes")
@@ -121,16 +117,13 @@ class Channel:
             raise Malformed(str(error)) from error
 
     def _exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            try:
-                chunk = os.read(self.descriptor, count - len(data))
-            except ConnectionResetError:
-                chunk = b""
-            if not chunk:
-                raise EOFError
-            data += chunk
-        return bytes(data)
+        try:
+            data = self._reader.read(count)
+        except ConnectionResetError:
+            data = b""
+        if len(data) < count:
+            raise EOFError
+        return data
 
 
 def _refuse(name: str) -> float:

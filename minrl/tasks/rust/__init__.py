@@ -6,24 +6,23 @@
     }                                                       }
                                                             ```
 
-The last Rust block of the completion becomes `src/lib.rs`; all else is ours: `Cargo.toml`, tests, settings. It is
-built, hidden tests are compiled against it and run, and clippy reads it, all in the sandbox.
+The last Rust block of the completion becomes `src/lib.rs`; `Cargo.toml`, tests and settings are ours. It is built,
+hidden tests are compiled against it and run, and clippy reads it, all in the sandbox.
 
-What is paid: `build` where the hidden tests compile against the solution, `tests` for the share of them that passed.
-`clippy`, `own_tests` and `quality` are paid only where every hidden test passed, so no style makes up for a missing
-solution: `solved` is exactly that, and 1.0 is a solution that also leaves clippy nothing, has tests of its own and is
-well written.
+`build` is paid if the hidden tests compile against the solution, `tests` by the share of them that passes. `clippy`,
+`own_tests` and `quality` are paid only if every hidden test passed, which is `solved`: no style makes up for a missing
+solution. 1.0 is a solution that also leaves clippy nothing to report, has tests of its own and is well written.
 
-What a solution may try. It runs in one process with the tests, so:
-- its exit status, what it prints and libtest's lines count for nothing: a test passed where it wrote a secret after its
-  last assertion. `std::process::exit(0)`, a faked `test result: ok`, another test harness gain nothing.
-- the secret lies in the test program alone. What could read it (unsafe, files, environment, processes, sockets,
+A solution runs in one process with the tests, so these attacks are met:
+- Its exit status, its output and libtest's lines do not count: a test passed if it wrote a secret after its last
+  assertion. `std::process::exit(0)`, a faked `test result: ok` or another test harness gain nothing.
+- Only the test program holds the secret. What could read it (unsafe, files, environment, processes, sockets,
   assembler, symbols at link time, `include!`) is refused by its tokens (rust_guard.py) and by
   `#![forbid(unsafe_code)]`. A refused solution earns 0. Rows whose reference needs `unsafe` are left out unless
   `unsafe_rows` allows them; there, a program that searches its own memory could find the secret.
-- the tests call std's `assert_eq!`, whatever the solution exports; results must have the types that the stub names;
-  a comparison of its own (`impl PartialEq`) is refused where the row's stub and reference have none.
-- expected values are compiled into the test program; only the same refusals keep them from being read.
+- The tests call std's `assert_eq!`, whatever the solution exports. Results must have the types that the stub names. An
+  `impl PartialEq` of its own is refused if the row's stub and reference have none.
+- Expected values are compiled into the test program; only the same refusals keep them from being read.
 """
 
 import re
@@ -42,7 +41,7 @@ from minrl.tasks.rust.rows import Problem, problems
 from minrl.tasks.rust.signatures import signature_checks
 from minrl.tasks.rust.syntax import parse, text, walk
 from minrl.tasks.rust.tests import Secret, defined_names, find_tests, instrumented, own_tests, replace
-from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, split, weighted
+from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
 from minrl.types import Example, Reward, require
 
 SOURCE = Source("nuprl/MultiPL-E", ("tests",), {"all": "test"}, configuration="mbpp-rs")
@@ -99,26 +98,16 @@ class RustOptions(QualityWeights):
 
     def limits(self) -> CargoLimits:
         """The limits of one solution."""
-        output = 8 * 2**20
-        return CargoLimits(
-            build=Limits(
-                wall_s=self.build_seconds,
-                cpu_s=self.build_seconds,
-                memory_mib=self.build_memory_mib,
-                processes=128,
-                output_bytes=output,
-            ),
-            tests=Limits(
-                wall_s=2 * self.test_seconds,
-                cpu_s=self.test_seconds,
-                memory_mib=self.test_memory_mib,
-                output_bytes=output,
-            ),
+        build_s, test_s, output = self.build_seconds, self.test_seconds, 8 * 2**20
+        build = Limits(
+            wall_s=build_s, cpu_s=build_s, memory_mib=self.build_memory_mib, processes=128, output_bytes=output
         )
+        tests = Limits(wall_s=2 * test_s, cpu_s=test_s, memory_mib=self.test_memory_mib, output_bytes=output)
+        return CargoLimits(build, tests)
 
 
 def extract_code(completion: str) -> str | None:
-    """The last closed ```rust block; None where there is none.
+    """The last closed ```rust block; None if there is none.
 
     >>> extract_code("first ```rust\\nfn a() {}\\n``` no:\\n```rust\\nfn b() {}\\n```")
     'fn b() {}\\n'
@@ -134,7 +123,7 @@ class RustReward:
     options: RustOptions
 
     def __call__(self, completion: str, example: Example) -> Reward:
-        """Build, test, lint, count; each only where what comes before it succeeded."""
+        """Build, test, lint and count; each only if the step before succeeded."""
         parts = dict.fromkeys(("build", "tests", "clippy", "own_tests", "quality", "refused"), 0.0)
         parts |= {f"quality_{name}": 0.0 for name in self.options.of_scores()}
         solution = extract_code(completion)
@@ -158,7 +147,7 @@ class RustReward:
         return self.paid(parts)
 
     def paid(self, parts: Mapping[str, float]) -> Reward:
-        """The parts, weighed: style counts only beside a full solution, which is what `solved` means."""
+        """The weighted parts. Style counts only beside a full solution, which is what `solved` means."""
         options = self.options
         weights = {
             "build": options.build_weight,
@@ -167,22 +156,20 @@ class RustReward:
             "own_tests": options.own_test_weight,
             "quality": options.quality_weight,
         }
-        needed = ("build", "tests")
-        solves = all(parts[name] == 1 for name in needed)
-        counted = {name: parts[name] if solves or name in needed else 0.0 for name in weights}
+        solves = parts["build"] == parts["tests"] == 1
+        counted = {name: parts[name] if solves or name in ("build", "tests") else 0.0 for name in weights}
         return Reward(weighted(counted, weights).value, parts, full=solves)
 
 
 def _hidden_tests(workspace: Workspace, example: Example, solution: str, limits: CargoLimits) -> tuple[float, float]:
     """Whether the hidden tests compile against the solution, and the share of them that passed. A test that wants a
-    panic counts only where an ordinary one passed: `todo!()` panics too.
+    panic counts only if an ordinary one passed: `todo!()` panics too.
     """
     secret, own_names = Secret.new(), defined_names(parse(example["stub"]))
     checks = signature_checks(example["stub"], solution, example["package"]["crate"])
     files = {name: instrumented(source, secret, own_names) + checks for name, source in example["tests"].items()}
     workspace.write(files)
-    targets = [Path(name).stem for name in example["tests"]]
-    programs = workspace.test_programs([flag for target in targets for flag in ("--test", target)], limits)
+    programs = workspace.test_programs([flag for name in files for flag in ("--test", Path(name).stem)], limits)
     if programs is None:
         return 0.0, 0.0
     total, passed, ordinary = 0, 0, 0
@@ -201,8 +188,8 @@ def _own_tests(workspace: Workspace, package: Package, solution: str, wanted: in
     if not real:
         return 0.0
     secret = Secret.new()
-    instrumented_solution = instrumented(solution, secret, defined_names(parse(solution)))
-    workspace.write({"src/lib.rs": package.library(instrumented_solution)})
+    library = package.library(instrumented(solution, secret, defined_names(parse(solution))))
+    workspace.write({"src/lib.rs": library})
     programs = workspace.test_programs(["--lib"], limits)
     if programs is None:
         return 0.0
@@ -212,14 +199,13 @@ def _own_tests(workspace: Workspace, package: Package, solution: str, wanted: in
 
 
 def _clippy(workspace: Workspace, example: Example, solution: str, limits: CargoLimits) -> bool:
-    """Whether clippy has nothing to say, with the solution's `allow` and `expect` blanked that the row has not."""
-    given = example["given"]
+    """Whether clippy reports nothing, with blanks for each `allow`, `expect` and `warn` that the row does not have."""
     silenced = [
         (node.start_byte, node.end_byte, " " * (node.end_byte - node.start_byte))
         for node in walk(parse(solution))
         if node.type in ("attribute_item", "inner_attribute_item")
         and text(node).lstrip("#![ \n").startswith(("allow", "expect", "warn"))
-        and text(node) not in given
+        and text(node) not in example["given"]
     ]
     workspace.write({"src/lib.rs": _package(example).library(replace(solution, silenced))})
     return workspace.cargo(["clippy", "--lib", "--", "-D", "warnings"], limits).status == "ok"
@@ -232,36 +218,22 @@ def make(options: RustOptions, data_path: str) -> Task:
         toolchain()
         (rows,) = load_rows(SOURCE, data_path).values()
         examples = (_example(problem) for problem in problems(rows, options.unsafe_rows == "allowed"))
-        return split(examples, options.held_out_share, by=_text)
+        return split(examples, options.held_out_share, by=lambda example: identity(str(example.prompt)))
 
-    return Task(DeferredDataset(load), RustReward(options), notes=_notes)
-
-
-def _notes() -> list[str]:
-    """What stands around the solutions; `UserError` where cargo or clippy is missing."""
-    return [f"rust from {toolchain()}", describe()]
+    return Task(DeferredDataset(load), RustReward(options), notes=lambda: [f"rust from {toolchain()}", describe()])
 
 
 def _package(example: Example) -> Package:
-    """The example's package, whose tuples are lists where the example was written as JSON."""
-    written: Mapping[str, Any] = example["package"]
-    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in written.items()}
+    """The example's package, whose tuples became lists if the example was written as JSON."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in example["package"].items()}
     return Package(**fields)
-
-
-def _text(example: Example) -> str:
-    """What two rows of one problem share, whatever their names: all that the prompt shows."""
-    return identity(str(example.prompt))
 
 
 def _example(problem: Problem) -> Example:
     shown = f"\n\n`src/lib.rs` begins as:\n\n```rust\n{problem.stub.strip()}\n```" if problem.stub.strip() else ""
-    return Example(
-        problem.id,
-        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": problem.instructions.strip() + shown}],
-        {"stub": problem.stub, "tests": problem.tests, "package": asdict(problem.package), "given": problem.given},
-        problem.category,
-    )
+    prompt = chat(SYSTEM, problem.instructions.strip() + shown)
+    fields = {"stub": problem.stub, "tests": problem.tests, "package": asdict(problem.package), "given": problem.given}
+    return Example(problem.id, prompt, fields, problem.category)
 
 
 TASK = TaskDefinition(RustOptions, make)

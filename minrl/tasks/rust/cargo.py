@@ -1,8 +1,8 @@
 """A cargo package around one solution: built, linted and tested in the sandbox, offline, from a warm target directory.
 
-Of the package only `src/lib.rs` is the solution's. `Cargo.toml` is written here and names no build script, no
-dependency and no procedural macro, so nothing of the solution runs while it is compiled. The tests are put beside it
-when the library is built already, and removed before they run.
+Only `src/lib.rs` is the solution's. `Cargo.toml` is ours and names no build script, dependency or procedural macro, so
+nothing of the solution runs while it is compiled. The tests are added when the library is built, and removed before
+they run.
 """
 
 import json
@@ -20,20 +20,16 @@ from minrl.sandbox.calls import Limits, Outcome, SandboxError, run
 from minrl.system.files import lock
 from minrl.types import UserError, require
 
-Passed = Callable[[bytes], set[str]]
-"""Which tests left evidence in the output."""
-
+Passed = Callable[[bytes], set[str]]  # the tests that left evidence in the output
 PACKAGE = "solution"
 LOCK = f'version = 4\n\n[[package]]\nname = "{PACKAGE}"\nversion = "0.1.0"\n'
 REPORTED = (0, 101)
-"""Exit statuses of a test program that came to its end: all passed, or some failed."""
+"""Exit statuses of a test program that ended normally: all passed, or some failed."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """What a row decides about its package: the library's name, edition, lints that are off, features that exist
-    and are off, other files of src/, whether it may be unsafe.
-    """
+    """What a row decides about its package. `allowed_lints` and `features` are off; `files` are others of src/."""
 
     crate: str
     edition: str = "2024"
@@ -47,23 +43,23 @@ class Package:
         lines = [
             f'[package]\nname = "{PACKAGE}"\nversion = "0.1.0"\nedition = "{self.edition}"\nbuild = false',
             f'[lib]\nname = "{self.crate}"\npath = "src/lib.rs"\nproc-macro = false\ndoctest = false',
-            "[workspace]",
-            "[profile.dev]\ndebug = false\nincremental = false",
+            "[workspace]\n[profile.dev]\ndebug = false\nincremental = false",
             "[lints.clippy]",
+            *(f"{lint} = 'allow'" for lint in self.allowed_lints),
+            "[features]",
+            *(f"{feature} = []" for feature in self.features),
         ]
-        lines += [f"{lint} = 'allow'" for lint in self.allowed_lints]
-        lines += ["[features]", *(f"{feature} = []" for feature in self.features)]
         return "\n".join(lines) + "\n"
 
     def library(self, solution: str) -> str:
-        """The `src/lib.rs`. A lint that is forbidden in its first line cannot be allowed in a later one."""
+        """The `src/lib.rs`. A lint forbidden in the first line cannot be allowed in a later one."""
         forbidden = ["private_interfaces", "private_bounds", *([] if self.allow_unsafe else ["unsafe_code"])]
         return f"#![forbid({', '.join(forbidden)})]\n{solution}"
 
 
 @dataclass(frozen=True)
 class CargoLimits:
-    """What compiling one solution, and running its tests, may take."""
+    """Limits for compiling one solution and for running its tests."""
 
     build: Limits
     tests: Limits
@@ -71,8 +67,8 @@ class CargoLimits:
 
 @cache
 def toolchain() -> Path:
-    """The folder of cargo, rustc and clippy, of the toolchain that rustc itself names. `UserError` where one is missing
-    or does not run: rustup has programs of these names before it has a toolchain, and the sandbox another user.
+    """The folder of cargo, rustc and clippy, from the toolchain that rustc names. `UserError` if one is missing or does
+    not run: rustup installs these names before any toolchain, and the sandbox runs as another user.
     """
     missing = [name for name in ("cargo", "rustc", "cc") if shutil.which(name) is None]
     require(
@@ -83,8 +79,8 @@ def toolchain() -> Path:
     programs = Path(found.stdout.strip()) / "bin"
     if not (programs / "cargo").exists():  # a distribution's own: all programs lie in one folder
         programs = Path(shutil.which("cargo") or "").resolve().parent
-    if not (programs / "cargo-clippy").exists():
-        raise UserError("the rust task needs clippy: run `rustup component add clippy`")
+    clippy = programs / "cargo-clippy"
+    require(clippy.exists(), "the rust task needs clippy: run `rustup component add clippy`")
     try:
         ran = run([str(programs / "cargo"), "--version"], readable=[programs.parent])
         reason = "" if ran.status == "ok" else _first_line(ran.stderr.decode(errors="replace")) or ran.status
@@ -119,7 +115,8 @@ class Workspace:
     def put(self, package: Package, solution: str) -> None:
         """Begin a package: the solution and what the row brings, without any tests."""
         shutil.rmtree(self.package, ignore_errors=True)
-        self._forget()
+        for folder in ("deps", ".fingerprint", "build", "incremental"):  # so that nothing stale is ever tested
+            shutil.rmtree(self.target / "debug" / folder, ignore_errors=True)
         library = {"src/lib.rs": package.library(solution)}
         self.write({"Cargo.toml": package.manifest(), "Cargo.lock": LOCK, **package.files, **library})
 
@@ -136,29 +133,29 @@ class Workspace:
 
     def cargo(self, arguments: Sequence[str], limits: CargoLimits) -> Outcome:
         """`cargo` with the arguments, offline, one job. It may change the target directory and nothing else."""
-        command, lint = (list(arguments), []) if "--" not in arguments else _split_at(list(arguments), "--")
-        command = [str(toolchain() / "cargo"), *command, "--offline", "--locked", "--quiet", "--jobs", "1", *lint]
+        end = [*arguments, "--"].index("--")
+        offline = ["--offline", "--locked", "--quiet", "--jobs", "1"]
+        command = [str(toolchain() / "cargo"), *arguments[:end], *offline, *arguments[end:]]
         return self._run(command, limits.build, [self.target])
 
     def test_programs(self, arguments: Sequence[str], limits: CargoLimits) -> dict[str, Path] | None:
-        """What `cargo test --no-run` makes, by target; None where the tests do not compile. Afterwards their source is
-        gone, and the programs lie in the package.
+        """The programs of `cargo test --no-run`, by target, moved into the package; None if the tests do not compile.
+        Their source is removed.
         """
         ran = self.cargo(["test", "--no-run", "--message-format", "json", *arguments], limits)
         shutil.rmtree(self.package / "tests", ignore_errors=True)
         if ran.status != "ok":
             return None
-        programs = {}
-        for message in (json.loads(line) for line in ran.stdout.splitlines() if line.startswith(b"{")):
-            if message.get("executable"):
-                program = self.package / f"test-{message['target']['name']}"
-                shutil.copyfile(message["executable"], program)
-                program.chmod(0o755)
-                programs[message["target"]["name"]] = program
+        messages = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith(b"{")]
+        built = {message["target"]["name"]: message["executable"] for message in messages if message.get("executable")}
+        programs = {name: self.package / f"test-{name}" for name in built}
+        for name, program in programs.items():
+            shutil.copyfile(built[name], program)
+            program.chmod(0o755)
         return programs
 
     def run_tests(self, program: Path, names: Sequence[str], passed_in: Passed, limits: CargoLimits) -> set[str]:
-        """Which of the named tests left evidence. Where the program dies, the rest are run one at a time."""
+        """Which of the named tests left evidence. If the program dies, the rest run one at a time."""
         ran = self._run([str(program), "--include-ignored", "--test-threads=1"], limits.tests, [])
         passed, left = passed_in(ran.stdout) & set(names), limits.tests.wall_s - ran.seconds
         if ran.exit_code in REPORTED:
@@ -187,18 +184,6 @@ class Workspace:
             environment=environment,
         )
 
-    def _forget(self) -> None:
-        """Remove what was built of the solution before, so that nothing stale is ever tested. What cargo knows of the
-        compiler stays.
-        """
-        for folder in ("deps", ".fingerprint", "build", "incremental"):
-            shutil.rmtree(self.target / "debug" / folder, ignore_errors=True)
-
-
-def _split_at(arguments: list[str], mark: str) -> tuple[list[str], list[str]]:
-    """What comes before the mark, and what begins with it."""
-    return arguments[: arguments.index(mark)], arguments[arguments.index(mark) :]
-
 
 def _free_slot(root: Path) -> tuple[Path, IO[str]]:
     """The first folder that no living process holds. The kernel releases the lock when its process ends."""
@@ -218,5 +203,5 @@ def own_workspace(root: Path) -> Workspace:
 
 
 def cache_folder(named: str) -> Path:
-    """Where the workers' folders lie: the one that was named, or one of this user's in the temporary directory."""
+    """The folder of the workers' folders: the named one, or one of this user's in the temporary directory."""
     return Path(named) if named else Path(tempfile.gettempdir()) / f"minrl-rust-{os.getuid()}"

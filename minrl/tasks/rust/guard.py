@@ -1,12 +1,13 @@
-"""What a Rust solution may not contain, because it could forge the evidence that a hidden test passed.
+"""Refuses Rust solutions that could forge the evidence that a hidden test passed.
 
-Read from the tokens alone, macro bodies included, by a lexer that knows comments, strings and lifetimes. A name may be
-spelled by a macro only as it stands in the source, since `macro_rules!` cannot join identifiers, so a path is found
-wherever it is written. What the row's own stub, reference or tests do is allowed there.
+Only tokens are read, macro bodies included, by a lexer that knows comments, strings and lifetimes. `macro_rules!`
+cannot join identifiers, so each name stands whole in the source and a path is found wherever it is written. A solution
+may use what the row's own stub, reference or tests use.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import pairwise, takewhile
 
 TOKEN = re.compile(
     r"""
@@ -23,85 +24,21 @@ TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
-WORDS = frozenset(
-    [
-        "include_str",
-        "include_bytes",
-        "option_env",
-        "asm",
-        "global_asm",
-        "naked_asm",
-        "extern",
-        "link_section",
-        "no_mangle",
-        "export_name",
-        "no_main",
-        "no_std",
-        "no_core",
-        "no_link",
-        "global_allocator",
-        "panic_handler",
-        "proc_macro",
-        "Backtrace",
-    ]
-)
+WORDS = frozenset([
+    "include_str", "include_bytes", "option_env", "asm", "global_asm", "naked_asm", "extern", "link_section",
+    "no_mangle", "export_name", "no_main", "no_std", "no_core", "no_link", "global_allocator", "panic_handler",
+    "proc_macro", "Backtrace",
+])  # fmt: skip
 MODULES = frozenset(["process", "env", "fs", "net", "os", "arch", "backtrace"])
 MACROS = frozenset(("include", "env"))
-ATTRIBUTES = frozenset(
-    [
-        "allow",
-        "cfg",
-        "cold",
-        "default",
-        "deny",
-        "deprecated",
-        "derive",
-        "doc",
-        "expect",
-        "forbid",
-        "ignore",
-        "inline",
-        "macro_use",
-        "must_use",
-        "non_exhaustive",
-        "repr",
-        "rustfmt",
-        "should_panic",
-        "test",
-        "track_caller",
-        "warn",
-    ]
-)
-SHADOWED = frozenset(
-    [
-        "bool",
-        "char",
-        "str",
-        "u8",
-        "u16",
-        "u32",
-        "u64",
-        "u128",
-        "usize",
-        "i8",
-        "i16",
-        "i32",
-        "i64",
-        "i128",
-        "isize",
-        "f32",
-        "f64",
-        "String",
-        "Vec",
-        "Option",
-        "Box",
-        "Some",
-        "None",
-        "Ok",
-        "Err",
-        "ToString",
-    ]
-)
+ATTRIBUTES = frozenset([
+    "allow", "cfg", "cold", "default", "deny", "deprecated", "derive", "doc", "expect", "forbid", "ignore", "inline",
+    "macro_use", "must_use", "non_exhaustive", "repr", "rustfmt", "should_panic", "test", "track_caller", "warn",
+])  # fmt: skip
+SHADOWED = frozenset([
+    "bool", "char", "str", "u8", "u16", "u32", "u64", "u128", "usize", "i8", "i16", "i32", "i64", "i128", "isize",
+    "f32", "f64", "String", "Vec", "Option", "Box", "Some", "None", "Ok", "Err", "ToString",
+])  # fmt: skip
 DEFINING = frozenset(("struct", "enum", "type", "union", "trait"))
 COMPARISONS = frozenset(("PartialEq", "Not"))
 """Traits by which a result of the solution's own type could answer for itself in `assert_eq!(f(x), y)` or
@@ -152,37 +89,35 @@ def refusal(solution: str, given: str, allow_unsafe: bool) -> str | None:
 
 
 def _reasons(words: list[str], given: list[str], allow_unsafe: bool) -> Iterator[str]:
-    known = set(given)
+    known, padded = set(given), [*words, "", "", ""]
     for index, word in enumerate(words):
-        following = [*words[index + 1 : index + 4], "", "", ""][:3]
+        before, following = padded[index - 1], padded[index + 1 : index + 4]
         if word in WORDS or (word == "unsafe" and not allow_unsafe) or (word in MACROS and following[0] == "!"):
             yield word
         if word == "std":
-            yield from _standard(words, index)
+            yield from _standard(padded, index)
         elif word == "$":
-            yield from _spelled(following)
+            yield from _spelled(*following)
         elif word == "#":
             yield from _attribute(following, known)
         elif word in DEFINING and following[0] in SHADOWED:
             yield "shadowed_name"
-        elif word == "trait" and words[index - 1] == "pub" and following[0] not in known:
+        elif word == "trait" and before == "pub" and following[0] not in known:
             yield "pub_trait"
-    yield from _comparisons(words, given)
+    if _forges_comparison(words, given):
+        yield "own_comparison"
 
 
 def _standard(words: list[str], index: int) -> Iterator[str]:
     """`std` must be followed by `::` and a harmless module, so that no alias and no macro hides what comes after."""
-    if words[index + 1 : index + 2] != ["::"]:
-        if words[index - 1 : index] not in (["mod"], ["."]):
+    before, mark, following = words[index - 1], words[index + 1], words[index + 2]
+    if mark != "::":
+        if before not in ("mod", "."):
             yield "std_alias"
-        return
-    following = words[index + 2] if index + 2 < len(words) else ""
-    if following == "{":
-        group = _group(words, index + 2)
-        for name in group:
-            if name in MODULES:
-                yield f"std_{name}"
-        if {"self", "$"} & set(group[:1]) or "*" in _top_level(group):
+    elif following == "{":
+        group = list(_group(words, index + 2))
+        yield from (f"std_{name}" for name, _ in group if name in MODULES)
+        if words[index + 3] in ("self", "$") or ("*", 1) in group:
             yield "std_alias"
     elif following in MODULES:
         yield f"std_{following}"
@@ -190,74 +125,59 @@ def _standard(words: list[str], index: int) -> Iterator[str]:
         yield "std_alias"
 
 
-def _group(words: list[str], start: int) -> list[str]:
-    """What lies between the brace at `start` and its partner."""
+def _group(words: list[str], start: int) -> Iterator[tuple[str, int]]:
+    """Each word from the brace at `start` to before its partner, with the number of braces around it."""
     depth = 0
     for index in range(start, len(words)):
         depth += {"{": 1, "}": -1}.get(words[index], 0)
         if depth == 0:
-            return words[start + 1 : index]
-    return words[start + 1 :]
+            return
+        yield words[index], depth
 
 
-def _top_level(group: list[str]) -> list[str]:
-    kept, depth = [], 0
-    for word in group:
-        depth += {"{": 1, "}": -1}.get(word, 0)
-        if depth == 0:
-            kept.append(word)
-    return kept
-
-
-def _spelled(following: list[str]) -> Iterator[str]:
+def _spelled(name: str, next_: str, after: str) -> Iterator[str]:
     """A macro's variable may not name a macro, nor both sides of a path."""
-    name, next_, after = following
     if name != "crate" and name.isidentifier() and (next_ == "!" or (next_ == "::" and after == "$")):
         yield "spelled_by_macro"
 
 
 def _attribute(following: list[str], known: set[str]) -> Iterator[str]:
-    opened = following.index("[") if "[" in following[:2] else None
-    if opened is None or (opened == 1 and following[0] != "!"):
-        return
-    name = following[opened + 1]
-    if name == "macro_export" and name in known:
-        return
-    if name not in ATTRIBUTES:
+    opened, name = following[1:] if following[0] == "!" else following[:2]
+    if opened == "[" and name not in ATTRIBUTES and not (name == "macro_export" and name in known):
         yield f"attribute_{name}" if name.isidentifier() else "attribute"
 
 
-def _comparisons(words: list[str], given: list[str]) -> Iterator[str]:
-    allowed = {trait for trait, _, _ in _impls(given)}
-    public = {
-        words[index + 2]
-        for index in range(len(words) - 2)
-        if words[index] in ("pub", ")") and words[index + 1] in ("struct", "enum", "union")
-    }
-    for index, word in enumerate(words[:-1]):
-        if word in COMPARISONS and words[index + 1] == "as":
-            yield "own_comparison"
-    for trait, arguments, target in _impls(words):
-        if trait == "$" or (trait in COMPARISONS - allowed and (arguments or target in public or target == "$")):
-            yield "own_comparison"
+def _forges_comparison(words: list[str], given: list[str]) -> bool:
+    """Whether a public type defines a comparison of its own, though no type of the row does."""
+    if any(word in COMPARISONS and after == "as" for word, after in pairwise(words)):
+        return True
+    forbidden = COMPARISONS - {trait for trait, _, _ in _impls(given)}
+    triples = zip(words, words[1:], words[2:], strict=False)
+    own = {name for mark, kind, name in triples if mark in ("pub", ")") and kind in ("struct", "enum", "union")} | {"$"}
+    return any(
+        trait == "$" or (trait in forbidden and (arguments or target in own))
+        for trait, arguments, target in _impls(words)
+    )
 
 
 def _impls(words: list[str]) -> Iterator[tuple[str, bool, str]]:
     """Of each `impl Trait<...> for Type`: the trait's name, whether it has arguments, the type's name."""
-    for start, word in enumerate(words):
-        if word != "impl" or words[start - 1 : start] in (["->"], ["("], [","], [":"], ["&"], ["<"]):
+    for start, word in enumerate(words, 1):
+        if word != "impl" or words[start - 2 : start - 1] in (["->"], ["("], [","], [":"], ["&"], ["<"]):
             continue
         end = next((i for i in range(start, len(words)) if words[i] in ("{", ";")), len(words))
-        header = _without_arguments(words[start + 1 : end])
-        if "for" not in header:
-            continue
-        middle = header.index("for")
-        path = [name for name in header[:middle] if name not in ("::", "!", "<>")]
-        target = [name for name in header[middle + 1 :] if name not in ("&", "mut", "::", "<>")]
-        where = target.index("where") if "where" in target else len(target)
-        name = "$" if "$" in path else (path or [""])[-1]
-        last = "$" if "$" in target[:where] else (target[:where] or [""])[-1]
-        yield name, header[middle - 1 : middle] == ["<>"], last
+        header = _without_arguments(words[start:end])
+        if "for" in header:
+            middle = header.index("for")
+            target = takewhile(lambda name: name != "where", header[middle + 1 :])
+            trait = _last_name(header[:middle], "::", "!", "<>")
+            yield trait, header[middle - 1 : middle] == ["<>"], _last_name(target, "&", "mut", "::", "<>")
+
+
+def _last_name(path: Iterable[str], *marks: str) -> str:
+    """The last word that is no mark; `$` if a macro's variable is in the path, empty if it has no name."""
+    names = [name for name in path if name not in marks]
+    return "$" if "$" in names else names[-1] if names else ""
 
 
 def _without_arguments(words: list[str]) -> list[str]:

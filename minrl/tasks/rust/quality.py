@@ -1,77 +1,36 @@
-"""How Rust code is written, by counting in its syntax tree: each score is in [0, 1], and code without a function has 0.
+"""Scores of Rust code, counted in its syntax tree: each is in [0, 1], and 0 for code without a function.
 
 Tests of the solution's own (`#[cfg(test)]`) are not counted.
 
     complexity   1 up to cyclomatic complexity 10 (the worst function), 0 from 30
     nesting      1 up to 3 nested blocks of control flow, 0 from 8
-    errors       1 where a function returns Result or Option, uses `?`, or nothing panics
+    errors       1 if a function returns Result or Option, uses `?`, or nothing panics
     docs         share of the public items with a doc comment
     iterators    adapters / (adapters + loops)
-    closures     1 where there is one, or no loop that one would replace
+    closures     1 if there is one, or no loop that one would replace
     panics       1 / (1 + unwrap, expect, panic!, todo!, unimplemented!, unreachable!)
     unsafe       1 / (1 + unsafe)
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minrl.tasks.rust.syntax import Node, attributes, field, is_public, parse, text, walk
 from minrl.tasks.task import weighted
-from minrl.types import UserError
+from minrl.types import require
 
 BRANCHES = frozenset(("if_expression", "while_expression", "for_expression", "loop_expression", "try_expression"))
 LOOPS = frozenset(("while_expression", "for_expression", "loop_expression"))
 BLOCKS = LOOPS | {"if_expression", "match_expression"}
-ADAPTERS = frozenset(
-    [
-        "all",
-        "any",
-        "chain",
-        "chunks",
-        "collect",
-        "copied",
-        "cloned",
-        "count",
-        "cycle",
-        "enumerate",
-        "filter",
-        "filter_map",
-        "find",
-        "find_map",
-        "flat_map",
-        "flatten",
-        "fold",
-        "for_each",
-        "last",
-        "map",
-        "map_while",
-        "max",
-        "max_by",
-        "max_by_key",
-        "min",
-        "min_by",
-        "min_by_key",
-        "nth",
-        "partition",
-        "peekable",
-        "position",
-        "product",
-        "reduce",
-        "rev",
-        "scan",
-        "skip",
-        "skip_while",
-        "sum",
-        "step_by",
-        "take",
-        "take_while",
-        "try_fold",
-        "unzip",
-        "windows",
-        "zip",
-    ]
-)
+ADAPTERS = frozenset([
+    "all", "any", "chain", "chunks", "collect", "copied", "cloned", "count", "cycle", "enumerate", "filter",
+    "filter_map", "find", "find_map", "flat_map", "flatten", "fold", "for_each", "last", "map", "map_while", "max",
+    "max_by", "max_by_key", "min", "min_by", "min_by_key", "nth", "partition", "peekable", "position", "product",
+    "reduce", "rev", "scan", "skip", "skip_while", "sum", "step_by", "take", "take_while", "try_fold", "unzip",
+    "windows", "zip",
+])  # fmt: skip
+INNER = {"generic_function": "function", "field_expression": "field", "scoped_identifier": "name"}
+"""The field that leads to the name of the called function, by the type of the node."""
 PANICS = frozenset(("panic", "todo", "unimplemented", "unreachable"))
 DOCUMENTED = frozenset(("function_item", "struct_item", "enum_item", "trait_item", "type_item", "const_item"))
 
@@ -99,8 +58,8 @@ class QualityWeights:
 
     def __post_init__(self) -> None:
         weights = self.of_scores()
-        if min(weights.values()) < 0 or not 0 < sum(weights.values()) < math.inf:
-            raise UserError(f"weights of the quality of Rust must be at least 0 and not all 0, got {weights}")
+        valid = min(weights.values()) >= 0 and 0 < sum(weights.values()) < math.inf
+        require(valid, f"weights of the quality of Rust must be at least 0 and not all 0, got {weights}")
 
     def of_scores(self) -> dict[str, float]:
         """The weight of each score, by its name."""
@@ -140,7 +99,7 @@ def count(source: str) -> Counts:
     >>> counts.complexity, counts.nesting, counts.panics
     (3, 1, 0)
     """
-    nodes = list(_solution_nodes(parse(source)))
+    nodes = list(walk(parse(source), skip=_is_test))
     functions = [node for node in nodes if node.type == "function_item" and node.child_by_field_name("body")]
     calls = [_called(node) for node in nodes if node.type == "call_expression"]
     macros = [field(node, "macro") for node in nodes if node.type == "macro_invocation"]
@@ -189,25 +148,16 @@ def _falling(value: int, best: int, worst: int) -> float:
     return min(1.0, max(0.0, (worst - value) / (worst - best)))
 
 
-def _solution_nodes(node: Node) -> Iterator[Node]:
-    """Every node but those of tests."""
-    pending = [node]
-    while pending:
-        node = pending.pop()
-        if node.type in ("mod_item", "function_item"):
-            marks = attributes(node)
-            if "test" in marks or any(mark.replace(" ", "") == "cfg(test)" for mark in marks):
-                continue
-        yield node
-        pending += reversed(node.children)
+def _is_test(node: Node) -> bool:
+    marks = attributes(node) if node.type in ("mod_item", "function_item") else []
+    return any(mark == "test" or mark.replace(" ", "") == "cfg(test)" for mark in marks)
 
 
 def _called(call: Node) -> str:
-    """The name of the called function or method, without its path and type arguments."""
+    """The name of the called function or method, without path and type arguments."""
     function = call.child_by_field_name("function")
-    while function is not None and function.type in ("generic_function", "field_expression", "scoped_identifier"):
-        inner = {"generic_function": "function", "field_expression": "field", "scoped_identifier": "name"}
-        function = function.child_by_field_name(inner[function.type])
+    while function is not None and function.type in INNER:
+        function = function.child_by_field_name(INNER[function.type])
     return text(function)
 
 
@@ -221,13 +171,12 @@ def _complexity(function: Node) -> int:
     return total
 
 
-def _nesting(function: Node) -> int:
+def _nesting(node: Node) -> int:
     """How deep blocks of control flow lie in each other; an `else if` lies beside its `if`."""
-    deepest, pending = 0, [(function, 0)]
+    deepest, pending = 0, [(node, 0)]
     while pending:
         node, depth = pending.pop()
-        if node.type in BLOCKS and not (node.parent is not None and node.parent.type == "else_clause"):
-            depth += 1
+        depth += node.type in BLOCKS and not (node.parent is not None and node.parent.type == "else_clause")
         deepest = max(deepest, depth)
         pending += [(child, depth) for child in node.children]
     return deepest
@@ -235,8 +184,9 @@ def _nesting(function: Node) -> int:
 
 def _documented(item: Node) -> bool:
     before = item.prev_named_sibling
-    while before is not None and before.type == "attribute_item":
-        if text(before).startswith("#[doc"):
-            return True
+    while before is not None and before.type == "attribute_item" and not text(before).startswith("#[doc"):
         before = before.prev_named_sibling
-    return before is not None and before.type in ("line_comment", "block_comment") and bool(field(before, "doc"))
+    comments = ("line_comment", "block_comment")
+    return before is not None and (
+        before.type == "attribute_item" or (before.type in comments and field(before, "doc") != "")
+    )

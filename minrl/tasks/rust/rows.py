@@ -1,4 +1,4 @@
-"""Rows of Rust problems -> what the rust task shows and what it tests: two shapes.
+"""Rows of Rust problems, in two shapes, read into what the task shows and tests.
 
 slug, instructions, stub, tests, example, extra_files, cargo_toml     as exercism's: files by path, or one text
 prompt, tests (a list of assertions, or a program whose main asserts)  as MultiPL-E's
@@ -16,7 +16,7 @@ from minrl.tasks.rows import Row
 from minrl.tasks.rust.cargo import Package
 from minrl.tasks.rust.guard import tokens
 from minrl.tasks.rust.syntax import parse, text
-from minrl.tasks.rust.tests import count_tests, listed_tests, main_assertions
+from minrl.tasks.rust.tests import find_tests, listed_tests, main_assertions, replace
 from minrl.types import UserError
 
 LIST_CRATE = "solution"
@@ -36,31 +36,27 @@ class Problem:
 
 
 def problems(rows: Iterable[Row], allow_unsafe: bool) -> list[Problem]:
-    """The rows that can be tested offline. Those that need crates, or `unsafe` where it is not allowed, are left out
-    and counted in the log.
-    """
+    """The rows that can be tested offline. Rows that need crates or a forbidden `unsafe` are left out and logged."""
     kept, crates, needs_unsafe = [], [], []
     for number, row in enumerate(rows, 1):
-        if _dependencies(row):
+        if any(_manifest(row).get(table) for table in ("dependencies", "dev-dependencies")):
             crates.append(row)
-        elif not allow_unsafe and "unsafe" in tokens(_only(row.get("example") or "")):
+        elif not allow_unsafe and "unsafe" in tokens(reference(row)):
             needs_unsafe.append(row)
         else:
             kept.append(_problem(row, number, allow_unsafe))
     if crates:
         logger.info("rust: {} rows left out, they need crates: {}", len(crates), ", ".join(map(_name, crates)))
     if needs_unsafe:
-        logger.info(
-            "rust: {} rows left out, their reference is unsafe: {} (--rust.unsafe-rows allowed)",
-            len(needs_unsafe),
-            ", ".join(map(_name, needs_unsafe)),
-        )
+        message = "rust: {} rows left out, their reference is unsafe: {} (--rust.unsafe-rows allowed)"
+        logger.info(message, len(needs_unsafe), ", ".join(map(_name, needs_unsafe)))
     return kept
 
 
 def reference(row: Row) -> str:
-    """The row's own solution, empty where it has none."""
-    return _only(row.get("example") or "")
+    """The Rust of the row's own solution as one text; empty if it has none."""
+    files = _files(row.get("example") or "", "lib.rs")
+    return "\n".join(content for path, content in files.items() if path.endswith(".rs"))
 
 
 def _problem(row: Row, number: int, allow_unsafe: bool) -> Problem:
@@ -73,7 +69,7 @@ def _problem(row: Row, number: int, allow_unsafe: bool) -> Problem:
             f"row {number} of the Rust problems has neither instructions nor a prompt (it has {', '.join(row)}): "
             "give instructions, stub, tests, or prompt and tests"
         )
-    if count_tests(problem.tests) == 0:
+    if not any(find_tests(parse(source)) for source in problem.tests.values()):
         raise UserError(f"row {number} of the Rust problems ({problem.id}) has no test that could be run in `tests`")
     return problem
 
@@ -118,20 +114,18 @@ def _listed(row: Row) -> Problem:
 
 def _public(stub: str) -> str:
     """The source with its functions made `pub`."""
-    root = parse(stub)
-    starts = [child.start_byte for child in root.children if child.type == "function_item" and "pub" not in text(child)]
-    data = stub.encode()
-    for start in sorted(starts, reverse=True):
-        data = data[:start] + b"pub " + data[start:]
-    return data.decode()
+    functions = [child for child in parse(stub).children if child.type == "function_item" and "pub" not in text(child)]
+    return replace(stub, [(function.start_byte, function.start_byte, "pub ") for function in functions])
 
 
 def _name(row: Row) -> str:
-    """The identity: slug or name, else a hash of what is asked."""
-    for column in ("slug", "name", "task_id", "id"):
-        if row.get(column):
-            return str(row[column])
-    return hashlib.sha256(str(row.get("prompt", row.get("instructions"))).encode()).hexdigest()[:16]
+    """The identity: slug or name, else a hash of the question."""
+    named = next((row[column] for column in ("slug", "name", "task_id", "id") if row.get(column)), None)
+    return (
+        str(named)
+        if named
+        else hashlib.sha256(str(row.get("prompt", row.get("instructions"))).encode()).hexdigest()[:16]
+    )
 
 
 def _manifest(row: Row) -> dict[str, Any]:
@@ -141,18 +135,8 @@ def _manifest(row: Row) -> dict[str, Any]:
         raise UserError(f"the cargo_toml of {_name(row)} is not TOML: {error}") from error
 
 
-def _dependencies(row: Row) -> list[str]:
-    manifest = _manifest(row)
-    return [name for table in ("dependencies", "dev-dependencies") for name in manifest.get(table, {})]
-
-
 def _files(value: object, name: str) -> dict[str, str]:
-    """Files by path; one text alone is the file of that name."""
+    """Files by path; a single text is the file of that name."""
     if isinstance(value, Mapping):
         return {str(path): str(content) for path, content in value.items() if content is not None}
     return {name: str(value)} if value else {}
-
-
-def _only(value: object) -> str:
-    """The Rust among the files, as one text."""
-    return "\n".join(content for path, content in _files(value, "lib.rs").items() if path.endswith(".rs"))

@@ -1,4 +1,4 @@
-"""Rust that compiles only where a solution's functions return what the row's stub says they return."""
+"""Checks that a solution's functions return the types that the row's stub names."""
 
 from minrl.tasks.rust.syntax import Node, field, is_public, parse, text, walk
 from minrl.tasks.rust.tests import Secret, replace
@@ -15,11 +15,10 @@ STD_TYPES = {
 
 
 def signature_checks(stub: str, solution: str, crate: str) -> str:
-    """Rust that compiles only where the solution's functions return what the stub's do.
+    """Rust that compiles only if the solution's functions return the types of the stub's.
 
-    A result of a type of its own could pretend to be equal to anything. A number may be of another width. Functions
-    that are generic in the stub or
-    whose types are not known by name are not checked.
+    A result of the solution's own type could pretend to be equal to anything. Numbers may be of another width.
+    Functions that are generic in the stub or whose types are not known by name are not checked.
     """
     stub_root = parse(stub)
     own = {
@@ -58,23 +57,23 @@ def signature_checks(stub: str, solution: str, crate: str) -> str:
 
 
 def _spelled(returned: Node, own: set[str], crate: str) -> tuple[str, int] | None:
-    """The type with full paths, any number for each number, no elided lifetimes, and how many numbers it has; None
-    where it has parts that are not known.
+    """The type with full paths, a type variable for each number and no elided lifetimes, and how many numbers it has;
+    None if it has unknown parts.
     """
-    edits, numbers = [], 0
+    edits, numbers, offset = [], 0, returned.start_byte
     for node in walk(returned):
+        start, end = node.start_byte - offset, node.end_byte - offset
         if node.type in UNKNOWN_TYPES:
             return None
         if node.type == "reference_type":
-            edits.append((node.start_byte + 1, node.start_byte + 1, "'static "))
+            edits.append((start + 1, start + 1, "'static "))
         if node.type == "primitive_type" and text(node) in NUMBERS.split():
-            edits.append((node.start_byte, node.end_byte, f"N{numbers}"))
+            edits.append((start, end, f"N{numbers}"))
             numbers += 1
         if node.type == "type_identifier":
             name = text(node)
             full = STD_TYPES.get(name) if name not in own else f"{crate}::{name}"
             if full is None:
                 return None
-            edits.append((node.start_byte, node.end_byte, full))
-    shifted = [(start - returned.start_byte, end - returned.start_byte, new) for start, end, new in edits]
-    return replace(text(returned), shifted), numbers
+            edits.append((start, end, full))
+    return replace(text(returned), edits), numbers

@@ -1,6 +1,6 @@
 """The syntax tree of Rust source, by tree-sitter."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -23,17 +23,18 @@ def _parser() -> Any:  # noqa: ANN401 - tree-sitter comes with an extra
 
 
 def parse(source: str) -> Node:
-    """The root of the tree. Source that is no Rust has nodes of the type ERROR in it."""
+    """The root of the tree. Source that is not Rust gives nodes of the type ERROR."""
     return _parser().parse(source.encode("utf-8", "replace")).root_node
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """The node and everything below it, in the order of the source."""
+def walk(node: Node, skip: Callable[[Node], bool] = lambda _: False) -> Iterator[Node]:
+    """The node and everything below it in the order of the source, except skipped nodes and what is below them."""
     pending = [node]
     while pending:
         node = pending.pop()
-        yield node
-        pending += reversed(node.children)
+        if not skip(node):
+            yield node
+            pending += reversed(node.children)
 
 
 def text(node: Node) -> str:
@@ -42,7 +43,7 @@ def text(node: Node) -> str:
 
 
 def field(node: Node, name: str) -> str:
-    """The source of the node's field of that name, empty where it has none."""
+    """The source of the node's field of that name; empty if it has none."""
     return text(node.child_by_field_name(name))
 
 

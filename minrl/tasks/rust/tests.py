@@ -1,13 +1,14 @@
-"""Rust tests that leave evidence: which there are is read from their source, which passed from what they report.
+"""Rust tests that leave evidence: they are found in their source, and they passed if they report it.
 
-The body of each test is wrapped so that a secret and the test's name are written to stdout after its last assertion
-(for `#[should_panic]`: after the panic). The secret is new in each call and is compiled into the tests alone. What a
-program claims about itself, its exit status and libtest's own lines count for nothing.
+The body of each test is wrapped so that it writes a secret and the test's name to stdout after its last assertion (for
+`#[should_panic]`: after the panic). The secret is new in each call and compiled into the tests alone. The program's
+other output, its exit status and libtest's lines do not count.
 """
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from minrl.tasks.rust.syntax import Node, attributes, field, parse, text, walk
 
@@ -33,7 +34,7 @@ class RustTest:
 
 @dataclass(frozen=True)
 class Secret:
-    """What tests write when they pass, and the name of a type that only they know."""
+    """A text that tests write when they pass, and the name of a type that only they know."""
 
     nonce: str
     mark: str
@@ -54,47 +55,40 @@ def find_tests(root: Node) -> list[RustTest]:
     """The tests that are compiled without features, in order."""
     found = []
     for node in walk(root):
-        if node.type != "function_item":
-            continue
-        marks = attributes(node)
-        if "test" not in marks:
-            continue
-        scopes = list(_modules(node))
-        conditions = [mark for item in [node, *scopes] for mark in attributes(item) if mark.startswith("cfg")]
-        if all(condition.replace(" ", "") == "cfg(test)" for condition in conditions):
-            name = "::".join([*(field(scope, "name") for scope in reversed(scopes)), field(node, "name")])
-            found.append(RustTest(name, any(mark.startswith("should_panic") for mark in marks), node))
+        marks = attributes(node) if node.type == "function_item" else []
+        if "test" in marks:
+            scopes = list(_above(node, "mod_item"))
+            conditions = [mark for item in [node, *scopes] for mark in attributes(item) if mark.startswith("cfg")]
+            if all(condition.replace(" ", "") == "cfg(test)" for condition in conditions):
+                name = "::".join(field(item, "name") for item in [*reversed(scopes), node])
+                found.append(RustTest(name, any(mark.startswith("should_panic") for mark in marks), node))
     return found
 
 
-def _modules(node: Node) -> Iterator[Node]:
+def _above(node: Node, kind: str) -> Iterator[Node]:
+    """The nodes of that type around the node, inner ones first."""
     while (node := node.parent) is not None:
-        if node.type == "mod_item":
+        if node.type == kind:
             yield node
 
 
 def instrumented(source: str, secret: Secret, own_names: set[str]) -> str:
     """The tests' source with evidence at the end of each test, in which the names of std mean std.
 
-    An explicit `use` goes before what a glob import of the solution would bring, so that its `assert_eq!` is not
-    called. `own_names` are those that the row's stub defines itself.
+    An explicit `use` has precedence over a glob import of the solution, so that its `assert_eq!` is not called.
+    `own_names` are those that the row's stub defines.
     """
-    root = parse(source)
-    edits = [(test.node.child_by_field_name("body"), _wrapped(test, secret)) for test in find_tests(root)]
-    replaced = [(body.start_byte, body.end_byte, wrapped) for body, wrapped in edits]
-    for module in walk(root):
-        body = module if module.parent is None else module.child_by_field_name("body")
-        if body is not None and (module.parent is None or (module.type == "mod_item" and not _in_function(module))):
-            end = body.end_byte if module.parent is None else body.end_byte - 1
-            replaced.append((end, end, "\n" + _imports(body, own_names) + "\n"))
-    return replace(source, replaced)
-
-
-def _in_function(node: Node) -> bool:
-    while (node := node.parent) is not None:
-        if node.type == "function_item":
-            return True
-    return False
+    root, edits = parse(source), []
+    for test in find_tests(root):
+        body = test.node.child_by_field_name("body")
+        edits.append((body.start_byte, body.end_byte, _wrapped(test, text(body), secret)))
+    modules = [node for node in walk(root) if node.type == "mod_item" and not any(_above(node, "function_item"))]
+    bodies = [(module.child_by_field_name("body"), 1) for module in modules]
+    for body, brace in [(root, 0), *bodies]:
+        if body is not None:
+            end = body.end_byte - brace
+            edits.append((end, end, f"\n{_imports(body, own_names)}\n"))
+    return replace(source, edits)
 
 
 def replace(source: str, edits: list[tuple[int, int, str]]) -> str:
@@ -106,8 +100,7 @@ def replace(source: str, edits: list[tuple[int, int, str]]) -> str:
     return b"".join([*pieces, data[position:]]).decode("utf-8", "replace")
 
 
-def _wrapped(test: RustTest, secret: Secret) -> str:
-    body = text(test.node.child_by_field_name("body"))
+def _wrapped(test: RustTest, body: str, secret: Secret) -> str:
     line = f'b"\\n{secret.nonce} {test.name}\\n"'
     report = f"::std::io::Write::write_all(&mut ::std::io::stdout(), {line}).unwrap();"
     returned = field(test.node, "return_type")
@@ -129,7 +122,7 @@ def _wrapped(test: RustTest, secret: Secret) -> str:
 
 
 def _expected(test: RustTest) -> str:
-    """A check of the panic's message, where the test names one."""
+    """A check of the panic's message, if the test names one."""
     mark = next(mark for mark in attributes(test.node) if mark.startswith("should_panic"))
     _, named, rest = mark.partition("=")
     if not named:
@@ -162,8 +155,8 @@ def defined_names(body: Node) -> set[str]:
 
 
 def own_tests(solution: str) -> tuple[list[RustTest], list[RustTest]]:
-    """The solution's own tests, and those of them with a real assertion: one that calls a function of the solution,
-    holds no literal `true` or `false` alone, and does not compare a thing with itself.
+    """The solution's own tests, and those with a real assertion: one that calls a function of the solution, holds no
+    lone `true` or `false`, and does not compare a thing with itself.
     """
     root = parse(solution)
     tests = find_tests(root)
@@ -171,44 +164,28 @@ def own_tests(solution: str) -> tuple[list[RustTest], list[RustTest]]:
     functions = {
         field(node, "name")
         for node in walk(root)
-        if node.type == "function_item" and node.id not in inside and not _is_trivial(node)
+        if node.type == "function_item" and node.id not in inside and _statements(node)
     }
     return tests, [test for test in tests if not test.wants_panic and any(_real(test.node, functions))]
 
 
-def _is_trivial(function: Node) -> bool:
+def _statements(function: Node) -> list[Node]:
     body = function.child_by_field_name("body")
-    return body is None or not body.named_children
+    return [] if body is None else body.named_children
 
 
 def _real(test: Node, functions: set[str]) -> Iterator[bool]:
     for node in walk(test):
         if node.type != "macro_invocation" or field(node, "macro") not in ("assert", "assert_eq", "assert_ne"):
             continue
-        arguments = _arguments(node.named_children[-1])
-        names = {text(leaf) for argument in arguments for leaf in walk_all(argument)}
-        compared = ["".join(map(text, argument)) for argument in arguments]
+        tree = node.named_children[-1]
+        parts = groupby(tree.children[1:-1], key=lambda child: child.type == ",")
+        compared = ["".join(map(text, part)) for is_comma, part in parts if not is_comma]
+        names = {text(leaf) for leaf in walk(tree) if not leaf.children or leaf.type == "boolean_literal"}
         if field(node, "macro") == "assert":
             yield bool(functions & names) and not {"true", "false", "||"} & names
         else:
             yield bool(functions & names) and len(compared) > 1 and compared[0] != compared[1]
-
-
-def walk_all(nodes: list[Node]) -> Iterator[Node]:
-    """Every leaf below the nodes."""
-    for node in nodes:
-        yield from (leaf for leaf in walk(node) if not leaf.children or leaf.type == "boolean_literal")
-
-
-def _arguments(tree: Node) -> list[list[Node]]:
-    """The children of a macro's token tree, split at its commas."""
-    arguments: list[list[Node]] = [[]]
-    for child in tree.children[1:-1]:
-        if child.type == ",":
-            arguments.append([])
-        else:
-            arguments[-1].append(child)
-    return [argument for argument in arguments if argument]
 
 
 def listed_tests(statements: list[str], crate: str, imports: str = "") -> str:
@@ -223,9 +200,8 @@ def listed_tests(statements: list[str], crate: str, imports: str = "") -> str:
 
 
 def main_assertions(source: str) -> list[str]:
-    """The assertions of a program's `main`, each after the other statements before it (`let candidate = f;`)."""
-    root = parse(source[source.index("fn main") :])
-    main = next(node for node in walk(root) if node.type == "function_item")
+    """The assertions in a program's `main`, each with the statements before it (`let candidate = f;`)."""
+    main = next(n for n in walk(parse(source[source.index("fn main") :])) if n.type == "function_item")
     setup, found = "", []
     for statement in main.child_by_field_name("body").named_children:
         if text(statement).lstrip().startswith("assert"):
@@ -233,8 +209,3 @@ def main_assertions(source: str) -> list[str]:
         elif "comment" not in statement.type:
             setup += text(statement) + " "
     return found
-
-
-def count_tests(files: Mapping[str, str]) -> int:
-    """How many tests the files hold."""
-    return sum(len(find_tests(parse(source))) for source in files.values())
