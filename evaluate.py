@@ -33,7 +33,7 @@ from minrl.types import require
 from minrl.rewards.workers import Workers
 
 INCOMPLETE = 1
-"""Exit status where a server left completions, or a judge verdicts, out."""
+"""Exit status where a server's completions, or a judge's verdicts, are missing."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,12 +96,13 @@ def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
 
 
 def _flat(summary: dict[str, Any]) -> dict[str, Any]:
-    """The result of one model on one task, with the settings that it was got at."""
+    """The result of one model on one task, with the settings that it was measured with."""
     (result,) = summary["results"]
     settings, judge = summary["settings"]["generate"], summary["settings"]["score"]["judge"]
-    options = settings["tasks"][result["task"]]["options"]
-    chosen = {name: settings[name] for name in ("seed", "temperature")}
-    return {**result, "options": options, **({"judge": judge} if judge["judge_model"] else {}), **chosen}
+    flat = {**result, "options": settings["tasks"][result["task"]]["options"]}
+    if judge["judge_model"]:
+        flat["judge"] = judge
+    return {**flat, "seed": settings["seed"], "temperature": settings["temperature"]}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+import yaml
 
 import train
 from minrl import algorithms
@@ -22,10 +23,12 @@ from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.terminal import command_line
 
 ROOT = Path(__file__).parent.parent
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"))
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 LOG = {section.split("\n", 1)[0]: " ".join(section.split()) for section in (ROOT / "LOG.md").read_text().split("\n## ")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ELSEWHERE = ("tensorboard", "accelerate", "torchrun", "source", "uv", "bash")
+ELSEWHERE = ("tensorboard", "accelerate", "torchrun", "source", "uv", "bash", "pip")
+CONSOLE_SCRIPTS = {name: f"{entry.rpartition('run_')[2]}.py" for name, entry in PROJECT["project"]["scripts"].items()}
 """Programs of others: what they are called with is theirs to check, but for the scripts of ours that they start."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -171,6 +174,7 @@ ALL_COMMANDS = sorted({(name, command) for name, page in PAGES.items() for comma
 def test_each_command_parses(page, command, monkeypatch):
     for one in command.split(" && "):
         words = [word for word in shlex.split(one) if not re.match(r"^[A-Z_]+=", word) or one.startswith("make")]
+        words = ["python", CONSOLE_SCRIPTS[words[0]], *words[1:]] if words[0] in CONSOLE_SCRIPTS else words
         if words[0] == "make":
             check_make(words[1:], monkeypatch)
         elif words[0] == "python":
@@ -245,6 +249,17 @@ def test_each_figure_stands_in_the_log_with_its_command(name):
 
 def test_there_are_figures_to_look_for():
     assert sum(bool(figures) for page in PAGES.values() for _, figures, _ in measured(page)) > 25
+
+
+def test_the_citation_and_the_changelog_know_the_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"message", "title", "authors", "version"} <= citation.keys()  # those that CFF 1.2 requires, and the version
+    assert citation["cff-version"] == "1.2.0" and citation["authors"] == [{"name": "The MinRL developers"}]
+    assert (citation["version"], citation["license"]) == (PROJECT["project"]["version"], PROJECT["project"]["license"])
+    heads = re.findall(r"^#+ .*", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heads[:2] == ["# Changelog", "## [Unreleased]"]
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert {head[4:] for head in heads if head.startswith("### ")} <= kinds
 
 
 def test_the_page_of_all_settings_is_written_from_the_settings():

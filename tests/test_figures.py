@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from minrl.intervals import wilson
-from minrl.pipeline.figures import Score, example_values, in_roles, paired_difference, pass_figure
+from minrl.pipeline.figures import EpisodeScore, example_values, in_roles, paired_difference, pass_figure
 from minrl.system.json_text import json_text, plain
 from minrl.types import Reward
 
 
 def score(index, solved, role="policy"):
     reward = None if solved is None else Reward(float(solved))
-    return Score("m", "t", "sampled", index, f"e{index}", role, reward, 3.0, False)
+    return EpisodeScore("m", "t", "sampled", index, f"e{index}", role, reward, 3.0, False)
 
 
 def test_a_value_for_each_example_is_the_mean_of_its_roles():

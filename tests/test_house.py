@@ -51,6 +51,7 @@ ROOMS = [
     "report",
     "sft",
     "pipeline",
+    "scripts",
     "train",
     "evaluate",
 ]

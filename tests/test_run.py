@@ -1,12 +1,15 @@
 """What a run writes down of itself: its config, its hyperparameters, its summary."""
 
 import json
+import sys
 
 import pytest
 from loguru import logger
 
+import minrl
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
 from minrl.evaluation import Evaluation
+from minrl.run import as_typed
 from minrl.run import run as run_module
 from minrl.run.checkpoint import weights_sha256
 from minrl.run.provenance import changes, provenance
@@ -50,6 +53,29 @@ def test_a_run_says_how_to_go_on_by_its_program_and_its_folder(make_run, tmp_pat
     other = make_run(program=Program("python -m minrl.sft"))
     assert other.resume_command == f"python -m minrl.sft --resume {tmp_path}/run"
     assert make_run().config == make_run().settings
+
+
+@pytest.mark.parametrize("called", ["/usr/bin/minrl-train", "minrl-train"])
+def test_a_run_of_the_console_script_goes_on_by_the_console_script(called, make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [called, "--steps", "3"])
+    assert make_run().resume_command == f"minrl-train --resume {tmp_path}/run"
+    other = make_run(program=Program("python -m minrl.sft"))
+    assert other.resume_command == f"python -m minrl.sft --resume {tmp_path}/run"
+
+
+def test_without_a_checkout_every_program_names_the_console_script(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(minrl, "__file__", str(tmp_path / "site-packages/minrl/__init__.py"))
+    monkeypatch.setattr(sys, "argv", ["python"])
+    assert as_typed("python train.py") == "minrl-train"
+    assert as_typed("python -m minrl.sft") == "python -m minrl.sft"
+
+
+def test_a_run_is_the_same_programs_whatever_it_was_called_by(make_run, monkeypatch):
+    monkeypatch.setattr(run_module, "provenance", lambda files: {})
+    monkeypatch.setattr(sys, "argv", ["minrl-train"])
+    run = make_run()
+    write_config(run)
+    assert json.loads((run.folder / "config.json").read_text())["program"] == "python train.py"
 
 
 def test_the_config_says_all_that_the_numbers_depend_on(make_run, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.figures import results
 from minrl.pipeline.models import NamedModel
-from minrl.pipeline.plan import GREEDY, SAMPLED, Mode, Plan, PlannedTask
+from minrl.pipeline.plan import GREEDY, SAMPLED, EvaluationPlan, Mode, PlannedTask
 from minrl.pipeline.report import report
 from minrl.pipeline.rows import Key
 from minrl.pipeline.settings import _references_digest
@@ -24,7 +24,7 @@ def plan():
     modes = [Mode(SAMPLED, SAMPLES, 1.0), Mode(GREEDY, 1, 0.0)]
     task = PlannedTask("t", Task(Dataset([], examples), lambda said, example: Reward(0.0)), examples, modes, SAMPLES)
     config = EvaluateConfig(models=("A", "B"), tasks=("t",), charts=False)
-    return Plan(config, [NamedModel(name, name) for name in ("A", "B")], [task])
+    return EvaluationPlan(config, [NamedModel(name, name) for name in ("A", "B")], [task])
 
 
 def scored(model, index, sample, solved, mode=SAMPLED, unscorable=None):
@@ -69,7 +69,9 @@ def test_greedy_completions_are_not_the_sampled_ones(plan, tmp_path):
     reported(plan, tmp_path, lines)
     assert "| A | - | " in (tmp_path / "summary.md").read_text()
     # At temperature 0 they are what is asked for.
-    alone = Plan(plan.config, plan.models, [PlannedTask(**{**vars(plan.tasks[0]), "modes": [Mode(GREEDY, 1, 0.0)]})])
+    alone = EvaluationPlan(
+        plan.config, plan.models, [PlannedTask(**{**vars(plan.tasks[0]), "modes": [Mode(GREEDY, 1, 0.0)]})]
+    )
     (found, _) = results(alone, lines, rows_of(lines))
     assert (found["pass@1"], found["pass@1_greedy"], found["missing"]) == (0.5, 0.5, 0)
 

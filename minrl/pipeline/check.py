@@ -1,4 +1,4 @@
-"""The dry run: everything that can go wrong before the first token, without one."""
+"""The dry run: checks everything that can be checked without generating a token."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from minrl.model.processes import Processes
 from minrl.pipeline.generate import missing
 from minrl.pipeline.local import check_prompts
 from minrl.pipeline.models import NamedModel
-from minrl.pipeline.plan import Plan
+from minrl.pipeline.plan import EvaluationPlan
 from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.served import connect
 from minrl.rewards.chat_client import ChatError
@@ -19,8 +19,8 @@ from minrl.terminal.screen import Screen
 from minrl.types import UserError
 
 
-def check_models(plan: Plan, rows: Mapping[Key, Row], folder: Path, screen: Screen) -> None:
-    """Load each model as the evaluation would, see that prompts fit, ask servers for the model, say what is to do."""
+def check_models(plan: EvaluationPlan, rows: Mapping[Key, Row], folder: Path, screen: Screen) -> None:
+    """Load each local model, check that prompts fit, ask servers for their models, report the work left."""
     with screen.progress("checking", len(plan.models)) as report:
         for number, model in enumerate(plan.models):
             if model.served:
@@ -33,13 +33,13 @@ def check_models(plan: Plan, rows: Mapping[Key, Row], folder: Path, screen: Scre
         of_model = missing(plan, model, rows)
         for task in plan.tasks:
             episodes = sum(mode.samples for mode in task.modes) * len(task.examples)
-            left = sum(len(list(batch.episodes())) for batch in of_model[task.name])
+            left = sum(batch.count for batch in of_model[task.name])
             logger.info(f"{model.name} on {task.name}: {len(task.examples)} examples, {left} of {episodes} to generate")
             total, todo = total + episodes, todo + left
     logger.info(f"nothing wrong; {todo} of {total} completions to generate, into {folder}")
 
 
-def _check_local(plan: Plan, model: NamedModel) -> None:
+def _check_local(plan: EvaluationPlan, model: NamedModel) -> None:
     config = plan.config
     policy = load_policy(model.name, config.model, Processes(config.model))
     limit = policy.context_length
@@ -49,7 +49,7 @@ def _check_local(plan: Plan, model: NamedModel) -> None:
         check_prompts(policy, model, task, limit, config.max_tokens)
 
 
-def _check_server(plan: Plan, model: NamedModel) -> None:
+def _check_server(plan: EvaluationPlan, model: NamedModel) -> None:
     client = connect(plan, model)
     try:
         known = client.served_models()

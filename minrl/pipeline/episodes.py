@@ -1,8 +1,7 @@
-"""What was said in an episode, written down and played again.
+"""Episodes, recorded and replayed.
 
-A row of completions.jsonl holds every turn. Scoring plays the episode once more with the recorded completions for
-answers: the task's own dice fall as they fell (its `rng` has the same seed), its jobs answer what they answered (see
-`results`), and the rewards are computed then.
+A row of completions.jsonl holds every turn. Scoring replays the episode with the recorded completions as answers: its
+`rng` has the same seed, its jobs return their recorded results (see `results`), and the rewards are computed then.
 """
 
 import dataclasses
@@ -20,17 +19,15 @@ from minrl.tasks import Task
 from minrl.types import SOLO, Episode, Example, Job, Reward, Turn
 
 JOBS = "jobs"
-"""What a row keeps of the jobs of a task's own episode. Rows of earlier versions have none."""
+"""The column with the results of an episode's jobs. Rows of earlier versions lack it."""
 
 PURPOSE = "evaluation"
-"""What the seeds are for. It is the same in train.py's own evaluation, which samples the same completions."""
+"""The purpose of the seeds, as in train.py's own evaluation, which so samples the same completions."""
 
 
 @dataclasses.dataclass
 class Said:
-    """The turns of an episode so far, with their completions, and what its jobs answered. A reward after the last turn
-    is none of that: scoring computes it.
-    """
+    """The turns of an episode so far with their completions, and the results of its jobs."""
 
     turns: list[tuple[Turn, str]] = dataclasses.field(default_factory=list)
     answered: list[tuple[int, Any]] = dataclasses.field(default_factory=list)
@@ -42,15 +39,15 @@ class Said:
 
     @property
     def results(self) -> list[Any]:
-        """What jobs answered, up to the last answer that another play must be told."""
+        """The jobs' results that a replay needs. A reward after the last turn is none: scoring computes it."""
         told = [after < len(self.turns) or not isinstance(result, Reward) for after, result in self.answered]
         last = max((number for number, one in enumerate(told, 1) if one), default=0)
         return [result for _, result in self.answered[:last]]
 
 
 class Recorder:
-    """A task whose episodes are written down. A single turn is not rewarded: that is the next stage's. What is said
-    ends with the first stop string: an engine may have sampled it as a part of a longer token.
+    """A task whose episodes are recorded. A single turn is not rewarded here: scoring does that. A completion ends with
+    its first stop string, which an engine may have sampled as a part of a longer token.
     """
 
     def __init__(self, task: Task, stop_strings: Sequence[str] = ()) -> None:
@@ -65,7 +62,7 @@ class Recorder:
         return self._recorded(episode, said)
 
     def _recorded(self, episode: Episode, said: Said) -> Generator[Turn | Job, Any, Mapping[str, Reward]]:
-        """The episode, with what it is answered written down."""
+        """The episode, with its answers recorded."""
         value = None
         try:
             while True:
@@ -97,7 +94,7 @@ def through_stop(text: str, stop_strings: Sequence[str]) -> str:
 
 
 def episode_rng(seed: int, index: int, sample: int) -> random.Random:
-    """The dice of an episode, which are those that `rollout` gives it."""
+    """The random numbers of an episode, those that `rollout` gives it."""
     return random.Random(completion_seed(seed, PURPOSE, 0, index, sample, EPISODE, 0))
 
 
@@ -147,7 +144,7 @@ def turns_of(row: Row) -> list[SaidTurn]:
 
 
 def as_stored(message: Any) -> Any:  # noqa: ANN401 - a prompt, as JSON gives it back
-    """A prompt as a row has it once it was written and read."""
+    """A prompt after a round trip through JSON."""
     return json.loads(json_text(message))
 
 

@@ -1,9 +1,10 @@
 """From scores to figures: pass@k with intervals, by category, and the difference between two models.
 
-What could not be scored counts as not solved; where nothing could be scored there is no figure. So does what a server
-refused, whose share stands beside the figure. What it failed to answer counts as nothing, and is counted.
+An unscorable completion counts as not solved, and so does one that a server refused; the share of these stands beside
+the figure. Where nothing could be scored there is no figure. A call that failed is no completion: it counts as missing.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import numpy as np
 
 from minrl.evaluation import by_category, is_solved, pass_at_one, summarize
 from minrl.intervals import bootstrap, percentiles, resampled, wilson
-from minrl.pipeline.plan import GREEDY, SAMPLED, Plan, PlannedTask
+from minrl.pipeline.plan import GREEDY, SAMPLED, EvaluationPlan, PlannedTask
 from minrl.pipeline.rows import SERVED_AS, Key, Row
 from minrl.pipeline.table import NOBODY
 from minrl.rollout import lost_roles
@@ -25,7 +26,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Score:
+class EpisodeScore:
     """A line of the table of scores: one role in one episode."""
 
     model: str
@@ -41,57 +42,51 @@ class Score:
     category: Mapping[str, str] = field(default_factory=dict)
 
 
-def score_of(line: Mapping[str, Any]) -> Score:
+def score_of(line: Mapping[str, Any]) -> EpisodeScore:
     """The score on a line that `read_table` gave."""
-    reward = None
-    if line["reward"] is not None:
-        reward = Reward(line["reward"], line["parts"], line["maximum"], full=line["solved"])
-    tokens = math.nan if line["tokens"] is None else float(line["tokens"])
-    named = {name: line[name] for name in ("model", "task", "mode", "index", "role", "category")}
-    return Score(
-        **named,
+    value, tokens = line["reward"], line["tokens"]
+    return EpisodeScore(
+        **{name: line[name] for name in ("model", "task", "mode", "index", "role", "category")},
         example_id=line["example"],
-        reward=reward,
-        num_sampled=tokens,
+        reward=None if value is None else Reward(value, line["parts"], line["maximum"], full=line["solved"]),
+        num_sampled=math.nan if tokens is None else float(tokens),
         truncated=line["finish_reason"] == "length",
         refused=bool(line.get("refused")),
     )
 
 
-def in_roles(scores: Sequence[Score]) -> list[Score]:
-    """The scores, each lost episode once for each role that the model would have had in it."""
+def in_roles(scores: Sequence[EpisodeScore]) -> list[EpisodeScore]:
+    """The scores, with each lost episode once for each role that the model would have played."""
     played, lost = [one for one in scores if one.role != NOBODY], [one for one in scores if one.role == NOBODY]
     roles = lost_roles([(one.example_id, one.role) for one in played], [one.example_id for one in lost])
     return [*played, *(replace(one, role=role) for one in lost for role in roles[one.example_id])]
 
 
-def results(plan: Plan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, Row]) -> list[dict[str, Any]]:
-    """The figures of each model on each task, in the order of the plan; a pair without any score has none."""
-    scores: dict[tuple[str, str], list[Score]] = {}
+def results(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, Row]) -> list[dict[str, Any]]:
+    """The figures of each model on each task, in the plan's order; none for a pair without scores."""
+    scores: dict[tuple[str, str], list[EpisodeScore]] = {}
     for one in map(score_of, lines):
         scores.setdefault((one.model, one.task), []).append(one)
     found = []
-    for model in plan.models:
-        for task in plan.tasks:
-            keys = list(task.all_keys(model))
-            missing = sum(key not in rows or "error" in rows[key] for key in keys)
-            result: dict[str, Any] = {"model": model.name, "label": model.label, "task": task.name}
-            if task.task.frozen_opponent:
-                result["opponent"] = plan.config.opponent or model.name
-            names = sorted({name for key in keys if key in rows for name in rows[key].get(SERVED_AS, ())})
-            if names:
-                result[SERVED_AS] = names
-            if model.step is not None:
-                result.update({"run": model.run, "step": model.step})
-            of_pair = scores.get((model.name, task.name), [])
-            if of_pair:
-                result.update(pair_figures(plan, task, of_pair))
-            found.append(plain({**result, "completions": len(keys) - missing, "missing": missing}))
+    for model, task in itertools.product(plan.models, plan.tasks):
+        keys = list(task.all_keys(model))
+        missing = sum(key not in rows or "error" in rows[key] for key in keys)
+        result: dict[str, Any] = {"model": model.name, "label": model.label, "task": task.name}
+        if task.task.frozen_opponent:
+            result["opponent"] = plan.config.opponent or model.name
+        names = sorted({name for key in keys if key in rows for name in rows[key].get(SERVED_AS, ())})
+        if names:
+            result[SERVED_AS] = names
+        if model.step is not None:
+            result.update({"run": model.run, "step": model.step})
+        if of_pair := scores.get((model.name, task.name)):
+            result.update(pair_figures(plan, task, of_pair))
+        found.append(plain({**result, "completions": len(keys) - missing, "missing": missing}))
     return found
 
 
-def pair_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict[str, Any]:
-    """The figures of one model on one task. pass@1 is of the task's first mode, whether or not it has scores."""
+def pair_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[EpisodeScore]) -> dict[str, Any]:
+    """The figures of one model on one task. pass@1 is of the task's first mode, even where that has no scores."""
     greedy = in_roles([one for one in scores if one.mode == GREEDY])
     main = greedy if task.modes[0].name == GREEDY else in_roles([one for one in scores if one.mode == SAMPLED])
     unscorable = sum(one.reward is None for one in [*main, *(greedy if main is not greedy else [])])
@@ -100,15 +95,15 @@ def pair_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict
         return {"n": len(main), "unscorable": unscorable, "refused_frac": refused_frac}
     figures = summarize(task.examples, main, greedy).to_json()
     if any(math.isnan(one.num_sampled) for one in scores if one.role != NOBODY):
-        figures["completion_tokens_mean"] = None  # the mean of those that were counted is that of other completions
+        figures["completion_tokens_mean"] = None  # some were not counted, and the others' mean is biased
     categories = {}
     for name, of_it in by_category(task.examples, main).items():
         rewards = [one.reward for one in of_it if one.reward is not None]
         if rewards:
             value, ci95, examples = pass_figure(of_it, 1)
-            categories[name] = {"pass@1": value, "ci95": ci95, "n": len(of_it), "examples": examples}
-            categories[name]["reward"] = float(np.mean([reward.value for reward in rewards]))
-            categories[name]["parts"] = part_means(rewards)
+            mean = float(np.mean([reward.value for reward in rewards]))
+            figure = {"pass@1": value, "ci95": ci95, "n": len(of_it), "examples": examples}
+            categories[name] = {**figure, "reward": mean, "parts": part_means(rewards)}
     return {
         **figures,
         "refused_frac": refused_frac,
@@ -120,7 +115,7 @@ def pair_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict
     }
 
 
-def pass_figures(plan: Plan, task: PlannedTask, scores: Sequence[Score]) -> dict[str, dict[str, Any]]:
+def pass_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[EpisodeScore]) -> dict[str, dict[str, Any]]:
     """pass@k by k, each with its interval and the number of examples that had enough samples."""
     most = task.modes[0].samples
     figures = {}
@@ -140,15 +135,15 @@ def powers_of_two(most: int) -> list[int]:
     return sorted({*(2**i for i in range(most.bit_length()) if 2**i <= most), most})
 
 
-def by_example(scores: Sequence[Score]) -> dict[int, list[list[Score]]]:
-    """The samples of each example, role by role: two players of a game are two series of samples."""
-    found: dict[int, dict[str, list[Score]]] = {}
+def by_example(scores: Sequence[EpisodeScore]) -> dict[int, list[list[EpisodeScore]]]:
+    """The samples of each example by role: the two players of a game are two series of samples."""
+    found: dict[int, dict[str, list[EpisodeScore]]] = {}
     for one in scores:
         found.setdefault(one.index, {}).setdefault(one.role, []).append(one)
     return {index: list(roles.values()) for index, roles in found.items()}
 
 
-def example_values(scores: Sequence[Score], k: int) -> dict[int, float]:
+def example_values(scores: Sequence[EpisodeScore], k: int) -> dict[int, float]:
     """pass@k of each example that has k samples, the mean over its roles."""
     values = {}
     for index, roles in by_example(scores).items():
@@ -158,7 +153,7 @@ def example_values(scores: Sequence[Score], k: int) -> dict[int, float]:
     return values
 
 
-def pass_figure(scores: Sequence[Score], k: int) -> tuple[float, list[float], int]:
+def pass_figure(scores: Sequence[EpisodeScore], k: int) -> tuple[float, list[float], int]:
     """pass@k, its 95 % interval, and over how many examples: Wilson's where each has one sample, else a bootstrap."""
     if k == 1 and scores:
         value, ci95 = pass_at_one(scores, [str(one.index) for one in scores])
@@ -169,8 +164,8 @@ def pass_figure(scores: Sequence[Score], k: int) -> tuple[float, list[float], in
     return float(values.mean()), list(bootstrap(values)), len(values)
 
 
-def differences(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """pass@1 of each further model minus that of the first, over the examples that both have, for each task."""
+def differences(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """pass@1 of each further model minus that of the first, for each task, over the examples of both."""
     scores = [score_of(line) for line in lines]
     mode = {task.name: task.modes[0].name for task in plan.tasks}
 
@@ -180,23 +175,16 @@ def differences(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> list[dict[str
             return {}
         return {i: [is_solved(one) for role in roles for one in role] for i, roles in by_example(chosen).items()}
 
-    found = []
+    found, baseline = [], {"baseline": plan.models[0].name, "baseline_label": plan.models[0].label}
     for task in plan.tasks:
         first = solved(plan.models[0].name, task.name)
         for model in plan.models[1:]:
             second = solved(model.name, task.name)
             both = [index for index in first if index in second]
             if both:
-                found.append(
-                    {
-                        "task": task.name,
-                        "model": model.name,
-                        "label": model.label,
-                        "baseline": plan.models[0].name,
-                        "baseline_label": plan.models[0].label,
-                        **paired_difference([first[index] for index in both], [second[index] for index in both]),
-                    }
-                )
+                about = {"task": task.name, "model": model.name, "label": model.label, **baseline}
+                change = paired_difference([first[index] for index in both], [second[index] for index in both])
+                found.append({**about, **change})
     return found
 
 
@@ -204,8 +192,8 @@ def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence
     """The difference of two models' shares of solved samples, given which samples of the same examples each solved,
     with its 95 % interval, by bootstrap over the examples: both shares are of the same resampled examples.
 
-    Where every resample differs alike resampling says nothing: then the intervals of both shares are combined by the
-    squares of their halves (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095, with no correlation taken off).
+    Where all resamples have one difference, the intervals of both shares are combined by the squares of their halves
+    (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095, without its correlation term).
     """
     (means1, counts1), (means2, counts2) = _means(before), _means(after)
     share1, share2 = _share(means1, counts1), _share(means2, counts2)

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: whose settings it holds, and that only one program at a time writes to it."""
+"""The folder of an evaluation: its settings, and the lock that lets one program at a time write to it."""
 
 import itertools
 import json
@@ -9,25 +9,22 @@ from pathlib import Path
 from loguru import logger
 
 from minrl.pipeline.config import EvaluateConfig
-from minrl.pipeline.plan import Plan
-from minrl.pipeline.settings import SAMPLES, Settings, identity_of
+from minrl.pipeline.plan import EvaluationPlan
+from minrl.pipeline.settings import SAMPLES, StageSettings, identity_of
 from minrl.run.provenance import changes, provenance
 from minrl.system.files import LOCK, holder, lock, read_json, write_json
 from minrl.types import UserError, require
 
 HOME = Path("evaluations")
-"""Where the folders are that nobody names."""
+"""The parent of folders without a name from the user."""
 
 COMPLETIONS, SCORES, SUMMARY, CONFIG = "completions.jsonl", "scores.parquet", "summary.json", "config.json"
 
 
-def folder_of(config: EvaluateConfig, plan: Plan, settings: Settings) -> Path:
-    """The folder named by --output, or one that only these settings lead to."""
-    named = named_folder(config)
-    if named is not None:
-        return named
+def folder_of(config: EvaluateConfig, plan: EvaluationPlan, settings: StageSettings) -> Path:
+    """The folder named by --output, or one named by a hash of the settings."""
     tasks = "+".join(settings["generate"]["tasks"]).replace("/", "-")
-    return HOME / f"{tasks}-{identity_of(plan, settings)}"
+    return named_folder(config) or HOME / f"{tasks}-{identity_of(plan, settings)}"
 
 
 def named_folder(config: EvaluateConfig) -> Path | None:
@@ -36,13 +33,13 @@ def named_folder(config: EvaluateConfig) -> Path | None:
 
 
 def held_samples(folder: Path | None) -> dict[str, int]:
-    """How many samples of each example a folder's evaluation holds, by task."""
+    """The number of samples of each example that a folder's evaluation holds, by task."""
     stored = None if folder is None else stored_settings(folder)
     tasks = (stored or {"generate": {"tasks": {}}})["generate"]["tasks"]
     return {name: of_task[SAMPLES] for name, of_task in tasks.items() if SAMPLES in of_task}
 
 
-def stored_settings(folder: Path) -> Settings | None:
+def stored_settings(folder: Path) -> StageSettings | None:
     """The settings of the evaluation in the folder; None where there is none. Other things are refused."""
     path = folder / CONFIG
     if not path.exists():
@@ -56,9 +53,9 @@ def stored_settings(folder: Path) -> Settings | None:
         raise UserError(f"{path} is not an evaluation's: choose another --output") from error
 
 
-def write_settings(folder: Path, settings: Settings, anew: bool = False) -> None:
-    """config.json: the settings, with what they were run when the evaluation began, and again where that changed.
-    `anew`: the evaluation begins now.
+def write_settings(folder: Path, settings: StageSettings, anew: bool = False) -> None:
+    """Write config.json: the settings and the provenance of the evaluation's start and of each later change.
+    `anew`: the evaluation starts now.
     """
     now, record = provenance(), {} if anew else read_json(folder / CONFIG) or {}
     stored = {name: value for name, value in record.items() if name != "evaluation"}
@@ -68,13 +65,13 @@ def write_settings(folder: Path, settings: Settings, anew: bool = False) -> None
 
 
 def changed_since(folder: Path) -> list[str]:
-    """What else the results depend on and is not as it was when the evaluation began: code, packages, machine."""
+    """Changes since the evaluation began in what its results depend on beside settings: code, packages, machine."""
     record = read_json(folder / CONFIG)
     return changes(record, provenance()) if record else []
 
 
 def set_aside(completions: Path) -> None:
-    """Keep the completions that are about to be generated again under another name: they may have been paid for."""
+    """Rename the completions that are about to be generated again: they may have been paid for."""
     if completions.exists():
         names = (completions.with_name(f"{completions.stem}.{number}.jsonl") for number in itertools.count(1))
         kept = next(path for path in names if not path.exists())
@@ -84,7 +81,7 @@ def set_aside(completions: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other programs out of the folder; the lock ends with this process, however it ends."""
+    """Lock the folder against other programs; the lock ends with this process, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
     held = lock(folder / LOCK)
     if held is None:

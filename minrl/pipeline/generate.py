@@ -1,7 +1,7 @@
-"""The first stage: completions of every episode that has none yet, model after model.
+"""The first stage: completions of every episode without one, model after model.
 
-A model is loaded when it is its turn and released before the next one. A row is on the disk as soon as its batch (a
-local model's) or its episode (a server's) is played.
+A model is released before the next one is loaded. A row is on the disk as soon as its batch (a local model's) or its
+episode (a server's) has been played.
 """
 
 import gc
@@ -14,7 +14,7 @@ from loguru import logger
 
 from minrl.pipeline.local import LocalSampler
 from minrl.pipeline.models import NamedModel
-from minrl.pipeline.plan import Batch, Plan, PlannedTask
+from minrl.pipeline.plan import EpisodeBatch, EvaluationPlan, PlannedTask
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
 from minrl.pipeline.served import ServedSampler
 from minrl.rewards.workers import Workers
@@ -25,23 +25,20 @@ from minrl.terminal.screen import Screen
 class Sampler(Protocol):
     """A model that plays episodes."""
 
-    def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
+    def play(self, task: PlannedTask, batches: Sequence[EpisodeBatch]) -> Iterator[list[Row]]:
         """The rows of the batches' episodes, some at a time."""
 
     def close(self) -> None:
         """Release the model."""
 
 
-def generate(plan: Plan, file: RowFile, workers: Workers, screen: Screen) -> None:
-    """Add the rows that are missing and put the plan's first, in its order. Errors are rows too, and tried again."""
+def generate(plan: EvaluationPlan, file: RowFile, workers: Workers, screen: Screen) -> None:
+    """Add the missing rows and sort the plan's to the front, in its order. Error rows are generated again."""
     rows = file.read()
     todo = {model.name: missing(plan, model, rows) for model in plan.models}
     total = sum(1 for _ in plan.all_keys())
-    todo_now = sum(
-        len(list(b.episodes())) for batches in todo.values() for of_task in batches.values() for b in of_task
-    )
-    with screen.progress("generating", total, done=total - todo_now) as report:
-        done = total - todo_now
+    done = total - sum(batch.count for of_model in todo.values() for of_task in of_model.values() for batch in of_task)
+    with screen.progress("generating", total, done=done) as report:
         for model in plan.models:
             if not any(todo[model.name].values()):
                 continue
@@ -53,14 +50,14 @@ def generate(plan: Plan, file: RowFile, workers: Workers, screen: Screen) -> Non
                         rows.update({key_of(row): row for row in new})
                         done += len(new)
                         report(done, model.label)
-    ordered = dict.fromkeys([*(key for key in plan.all_keys() if key in rows), *rows])  # what nobody asks for is kept
+    ordered = dict.fromkeys([*(key for key in plan.all_keys() if key in rows), *rows])  # rows outside the plan are kept
     file.rewrite(rows[key] for key in ordered)
 
 
-def missing(plan: Plan, model: NamedModel, rows: Mapping[Key, Row]) -> dict[str, list[Batch]]:
+def missing(plan: EvaluationPlan, model: NamedModel, rows: Mapping[Key, Row]) -> dict[str, list[EpisodeBatch]]:
     """The batches of each task in which an episode has no completion."""
 
-    def lacks(task: PlannedTask, batch: Batch) -> bool:
+    def lacks(task: PlannedTask, batch: EpisodeBatch) -> bool:
         keys = (Key(model.name, task.name, batch.mode.name, *episode) for episode in batch.episodes())
         return any(key not in rows or rows[key].get("error") for key in keys)
 
@@ -69,9 +66,9 @@ def missing(plan: Plan, model: NamedModel, rows: Mapping[Key, Row]) -> dict[str,
 
 
 @contextmanager
-def sampler_of(plan: Plan, model: NamedModel, workers: Workers) -> Iterator[Sampler]:
-    """The model, loaded or connected, for as long as the block lasts."""
-    make: Callable[[Plan, NamedModel, Workers], Sampler] = ServedSampler if model.served else LocalSampler
+def sampler_of(plan: EvaluationPlan, model: NamedModel, workers: Workers) -> Iterator[Sampler]:
+    """The model, loaded or connected while the block runs."""
+    make: Callable[[EvaluationPlan, NamedModel, Workers], Sampler] = ServedSampler if model.served else LocalSampler
     sampler = make(plan, model, workers)
     try:
         yield sampler

@@ -13,7 +13,7 @@ from minrl.types import Example, UserError, require
 
 
 def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
-    """Refuse to evaluate what the run was trained on, and say where that cannot be known."""
+    """Refuse problems that the run was trained on. Yield a note where these cannot be known."""
     for name in config.task_names:
         key = task_key(name)
         if not run.task or key != task_key(run.task):
@@ -35,12 +35,9 @@ def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iter
         if (run.task, run.data_path(key)) == (here[0], here[2]):
             prompts = set()  # the identities are of the same problems
         leaked = sum(bool(_identities(task, [one]) & known or _prompts(task, [one]) & prompts) for one in asked)
+        given = vars(options[key])
         own = [f"task {run.task}"] if run.task != here[0] else []
-        own += [
-            f"{key}.{option} {value!r}"
-            for option, value in vars(trained).items()
-            if value != vars(options[key]).get(option)
-        ]
+        own += [f"{key}.{name} {value!r}" for name, value in vars(trained).items() if value != given.get(name)]
         own += [f"data_path {run.data_path(key)!r}"] if run.data_path(key) != config.data_path else []
         require(
             not leaked,
@@ -50,7 +47,7 @@ def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iter
 
 
 def _identities(task: Task, examples: Iterable[Example]) -> set[tuple[str, str]]:
-    """The problems of examples, and what the task splits them by: it keeps what shows a solution on one side."""
+    """The identities of examples, and the keys that the task splits them by."""
     found = {("id", example.id) for example in examples}
     return found | {("split", task.dataset.key(example)) for example in examples}
 
@@ -61,14 +58,14 @@ def _prompts(task: Task, examples: Iterable[Example]) -> set[str]:
 
 
 def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
-    """Refuse to evaluate what is asked in the rows that a run was fine-tuned on. Those that its task held out from it
-    were left out of them.
+    """Refuse problems of the rows that a run was fine-tuned on. Its training left out the rows that its task holds
+    out.
     """
     path = run.values.get("data", "")
     if not path:
         return
     if not Path(path).is_file():
-        yield f"{path}, which {run.folder.name} was fine-tuned on, is not there: nobody knows which problems it has"
+        yield f"{path}, which {run.folder.name} was fine-tuned on, is not there: its problems are unknown"
         return
     columns = (run.values.get(name, name.removesuffix("_column")) for name in ("prompt_column", "response_column"))
     rows = {question_of(row.prompt) for row in read_demonstrations(Path(path), *columns)}
@@ -91,7 +88,7 @@ def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -
 
 
 def _changed_since(run: TrainedRun, key: str) -> Iterator[str]:
-    """What decides which problems are held out and is not what it was when the run began."""
+    """A note where code that decides which problems are held out changed since the run began."""
     decisive = {name: run.record[name] for name in ("commit", "sources", "files") if name in run.record}
     now = provenance(path for path in map(Path, run.record.get("files", {})) if path.exists())
     found = changes(decisive, now)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from minrl.types import UserError
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run among the models, by what its config.json says."""
+    """A run among the models, as its config.json describes it."""
 
     folder: Path
     record: Mapping[str, Any]
@@ -48,8 +49,8 @@ class TrainedRun:
 
 
 def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
-    """The runs that models are named by, are checkpoints of or were made for, each once; and which checkpoints have
-    lost theirs.
+    """The runs that the models are, are checkpoints of or were made for, each once; and a note for each checkpoint
+    whose run is missing.
     """
     folders, notes = [], []
     for name in names:
@@ -73,10 +74,8 @@ def _run_of_checkpoints(kept: Path) -> Path | None:
     kept = kept.resolve()
     kept = kept.parent if _is_checkpoint(kept) else kept
     for runs in (kept.parent.parent / "runs", Path("runs")):
-        try:
+        with suppress(UserError):  # not in this place
             return run_of(kept, runs)
-        except UserError:  # not in this place
-            continue
     return None
 
 
@@ -97,7 +96,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def lineage(run: TrainedRun, notes: list[str]) -> Iterator[TrainedRun]:
-    """The run, the one that made the model it started from, and so on. One that is not there is noted."""
+    """The run, the run that made its start model, and so on. A missing one is noted."""
     seen = set()
     while run.folder not in seen:
         seen.add(run.folder)

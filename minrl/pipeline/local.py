@@ -10,12 +10,11 @@ from minrl.engines.opponent import EngineWithOpponent
 from minrl.model.processes import Processes
 from minrl.pipeline.episodes import PURPOSE, Recorder, row_of
 from minrl.pipeline.models import NamedModel, as_cached
-from minrl.pipeline.plan import Batch, Plan, PlannedTask
+from minrl.pipeline.plan import EpisodeBatch, EvaluationPlan, PlannedTask
 from minrl.pipeline.rows import Key, Row
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
-from minrl.rollout import Plan as RolloutPlan
-from minrl.rollout import rollout
+from minrl.rollout import Plan, rollout
 from minrl.run.loading import load_policy
 from minrl.run.preflight import answer_findings
 from minrl.run.unknown_words import check_words, prompts_read
@@ -25,7 +24,7 @@ from minrl.types import Rollout, require
 class LocalSampler:
     """A checkpoint, a local model or a hub's, with its engine."""
 
-    def __init__(self, plan: Plan, model: NamedModel, workers: Workers) -> None:
+    def __init__(self, plan: EvaluationPlan, model: NamedModel, workers: Workers) -> None:
         config = plan.config
         self.config, self.model, self.workers = config, model, workers
         processes = Processes(config.model)
@@ -43,7 +42,7 @@ class LocalSampler:
             opponent = load_policy(named.name, config.model, processes)
             self.engine = EngineWithOpponent(self.engine, opponent, self.policy, config.engine.engine_cache_gib)
 
-    def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
+    def play(self, task: PlannedTask, batches: Sequence[EpisodeBatch]) -> Iterator[list[Row]]:
         """The rows of each batch."""
         if batches:
             check_prompts(self.policy, self.model, task, self.engine.context_length, self.config.max_tokens)
@@ -55,7 +54,7 @@ class LocalSampler:
         self.engine.close()
         del self.engine, self.policy
 
-    def _play(self, task: PlannedTask, batch: Batch) -> list[Row]:
+    def _play(self, task: PlannedTask, batch: EpisodeBatch) -> list[Row]:
         recorder = Recorder(task.task, self.config.stop_strings)
         examples = task.examples[batch.first : batch.first + batch.examples]
         played = rollout(self.policy, self.engine, self.workers, recorder.task, examples, self._plan(batch))
@@ -68,26 +67,17 @@ class LocalSampler:
         assert next(rollouts, None) is None, "a rollout of a role that was not written down"
         return rows
 
-    def _plan(self, batch: Batch) -> RolloutPlan:
-        config = self.config
-        return RolloutPlan(
-            batch.samples,
-            config.max_tokens,
-            batch.mode.temperature,
-            config.seed,
-            PURPOSE,
-            0,
-            first_slot=batch.first,
-            first_sample=batch.first_sample,
-            stop_strings=config.stop_strings,
-        )
+    def _plan(self, batch: EpisodeBatch) -> Plan:
+        config, slots = self.config, {"first_slot": batch.first, "first_sample": batch.first_sample}
+        sizes = batch.samples, config.max_tokens, batch.mode.temperature
+        return Plan(*sizes, config.seed, PURPOSE, 0, **slots, stop_strings=config.stop_strings)
 
 
 def check_prompts(policy: Policy, model: NamedModel, task: PlannedTask, limit: int, max_tokens: int) -> None:
-    """Count the prompts that leave no room in `limit` tokens, and those whose completions may be cut off early.
+    """Report prompts that leave no room in `limit` tokens, and those whose completions may be cut off early.
 
-    A model that has no room for any, or lacks the prompts' words, is refused. What an episode of the task's own shows
-    is known when it is played.
+    A model that has no room for any prompt, or lacks the prompts' words, is refused. The prompts of a task's own
+    episode are known only when it is played.
     """
     if task.task.episode is not None:
         return
@@ -112,6 +102,6 @@ def check_prompts(policy: Policy, model: NamedModel, task: PlannedTask, limit: i
 
 
 def facts(rollout: Rollout, role: str) -> dict[str, Any]:
-    """What a row keeps of a role's rollout beside its text."""
+    """The columns of a role's rollout beside its text."""
     assert rollout.role == role, f"the rollout of {rollout.role} where that of {role} was due"
     return {"tokens": rollout.num_sampled, "finish_reason": rollout.finish_reason}

@@ -1,6 +1,7 @@
-"""Which models a user means by a name, and how one tells that a model is still the same."""
+"""The models that a user names, and fingerprints of their weights."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,17 +12,17 @@ from minrl.model.loading import cached_commit
 from minrl.model.lora import base_of
 from minrl.run.checkpoint import MANIFEST, damage
 from minrl.run.resume import model_folder, resolve_model
-from minrl.types import UserError, require
+from minrl.types import require
 
 API = "openai:"
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model: `name` is where it is loaded from, `label` what tables and pictures call it.
+    """A model: the `name` that it is loaded by, and its `label` in tables and pictures.
 
-    `fingerprint` changes with its weights (empty: a model of the `hub` that is not cached yet). A checkpoint has the
-    `run` and the `step` it is of; a server's model has a `base_url`, empty for OpenAI's own.
+    `fingerprint` changes with its weights (empty: a `hub` model that is not cached yet). A checkpoint has the `run` and
+    `step` that saved it; a server's model has a `base_url`, empty for OpenAI's own server.
     """
 
     name: str
@@ -39,17 +40,15 @@ class NamedModel:
 
     @property
     def served_name(self) -> str:
-        """What the server calls it."""
+        """The server's name for it."""
         return self.name.removeprefix(API).rpartition("@")[0] or self.name.removeprefix(API)
 
 
 def find_models(names: Iterable[str], every_checkpoint: bool = False) -> list[NamedModel]:
     """The models named, in order, each with a label of its own."""
     found = [model for name in names for model in _models_of(name, every_checkpoint)]
-    seen: dict[str, NamedModel] = {}
-    for model in found:
-        require(model.name not in seen, f"--models names {model.name} more than once")
-        seen[model.name] = model
+    for name, count in Counter(model.name for model in found).items():
+        require(count == 1, f"--models names {name} more than once")
     labels = [model.label for model in found]
     return [replace(m, label=m.name) if labels.count(m.label) > 1 else m for m in found]
 
@@ -59,16 +58,13 @@ def _models_of(name: str, every_checkpoint: bool) -> list[NamedModel]:
         return [_served(name)]
     folder = model_folder(name)
     if every_checkpoint and folder is not None and not (folder / MANIFEST).exists():
-        whole = []
-        for path in sorted(folder.glob("step_*")):
-            problem = damage(path)
-            if problem is None:
-                whole.append(path)
-            else:
+        problems = {path: damage(path) for path in sorted(folder.glob("step_*"))}
+        for path, problem in problems.items():
+            if problem is not None:
                 logger.warning(f"checkpoint {path} is damaged ({problem}) and is left out")
-        if not whole:
-            raise UserError(f"{folder} holds no complete checkpoint")
-        return [_local(str(path)) for path in whole]
+        whole = [_local(str(path)) for path, problem in problems.items() if problem is None]
+        require(bool(whole), f"{folder} holds no complete checkpoint")
+        return whole
     return [_local(resolve_model(name))]
 
 
@@ -99,17 +95,17 @@ def _local(path: str) -> NamedModel:
 
 
 def as_cached(model: NamedModel) -> NamedModel:
-    """The model with the commit that is in the cache by now, where it is the hub's and there is one."""
+    """The model; if it is the hub's, with the commit that is cached by now."""
     return replace(model, fingerprint=cached_commit(model.name) or model.fingerprint) if model.hub else model
 
 
 def as_recorded(model: NamedModel, fingerprints: Mapping[str, str]) -> NamedModel:
-    """The model with the commit that an evaluation recorded, where the hub's cache does not say it now."""
+    """The model; if it is the hub's and not cached now, with the commit that an evaluation recorded."""
     return replace(model, fingerprint=model.fingerprint or fingerprints.get(model.name, "")) if model.hub else model
 
 
 def _weights_digest(folder: Path) -> str:
-    """Of a local model; of adapters it is the one of their base model too."""
+    """A digest of a local model's weights; for adapters, of their base model's too."""
     manifest, base = folder / MANIFEST, base_of(str(folder))
     own = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.exists() else _files_digest(folder)
     if base is None:
@@ -118,7 +114,7 @@ def _weights_digest(folder: Path) -> str:
 
 
 def _files_digest(folder: Path) -> str:
-    """Of names, sizes and times of change: cheap for any size of model."""
+    """A digest of names, sizes and modification times: cheap for any size of model."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -1,19 +1,20 @@
 """The pictures of an evaluation."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.pipeline.plan import Plan
+from minrl.pipeline.plan import EvaluationPlan
 from minrl.report.charts import INK, Axes, bars, color, curve, legend_below, line_style, percent, picture, wrapped
 
 Summary = Mapping[str, Any]
 Result = Mapping[str, Any]
 
 
-def draw_all(plan: Plan, summary: Summary, folder: Path) -> list[Path]:
-    """Every picture that the figures have something for. Pictures of an earlier report go."""
+def draw_all(plan: EvaluationPlan, summary: Summary, folder: Path) -> list[Path]:
+    """Every picture that there are figures for. Pictures of an earlier report are removed."""
     for old in folder.glob("*.png"):
         old.unlink()
     measured = [result for result in summary["results"] if "pass@1" in result]
@@ -82,12 +83,10 @@ def _over_k(path: Path, measured: Sequence[Result]) -> None:
 
 
 def _runs(measured: Sequence[Result]) -> dict[str, Any]:
-    """The results of the runs of which several checkpoints were evaluated, and all results."""
-    steps: dict[str, set[int]] = {}
-    for result in measured:
-        if "step" in result:
-            steps.setdefault(result["run"], set()).add(result["step"])
-    runs = [run for run, found in steps.items() if len(found) > 1]
+    """The runs of which several checkpoints were evaluated, with all results; empty where there are none."""
+    checkpoints = {(result["run"], result["step"]) for result in measured if "step" in result}
+    counts = Counter(run for run, _ in checkpoints)
+    runs = [run for run in _unique([result.get("run") for result in measured]) if counts[run] > 1]
     return {"runs": runs, "measured": measured} if runs else {}
 
 

@@ -1,7 +1,7 @@
-"""What there is to evaluate: every model on every task, which episodes that is, and in which batches.
+"""The plan of an evaluation: its models, tasks, episodes and batches.
 
-A batch is a function of the settings alone, never of what is there already: an episode that is sampled again is
-sampled in the same company, and so to the same tokens.
+A batch depends on the settings alone, never on the episodes already played: an episode that is sampled again is sampled
+with the same neighbours, and so to the same tokens.
 """
 
 import math
@@ -32,7 +32,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Batch:
+class EpisodeBatch:
     """Episodes that are played together: some samples of some consecutive examples."""
 
     mode: Mode
@@ -40,6 +40,11 @@ class Batch:
     examples: int
     first_sample: int
     samples: int
+
+    @property
+    def count(self) -> int:
+        """The number of episodes."""
+        return self.examples * self.samples
 
     def episodes(self) -> Iterator[tuple[int, int]]:
         """(index of the example, sample) of each."""
@@ -50,8 +55,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """A task, the held-out examples of it that are played, and how. `held_samples` are those of each example that the
-    folder holds when they have been: it may have more from before. `programs` are those that its rewards come from.
+    """A task, its held-out examples and the modes in which they are played. `held_samples` is the number of samples of
+    each example in the finished folder, which may hold more from before. `programs` compute its rewards.
     """
 
     name: str
@@ -61,14 +66,14 @@ class PlannedTask:
     held_samples: int = 1
     programs: Mapping[str, str] = field(default_factory=dict)
 
-    def batches(self, size: int) -> Iterator[Batch]:
+    def batches(self, size: int) -> Iterator[EpisodeBatch]:
         """The episodes of the task in batches of about `size`."""
         for mode in self.modes:
             together = max(1, size // mode.samples)
             for first in range(0, len(self.examples), together):
                 for sample in range(0, mode.samples, size):
                     examples = min(together, len(self.examples) - first)
-                    yield Batch(mode, first, examples, sample, min(size, mode.samples - sample))
+                    yield EpisodeBatch(mode, first, examples, sample, min(size, mode.samples - sample))
 
     def all_keys(self, model: NamedModel) -> Iterator[Key]:
         """Every episode of the task by the model."""
@@ -79,7 +84,7 @@ class PlannedTask:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EvaluationPlan:
     """Models and tasks, in the order in which they were named."""
 
     config: EvaluateConfig
@@ -93,13 +98,13 @@ class Plan:
             for task in self.tasks:
                 yield from task.all_keys(model)
 
-    def with_recorded(self, models: Mapping[str, str], opponents: Mapping[str, str]) -> "Plan":
-        """The same plan, with the commits that an evaluation recorded of models of the hub that are not cached now."""
+    def with_recorded(self, models: Mapping[str, str], opponents: Mapping[str, str]) -> "EvaluationPlan":
+        """The same plan, with the recorded commits of hub models that are not cached now."""
         known = [as_recorded(model, models) for model in self.models]
         return replace(self, models=known, opponents=[as_recorded(model, opponents) for model in self.opponents])
 
-    def judged(self, judge: Judge | None) -> "Plan":
-        """The same plan, in which the judge has its part in the rewards."""
+    def judged(self, judge: Judge | None) -> "EvaluationPlan":
+        """The same plan, with the judge's part in the rewards."""
         return replace(self, tasks=[replace(task, task=judged(task.task, judge)) for task in self.tasks])
 
     def task(self, name: str) -> PlannedTask:
@@ -107,9 +112,9 @@ class Plan:
         return next(task for task in self.tasks if task.name == name)
 
 
-def make_plan(config: EvaluateConfig, options: TaskOptions, held: Mapping[str, int] | None = None) -> Plan:
-    """The models and tasks that the config names. What cannot be evaluated is refused. `held` are the samples of each
-    example, by task, that the evaluation's folder already holds.
+def make_plan(config: EvaluateConfig, options: TaskOptions, held: Mapping[str, int] | None = None) -> EvaluationPlan:
+    """The plan for the config. Refuses what cannot be evaluated. `held` is the number of samples of each example, by
+    task, that the evaluation's folder already holds.
     """
     tasks = [_planned_task(config, options, name, (held or {}).get(task_key(name), 0)) for name in config.task_names]
     names = [task.name for task in tasks]
@@ -120,7 +125,7 @@ def make_plan(config: EvaluateConfig, options: TaskOptions, held: Mapping[str, i
     models = find_models(config.model_names, config.every_checkpoint)
     if config.opponent and any(model.served for model in models):
         raise UserError("--opponent plays beside local models only: leave it out, and a server's model plays itself")
-    return Plan(config, models, tasks, find_models(filter(None, [config.opponent])))
+    return EvaluationPlan(config, models, tasks, find_models(filter(None, [config.opponent])))
 
 
 def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str, held: int) -> PlannedTask:
@@ -132,8 +137,8 @@ def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str, held:
 
 
 def modes(config: EvaluateConfig, examples: int, held: int = 0) -> list[Mode]:
-    """Samples, and a greedy completion beside them; the latter alone at temperature 0. Where nobody says how many
-    samples, there are as many as the folder holds.
+    """Samples and a greedy completion; at temperature 0 the greedy one alone. Without `--samples` their number is that
+    of the folder, or enough for `MIN_SAMPLES` in all.
     """
     greedy = Mode(GREEDY, 1, 0.0)
     if config.temperature == 0:

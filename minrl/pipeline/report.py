@@ -7,10 +7,10 @@ from typing import Any
 from minrl.pipeline.figures import differences, results
 from minrl.pipeline.folder import SUMMARY
 from minrl.pipeline.pictures import draw_all
-from minrl.pipeline.plan import Plan
+from minrl.pipeline.plan import EvaluationPlan
 from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.score import asked_again
-from minrl.pipeline.settings import Settings
+from minrl.pipeline.settings import StageSettings
 from minrl.record.tensorboard import write_pictures
 from minrl.system.files import read_json, write_csv, write_json, write_text
 from minrl.system.json_text import plain
@@ -30,9 +30,13 @@ Figures = Mapping[str, Any]
 
 
 def report(
-    plan: Plan, folder: Path, settings: Settings, lines: Sequence[Mapping[str, Any]], rows: Mapping[Key, Row]
+    plan: EvaluationPlan,
+    folder: Path,
+    settings: StageSettings,
+    lines: Sequence[Mapping[str, Any]],
+    rows: Mapping[Key, Row],
 ) -> dict[str, Any]:
-    """Write everything that is made from the scores; summary.json last, as the sign that all is there."""
+    """Write everything that is made from the scores; summary.json comes last: it marks a whole report."""
     (folder / SUMMARY).unlink(missing_ok=True)
     found = results(plan, lines, rows)
     summary: dict[str, Any] = {
@@ -52,8 +56,8 @@ def report(
     return summary
 
 
-def whole_report(folder: Path, settings: Settings) -> dict[str, Any] | None:
-    """summary.json, where it is of these settings and everything that was made with it is there."""
+def whole_report(folder: Path, settings: StageSettings) -> dict[str, Any] | None:
+    """summary.json, if it has these settings and its table, CSV and pictures exist; else None."""
     summary = read_json(folder / SUMMARY)
     if summary is None or summary["settings"] != settings:
         return None
@@ -69,12 +73,9 @@ def tidy(summary: Figures) -> Iterator[dict[str, Any]]:
             continue
         shared = {"task": result["task"], "model": result["model"], "n": result["n"], "examples": result["examples"]}
         for k, figure in result["pass@k"].items():
-            low, high = figure["ci95"]
-            line = {"figure": f"pass@{k}", "value": figure["value"], "low": low, "high": high}
-            yield {**shared, **line, "examples": figure["examples"]}
-        greedy = result["pass@1_greedy_ci95"]
-        if greedy:
-            line = {"figure": "pass@1_greedy", "value": result["pass@1_greedy"], "low": greedy[0], "high": greedy[1]}
+            yield {**shared, **_measured(f"pass@{k}", figure["value"], figure["ci95"]), "examples": figure["examples"]}
+        if result["pass@1_greedy_ci95"]:
+            line = _measured("pass@1_greedy", result["pass@1_greedy"], result["pass@1_greedy_ci95"])
             yield {**shared, **line, "n": ""}
         for name in ("reward", "completion_tokens_mean", "truncated_frac", *NOT_ANSWERED):
             yield {**shared, "figure": name, "value": result[name]}
@@ -82,24 +83,19 @@ def tidy(summary: Figures) -> Iterator[dict[str, Any]]:
             yield {**shared, "figure": f"part/{part}", "value": mean}
         for category, of_it in result["by_category"].items():
             within = {**shared, "category": category, "n": of_it["n"], "examples": of_it["examples"]}
-            low, high = of_it["ci95"]
-            yield {**within, "figure": "pass@1", "value": of_it["pass@1"], "low": low, "high": high}
+            yield {**within, **_measured("pass@1", of_it["pass@1"], of_it["ci95"])}
             for part, mean in of_it["parts"].items():
                 yield {**within, "figure": f"part/{part}", "value": mean}
     for one in summary["differences"]:
-        low, high = one["ci95"]
-        line = {"figure": f"pass@1 minus that of {one['baseline']}", "value": one["difference"]}
-        yield {
-            "task": one["task"],
-            "model": one["model"],
-            **line,
-            "low": low,
-            "high": high,
-            "examples": one["examples"],
-        }
+        about = {name: one[name] for name in ("task", "model", "examples")}
+        yield {**about, **_measured(f"pass@1 minus that of {one['baseline']}", one["difference"], one["ci95"])}
 
 
-def markdown(plan: Plan, summary: Figures) -> str:
+def _measured(figure: str, value: float, ci95: Sequence[float]) -> dict[str, Any]:
+    return {"figure": figure, "value": value, "low": ci95[0], "high": ci95[1]}
+
+
+def markdown(plan: EvaluationPlan, summary: Figures) -> str:
     """The tables: each task's models, their differences, and pass@1 by category."""
     blocks = [] if summary["complete"] else [NOT_COMPLETE]
     for task in plan.tasks:
@@ -119,40 +115,29 @@ def _models_table(of_task: Sequence[Figures]) -> str:
     columns = ["model", *(f"pass@{k} (95 %)" for k in ks), "greedy", "reward", "tokens", "cut off", "n", "examples"]
     lines = []
     for result in of_task:
-        if "pass@1" not in result:
-            unscorable = str(result.get("unscorable", "-"))
-            refused = share(result.get("refused_frac"))
-            lines.append([result["label"], *["-"] * (len(columns) - 1), refused, unscorable, str(result["missing"])])
-            continue
-        found = [result["pass@k"].get(k) for k in ks]
-        passes = ["-" if one is None else interval_text(one["value"], one["ci95"]) for one in found]
-        lines.append(
-            [
-                result["label"],
-                *passes,
+        measured = ["-"] * (len(columns) - 1)
+        if "pass@1" in result:
+            found = [result["pass@k"].get(k) for k in ks]
+            tokens = result["completion_tokens_mean"]
+            measured = [
+                *("-" if one is None else interval_text(one["value"], one["ci95"]) for one in found),
                 share(result["pass@1_greedy"]),
                 f"{result['reward']:.3f}",
-                "-" if result["completion_tokens_mean"] is None else f"{result['completion_tokens_mean']:.1f}",
+                "-" if tokens is None else f"{tokens:.1f}",
                 share(result["truncated_frac"]),
                 str(result["n"]),
                 str(result["examples"]),
-                share(result["refused_frac"]),
-                str(result["unscorable"]),
-                str(result["missing"]),
             ]
-        )
+        counted = [str(result.get("unscorable", "-")), str(result["missing"])]
+        lines.append([result["label"], *measured, share(result.get("refused_frac")), *counted])
     return table([*columns, "refused", "unscorable", "missing"], lines)
 
 
 def _differences(changes: Sequence[Figures]) -> str:
-    lines = [
-        [
-            one["label"],
-            f"{100 * one['difference']:+.1f} ({100 * one['ci95'][0]:+.1f} to {100 * one['ci95'][1]:+.1f})",
-            *(str(one[name]) for name in ("better", "worse", "same")),
-        ]
-        for one in changes
-    ]
+    lines = []
+    for one in changes:
+        value, low, high = (f"{100 * number:+.1f}" for number in (one["difference"], *one["ci95"]))
+        lines.append([one["label"], f"{value} ({low} to {high})", *(str(one[n]) for n in ("better", "worse", "same"))])
     return table(["model", "points (95 %)", "examples better", "worse", "same"], lines)
 
 

@@ -1,8 +1,8 @@
-"""What the jobs of an episode answered while it was played, as a row of completions keeps it.
+"""The results of an episode's jobs, as a row of completions stores them.
 
-A program that is run once more may end otherwise, and the conversation would have gone on otherwise with it: whoever
-plays the episode again is told what was answered then. Values are JSON's, with a mark on those that JSON does not know;
-a dataclass is made again by the class of its name, which the task has loaded, and by nothing else.
+A program that runs again may return something else, and the episode would continue differently: a replay gets the
+stored results. Values are JSON's; those that JSON lacks are marked. A dataclass is restored by the class of its name,
+which the task has loaded, and by nothing else.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class UnknownKindError(TypeError):
 
 
 def packed(results: Sequence[Any], programs: Mapping[str, str]) -> dict[str, Any] | None:
-    """What a row keeps of results: with which programs they were computed, and the results. None where it cannot."""
+    """The results and a digest of the programs that computed them; None where a result cannot be stored."""
     try:
         return {"programs": digest_of([programs]), "results": [_packed(result) for result in results]}
     except UnknownKindError:

@@ -15,14 +15,12 @@ from minrl.system.files import append_jsonl, fsync, is_torn, read_jsonl, write_j
 Row = dict[str, Any]
 
 SERVED_AS = "served_as"
-"""What a row, and a result, keeps of the names by which a server called the model that answered, but for the one that
-it was asked by.
-"""
+"""The names that a server gave the model that answered, other than the name it was asked by."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """Which episode a row is about. `mode` is `sampled` or `greedy`, `index` counts the held-out examples."""
+    """The episode of a row. `mode` is `sampled` or `greedy`, `index` counts the held-out examples."""
 
     model: str
     task: str
@@ -36,18 +34,18 @@ class Key:
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """The key that a row carries; `KeyError` where it carries none."""
+    """The key of a row; `KeyError` where it has none."""
     return Key(row["model"], row["task"], row["mode"], row["index"], row["sample"])
 
 
 class RowFile:
-    """A file of rows. What a kill cut off is no row, and is cut away before anything is appended."""
+    """A file of rows. A line that a kill cut off is removed before anything is appended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[Key, Row]:
-        """The whole rows by key. A line that is none is left out, and said."""
+        """The whole rows by key. Damaged lines are left out and reported."""
         if is_torn(self.path):
             logger.warning(f"{self.path}: the last line was cut off while it was written; it will be made again")
         rows: dict[Key, Row] = {}

@@ -1,8 +1,7 @@
-"""What the runs that are evaluated were trained with, the defaults of their evaluation.
+"""The settings of trained runs, which are the defaults of their evaluation.
 
-A model that is a run, or a checkpoint of one, is evaluated as it was trained: with the run's options of the task, its
-data, its limits and its chat template, unless the command line says otherwise, which is said. Problems that it was
-trained on are never evaluated as held out (see `leaks`).
+A run, or a checkpoint of one, is evaluated with the task options, data, limits and chat template that it was trained
+with, unless flags say otherwise, which is reported. Problems that it was trained on are refused (see `leaks`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,9 +28,8 @@ Parsed = tuple[EvaluateConfig, TaskOptions]
 
 
 def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed | None, list[str]]:
-    """The evaluation that the arguments ask for, with what its runs were trained with where they say nothing (None
-    where they say all), and what there is to say about it. Runs that differ in it, and problems that a run was trained
-    on, are refused.
+    """The arguments' evaluation, with the settings of its runs as defaults (None: no default changes), and notes on it.
+    Runs with different settings, and problems that a run was trained on, are refused.
     """
     runs, notes = find_runs(config.model_names)
     if not runs:
@@ -60,8 +58,8 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
 
 
 def _as_given_models(arguments: Sequence[str], config: EvaluateConfig, notes: list[str]) -> Parsed | None:
-    """The evaluation of models that no run trained, whose completions are as long as train.py lets theirs be; None
-    where MinRL made them all. What was taken is noted.
+    """The evaluation of models that no run trained, with train.py's limit on their completions, which is noted; None
+    where MinRL made them all.
     """
     given = [name for name in config.model_names if name.startswith(API) or not made_here(Path(resolve_model(name)))]
     if not given:
@@ -73,7 +71,7 @@ def _as_given_models(arguments: Sequence[str], config: EvaluateConfig, notes: li
 
 
 def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:
-    """The config with what the run was trained with, and its options. Data is of one task, and of no task beside it."""
+    """The config with the run's settings, and its options. A run's data file is for its own task alone."""
     names, values = config.task_names, run.values
     data_path = next(filter(None, (run.data_path(task_key(name)) for name in names)), "")
     require(
@@ -92,7 +90,7 @@ def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:
 
 
 def _settings(config: EvaluateConfig, options: TaskOptions) -> dict[str, Any]:
-    """What a run gives the defaults of, by the name of its flag."""
+    """The settings that a run gives defaults for, by flag."""
     shared: dict[str, Any] = {name: getattr(config, name) for name in SHARED if name != "chat_template_options"}
     shared["chat_template_options"] = config.model.chat_template_options
     for name in config.task_names:
@@ -101,7 +99,7 @@ def _settings(config: EvaluateConfig, options: TaskOptions) -> dict[str, Any]:
 
 
 def _differences(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
-    """What the evaluation has otherwise than the run, in one line."""
+    """One line with the settings in which the evaluation differs from the run."""
     trained = _settings(*_trained_with(run, config))
     found = [f"{n} {trained[n]!r}, here {v!r}" for n, v in _settings(config, options).items() if v != trained[n]]
     if found:

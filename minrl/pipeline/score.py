@@ -1,8 +1,8 @@
 """The second stage: the reward of every completion, in workers under a deadline.
 
-Each recorded episode is played again (see `episodes`). What cannot be rewarded is unscorable, with its reason, and not
-solved. So is an episode whose jobs lead elsewhere today, where nobody wrote down what they answered then. Scores are
-kept as they come, so that a kill costs a few of them; the table appears when it is whole.
+Each recorded episode is played again (see `episodes`). An episode without a reward is unscorable, with a reason, and
+not solved. So is one whose jobs answer otherwise now, where their first answers were not recorded. Scores are written
+in portions, so that a kill loses few of them; the table appears when it is whole.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.pipeline.episodes import JOBS, as_stored, episode_rng, spoken_of, turns_of
-from minrl.pipeline.plan import Plan
+from minrl.pipeline.plan import EvaluationPlan
 from minrl.pipeline.results import of_other_programs, unpacked
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
 from minrl.pipeline.table import NOBODY, read_table, write_table
@@ -27,7 +27,7 @@ from minrl.types import Job, Reward, Turn, UserError
 PARTIAL = "scores.partial.jsonl"
 UNKNOWN = object()
 OTHERWISE = "what its jobs answered was not written down, and they answer otherwise now"
-"""How the reason of an episode begins that cannot be scored for that."""
+"""The beginning of the reason of an episode that cannot be scored for that."""
 
 EXCERPT = 160
 """Characters of a prompt that a refusal repeats."""
@@ -35,11 +35,16 @@ EXCERPT = 160
 NAMED = 10
 """Examples whose episodes cannot be scored that are named."""
 
+SCORED = ("role", "reward", "maximum", "solved", "parts", "unscorable")
+"""The columns of a role's score."""
+
 PER_WORKER = 16
 """Episodes of each worker that are scored between two writes to the disk."""
 
 
-def score(plan: Plan, folder: Path, table: Path, rows: Mapping[Key, Row], workers: Workers, screen: Screen) -> None:
+def score(
+    plan: EvaluationPlan, folder: Path, table: Path, rows: Mapping[Key, Row], workers: Workers, screen: Screen
+) -> None:
     """Write the table of the scores of all rows that hold a completion."""
     partial = RowFile(folder / PARTIAL)
     kept = {key: row for key, row in partial.read().items() if key in rows and row["of"] == digest(rows[key])}
@@ -66,11 +71,8 @@ def score(plan: Plan, folder: Path, table: Path, rows: Mapping[Key, Row], worker
 
 def _say_otherwise(scored: Sequence[Row], rows: Mapping[Key, Row]) -> None:
     """Name the episodes that cannot be scored because their jobs answer otherwise than they did."""
-    lost = [
-        rows[key_of(row)]["example"]
-        for row in scored
-        if any((one["unscorable"] or "").startswith(OTHERWISE) for one in row["scores"])
-    ]
+    reasons = {key_of(row): [one["unscorable"] or "" for one in row["scores"]] for row in scored}
+    lost = [rows[key]["example"] for key, of_row in reasons.items() if any(one.startswith(OTHERWISE) for one in of_row)]
     if lost:
         named = ", ".join(list(dict.fromkeys(lost))[:NAMED])
         logger.warning(
@@ -95,27 +97,23 @@ def finished_scores(table: Path, rows: Mapping[Key, Row]) -> dict[Key, Row]:
         key = key_of(one)
         if key in rows and not asked_again(one) and one["of"] == digest(rows[key]):
             row = found.setdefault(key, {**key.as_row(), "of": one["of"], "scores": []})
-            row["scores"].append(
-                {name: one[name] for name in ("role", "reward", "maximum", "solved", "parts", "unscorable")}
-            )
+            row["scores"].append({name: one[name] for name in SCORED})
     return found
 
 
 def asked_again(score: Mapping[str, Any]) -> bool:
-    """Whether a judge's server failed: no verdict on the completion, and another run asks once more. So does one that
-    finds a score which does not say whether it is of a solution.
-    """
+    """Whether a later run scores this again: the judge's server failed, or the score lacks `solved`."""
     return "solved" not in score or no_answer(score["unscorable"] or "")
 
 
 def digest(row: Row) -> str:
-    """Of what a score is of: the completions of a row, and what jobs answered between them."""
+    """A digest of what is scored: the completions of a row and the answers of its jobs."""
     said: Any = None if "error" in row else [[turn.role, turn.completion] for turn in turns_of(row)]
     told = (row.get(JOBS) or {}).get("results")
     return hashlib.sha256(json.dumps([said, told] if told else said).encode()).hexdigest()[:16]
 
 
-def score_rows(plan: Plan, rows: Sequence[Row], workers: Workers) -> tuple[list[Row], list[str]]:
+def score_rows(plan: EvaluationPlan, rows: Sequence[Row], workers: Workers) -> tuple[list[Row], list[str]]:
     """A row of scores for each row of completions, and why some have none."""
     replays = [_Replay(plan, row) for row in rows]
     while waiting := [replay for replay in replays if replay.play.pending is not None]:
@@ -129,7 +127,7 @@ def score_rows(plan: Plan, rows: Sequence[Row], workers: Workers) -> tuple[list[
 class _Replay:
     """An episode that is answered from its record. After each move it waits for a job, or is over."""
 
-    def __init__(self, plan: Plan, row: Row) -> None:
+    def __init__(self, plan: EvaluationPlan, row: Row) -> None:
         self.row, self.key = row, key_of(row)
         planned = plan.task(self.key.task)
         self._answers = iter(turns_of(row))
@@ -141,7 +139,7 @@ class _Replay:
         self.advance(None)
 
     def advance(self, value: Any) -> None:  # noqa: ANN401 - a job's result
-        """Go on with a job's result to the next job that nobody knows the answer of."""
+        """Continue with a job's result, up to the next job without a recorded answer."""
         self.play.advance(value)
         while self.play.pending is not None:
             if isinstance(self.play.pending, Turn):
@@ -153,7 +151,7 @@ class _Replay:
                 return
 
     def _answer(self, asked: Turn) -> None:
-        """Say what was said there. An episode that asks otherwise than it did is another one, and is not scored."""
+        """Answer with the recorded completion. An episode that asks something else is not scored."""
         said = next(self._answers, None)
         if said is None and "failure" in self.row:
             self.play.fail(self.row["failure"])
@@ -163,21 +161,17 @@ class _Replay:
             self.play.advance(said.completion)
 
     def _refuse(self, now: Any, then: Any) -> None:  # noqa: ANN401 - a role and a prompt, or None
-        """End an episode that is not the one which was played: its program was changed, unless a job whose answer
-        nobody wrote down may have answered otherwise.
+        """Refuse a changed program. Where a job without a recorded answer was run again, that job may have answered
+        otherwise: then this episode alone is unscorable.
         """
+        asked, answered = _excerpt(now), _excerpt(then)
+        problem = f"the episode of example {self._example} asks {asked} where its completions answer {answered}"
         if self._changed_since or not self._worked_anew:
-            raise self._changed(now, then)
-        self.play.fail(
-            f"{OTHERWISE}: the episode of example {self._example} asks {_excerpt(now)} where its completions answer "
-            f"{_excerpt(then)}"
-        )
-
-    def _changed(self, now: Any, then: Any) -> UserError:  # noqa: ANN401 - a role and a prompt, or None
-        return UserError(
-            f"{self.key.task}: the episode of example {self._example} asks {_excerpt(now)} where its completions answer"
-            f" {_excerpt(then)}: it was changed since they were generated; generate them again with --force generate"
-        )
+            raise UserError(
+                f"{self.key.task}: {problem}: it was changed since they were generated; generate them again with "
+                "--force generate"
+            )
+        self.play.fail(f"{OTHERWISE}: {problem}")
 
     def scored(self) -> Row:
         """The scores of the evaluated model's roles, with the reason of those that have none."""

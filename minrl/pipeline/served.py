@@ -1,10 +1,10 @@
 """A model behind an OpenAI-compatible server plays episodes, single-turn and multi-turn, many at a time.
 
-A call that fails makes an error row, which holds no completion and is asked again by the next run. It is never taken
-for an answer. What a server refuses for good, by a filter or for its length, is not solved, and is not asked again.
+A failed call makes an error row, which holds no completion and is asked again by the next run. A request that the
+server refuses for good, by a filter or for its length, counts as not solved and is not asked again.
 
-Stop strings are not sent: servers differ in whether a text comes with its stop, and most do not say which it was. The
-text is cut here, after the first, as a local model ends there.
+Stop strings are not sent: servers differ in whether a text includes its stop, and most do not name it. The text is cut
+here, after the first one, where a local model would end.
 """
 
 import threading
@@ -17,7 +17,7 @@ from loguru import logger
 
 from minrl.pipeline.episodes import Recorder, episode_rng, row_of, through_stop, turn_seed
 from minrl.pipeline.models import NamedModel
-from minrl.pipeline.plan import Batch, Plan, PlannedTask
+from minrl.pipeline.plan import EpisodeBatch, EvaluationPlan, PlannedTask
 from minrl.pipeline.rows import SERVED_AS, Key, Row
 from minrl.rewards.chat_client import CONTENT_FILTER, ChatClient, ChatError, ChatRefusal, ChatReply
 from minrl.rewards.episode import Play
@@ -25,27 +25,25 @@ from minrl.rewards.workers import Workers
 from minrl.types import Job, Message, Prompt, Turn
 
 FAILURES_IN_A_ROW = 20
-"""A server that failed so many calls without one answer between them is left alone: the next run asks it again."""
+"""After so many failed calls in a row the server is not asked any more in this run."""
 
 AHEAD = 4
-"""Episodes that are handed out for each call in flight, so that none waits for the disk."""
+"""Episodes in progress for each call in flight, so that no call waits for the disk."""
 
 
 class ServedSampler:
-    """A server's model. Temperature, seeds and limits are those of a local one; what it makes of them is its own."""
+    """A server's model. It is sent the temperature, seeds and limits of a local one."""
 
-    def __init__(self, plan: Plan, model: NamedModel, workers: Workers) -> None:
+    def __init__(self, plan: EvaluationPlan, model: NamedModel, workers: Workers) -> None:
         config = plan.config
         self.config, self.model, self.workers = config, model, workers
         self.client = connect(plan, model)
         self._pool = ThreadPoolExecutor(config.api.api_concurrency)
         self._in_workers = threading.Lock()
 
-    def play(self, task: PlannedTask, batches: Sequence[Batch]) -> Iterator[list[Row]]:
+    def play(self, task: PlannedTask, batches: Sequence[EpisodeBatch]) -> Iterator[list[Row]]:
         """A row for each episode, in the order in which they end."""
-        waiting: Iterator[tuple[Batch, int, int]] = (
-            (batch, *episode) for batch in batches for episode in batch.episodes()
-        )
+        waiting = iter([(batch, *episode) for batch in batches for episode in batch.episodes()])
         playing: set[Future[Row]] = set()
         failures = 0
         while True:
@@ -70,7 +68,7 @@ class ServedSampler:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.client.close()  # ends the calls that threads of the pool still wait for
 
-    def _play(self, task: PlannedTask, batch: Batch, index: int, sample: int) -> Row:
+    def _play(self, task: PlannedTask, batch: EpisodeBatch, index: int, sample: int) -> Row:
         """One episode from its first turn to its last."""
         key = Key(self.model.name, task.name, batch.mode.name, index, sample)
         example, recorder = task.examples[index], Recorder(task.task)
@@ -116,7 +114,7 @@ class ServedSampler:
 
 
 class _Conversation:
-    """What one role was shown and said so far."""
+    """The messages and replies of one role so far."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -135,7 +133,7 @@ class _Conversation:
             self.finish_reason = reply.finish_reason
 
     def facts(self) -> Mapping[str, Any]:
-        """What a row keeps beside the text; no number of tokens where the server did not say."""
+        """The columns beside the text; `tokens` is None where the server did not count them."""
         known = [count for count in self._tokens if count is not None]
         tokens = sum(known) if len(known) == len(self._tokens) else None
         return {"tokens": tokens, "finish_reason": self.finish_reason}
@@ -156,7 +154,7 @@ def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
     return replace(reply, text=text, finish_reason="stop", usage=usage)
 
 
-def connect(plan: Plan, model: NamedModel) -> ChatClient:
+def connect(plan: EvaluationPlan, model: NamedModel) -> ChatClient:
     """The client for a server's model. A missing key or a wrong address is refused."""
     api = plan.config.api
     return ChatClient(
@@ -170,5 +168,5 @@ def connect(plan: Plan, model: NamedModel) -> ChatClient:
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
-    """A prompt as chat messages: a string is what the user says."""
+    """A prompt as chat messages; a string is one message of the user."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

@@ -1,4 +1,4 @@
-"""What the results of an evaluation depend on, by the stage that reads it, and whether it is what it was."""
+"""The settings that an evaluation's results depend on, by the stage that reads them, and whether they changed."""
 
 import hashlib
 import json
@@ -8,30 +8,30 @@ from typing import Any
 
 from minrl.config import TaskOptions
 from minrl.pipeline.config import STAGES, Stage
-from minrl.pipeline.plan import Plan, PlannedTask
+from minrl.pipeline.plan import EvaluationPlan, PlannedTask
 from minrl.rewards.judge import asked_by
 from minrl.system.stable_text import digest_of
-from minrl.types import Example, UserError
+from minrl.types import UserError
 
 JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")
 
 SAMPLING = ("seed", "temperature", "greedy", "max_tokens", "stop_strings", "opponent", "data_path")
 
 ENGINE = ("engine", "engine_context_length", "batch_invariant")
-"""What a completion depends on of who samples it."""
+"""Settings of the engine that a completion depends on."""
 
 NAMED_THINGS = ("models", "opponents", "tasks")
 """Settings that hold something for each model or task, and may grow by further ones."""
 
 SAMPLES = "samples"
-"""How many of each example there are. It is no difference: fewer are a part of what is there, more are added to it."""
+"""Samples of each example. Their number is no difference: fewer are a part of those there, more are added."""
 
-Settings = Mapping[str, Mapping[str, Any]]
+StageSettings = Mapping[str, Mapping[str, Any]]
 """Plain values by stage."""
 
 
-def settings_of(plan: Plan, options: TaskOptions) -> Settings:
-    """What the results depend on, by the stage that reads it: plain values."""
+def settings_of(plan: EvaluationPlan, options: TaskOptions) -> StageSettings:
+    """The settings that the results depend on, by stage, as plain values."""
     config = plan.config
     settings = {
         "generate": {
@@ -67,18 +67,16 @@ def settings_of(plan: Plan, options: TaskOptions) -> Settings:
     return json.loads(json.dumps(settings, default=str))
 
 
-def identity_of(plan: Plan, settings: Settings) -> str:
-    """A hash that only these settings have. A model of the hub counts by its name: its commit is not known before it is
-    cached.
-    """
+def identity_of(plan: EvaluationPlan, settings: StageSettings) -> str:
+    """A hash of these settings. A hub model counts by its name: its commit is unknown until it is cached."""
     known = dict(settings["generate"])
     for name, models in (("models", plan.models), ("opponents", plan.opponents)):
         known[name] = {model.name: "" if model.hub else model.fingerprint for model in models}
     return hashlib.sha256(json.dumps([known, settings["score"]], sort_keys=True).encode()).hexdigest()[:10]
 
 
-def check_settings(folder: Path, stored: Settings, now: Settings, forced: Sequence[Stage]) -> None:
-    """Refuse to mix: what was made under other settings is neither kept nor thrown away unasked."""
+def check_settings(folder: Path, stored: StageSettings, now: StageSettings, forced: Sequence[Stage]) -> None:
+    """Refuse to mix results of different settings: the old ones are neither kept nor discarded unasked."""
     first = min((STAGES.index(stage) for stage in forced), default=len(STAGES))
     for stage in STAGES[: min(first, STAGES.index("report"))]:
         differences = list(_differences(stored[stage], now[stage]))
@@ -90,8 +88,8 @@ def check_settings(folder: Path, stored: Settings, now: Settings, forced: Sequen
 
 
 def _differences(stored: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """What was otherwise, a phrase each. A further model or task is no difference, one that is left out is. What was
-    not written down is not compared.
+    """A phrase for each difference. A missing model or task is one, an additional one is not. Settings that were not
+    stored are not compared.
     """
     for name in (name for name in stored if name in now and name != SAMPLES):
         if name in NAMED_THINGS and not within:
@@ -109,14 +107,10 @@ def _differences(stored: Mapping[str, Any], now: Mapping[str, Any], within: str 
 
 
 def _examples_digest(task: PlannedTask) -> str:
-    """Of what is asked: identities and prompts, in order."""
+    """The number of examples, and a digest of their identities and prompts, in order."""
     return f"{len(task.examples)}, sha256 {digest_of([[one.id, one.prompt] for one in task.examples])}"
 
 
 def _references_digest(task: PlannedTask) -> str:
-    """Of what completions are judged by, and what figures are divided by."""
-    return digest_of([_reference(example) for example in task.examples])
-
-
-def _reference(example: Example) -> list[Any]:
-    return [example.id, example.fields, example.category]
+    """A digest of the fields that rewards read, and of the categories."""
+    return digest_of([[one.id, one.fields, one.category] for one in task.examples])

@@ -1,4 +1,4 @@
-"""The whole evaluation: check, generate, score, report, each stage only where its result is not there yet."""
+"""The whole evaluation: check, generate, score, report. A stage whose result is there is skipped."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from minrl.pipeline.folder import (
 )
 from minrl.pipeline.generate import generate
 from minrl.pipeline.models import as_cached
-from minrl.pipeline.plan import Plan, make_plan
+from minrl.pipeline.plan import EvaluationPlan, make_plan
 from minrl.pipeline.report import report, whole_report
 from minrl.pipeline.rows import Key, Row, RowFile
 from minrl.pipeline.score import PARTIAL, is_whole, score
@@ -38,11 +38,11 @@ from minrl.rewards.workers import Workers
 from minrl.terminal.screen import Screen
 
 LARGE_CUT_OFF = 0.1
-"""Share of completions cut off at the limit beyond which it is said."""
+"""The share of completions cut off at the limit above which a warning is shown."""
 
 
 def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tuple[Path, dict[str, Any] | None]:
-    """The folder, and its summary.json (None after a dry run). What is there already is not done again."""
+    """The folder and its summary.json (None after a dry run). Work that is done is not repeated."""
     if config.charts and not charts.available():
         logger.warning("no pictures: matplotlib is not installed (pip install matplotlib), or say --no-charts")
         config = replace(config, charts=False)
@@ -71,13 +71,16 @@ def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tu
             workers.close()
 
 
-def _stages(plan: Plan, options: TaskOptions, folder: Path, workers: Workers, screen: Screen) -> dict[str, Any]:
+def _stages(
+    plan: EvaluationPlan, options: TaskOptions, folder: Path, workers: Workers, screen: Screen
+) -> dict[str, Any]:
     config, completions, table = plan.config, RowFile(folder / COMPLETIONS), folder / SCORES
     _forget(folder, config)
     rows = asked(plan, completions)
     lacking = any(key not in rows or "error" in rows[key] for key in plan.all_keys())
-    if rows and (lacking or not is_whole(table, rows)):
-        _say_what_changed(folder)
+    adds = rows and (lacking or not is_whole(table, rows))
+    if adds and (changed := "; ".join(changed_since(folder))):
+        logger.warning(f"changed since this evaluation began, so that what is added may be of another kind: {changed}")
     write_settings(folder, settings_of(plan, options), anew=config.forced("generate"))
     if lacking:
         generate(plan, completions, workers, screen)
@@ -102,7 +105,7 @@ def _stages(plan: Plan, options: TaskOptions, folder: Path, workers: Workers, sc
 
 
 def _forget(folder: Path, config: EvaluateConfig) -> None:
-    """Remove what is to be made again, but for completions, which are kept aside."""
+    """Remove the results of forced stages; completions are renamed."""
     if config.forced("generate"):
         set_aside(folder / COMPLETIONS)
     if config.forced("score"):
@@ -112,22 +115,14 @@ def _forget(folder: Path, config: EvaluateConfig) -> None:
         (folder / SUMMARY).unlink(missing_ok=True)
 
 
-def asked(plan: Plan, completions: RowFile) -> dict[Key, Row]:
+def asked(plan: EvaluationPlan, completions: RowFile) -> dict[Key, Row]:
     """The rows of the plan's episodes, in its order; the file may hold further ones."""
     rows = completions.read()
     return {key: rows[key] for key in plan.all_keys() if key in rows}
 
 
-def _say_what_changed(folder: Path) -> None:
-    changed = changed_since(folder)
-    if changed:
-        logger.warning(
-            f"changed since this evaluation began, so that what is added may be of another kind: {'; '.join(changed)}"
-        )
-
-
 def complain(rows: Mapping[Key, Row]) -> None:
-    """Say what a server did not answer, and what it refused to."""
+    """Report completions that a server failed to give, and those that it refused."""
     errors = [row["error"] for row in rows.values() if "error" in row]
     if errors:
         logger.error(f"{len(errors)} completions could not be had, the first because: {errors[0]}")
@@ -141,7 +136,7 @@ def complain(rows: Mapping[Key, Row]) -> None:
 
 
 def say_cut_off(summary: Mapping[str, Any], max_tokens: int) -> None:
-    """Say where many completions were cut off, so that the figure is one of the limit."""
+    """Report figures that the limit on completions affects: many were cut off."""
     for result in summary["results"]:
         if result.get("truncated_frac", 0) > LARGE_CUT_OFF:
             logger.warning(

@@ -14,7 +14,7 @@ from minrl.system.files import whole
 PART, CATEGORY = "part/", "category/"
 
 NOBODY = ""
-"""The role in the one line of an episode that failed before the model's first turn."""
+"""The role of an episode that failed before the model's first turn."""
 
 COLUMNS = {
     "model": arrow.string(),
@@ -33,12 +33,12 @@ COLUMNS = {
     "refused": arrow.string(),
     "of": arrow.string(),
 }
-"""`unscorable` says why there is no reward, `refused` what a server refused it for; `of` is a hash of the completion
-that was scored."""
+"""`unscorable` is the reason for a missing reward, `refused` the server's reason for a refusal, `of` a hash of the
+scored completion."""
 
 
 def write_table(path: Path, scored: Sequence[tuple[Row, Row]]) -> None:
-    """Write the table of (completion, scores) in one instant."""
+    """Write the table of (completion, scores), whole or not at all."""
     lines = [line for completion, scores in scored for line in _lines(completion, scores)]
     names = sorted({name for line in lines for name in line if name not in COLUMNS})
     fields = [*COLUMNS.items(), *((n, arrow.float64() if n.startswith(PART) else arrow.string()) for n in names)]
@@ -64,7 +64,7 @@ def _lines(completion: Row, scores: Row) -> list[dict[str, Any]]:
 
 
 def read_table(path: Path) -> list[dict[str, Any]] | None:
-    """The lines of the table, with `parts` and `category` as dictionaries; None where there is no whole table."""
+    """The lines of the table, with `parts` and `category` as dictionaries; None without a whole table."""
     try:
         lines = parquet.read_table(path).to_pylist()
     except (OSError, arrow.ArrowInvalid):

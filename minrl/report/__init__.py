@@ -1,4 +1,4 @@
-"""Runs side by side: what they reached, how they got there, what it cost and in which settings they differ.
+"""Runs side by side: results, curves, cost and differences of their settings.
 
 `runs` reads a run's folder, `tables` writes Markdown, `pictures` draws; `python -m minrl.report` puts them together.
 """

@@ -25,7 +25,7 @@ BAR_GREY = "#404040"
 
 
 def draw(runs: Sequence[RunData], folder: Path, smoothing: float) -> dict[str, str]:
-    """All pictures that the runs have numbers for; file names by what they show."""
+    """All pictures that the runs have numbers for: file names by caption."""
     made = {f"Curves, smoothed with weight {smoothing:g}": curves(runs, folder / "curves.png", smoothing)}
     if any(run.tasks for run in runs):
         made["Held-out pass@1 before and after, with 95 % intervals"] = before_and_after(runs, folder / "scores.png")
@@ -35,7 +35,7 @@ def draw(runs: Sequence[RunData], folder: Path, smoothing: float) -> dict[str, s
 
 
 def curves(runs: Sequence[RunData], path: Path, smoothing: float) -> Path:
-    """Up to six panels: reward, held-out score of each task with its interval, and what else there is."""
+    """Up to six panels: reward, held-out score of each task with its interval, and further tags."""
     tasks = list(dict.fromkeys(task for run in runs for task in run.tasks))[: MOST_PANELS - 1]
     drawn = [panel for panel in PANELS if any(len(run.curve(panel[1])[0]) > 1 for run in runs)]
     drawn = drawn[: MOST_PANELS - len(tasks)]
@@ -125,7 +125,7 @@ def seconds(runs: Sequence[RunData], path: Path) -> Path:
 
 
 def _without_crumbs(phases: Mapping[str, float]) -> dict[str, float]:
-    """The phases that can be seen; what is less than 1 % of the step goes to `other`."""
+    """The phases, with those below 1 % of the step added to `other`."""
     whole = sum(phases.values())
     seen = {phase: value for phase, value in phases.items() if value >= 0.01 * whole and phase != "other"}
     return {**seen, "other": whole - sum(seen.values())}

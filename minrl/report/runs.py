@@ -1,24 +1,23 @@
-"""What a run's folder says about it, also while it is still going on or after it was killed."""
+"""A run as its folder describes it, also while it is going on or after it was killed."""
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minrl.record.metrics import read_metrics
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 NOT_SETTINGS = ("resume", "runs_dir", "checkpoints_dir", "quiet", "preflight", "preflight_only", "logger")
-"""Settings that change nothing about what is learned."""
+"""Settings that do not affect what is learned."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A held-out pass@1 with its 95 % interval, and the greedy one beside it (None: nothing of it could be scored), at
-    a step.
-    """
+    """Held-out pass@1 at a step, with its 95 % interval, and the greedy one (None: nothing could be scored)."""
 
     step: int
     pass_at_1: float
@@ -29,7 +28,7 @@ class Score:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run: its name, what config.json says, its steps, and what summary.json says (empty before the end)."""
+    """A run: its name, config.json, metrics and summary.json (empty before the end)."""
 
     name: str
     record: Mapping[str, Any]
@@ -38,7 +37,7 @@ class RunData:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings by flag, those of what it was trained or evaluated on as `task.option`."""
+        """Settings by flag; those of its trained and evaluated tasks as `task.option`."""
         values = {name: value for name, value in self.record["config"].items() if name not in NOT_SETTINGS}
         chosen = values.pop("tasks", {})
         own = {f"{task}.{name}": value for task in self.tasks for name, value in chosen.get(task, {}).items()}
@@ -46,14 +45,14 @@ class RunData:
 
     @property
     def tasks(self) -> list[str]:
-        """What was evaluated, the trained task first."""
+        """The evaluated tasks, the trained one first."""
         trained = self.summary.get("task") or str(self.record["config"].get("task", "")).rpartition(":")[2]
         found = [tag[len("eval/") : -len("/pass@1")] for line in self.lines for tag in line if tag.endswith("/pass@1")]
         return sorted(dict.fromkeys(found), key=lambda task: task != trained)
 
     @property
     def unfinished(self) -> str:
-        """What is to be said of a run that has not come to its end; empty for one that has."""
+        """A remark on a run that has not ended; empty for one that has."""
         if self.summary:
             return ""
         return f"{self.name} has no summary.json: it is still going on, or was stopped, after step {self.last_step}"
@@ -65,8 +64,8 @@ class RunData:
 
     def curve(self, tag: str) -> tuple[list[float], list[float]]:
         """Steps and values of a tag, where it has one."""
-        points = [(float(line["step"]), float(line[tag])) for line in self.lines if tag in line]
-        return [step for step, _ in points], [value for _, value in points]
+        lines = [line for line in self.lines if tag in line]
+        return [float(line["step"]) for line in lines], [float(line[tag]) for line in lines]
 
     def scores(self, task: str) -> list[Score]:
         """The held-out scores of a task over the run."""
@@ -78,11 +77,10 @@ class RunData:
         ]
 
     def before_and_after(self, task: str) -> tuple[Score | None, Score | None]:
-        """The score of a task before the first step, and the last one after it; None for what was not measured."""
+        """The score of a task before the first step, and the last one after it; None where not measured."""
         scores = self.scores(task)
-        before = [score for score in scores if score.step == 0]
-        after = [score for score in scores if score.step > 0]
-        return (before[0] if before else None), (after[-1] if after else None)
+        before = next((score for score in scores if score.step == 0), None)
+        return before, next((score for score in reversed(scores) if score.step > 0), None)
 
     def mean(self, tag: str) -> float | None:
         """The mean of a tag over the steps that have it, the step-0 evaluation left out."""
@@ -90,7 +88,7 @@ class RunData:
         return sum(values) / len(values) if values else None
 
     def seconds_by_phase(self) -> dict[str, float]:
-        """Seconds per step of each phase, over the whole run; without what no step is (before the first)."""
+        """Mean seconds of each phase per step, without the time before the first step."""
         steps = [line for line in self.lines if line["step"] > 0]
         tags = dict.fromkeys(tag for line in steps for tag in line if tag.startswith("time/") and tag != "time/step_s")
         phases = {tag: sum(line.get(tag, 0.0) for line in steps) / len(steps) for tag in tags}
@@ -99,38 +97,32 @@ class RunData:
 
 def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunData]:
     """The runs at these folders, or of these names in `runs_dir`. Raises `UserError` in one line."""
-    if not names:
-        raise UserError(
-            "name one or more runs: python -m minrl.report RUN [RUN ...], such as runs/countdown-grpo-seed0"
-        )
+    require(
+        bool(names), "name one or more runs: python -m minrl.report RUN [RUN ...], such as runs/countdown-grpo-seed0"
+    )
     found = [read_run(_folder(name, runs_dir)) for name in names]
-    seen = [run.name for run in found]
-    twice = sorted({name for name in seen if seen.count(name) > 1})
-    if twice:
-        raise UserError(f"two of the runs are called {twice[0]}: name each once, or rename one of the folders")
+    for name, count in sorted(Counter(run.name for run in found).items()):
+        require(count == 1, f"two of the runs are called {name}: name each once, or rename one of the folders")
     return found
 
 
 def read_run(folder: Path) -> RunData:
-    """A run's files. What is missing or torn is said in one line."""
-    record, summary = _json(folder / "config.json"), {}
-    if (folder / "summary.json").exists():
-        summary = _json(folder / "summary.json")
-    if "config" not in record:
-        raise UserError(f"{folder}/config.json is not a run's: it has no `config`")
+    """A run from its files. Raises `UserError` in one line where one is missing or torn."""
+    record = _json(folder / "config.json")
+    summary = _json(folder / "summary.json") if (folder / "summary.json").exists() else {}
+    require("config" in record, f"{folder}/config.json is not a run's: it has no `config`")
     try:
         lines = read_metrics(folder)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{folder}/metrics.jsonl is damaged: a line is not JSON ({error.msg}: {error.doc[:40]!r})"
         ) from error
-    if not lines:
-        raise UserError(f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
+    require(bool(lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
     return RunData(folder.resolve().name, record, lines, summary)
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
-    """The settings in which the runs differ, each with a value for each run (None where a run does not have it)."""
+    """The settings in which the runs differ, with a value for each run (None where a run lacks it)."""
     configs = [run.config for run in runs]
     names = dict.fromkeys(name for config in configs for name in config)
     values = {name: [config.get(name) for config in configs] for name in names}
@@ -138,7 +130,7 @@ def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """An exponential moving average that forgets nothing of its start: TensorBoard's, with its debiasing.
+    """An exponential moving average with TensorBoard's debiasing.
 
     >>> smoothed([1.0, 1.0, 4.0], 0.5)
     [1.0, 1.0, 2.7142857142857144]

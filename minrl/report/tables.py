@@ -1,4 +1,4 @@
-"""The report as Markdown: what the runs reached, where the seconds went, in which settings they differ."""
+"""The report as Markdown: results, cost and differences of the runs' settings."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ NOTHING = "-"
 
 
 def markdown(runs: Sequence[RunData], pictures: Mapping[str, str], command: str) -> str:
-    """The whole report. `pictures` are file names by what they show."""
+    """The whole report. `pictures` are file names by caption."""
     parts = [f"# {' / '.join(run.name for run in runs)}", results(runs)]
     parts += [f"![{what}]({name})" for what, name in pictures.items()]
     remarks = [run.unfinished for run in runs if run.unfinished]
@@ -21,9 +21,7 @@ def markdown(runs: Sequence[RunData], pictures: Mapping[str, str], command: str)
 
 
 def results(runs: Sequence[RunData]) -> str:
-    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task. The last one may be of
-    an earlier step than the run's last, which is said.
-    """
+    """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task."""
     header = ["run", "task", "algorithm", "seed", "steps", "before", "after", "greedy"]
     rows = []
     for run in runs:
@@ -88,7 +86,7 @@ def _interval(score: Score | None) -> str:
 
 
 def _after(score: Score | None, last_step: int) -> str:
-    """The last score of a run, and at which step it was taken where later ones were not evaluated."""
+    """The last score of a run, with its step where that is not the run's last."""
     return _interval(score) + (f" at step {score.step}" if score is not None and score.step < last_step else "")
 
 

@@ -26,9 +26,10 @@ FACTS = ("sources", "files", "packages", "python", "machine")
 def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
     """Commit, packages, machine, command, and digests of MinRL's sources and the given files."""
     package = Path(minrl.__file__ or "").parent
+    scripts = list(package.parent.glob("train.py"))  # none in an installed package, whose folder is no checkout of ours
     return {
-        "commit": _git_commit(package),
-        "sources": _digest([*sorted(package.rglob("*.py")), *package.parent.glob("train.py")]),
+        "commit": _git_commit(package) if scripts else None,
+        "sources": _digest([*sorted(package.rglob("*.py")), *scripts]),
         "files": {str(path): _digest(_files_in(path)) for path in files},
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "python": platform.python_version(),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions, with_absolute_paths
+from minrl.run import as_typed
 from minrl.run.checkpoint import MANIFEST, find_checkpoint
 from minrl.run.folder import OWNER
 from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
@@ -96,7 +97,7 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
         found = [folder for folder in runs.glob("*/") if is_run(folder)]
         candidates = [folder for folder in found if _program_of(folder) == program.command]
         if not candidates:
-            raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.command}")
+            raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.typed}")
         return _own_place(max(candidates, key=_last_written)), None, None
     for folder in (path, runs / settings.resume):
         if is_run(folder):
@@ -153,7 +154,7 @@ def _of_program(folder: Path, program: Program) -> Path:
     """The run's folder, refused where another command made it."""
     command = _program_of(folder)
     if command != program.command:
-        raise UserError(f"run {folder} is not one of {program.command}: go on with {command} --resume {folder}")
+        raise UserError(f"run {folder} is not one of {program.typed}: go on with {as_typed(command)} --resume {folder}")
     return folder
 
 

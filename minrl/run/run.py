@@ -3,6 +3,7 @@
 Everything around the loop of train.py that is not the algorithm. `minrl.run.folder` finds and claims its folders.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from loguru import logger
 
+import minrl
 from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key
 from minrl.evaluation import Evaluation
 from minrl.policy import Policy
@@ -47,13 +49,28 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A command that makes runs: how it is called, and which settings a resumed run may change."""
+    """A command that makes runs, as config.json names it, and which settings a resumed run may change."""
 
     command: str
     extends: tuple[str, ...] = ("steps",)
 
+    @property
+    def typed(self) -> str:
+        """The command as the user types it here."""
+        return as_typed(self.command)
+
 
 TRAIN = Program("python train.py")
+
+CONSOLE_SCRIPT = "minrl-train"
+"""What train.py is called by in an installed package."""
+
+
+def as_typed(command: str) -> str:
+    """The command of a program, which is the console script for train.py where that was called or no checkout is."""
+    in_checkout = (Path(minrl.__file__).parents[1] / "train.py").exists()
+    console = Path(sys.argv[0]).name == CONSOLE_SCRIPT or not in_checkout
+    return CONSOLE_SCRIPT if command == TRAIN.command and console else command
 
 
 @dataclass(frozen=True)
@@ -84,7 +101,7 @@ class Run:
     @property
     def resume_command(self) -> str:
         """What continues the run."""
-        return f"{self.program.command} --resume {self.folder}"
+        return f"{self.program.typed} --resume {self.folder}"
 
 
 def write_config(run: Run) -> None:

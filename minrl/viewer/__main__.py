@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minrl.terminal.command_line import parse, run_main
-from minrl.types import UserError
+from minrl.types import UserError, require
 from minrl.viewer.build import Limits, make_page
 
 
@@ -34,8 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page and say where it is."""
     named = [] if not arguments or arguments[0].startswith("-") else ["--run"]
     config = parse(ViewerConfig, [*named, *arguments])
-    if not config.run:
-        raise UserError("name the run whose rollouts are to be read: python -m minrl.viewer runs/NAME")
+    require(bool(config.run), "name the run whose rollouts are to be read: python -m minrl.viewer runs/NAME")
     folder = next((path for path in (Path(config.run), Path(config.runs_dir) / config.run) if path.is_dir()), None)
     if folder is None:
         known = ", ".join(sorted(path.parent.name for path in Path(config.runs_dir).glob("*/config.json"))) or "none"

@@ -1,7 +1,7 @@
 """A run's folder -> `rollouts.html`: template, style, script and data in one file that asks no network for anything.
 
-The data of each step is compressed by itself and unpacked by the browser when it is looked at. A page that is made
-again takes over the steps that it already has, so that making it during a run costs what is new.
+The data of each step is compressed separately, and unpacked by the browser when the step is shown. A page that is made
+again reuses its packed steps, so that an update during a run packs the new ones only.
 """
 
 import base64
@@ -25,7 +25,7 @@ from minrl.viewer.chunk import about, choose, encode, read_lines
 
 PAGE = "rollouts.html"
 FORMAT = 1
-"""Version of the data in the page: what was packed by another is packed anew."""
+"""Version of the data in the page. Steps that another version packed are packed again."""
 TEMPLATES = Path(__file__).parent / "page"
 SCRIPTS = ("data.js", "scale.js", "text.js", "conversation.js", "groups.js", "compare.js", "detail.js",
            "steps.js", "keys.js", "main.js")  # fmt: skip
@@ -36,7 +36,7 @@ _STEP = re.compile(r'<script type="text/plain" class="step" data-step="(\d+)" da
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Bounded):
-    """How much a page holds, so that it opens at once whatever the run's size. What is left out is said on the page."""
+    """Limits that let the page of a run of any size open at once. The page says what was left out."""
 
     tokens_per_step: Annotated[int, from_zero("all")] = 150_000
     """Sampled tokens of training rollouts for each step: whole examples up to here. 0: all."""
@@ -46,7 +46,7 @@ class Limits(Bounded):
 
 @dataclass(frozen=True)
 class PackedStep:
-    """One step as the page holds it: `source` says which file it was made of, `about` and `data` are packed."""
+    """One step of the page: `source` identifies the file it was made from; `about` and `data` are packed."""
 
     step: int
     source: str
@@ -55,7 +55,7 @@ class PackedStep:
 
 
 def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits()) -> Path:
-    """Write the page of the run in the folder, beside its other files unless told otherwise; its path."""
+    """Write the page of the run in `folder`, by default into that folder; returns its path."""
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is no run: it has no config.json; name a folder in runs/")
     output = output or folder / PAGE
@@ -68,8 +68,8 @@ def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits(
 
 
 def refresh_page(folder: Path) -> None:
-    """Make the page anew during a run, once there are rollouts. A page that cannot be made is told of, no more: the
-    run is worth more than a page that `python -m minrl.viewer` makes at any time.
+    """Make the page again during a run, once there are rollouts. A failure is reported only: the run continues, and
+    `python -m minrl.viewer` makes the page at any time.
     """
     if not any((folder / "rollouts").glob("step_*.jsonl.gz")) and not (folder / PAGE).exists():
         return
@@ -80,7 +80,7 @@ def refresh_page(folder: Path) -> None:
 
 
 def thinned(steps: Sequence[int], limit: int) -> list[int]:
-    """At most so many steps, the first and the last among them. Those that are left out stay out as the run goes on.
+    """At most `limit` steps, with the first and the last. A step that is left out stays out as the run continues.
 
     >>> thinned([10, 20, 30, 40, 50, 60], 4)
     [10, 30, 50, 60]
@@ -92,7 +92,7 @@ def thinned(steps: Sequence[int], limit: int) -> list[int]:
 
 
 def packed_steps(page: Path) -> dict[int, PackedStep]:
-    """The steps that a page holds, as they are packed."""
+    """The packed steps of a page."""
     if not page.exists():
         return {}
     found = _STEP.findall(page.read_text(encoding="utf-8", errors="replace"))
@@ -114,21 +114,18 @@ def _packed(step: int, path: Path, before: PackedStep | None, limits: Limits) ->
 
 
 def _pack(values: Mapping[str, Any]) -> str:
-    """Values as compressed JSON in letters that HTML leaves alone."""
+    """Values as compressed JSON in base64, which needs no escaping in HTML."""
     text = json_text(values, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode("ascii"), compresslevel=4, mtime=0)).decode("ascii")
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    """What the page says about the run as a whole."""
+    """The page's facts about the run."""
     record = json.loads((folder / "config.json").read_text())
     config = record.get("config", {})
     names = ("task", "algorithm", "model_id", "seed", "group_size", "temperature", "rollouts_every", "steps")
-    return {
-        "name": record.get("minrl_run", folder.name),
-        "commit": record.get("commit"),
-        **{name: config.get(name) for name in names},
-    }
+    about = {"name": record.get("minrl_run", folder.name), "commit": record.get("commit")}
+    return {**about, **{name: config.get(name) for name in names}}
 
 
 def _page(run: Mapping[str, Any], steps: Sequence[PackedStep]) -> str:
@@ -153,5 +150,5 @@ def _page(run: Mapping[str, Any], steps: Sequence[PackedStep]) -> str:
 
 
 def _allowed(text: str) -> str:
-    """The source expression that lets the browser take this very text and no other (Content Security Policy 3)."""
+    """The source expression that allows this text and no other (Content Security Policy 3)."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

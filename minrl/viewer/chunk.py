@@ -1,7 +1,7 @@
-"""The rollouts of one step as the page takes them: small, and each text once.
+"""The rollouts of one step, compact: each text is stored once.
 
-Of a large step a part is shown: whole examples, chosen by a hash of their identity, so that an example that is shown at
-one step is shown at the others too.
+A part of a large step is shown: whole examples, chosen by a hash of their identity, so that the steps show the same
+examples.
 """
 
 import gzip
@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from minrl.types import UserError
+from minrl.types import UserError, require
 from minrl.viewer.lines import ROLLOUT_SCHEMA
 
 Line = Mapping[str, Any]
 
 MILLI, MICRO, WEIGHT = 1e3, 1e6, 1e4
-"""What numbers are multiplied by before they are rounded: log-probabilities, gaps, importance weights."""
+"""Scales of log-probabilities, gaps and importance weights before they are rounded."""
 LARGEST = 10**8
 
 
@@ -33,11 +33,9 @@ def read_lines(path: Path) -> list[Line]:
             lines = [json.loads(line) for line in file]
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{path.name} cannot be read: {error}") from error
-    for line in lines:
-        if line.get("schema") != ROLLOUT_SCHEMA:
-            raise UserError(
-                f"{path.name} has rollouts of schema {line.get('schema')}; this page reads {ROLLOUT_SCHEMA}"
-            )
+    for schema in (line.get("schema") for line in lines):
+        known = schema == ROLLOUT_SCHEMA
+        require(known, f"{path.name} has rollouts of schema {schema}; this page reads {ROLLOUT_SCHEMA}")
     return lines
 
 
@@ -56,7 +54,7 @@ def choose(lines: Sequence[Line], max_tokens: int) -> list[Line]:
 
 
 def about(lines: Sequence[Line], shown: Sequence[Line]) -> dict[str, Any]:
-    """What the page says of a step before its rollouts are unpacked. What could not be scored is not solved."""
+    """The step's figures, shown before its rollouts are unpacked. An unscorable rollout counts as not solved."""
     trained = [line for line in lines if line["purpose"] == "train"] or lines
     scored = [line for line in trained if line["reward"] is not None]
     return {
@@ -76,11 +74,11 @@ class _Table(dict[Any, int]):
 
 
 def encode(lines: Sequence[Line]) -> dict[str, Any]:
-    """Plain values for JSON: tables of `pieces` (tokens) and `texts` (what was shown), and the rollouts.
+    """Plain values for JSON: tables of `pieces` (tokens) and `texts` (prompts), and the rollouts.
 
-    A piece, and each run of a text, is (text, is it special). Of each sampled token there is its piece, its surprise
-    (minus the engine's log-probability, milli-nats), the policy's log-probability minus the engine's (micro-nats), and
-    its importance weight (1e-4); the last two are null where the update did not compute the rollout.
+    A piece, and each run of a text, is (text, is it special). Each sampled token has its piece, its surprise (minus the
+    engine's log-probability, milli-nats), the policy's log-probability minus the engine's (micro-nats), and its
+    importance weight (1e-4); the last two are null where the update did not compute the rollout.
     """
     pieces, texts = _Table(), _Table()
     rollouts = [_rollout(line, pieces, texts) for line in lines]
@@ -117,7 +115,7 @@ def _text(tokens: Sequence[str], special: set[int], start: int, end: int) -> tup
 
 
 def _fixed(values: np.ndarray, scale: float) -> list[int]:
-    """Rounded multiples, within what they may be."""
+    """Scaled values, clipped and rounded."""
     return np.rint(np.clip(values * scale, -LARGEST, LARGEST)).astype(np.int64).tolist()
 
 

@@ -1,4 +1,4 @@
-"""What is written down of a step's rollouts: a JSON object each, with everything that the page shows."""
+"""A step's rollouts as JSON objects, with everything that the page shows."""
 
 from collections.abc import Sequence
 from math import isnan
@@ -19,7 +19,7 @@ ROLLOUT_SCHEMA = 2
 def training_lines(
     policy: Policy, rollouts: Sequence[Rollout], advantages: Tensor, updated: Update
 ) -> list[dict[str, Any]]:
-    """The step's training rollouts (N of them, with advantages (N,)) and what the update knew of them."""
+    """The step's N training rollouts with their advantages (N,) and what the update computed of them."""
     lines, start = readable(policy, rollouts, "train"), 0
     logprobs = _rounded(updated.logprobs)
     weights = None if updated.importance_weights is None else _rounded(updated.importance_weights)

