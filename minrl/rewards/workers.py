@@ -1,7 +1,7 @@
 """Rewards in worker processes, each with a deadline.
 
-A worker is a new process (`python -m minrl.rewards.workers`), never a fork of one in which torch has threads. A worker that
-misses its deadline or dies is replaced; its job fails and the others continue.
+A worker is a new process (`python -m minrl.rewards.workers`), never a fork of one in which torch has threads. A worker
+that misses its deadline or dies is replaced; its job fails and the others continue.
 """
 
 import contextlib

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions, with_absolute_paths
-from minrl.run import as_typed
 from minrl.run.checkpoint import MANIFEST, find_checkpoint
 from minrl.run.folder import OWNER
-from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
+from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings, as_typed
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
 from minrl.types import UserError

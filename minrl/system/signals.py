@@ -1,7 +1,7 @@
 """Signals that stop a program: Ctrl-C, SIGTERM from a supervisor, SIGHUP from a closed terminal.
 
-By default the program ends at once and releases its resources; `minrl.run.stopping` lets a step finish. An ignored signal,
-such as SIGHUP under nohup, stays ignored.
+By default the program ends at once and releases its resources; `minrl.run.stopping` lets a step finish. An ignored
+signal, such as SIGHUP under nohup, stays ignored.
 """
 
 import os

@@ -1,7 +1,7 @@
 """From the command line, a file or a stored run to a program's config and the tasks' options.
 
-Flags come from the dataclasses (`minrl.terminal.flags`). `--config FILE` (YAML or a run's config.json) is read first, flags
-top. Whatever is refused is refused in one line.
+Flags come from the dataclasses (`minrl.terminal.flags`). `--config FILE` (YAML or a run's config.json) is read first,
+and flags override it. Whatever is refused is refused in one line.
 """
 
 import contextlib
