@@ -49,6 +49,13 @@ class Outcome(Protocol):
 
 T = TypeVar("T", bound=Outcome)
 
+SUMMARY_NAMES = {
+    "pass_at_1": "pass@1",
+    "num_examples": "examples",
+    "greedy_pass_at_1": "pass@1_greedy",
+    "reward_mean": "reward",
+}
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -93,23 +100,8 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, with the names that summary.json uses; None for a figure that there is not."""
-        values = {
-            "pass@1": self.pass_at_1,
-            "ci95": list(self.ci95),
-            "n": self.n,
-            "examples": self.num_examples,
-            "pass@1_greedy": self.greedy_pass_at_1,
-            "reward": self.reward_mean,
-            "completion_tokens_mean": self.completion_tokens_mean,
-            "truncated_frac": self.truncated_frac,
-            "unscorable_frac": self.unscorable_frac,
-            "greedy_unscorable_frac": self.greedy_unscorable_frac,
-            "parts": dict(self.parts),
-            "categories": dict(self.categories),
-            "parts_by_category": {name: dict(parts) for name, parts in self.parts_by_category.items()},
-            "greedy_parts_by_category": {name: dict(parts) for name, parts in self.greedy_parts_by_category.items()},
-        }
-        return plain(values)
+        shown = {name: value for name, value in vars(self).items() if name not in ("rollouts", "failures")}
+        return plain({SUMMARY_NAMES.get(name, name): value for name, value in shown.items()})
 
     def metrics(self, task: str) -> dict[str, float]:
         """Scalars by tag, of the figures that there are."""

@@ -1,6 +1,7 @@
 """A disk that is full, a folder that cannot be written: found before step 1, else one line, and the run can go on."""
 
 import errno
+import json
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,14 @@ from minrl.types import TrainState, UserError
 from tests.disks import files_up_to
 from tests.test_stopping import FLAGS, NAME, NoOptions, ending
 
-STEPS = ["--steps", "2", "--save-every", "1"]
+STEPS = [
+    "--steps",
+    "2",
+    "--save-every",
+    "1",
+    "--chat-template-options",
+    json.dumps({"note": "x" * 2048}),
+]  # more than a page
 
 
 @pytest.fixture

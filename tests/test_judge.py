@@ -21,7 +21,7 @@ from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import newest_complete
-from minrl.run.parts import opened_judge
+from minrl.run.parts import judging
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
 from minrl.terminal.command_line import parse_trainer, parse_with_tasks
@@ -289,8 +289,8 @@ def test_processes_share_what_one_would_ask_and_one_asks_for_an_answer(serve):
     config = TrainerConfig(judge=JudgeConfig(**settings, judge_cache="", judge_concurrency=7))
 
     def concurrency(processes):
-        with opened_judge(config, processes) as judge:
-            return judge.config.judge_concurrency
+        with judging(config, processes) as judged:
+            return judged.keywords["judge"].config.judge_concurrency
 
     assert together(3, lambda member: member, concurrency) == [2, 2, 2]
     assert len([asked for asked in server.asked if asked]) == 1

@@ -330,7 +330,7 @@ def test_adapters_are_not_put_on_another_base_model(base, tmp_path, processes):
 
 
 def test_adapters_that_transformers_loads_from_elsewhere_are_refused_in_one_line(policy, processes, monkeypatch):
-    monkeypatch.setattr("minrl.policy.load_model", lambda path: (adapt(policy).model, policy.tokenizer))
+    monkeypatch.setattr("minrl.run.loading.load_model", lambda path: (adapt(policy).model, policy.tokenizer))
     with pytest.raises(UserError, match="owner/name holds LoRA adapters: download them, and give the local folder"):
         load_policy("owner/name", CPU, processes)
 

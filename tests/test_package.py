@@ -57,7 +57,7 @@ def test_in_a_checkout_the_console_scripts_are_its_files(monkeypatch, capsys):
         with pytest.raises(SystemExit) as stop:
             run()
         assert not stop.value.code
-        assert f"usage: minrl-{name} " in capsys.readouterr().out
+        assert f"\nminrl-{name} " in capsys.readouterr().out
 
 
 def test_a_wheel_of_the_archive_of_the_sources_is_the_same(wheel, tmp_path):

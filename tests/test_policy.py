@@ -275,7 +275,7 @@ def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(polic
 
 def test_a_model_that_is_loaded_is_verified(policy, processes, monkeypatch):
     verified = []
-    monkeypatch.setattr("minrl.policy.load_model", lambda path: (policy.model, policy.tokenizer))
+    monkeypatch.setattr("minrl.run.loading.load_model", lambda path: (policy.model, policy.tokenizer))
     monkeypatch.setattr("minrl.run.loading.verify_scoring", verified.append)
     assert load_policy("owner/name", CPU, processes).model is policy.model
     assert verified == [policy.model]

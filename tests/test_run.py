@@ -9,12 +9,12 @@ from loguru import logger
 import minrl
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
 from minrl.evaluation import Evaluation
-from minrl.run import as_typed
 from minrl.run import run as run_module
 from minrl.run.checkpoint import weights_sha256
 from minrl.run.provenance import changes, provenance
 from minrl.run.run import RUN_RECORD, Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
 from minrl.tasks import TASK_DEFINITIONS
+from minrl.terminal.flag_help import as_typed
 from minrl.types import TrainState
 
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}

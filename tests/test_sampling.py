@@ -242,7 +242,7 @@ def test_masked_truncated_rollouts_weigh_nothing_but_keep_their_place_in_the_bas
     kept = [index for index, rollout in enumerate(rollouts) if not rollout.truncated]
     assert len(kept) == 12
 
-    given = replace(row, advantage=lambda *_: (advantages[kept], {}))
+    given = replace(row, advantage=lambda _: advantages[kept])
     expected, _ = gradients(policy, [rollouts[i] for i in kept], settings("grpo"), row=given)
     for new, old in zip(masked, expected, strict=True):
         for name in old:

@@ -22,6 +22,7 @@ from minrl import scoring
 from minrl.batch import micro_batches, pack
 from minrl.kernels import head as output_head
 from minrl.kernels.head import chunked_logprobs
+from minrl.run import loading
 from minrl.run.loading import verify_scoring
 from minrl.scoring import score
 
@@ -303,7 +304,7 @@ def test_a_model_without_the_attention_interface_is_scored_one_rollout_at_a_time
 def test_both_rollouts_are_verified_and_together_where_they_can_share_a_prompt(packs, rollouts_of, monkeypatch):
     model, streams = make_model(SHAPES["qwen3"], torch.float32), []
     monkeypatch.setattr(type(model), "_supports_attention_backend", packs)
-    monkeypatch.setattr(scoring, "score", lambda *given, **named: streams.append(given[1]) or score(*given, **named))
+    monkeypatch.setattr(loading, "score", lambda *given, **named: streams.append(given[1]) or score(*given, **named))
     verify_scoring(model)
     assert [len(stream.prefix_of) for stream in streams] == rollouts_of
     assert len(torch.cat([stream.labels for stream in streams]).unique()) == 6 + 4  # all tokens are different ones

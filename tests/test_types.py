@@ -3,7 +3,7 @@
 import pytest
 
 from minrl.types import SOLO, Example, Job, Request, Reward, Rollout, Turn, UserError, require
-from minrl.viewer.lines import ROLLOUT_SCHEMA
+from minrl.viewer.chunk import ROLLOUT_SCHEMA
 
 
 def test_what_is_required_holds_or_is_the_users_mistake():

@@ -15,7 +15,7 @@ from loguru import logger
 from minrl.system.disk import writing
 from minrl.system.files import append_jsonl, fsync, read_jsonl, whole, write_csv, write_jsonl
 from minrl.system.json_text import json_text
-from minrl.viewer.lines import ROLLOUT_SCHEMA
+from minrl.viewer.chunk import ROLLOUT_SCHEMA
 
 TAGS = (
     "reward/mean",

@@ -13,9 +13,10 @@ from typing import Any
 from minrl.config import TaskOptions, with_absolute_paths
 from minrl.run.checkpoint import MANIFEST, find_checkpoint
 from minrl.run.folder import OWNER
-from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings, as_typed
+from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
+from minrl.terminal.flag_help import as_typed
 from minrl.types import UserError
 
 

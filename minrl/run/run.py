@@ -3,7 +3,6 @@
 Everything around the loop of train.py that is not the algorithm. `minrl.run.folder` finds and claims its folders.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from loguru import logger
 
-import minrl
 from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key
 from minrl.evaluation import Evaluation
 from minrl.policy import Policy
@@ -20,6 +18,7 @@ from minrl.run.provenance import changes, provenance
 from minrl.system.files import read_json, write_json
 from minrl.tasks.programs import files_outside
 from minrl.terminal.command_line import to_dict
+from minrl.terminal.flag_help import as_typed
 from minrl.types import TrainState
 
 RUN_RECORD = '{\n "minrl_run"'
@@ -61,16 +60,6 @@ class Program:
 
 
 TRAIN = Program("python train.py")
-
-CONSOLE_SCRIPT = "minrl-train"
-"""What train.py is called by in an installed package."""
-
-
-def as_typed(command: str) -> str:
-    """The command of a program, which is the console script for train.py where that was called or no checkout is."""
-    in_checkout = (Path(minrl.__file__).parents[1] / "train.py").exists()
-    console = Path(sys.argv[0]).name == CONSOLE_SCRIPT or not in_checkout
-    return CONSOLE_SCRIPT if command == TRAIN.command and console else command
 
 
 @dataclass(frozen=True)

@@ -108,9 +108,11 @@ def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) ->
     """
     forgive_closed_streams()
     logger.disable("minrl")  # main parses again: what there is to say is said then
-    with _one_line_for_mistakes():
-        config, _ = parse(sys.argv[1:])
-    logger.enable("minrl")
+    try:
+        with _one_line_for_mistakes():
+            config, _ = parse(sys.argv[1:])
+    finally:
+        logger.enable("minrl")
     quiet = getattr(config, "logging", config).quiet
     if not quiet and os.environ.get("RANK", "0") == "0":
         sys.stderr.write("loading\n")

@@ -7,16 +7,30 @@ the attribute `often`, what a flag means from the string below its field.
 import ast
 import inspect
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import minrl
 from minrl.terminal.flags import Flag
 
 INDENT = 28
 """Columns before the meaning of a flag."""
+
+
+CONSOLE_SCRIPTS = {"python train.py": "minrl-train", "python evaluate.py": "minrl-evaluate"}
+"""What the scripts are called by in an installed package."""
+
+
+def as_typed(command: str) -> str:
+    """The command of a program, which is its console script where that was called or there is no checkout."""
+    script = CONSOLE_SCRIPTS.get(command, command)
+    in_checkout = (Path(minrl.__file__ or "").parents[1] / "train.py").exists()
+    return script if Path(sys.argv[0]).name in CONSOLE_SCRIPTS.values() or not in_checkout else command
 
 
 def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag], everything: bool) -> str:
@@ -37,7 +51,10 @@ def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag],
         lines.append(
             "--help-all shows whole descriptions and the options of every task; --task NAME --help those of one."
         )
-    return "\n".join(lines) + "\n"
+    page = "\n".join(lines) + "\n"
+    for command in CONSOLE_SCRIPTS:
+        page = page.replace(command, as_typed(command))
+    return page
 
 
 def _section(about: str, flags: list[Flag], everything: bool) -> list[str]:

@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 
 from minrl.types import UserError, require
-from minrl.viewer.lines import ROLLOUT_SCHEMA
 
 Line = Mapping[str, Any]
 
 MILLI, MICRO, WEIGHT = 1e3, 1e6, 1e4
 """Scales of log-probabilities, gaps and importance weights before they are rounded."""
 LARGEST = 10**8
+
+
+ROLLOUT_SCHEMA = 2
+"""Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
 
 
 def read_lines(path: Path) -> list[Line]:

@@ -12,9 +12,6 @@ from minrl.types import Rollout
 from minrl.update import Update
 from minrl.viewer.token_texts import token_texts
 
-ROLLOUT_SCHEMA = 2
-"""Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
-
 
 def training_lines(
     policy: Policy, rollouts: Sequence[Rollout], advantages: Tensor, updated: Update
