@@ -3,7 +3,7 @@
     python train.py                                           the default task, on any machine
     python train.py --task hanoi --steps 200
     python train.py --model-id Qwen/Qwen3-0.6B                a model of the hub or of a local folder
-    python train.py --resume latest                           go on where it stopped
+    python train.py --resume latest                           continue where it stopped
 
 `train` below is the whole algorithm: GRPO (arXiv:2402.03300, algorithm 1) and its family. It departs from the paper in
 that a step makes one update of its rollouts, unless --passes-per-step or --minibatches-per-pass say otherwise, and
@@ -34,7 +34,7 @@ from minrl.update import update_policy
 
 
 def train(session: Session) -> None:
-    """Sample a group for each example, normalise within it, improve the policy, hand it to the engine. Repeat."""
+    """Sample a group per example, normalise rewards within it, update the policy, sync the engine. Repeat."""
     parts, recorder = session.parts, session.recorder
     config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
     algorithm = choose_algorithm(config)
@@ -75,9 +75,9 @@ def train(session: Session) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Say how good the policy is, train it, and say it again."""
+    """Evaluate the policy, train it, and evaluate it again."""
     run = open_run(*parse_trainer(arguments), arguments)
-    choose_algorithm(run.config)  # what cannot work is refused before anything slow
+    choose_algorithm(run.config)  # refuses what cannot work before anything slow
     require_logger(run.config.logging)
     with assemble(run) as parts, Session(parts, STARTED) as session:
         config = parts.config

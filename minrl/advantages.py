@@ -12,10 +12,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 STD_EPSILON = 1e-4
-"""Added to the standard deviation that divides: TRL's value (verl's is 1e-6); the papers name no value."""
+"""Added to the standard deviation in a denominator: TRL's value (verl's is 1e-6). The papers give none."""
 
 BASELINE_DECAY = 0.95
-"""Share of a moving-average baseline that one step keeps: that of SPIRAL's published code."""
+"""Decay of the moving-average baseline per step, from SPIRAL's published code."""
 
 Baselines = Mapping[str, float]
 """The moving average of the reward of each role."""
@@ -23,7 +23,7 @@ Baselines = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Groups:
-    """A step's rewards in groups of rollouts that were sampled for the same example and role, numbered from 0."""
+    """The rewards of a step. A group is the rollouts of one example and role; groups are numbered from 0."""
 
     rewards: Float[Tensor, " N"]
     scorable: Bool[Tensor, " N"]
@@ -33,22 +33,22 @@ class Groups:
 
     @property
     def scored(self) -> Float[Tensor, " N"]:
-        """The rewards, 0 where there is none."""
+        """The rewards, with 0 for unscorable rollouts."""
         return torch.where(self.scorable, self.rewards, 0.0)
 
     @property
     def counts(self) -> Float[Tensor, " groups"]:
-        """Members that could be scored."""
+        """Scorable rollouts of each group."""
         return self._sums(self.scorable.to(self.rewards.dtype))
 
     @property
     def mean(self) -> Float[Tensor, " groups"]:
-        """Mean reward; NaN where nobody could be scored."""
+        """Mean reward; NaN for a group without a scorable rollout."""
         return self._sums(self.scored) / self.counts
 
     @property
     def spread(self) -> Bool[Tensor, " groups"]:
-        """Whether the rewards differ: exactly max > min among those that could be scored."""
+        """Whether the scorable rewards of each group differ (max > min)."""
         high, low = (
             torch.full_like(self.counts, fill).scatter_reduce(
                 0, self.group_of, torch.where(self.scorable, self.rewards, fill), how
@@ -59,7 +59,7 @@ class Groups:
 
     @property
     def centred(self) -> Float[Tensor, " N"]:
-        """r - mean; exactly 0 in a group without spread, whose mean may be rounded."""
+        """r - mean; exactly 0 in a group without spread, even if its mean is rounded."""
         useful = self.scorable & self.spread[self.group_of]
         return torch.where(useful, self.scored - self.mean[self.group_of], 0.0)
 
@@ -78,8 +78,8 @@ Advantage = Callable[[Groups], Float[Tensor, " N"]]
 def normalize_rewards_per_group(groups: Groups) -> Float[Tensor, " N"]:
     """Group z-score: (r - mean) / (std + 1e-4), GRPO, arXiv:2402.03300, section 4.1.2 (in its text, without a number).
 
-    The standard deviation is unbiased (divides by n - 1); the paper does not say which. Departures: the epsilon 1e-4,
-    which it does not have; a group without spread, or of one, gets 0, where it would divide 0 by 0.
+    The standard deviation is unbiased (divides by n - 1); the paper does not say which. Departures: the epsilon; a
+    group without spread, or of one, gets 0 instead of 0 / 0.
     """
     return groups.centred / (groups.std + STD_EPSILON)[groups.group_of]
 
@@ -96,7 +96,7 @@ def leave_one_out(groups: Groups) -> Float[Tensor, " N"]:
     """r_i - mean of the group's others: RLOO, arXiv:2402.14740, section 2.3 (its estimator has no number).
 
     Computed as n / (n - 1) (r_i - mean), which is the same. A group of one has no others and gets 0. Departure: the
-    paper takes the KL penalty off the reward (its equation 3); here it is a term of the loss, where wanted.
+    paper subtracts the KL penalty from the reward (its equation 3); here it is an optional term of the loss.
     """
     return groups.centred * (groups.counts / (groups.counts - 1).clamp(min=1))[groups.group_of]
 
@@ -107,7 +107,7 @@ def relative_to_mean(groups: Groups) -> Float[Tensor, " N"]:
     Rewards are meant to be 0 and 1, as the paper's are. For a question solved with probability p the expected gradient
     is that of -sum (1 - p)^k / k over k = 1 to n - 1, which tends to log p: hard questions, whose mean is small, weigh
     more. (Order n, the paper's theorem, needs its baseline in groups that nobody solved too; Algorithm 1 drops it.)
-    A group whose mean is not above 0 gets 0, since the weight would be infinite or turned around.
+    A group whose mean is not positive gets 0: the weight would be infinite or negative.
     """
     weight = torch.where(groups.mean > 0, 1 / groups.mean, 0.0)
     return groups.centred * weight[groups.group_of]
@@ -117,9 +117,8 @@ def group_policy_gradient(groups: Groups) -> Float[Tensor, " N"]:
     """alpha (r - mean) / F_norm with F_norm = 1 and alpha = B / (B - M): GPG, arXiv:2504.02546, section 2.2, equation 7
     of its ICLR 2026 version.
 
-    B is the number of groups in the step, M the number of those without spread, which teach nothing: the rest is
-    scaled up by what they would have diluted. Departure: the paper also samples on while 1 / alpha is below a
-    threshold; the setting nearest to that is `refill_rounds`.
+    B is the number of groups in the step, M the number of groups without spread. Departure: the paper also resamples
+    while 1 / alpha is below a threshold; the nearest setting is `refill_rounds`.
     """
     return groups.centred * ((groups.counts > 0).sum() / groups.spread.sum().clamp(min=1))
 
@@ -128,9 +127,8 @@ def normalize_rewards_over_batch(groups: Groups) -> Float[Tensor, " N"]:
     """(r - mean) / (std + 1e-4) over the whole step: REINFORCE++, arXiv:2501.03262v9, section 3.1, equation 5.
 
     The standard deviation is unbiased. It is not the variant "w/ Baseline" (section 3.2, equations 6 and 7), which
-    subtracts the group's mean first. Departures: a KL penalty, where wanted, is a term of the loss, not of the
-    advantage (equation 4); statistics are over rollouts, not over tokens as in verl, so that long completions do not
-    count more.
+    subtracts the group's mean first. Departures: a KL penalty is an optional term of the loss, not of the advantage
+    (equation 4); statistics are over rollouts, not over tokens as in verl.
     """
     return normalize_rewards_per_group(replace(groups, group_of=torch.zeros_like(groups.group_of)))
 
@@ -146,15 +144,15 @@ def moving_average_baseline(groups: Groups) -> Float[Tensor, " N"]:
     REINFORCE with a baseline (Williams 1992, doi:10.1007/BF00992696); one for each role is the role-conditioned
     advantage of SPIRAL, arXiv:2506.24119, section 3, Algorithm 1: A = r - b, then b <- 0.95 b + 0.05 r, in the order
     and with the decay of its published code (the paper prints the update first). Departures: b moves once a step by
-    the mean of the step, not once a rollout, so that it does not depend on their order; and b is one for each role,
-    not for each game and role, since a run trains on one task. It starts from 0, as theirs.
+    the step's mean, not once a rollout, so it does not depend on their order; there is one b per role, not per game and
+    role, since a run trains on one task. It starts from 0, as theirs does.
     """
     baselines = torch.tensor([groups.baselines.get(role, 0.0) for role in groups.roles], dtype=groups.rewards.dtype)
     return torch.where(groups.scorable, groups.rewards - baselines, 0.0)
 
 
 def moved_baselines(groups: Groups) -> Baselines:
-    """The moving average of each role's reward after this step; a role without a reward keeps its own."""
+    """The moving averages after this step. A role without a reward keeps its own."""
     moved = dict(groups.baselines)
     for role in sorted(set(groups.roles)):
         of_role = torch.tensor([name == role for name in groups.roles]) & groups.scorable
@@ -165,7 +163,7 @@ def moved_baselines(groups: Groups) -> Baselines:
 
 
 def overlong_penalty(lengths: Int[Tensor, " N"], max_tokens: int, buffer: int) -> Float[Tensor, " N"]:
-    """0 up to max_tokens - buffer, from there falling linearly to -1 at max_tokens: DAPO's soft overlong punishment,
-    arXiv:2503.14476, section 3.4, equation 13. No length is above max_tokens here. 0 where buffer is 0.
+    """0 up to max_tokens - buffer, then linear down to -1 at max_tokens: DAPO's soft overlong punishment,
+    arXiv:2503.14476, section 3.4, equation 13. 0 if buffer is 0.
     """
     return -(lengths.double() - (max_tokens - buffer)).clamp(min=0) / max(1, buffer) * (buffer > 0)

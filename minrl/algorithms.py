@@ -44,12 +44,11 @@ CLIP = Limits(clip_low=0.2, clip_high=0.2)
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What is compared, what is minimised, how tokens are averaged, what the ratio is of and how far it may go.
+    """Advantage, surrogate, aggregation of tokens, and the level and limits of the ratio.
 
-    `makes_up_for_equal_groups` says that the advantages are already scaled up by what groups without spread dilute.
-    `group_relative` says that a rollout is compared with its group only, so that a group of one teaches nothing.
-    `ratio_level` is a key of `minrl.losses.LEVELS`. `overlong` are the longest completion allowed and the buffer before
-    it in which a penalty grows; no buffer, no penalty.
+    `ratio_level` is a key of `minrl.losses.LEVELS`. `group_relative`: a rollout is compared with its group only, so a
+    group of one teaches nothing. `makes_up_for_equal_groups`: the advantages already compensate for groups without
+    spread. `overlong` is (longest completion, buffer) of the overlong penalty; buffer 0 turns it off.
     """
 
     advantage: Advantage
@@ -63,11 +62,11 @@ class Algorithm:
 
     @property
     def has_ratio(self) -> bool:
-        """Whether the surrogate knows how far the policy has moved from the one that sampled."""
+        """Whether the surrogate depends on the ratio to the policy that sampled."""
         return self.surrogate is not policy_gradient
 
     def advantages(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Advantages":
-        """The advantage of each rollout among all rollouts of the step."""
+        """The advantages of the step's rollouts."""
         rewards = torch.tensor([0.0 if r.reward is None else r.reward.value for r in rollouts], dtype=torch.float64)
         longest = torch.tensor([max((end - start for start, end in r.turns), default=0) for r in rollouts])
         groups = Groups(
@@ -83,7 +82,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Advantages (N,), the baselines for the next step, and the share of groups whose rewards are all equal."""
+    """Advantages (N,), the baselines for the next step, and the share of groups without spread."""
 
     values: Tensor
     baselines: dict[str, float]
@@ -128,7 +127,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def choose_algorithm(config: TrainerConfig) -> Algorithm:
-    """The row the config names, with the config's limits in place of its own; refused where the two contradict."""
+    """The row that the config names, with the config's limits. Raises `UserError` if the two contradict."""
     settings = config.algorithm
     name = settings.algorithm
     if name not in ALGORITHMS:
@@ -169,7 +168,7 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
 
 
 def _limits(name: str, limits: Limits, settings: AlgorithmConfig) -> Limits:
-    """The row's limits with those that the config sets. One that the row has no use for is refused."""
+    """The row's limits, overridden by the config. Raises `UserError` for a limit that the row does not use."""
     bounds = [field for field in vars(limits) if field.startswith("clip_")]
     chosen = {field: getattr(settings, field) for field in bounds if getattr(settings, field)}
     for field, value in chosen.items():

@@ -2,12 +2,12 @@
 
 P prompts, N rollouts, S sampled tokens, T tokens of one stream.
 
-A stream is one 1-D row of tokens without padding. A prompt that several rollouts share stands in it once; each
-rollout's own tokens follow as a suffix that attends to its prompt and to itself. What is scored are pairs (hidden
-position, label): the prompt's last position has a label for every rollout. A rollout's last token is a label only.
+A stream is a 1-D row of tokens without padding. A prompt that several rollouts share occurs in it once; each rollout's
+own tokens follow as a suffix that attends to its prompt and to itself. Pairs (hidden position, label) are scored: the
+prompt's last position has a label for every rollout. A rollout's last token is a label only.
 
-The invariant everything relies on: the sampled tokens of all rollouts of a step, in order, are numbered 0..S-1, and
-every per-token quantity is a tensor over that numbering. How the rollouts are cut into streams changes nothing.
+Invariant: the sampled tokens of all rollouts of a step are numbered 0..S-1 in order, and every per-token quantity is a
+tensor over that numbering. The result does not depend on how the rollouts are divided into streams.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ from torch import Tensor
 from minrl.types import Rollout
 
 Run = list[int]
-"""Tokens of a stream, one after another."""
+"""Consecutive tokens of a stream."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What one forward pass reads.
+    """The input of one forward pass.
 
     Two rollouts that share the prompt [11, 12] and continue [21, 2] and [31, 32, 2] make
 
     input_ids [11, 12, 21, 31, 32], positions [0, 1, 2, 2, 3], scored [1, 2, 1, 3, 4], labels [21, 2, 31, 32, 2]
 
-    `prefix_index` (P, Lp) and `suffix_index` (N, Ls) say where in the stream each prompt's and each suffix's tokens
-    are; beyond `prefix_lengths` and `suffix_lengths` they are padding (0) that attention masks.
+    `prefix_index` (P, Lp) and `suffix_index` (N, Ls) are the positions of each prompt's and each suffix's tokens in the
+    stream; entries beyond `prefix_lengths` and `suffix_lengths` are padding (0), which attention masks.
     """
 
     input_ids: Int[Tensor, " T"]
@@ -49,7 +49,7 @@ class Stream:
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens of the prompts' rows, and of the suffixes' with a copy of the longest prompt before each."""
+        """Tokens in padded form: rows of prompts, and rows of suffixes each preceded by the longest prompt."""
         (_, longest_prompt), (suffixes, longest) = self.prefix_index.shape, self.suffix_index.shape
         return self.prefix_index.numel() + suffixes * (longest_prompt + longest)
 
@@ -65,16 +65,13 @@ class Stream:
         return prompts, suffixes, followers
 
     def to(self, device: torch.device) -> "Stream":
-        """The same on another device."""
+        """The stream on another device."""
         return Stream(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 @dataclass(frozen=True)
 class Batch:
-    """All rollouts of a step and what is known of each sampled token before the update.
-
-    Shapes: N rollouts, S sampled tokens.
-    """
+    """All N rollouts of a step, and what is known of their S sampled tokens before the update."""
 
     rollouts: Sequence[Rollout]
     rollout_of: Int[Tensor, " S"]
@@ -89,7 +86,7 @@ class Batch:
 
 
 def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"]) -> Batch:
-    """The rollouts of a step with their advantages, numbered by sampled token."""
+    """The batch of a step's rollouts and their advantages."""
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts], dtype=torch.long)
     return Batch(
         rollouts=rollouts,
@@ -109,7 +106,7 @@ def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"]) -> 
 
 
 def split_groups(rollouts: Sequence[Rollout], parts: int) -> list[list[int]]:
-    """Indices of the rollouts in `parts` shares of whole groups, as even as groups allow, in order."""
+    """Indices of the rollouts in `parts` shares of whole groups, in order and as even as possible."""
     groups: dict[int, list[int]] = {}
     for index, rollout in enumerate(rollouts):
         groups.setdefault(rollout.group, []).append(index)
@@ -120,9 +117,9 @@ def split_groups(rollouts: Sequence[Rollout], parts: int) -> list[list[int]]:
 
 
 def share_of_tokens(rollouts: Sequence[Rollout], indices: Sequence[int], rank: int, count: int) -> list[int]:
-    """The block of the indices that process `rank` of `count` computes, of about as many tokens as every other's.
+    """The block of the indices that process `rank` of `count` computes. Blocks have about the same number of tokens.
 
-    A rollout is where its middle is, when the tokens of all are cut into `count` equal pieces.
+    All tokens are divided into `count` equal pieces; a rollout belongs to the piece with its middle token.
     """
     lengths = [len(rollouts[index].ids) for index in indices]
     middles = [2 * end - length for end, length in zip(accumulate(lengths), lengths, strict=True)]
@@ -130,9 +127,9 @@ def share_of_tokens(rollouts: Sequence[Rollout], indices: Sequence[int], rank: i
 
 
 def micro_batches(rollouts: Sequence[Rollout], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """The indices cut into lists that fit `max_tokens` stream tokens each, prompts counted once per list.
+    """The indices in lists of at most `max_tokens` stream tokens each, with each prompt counted once per list.
 
-    Rollouts that share a prompt stay together while they fit. A single rollout over the limit goes alone.
+    Rollouts that share a prompt stay together if they fit. A single rollout over the limit gets a list of its own.
     """
     batches: list[list[int]] = []
     used = 0
@@ -154,7 +151,7 @@ def micro_batches(rollouts: Sequence[Rollout], indices: Sequence[int], max_token
 
 
 def pack(rollouts: Sequence[Rollout], indices: Sequence[int]) -> Stream:
-    """One stream of the rollouts at `indices`; `rollouts` are all of the step, which numbers the sampled tokens."""
+    """The stream of the rollouts at `indices`. `rollouts` are all of the step: they number the sampled tokens."""
     first_token = _first_tokens(rollouts)
     input_ids: list[int] = []
     positions: list[int] = []
@@ -203,7 +200,7 @@ def _prompt(rollout: Rollout) -> tuple[int, ...]:
 
 
 def _first_tokens(rollouts: Sequence[Rollout]) -> list[int]:
-    """The number of each rollout's first sampled token within the step."""
+    """The number of each rollout's first sampled token."""
     first, starts = 0, []
     for rollout in rollouts:
         starts.append(first)

@@ -1,6 +1,6 @@
-"""What a step samples: examples, temperature and rounds, given the last steps.
+"""Which examples a step samples, in how many rounds, at which temperature.
 
-The memory is in `TrainState` and equal in all processes: a resumed run samples what the uninterrupted one would have.
+The memory is in `TrainState`, equal in all processes: a resumed run samples what the uninterrupted one would have.
 """
 
 import random
@@ -18,20 +18,20 @@ from minrl.tasks import Task
 from minrl.types import Example, Rollout, TrainState, UserError
 
 RATE_DECAY = 0.5
-"""Share of an example's remembered solve rate that a new observation keeps."""
+"""Decay of an example's remembered solve rate per observation."""
 
 RATE_FLOOR = 0.1
-"""Weight of an example that is always or never solved. One solved half of the time, or never tried, has 1."""
+"""Weight of an example that is always or never solved; 1 is that of one solved half of the time, or untried."""
 
 TEMPERATURE_GAIN = 0.5
-"""Share of the way to the temperature at which the spread would be the target's, were it proportional, of one step."""
+"""Step size in log temperature, as a share of log(target / std)."""
 
 LARGEST_CHANGE = 1.1
-"""A step multiplies the temperature by at most this, and divides it by at most this."""
+"""Largest factor, up or down, by which one step changes the temperature."""
 
 
 TRACKED_EXAMPLES = 4
-"""Held-out examples that are followed through the whole run."""
+"""Held-out examples that are sampled throughout the run."""
 
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ T = TypeVar("T")
 def sample_groups(
     policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig, state: TrainState
 ) -> Rollouts:
-    """The rollouts of a step: a group for each example, in as many rounds as `Draw` asks for."""
+    """The rollouts of a step: a group per example, in as many rounds as `Draw` needs."""
     draw = Draw(config)
     while draw.prompts:
         examples = choose_examples(task.dataset.train, draw.prompts, config, state)
@@ -49,12 +49,11 @@ def sample_groups(
 
 
 class Draw:
-    """The rollouts of a step, in one round or more: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
+    """The rollouts of a step in one or more rounds: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
 
-    After each round, up to `refill_rounds` times, as many examples are drawn as the step still lacks. An example counts
-    by the share of its groups, one for each role, that have spread (max > min). Departures: any difference of rewards
-    is spread; the rounds are bounded; groups without spread stay among the rollouts, cost no forward pass and weigh
-    what drop_equal_groups says.
+    After each round, up to `refill_rounds` times, the missing examples are drawn. An example counts by the share of its
+    groups (one per role) with spread (max > min). Departures: any difference of rewards is spread; the rounds are
+    bounded; groups without spread stay among the rollouts, cost no forward pass, and weigh what drop_equal_groups says.
     """
 
     def __init__(self, config: TrainerConfig) -> None:
@@ -65,7 +64,7 @@ class Draw:
         self.sampled = Rollouts([], [])
 
     def add(self, sampled: Rollouts) -> None:
-        """Take a round's rollouts, and see how many examples are still wanted."""
+        """Add a round's rollouts, and compute how many examples the next round draws."""
         self.sampled = joined([self.sampled, sampled])
         self.drawn += self.prompts
         self.prompts = self._missing() if self._rounds_left else 0
@@ -95,17 +94,17 @@ def choose_examples(examples: Sequence[Example], count: int, config: TrainerConf
 
 
 def temperature_of(config: TrainerConfig, state: TrainState) -> float:
-    """The temperature of the step: the one that the last step asked for, or the config's."""
+    """The sampling temperature of the step: the adapted one, or the config's."""
     return state.temperature or config.rollout.temperature
 
 
 def every(steps: int, step: int) -> bool:
-    """Whether what happens every so many steps happens at this one; every 0 steps is never."""
+    """Whether this step is one of every `steps`; 0: never."""
     return steps > 0 and step % steps == 0
 
 
 def require_rewards(sampled: Rollouts, max_unscorable_frac: float, step: int) -> None:
-    """Refuse to go on where too many of the step's completions could not be rewarded."""
+    """Raise `UserError` if too many of the step's completions are unscorable."""
     if not sampled.rollouts:
         raise UserError(f"no episode of step {step} came to its first turn: mend the task's episode")
     share = 1 - sum(one.reward is not None for one in sampled.rollouts) / len(sampled.outcomes)
@@ -117,7 +116,7 @@ def require_rewards(sampled: Rollouts, max_unscorable_frac: float, step: int) ->
 
 
 def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout]) -> None:
-    """Remember what the step's rollouts, those of all processes, say about the next one. `config` is the run's."""
+    """Update the memory with the step's rollouts, those of all processes."""
     settings = config.sampling
     groups = _rewards_by_group(rollouts)
     if settings.target_reward_std and groups:
@@ -158,7 +157,7 @@ def draw_examples(examples: Sequence[T], count: int, seed: int, state: TrainStat
 
 
 def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> Plan:
-    """How the step's examples are sampled, after `drawn` of them were."""
+    """How the step's examples are sampled, after the first `drawn`."""
     settings = config.rollout
     return Plan(
         settings.group_size,
@@ -173,7 +172,7 @@ def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> P
 
 
 def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan]:
-    """A few held-out examples that are sampled greedily through the whole run, to be compared across steps."""
+    """A few held-out examples, sampled greedily, to be compared across steps."""
     settings = config.rollout
     plan = Plan(1, settings.max_tokens, 0.0, config.seed, "tracked", 0, stop_strings=settings.stop_strings)
     return list(task.dataset.held_out[:TRACKED_EXAMPLES]), plan
@@ -188,7 +187,7 @@ def _weight(rate: float) -> float:
 
 
 def _rewards_by_group(rollouts: Sequence[Rollout]) -> dict[int, list[float]]:
-    """The rewards of each group that could be scored."""
+    """The scorable rewards of each group."""
     groups: dict[int, list[float]] = {}
     for one in rollouts:
         if one.reward is not None:

@@ -1,4 +1,4 @@
-"""How good is the policy on problems it never trained on?
+"""Held-out evaluation.
 
 A fixed set of held-out examples is sampled with fixed seeds at a temperature, and once greedily. pass@1 is the share
 of completions that solve their example (`Reward.solved`). An unscorable one counts as not solved, and their share is
@@ -23,24 +23,24 @@ from minrl.tasks import Task
 from minrl.types import Example, Reward, Rollout, part_means
 
 MIN_SAMPLES = 500
-"""Completions behind a sampled held-out figure, where the number of samples is left to MinRL."""
+"""Completions of an evaluation with an automatic number of samples."""
 
 
 @runtime_checkable
 class Outcome(Protocol):
-    """What a figure is made of: a rollout, a line that was written down about one, or an episode that has none."""
+    """A scored completion: a rollout, a stored line, or a lost episode."""
 
     @property
     def example_id(self) -> str:
-        """Which example it is of."""
+        """The id of its example."""
 
     @property
     def reward(self) -> Reward | None:
-        """What the task paid; None: it could not be scored."""
+        """Its reward; None if unscorable."""
 
     @property
     def num_sampled(self) -> float:
-        """How many tokens were sampled; NaN where nobody counted."""
+        """Number of sampled tokens; NaN if unknown."""
 
     @property
     def truncated(self) -> bool:
@@ -59,7 +59,7 @@ SUMMARY_NAMES = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A held-out figure: pass@1 with its 95 % interval over n completions, and what it was made of."""
+    """The result of an evaluation: pass@1 with its 95 % interval over n completions, and further figures."""
 
     pass_at_1: float
     ci95: tuple[float, float]
@@ -80,7 +80,7 @@ class Evaluation:
 
     @property
     def measured(self) -> bool:
-        """Whether any of the sampled completions could be scored."""
+        """Whether any sampled completion was scorable."""
         return not math.isnan(self.pass_at_1)
 
     def text(self) -> str:
@@ -99,12 +99,12 @@ class Evaluation:
         return said
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with the names that summary.json uses; None for a figure that there is not."""
+        """Plain values with the names of summary.json; None in place of NaN."""
         shown = {name: value for name, value in vars(self).items() if name not in ("rollouts", "failures")}
         return plain({SUMMARY_NAMES.get(name, name): value for name, value in shown.items()})
 
     def metrics(self, task: str) -> dict[str, float]:
-        """Scalars by tag, of the figures that there are."""
+        """Scalars by tag, without NaN."""
         values = {
             "pass@1": self.pass_at_1,
             "pass@1_low": self.ci95[0],
@@ -180,14 +180,14 @@ def _unscorable_frac(outcomes: Sequence[Outcome]) -> float:
 
 
 def solved_frac(outcomes: Sequence[Outcome]) -> float:
-    """The share that is solved, of which what could not be scored is no part; NaN where nothing could be scored."""
+    """The share of solved outcomes; unscorable ones count as not solved. NaN if none is scorable."""
     if not _rewards(outcomes):
         return math.nan
     return float(np.mean([is_solved(one) for one in outcomes]))
 
 
 def pass_at_one(outcomes: Sequence[Outcome], examples: Sequence[str]) -> tuple[float, tuple[float, float]]:
-    """pass@1 and its 95 % interval, given the example of each outcome; NaN where nothing could be scored."""
+    """pass@1 and its 95 % interval, given the example of each outcome. NaN if none is scorable."""
     value = solved_frac(outcomes)
     if math.isnan(value):
         return value, (math.nan, math.nan)
@@ -195,7 +195,7 @@ def pass_at_one(outcomes: Sequence[Outcome], examples: Sequence[str]) -> tuple[f
 
 
 def by_category(examples: Sequence[Example], rollouts: Sequence[T]) -> dict[str, list[T]]:
-    """The rollouts of each `name=category`, sorted by it; one stands under each category of its example."""
+    """The rollouts of each `name=category`, sorted. A rollout is listed under all categories of its example."""
     categories = {example.id: example.category for example in examples}
     found: dict[str, list[T]] = {}
     for one in rollouts:
@@ -205,5 +205,5 @@ def by_category(examples: Sequence[Example], rollouts: Sequence[T]) -> dict[str,
 
 
 def is_solved(rollout: Outcome) -> bool:
-    """Whether the rollout's reward is at its maximum."""
+    """Whether the outcome has the reward of a full solution."""
     return rollout.reward is not None and rollout.reward.solved

@@ -1,4 +1,4 @@
-"""95 % intervals of a mean over samples of several examples."""
+"""95 % intervals of a mean over the samples of several examples."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ Z95 = 1.959963984540054
 
 
 def interval(solved: np.ndarray, example_ids: Sequence[str]) -> tuple[float, float]:
-    """95 % interval of the mean over the samples: Wilson's where every example has one, else a bootstrap over examples,
-    each of which comes with as many samples as it has.
+    """95 % interval of the mean over the samples: Wilson's if every example has one sample, else a bootstrap over
+    examples with all their samples.
     """
     groups: dict[str, list[float]] = {}
     for example_id, value in zip(example_ids, solved, strict=True):
@@ -39,7 +39,7 @@ def wilson(successes: float, n: int) -> tuple[float, float]:
 def bootstrap(means: np.ndarray, counts: np.ndarray | None = None) -> tuple[float, float]:
     """Percentile interval at 95 % of the mean over the samples of all examples, by resampling the examples.
 
-    Where all examples agree resampling says nothing, and Wilson's interval over the examples is given instead.
+    If all examples agree, resampling has no variance; the result is then Wilson's interval over the examples.
     """
     if np.all(means == means[0]):
         return wilson(float(means.sum()), len(means))
@@ -47,8 +47,8 @@ def bootstrap(means: np.ndarray, counts: np.ndarray | None = None) -> tuple[floa
 
 
 def resampled(means: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-    """The mean over the samples in each resample of the examples, drawn with a fixed seed: the sum of the samples'
-    values over their number. `counts` are the samples of each example (None: as many of each).
+    """The mean over the samples in each resample of the examples, drawn with a fixed seed. `counts` are the numbers of
+    samples of the examples (None: equal).
     """
     drawn = np.random.default_rng(0).integers(0, len(means), size=(BOOTSTRAP_RESAMPLES, len(means)))
     if counts is None or np.all(counts == counts[0]):

@@ -1,9 +1,8 @@
-"""What is minimised for each sampled token, and how much each token weighs.
+"""The loss of each sampled token, and its weight.
 
-N rollouts, S sampled tokens. Every function is pure. `policy_loss` puts the parts together; the other losses are per
-token, in nats times advantage.
-
-Surrogates see the ratio ρ = π / π_old at the level of their algorithm: of each token, or one for a whole sequence.
+N rollouts, S sampled tokens. Every function is pure. `policy_loss` combines the parts; the other losses are per token,
+in nats times advantage. Surrogates take the ratio ρ = π / π_old at the level of their algorithm: per token, or one for
+a whole sequence.
 """
 
 from collections.abc import Callable
@@ -17,13 +16,13 @@ from torch import Tensor
 from minrl.config.learning import AlgorithmConfig
 
 SAPO_TEMPERATURES = (1.0, 1.05)
-"""Of the gate for positive and for other advantages: those of the experiments of arXiv:2511.20347."""
+"""τ of the gate for positive and for other advantages, from the experiments of arXiv:2511.20347."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far the ratio may go: below 1 by `clip_low`, above 1 by `clip_high`; `clip_dual` bounds it where the
-    advantage is negative. 0: no bound. `either_sign`: the upper bound holds whatever the advantage's sign.
+    """Bounds of the ratio: 1 - `clip_low`, 1 + `clip_high`, and `clip_dual` for negative advantages. 0: no bound.
+    `either_sign`: the upper bound applies to advantages of either sign.
     """
 
     clip_low: float = 0.0
@@ -42,7 +41,7 @@ Aggregation = Callable[[Int[Tensor, " N"], int, int, int], Float[Tensor, " N"]]
 
 @runtime_checkable
 class Objective(Protocol):
-    """The columns of an algorithm's row that its loss is made of."""
+    """The columns of an algorithm's row that define its loss."""
 
     @property
     def surrogate(self) -> Surrogate:
@@ -50,17 +49,17 @@ class Objective(Protocol):
 
     @property
     def limits(self) -> Limits:
-        """How far the ratio may go."""
+        """Bounds of the ratio."""
 
     @property
     def ratio_level(self) -> str:
-        """What the ratio is of: a key of `LEVELS`."""
+        """A key of `LEVELS`."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of the S sampled tokens of a micro-batch, which has whole rollouts. `ref_logprobs` are None without
-    a KL term, `importance_cap` is 0 where the engine needs no correction.
+    """The S sampled tokens of a micro-batch of whole rollouts. `ref_logprobs` is None without a KL term;
+    `importance_cap` is 0 if the engine needs no correction.
     """
 
     logprobs: Float[Tensor, " S"]
@@ -80,7 +79,7 @@ def policy_loss(
     """sum_t w_t (c_t L_t + kl_coef KL_t - entropy_coef H_t), the importance weights c, and sums for the curves.
 
     L is the algorithm's surrogate (for GRPO `clipped_surrogate`), w the token weights of its aggregation (for GRPO
-    `sequence_mean`), c = π_old / π_rollout corrects for the engine (1 where the cap is 0; it is measured all the same).
+    `sequence_mean`), c = π_old / π_rollout corrects for the engine (measured, but not applied if the cap is 0).
     The sums are float64 scalars on the tokens' device; those named `_max` and `_min` are extremes.
     """
     log_ratio = LEVELS[algorithm.ratio_level](tokens.logprobs - tokens.old_logprobs, tokens.rollout_of)
@@ -141,7 +140,7 @@ def clipped_surrogate(
 ) -> Float[Tensor, " S"]:
     """-min(ρ A, clip(ρ, 1 - clip_low, 1 + clip_high) A) with ρ = exp(log π - log π_old).
 
-    arXiv:1707.06347, equation 7; per token as in arXiv:2402.03300, equation 3, without its KL term, which is apart;
+    arXiv:1707.06347, equation 7; per token as in arXiv:2402.03300, equation 3, without its KL term;
     with two bounds as in DAPO (arXiv:2503.14476, equation 8); with a sequence's ratio GSPO (arXiv:2507.18071,
     equation 5).
     """
@@ -211,28 +210,28 @@ def constant_length(
 
 
 def per_sequence(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """The log ratio of the whole completion, sum over its tokens, at each of them."""
+    """The log ratio of the whole completion (the sum over its tokens), at each of its tokens."""
     return _sums(log_ratio, rollout_of)[rollout_of]
 
 
 def geometric_mean(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """The mean log ratio of the completion's tokens, at each of them: GSPO's, arXiv:2507.18071, equation 7."""
+    """The mean log ratio of the completion's tokens, at each of its tokens: GSPO, arXiv:2507.18071, equation 7."""
     lengths = _sums(torch.ones_like(log_ratio), rollout_of).clamp(min=1)
     return (_sums(log_ratio, rollout_of) / lengths)[rollout_of]
 
 
 LEVELS = {"token": lambda log_ratio, rollout_of: log_ratio, "sequence": per_sequence, "geometric": geometric_mean}
-"""What a ratio is of. `rollout_of` says which rollout each token belongs to; all of its tokens must be there."""
+"""Levels of a ratio. `rollout_of` is the rollout of each token; all tokens of a rollout must be present."""
 
 
 def importance_weights(
     log_ratio: Float[Tensor, " S"], cap: float, mode: str
 ) -> tuple[Float[Tensor, " S"], Bool[Tensor, " S"]]:
-    """min(w, cap) with w = π_old / π_rollout, and which exceeded the cap: corrects for an engine whose probabilities
-    are not the policy's.
+    """min(w, cap) with w = π_old / π_rollout, and whether w exceeds the cap: corrects for an engine whose
+    probabilities are not the policy's.
 
-    Truncated importance sampling (Ionides 2008, doi:10.1198/106186008X320456), with a fixed cap, where Ionides lets it
-    grow with the number of samples. With mode "mask" what exceeds the cap gets 0 in place of the cap.
+    Truncated importance sampling (Ionides 2008, doi:10.1198/106186008X320456) with a fixed cap; Ionides lets it grow
+    with the number of samples. With mode "mask" a weight above the cap becomes 0.
     """
     weights = log_ratio.exp()
     exceeds = weights > cap
@@ -267,9 +266,9 @@ def kl_penalty(
     """KL(π, π_ref) of the next token, estimated at the sampled one, with the gradient of the divergence ("exact") or
     of the estimator ("naive").
 
-    With x ~ π the gradient of KL is E[k1 ∇log π], whatever the value is estimated with. Differentiating the
-    estimators as they stand gives on average: k1: E[∇log π] = 0. k2: E[k1 ∇log π], which is right. k3:
-    E[(1 - π_ref / π) ∇log π] = ∇KL(π_ref, π), the divergence turned around (arXiv:2402.03300, equation 21, has the
+    With x ~ π the gradient of KL is E[k1 ∇log π], whatever the value is estimated with. The estimators' own
+    gradients are on average: k1: E[∇log π] = 0. k2: E[k1 ∇log π], which is right. k3:
+    E[(1 - π_ref / π) ∇log π] = ∇KL(π_ref, π), the reverse divergence (arXiv:2402.03300, equation 21, has the
     coefficient; arXiv:2510.01555 compares the three).
 
     The exact form is weighted by ρ = π / π_old, since x ~ π_old: its gradient ρ k1 ∇log π is also that of ρ k3, the
@@ -286,7 +285,7 @@ def kl_penalty(
 def clipped_fractions(
     ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> tuple[Bool[Tensor, " S"], Bool[Tensor, " S"]]:
-    """Tokens that the lower bound and the upper ones hold back."""
+    """Tokens with zero gradient because of the lower bound, and because of an upper one."""
     low = (ratio < 1 - limits.clip_low) & (advantages < 0) & (limits.clip_low > 0)
     bounded = advantages != 0 if limits.either_sign else advantages > 0
     high = (ratio > 1 + limits.clip_high) & bounded & (limits.clip_high > 0)

@@ -1,4 +1,4 @@
-"""The optimizer over the master weights, its learning rate at each step, and its state in a checkpoint."""
+"""The optimizer over the master weights, its learning rate, and the clipped step."""
 
 import math
 from importlib.util import find_spec
@@ -11,14 +11,14 @@ from minrl.policy import Policy
 from minrl.types import UserError, require
 
 FINAL_FRAC = 0.1
-"""Share of the peak learning rate that a falling schedule ends with."""
+"""Final learning rate of a decaying schedule, as a share of the peak."""
 
 
 def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW over the float32 master weights that train; only matrices decay.
+    """AdamW over the trainable float32 master weights. Only matrices have weight decay.
 
-    adamw8bit (arXiv:2110.02861) keeps both moments in 8 bits, quantized in blocks of 256; those of weights with fewer
-    than 4096 elements stay in float32, as the library has it.
+    adamw8bit (arXiv:2110.02861) stores both moments in 8 bits, quantized in blocks of 256. bitsandbytes keeps the
+    moments of weights with fewer than 4096 elements in float32.
     """
     weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
     groups = [
@@ -39,7 +39,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optim
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Linear warmup to the peak, then constant, or falling to a tenth of the peak at the last of `steps`.
+    """Linear warmup to the peak, then constant, or decay to a tenth of the peak at the last of `steps`.
 
     `step` counts from 1.
     """
@@ -50,10 +50,10 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def clipped_step(policy: Policy, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> float:
-    """Scale the gradient down to `max_grad_norm` (L2; 0: never) and step. The norm before that.
+    """Clip the gradient to `max_grad_norm` (L2; 0: off) and step. Returns the norm before clipping.
 
-    A gradient whose norm is not finite is dropped: weights, moments and the policy's version stay as they are.
-    `max_skipped_steps` of these in a row raise `UserError`.
+    A gradient with a norm that is not finite is dropped: weights, moments and the policy's version do not change.
+    Raises `UserError` after `max_skipped_steps` of these in a row.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     norm = float(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or float("inf")))
@@ -68,7 +68,7 @@ def clipped_step(policy: Policy, optimizer: torch.optim.Optimizer, config: Optim
 
 
 def _skip(policy: Policy, norm: float, limit: int) -> None:
-    """Count an optimizer step that is not taken, say so, and stop where there were too many in a row."""
+    """Count and report a skipped optimizer step; raise `UserError` after `limit` in a row."""
     policy.skipped_steps += 1
     in_a_row = f"{policy.skipped_steps} in a row; the run stops at {limit}"
     logger.warning(f"optimizer step skipped: the norm of its gradient is {norm} ({in_a_row})")

@@ -1,7 +1,7 @@
-"""The network being trained: load it, feed it, save it.
+"""The network being trained.
 
-A `Policy` is a transformers model with float32 master weights, its tokenizer and what is derived from the two. The
-version counts its updates, so that every completion can say which weights sampled it.
+A `Policy` is a transformers model with float32 master weights and its tokenizer. The version counts its updates, so
+that every completion records which weights sampled it.
 """
 
 from collections.abc import Iterator
@@ -28,9 +28,8 @@ from minrl.types import CausalModel
 
 @dataclass(kw_only=True)
 class Policy(ChatTokenizer):
-    """The trained model and its tokenizer. `version` counts the updates since the model was made, `skipped_steps` the
-    last optimizer steps in a row whose gradient was not finite; `reference` is frozen, where a KL term needs one and
-    there are no adapters to switch off.
+    """The trained model and its tokenizer. `version` counts the updates, `skipped_steps` the last consecutive optimizer
+    steps with a gradient that was not finite. `reference` is the frozen model of a KL term without adapters.
     """
 
     model: CausalModel
@@ -42,8 +41,8 @@ class Policy(ChatTokenizer):
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
 
     def score(self, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """`minrl.scoring.score` of the policy, in its precision. Where a backward pass follows for which the
-        activations do not fit into the free memory, they are computed again.
+        """`minrl.scoring.score` of the policy, in its precision. If a backward pass follows and the activations do not
+        fit into the free memory, they are recomputed.
         """
         recompute = torch.is_grad_enabled() and self._recomputes(stream)
         with self.processes.autocast():
@@ -51,16 +50,16 @@ class Policy(ChatTokenizer):
 
     @contextmanager
     def casts_kept(self) -> Iterator[None]:
-        """Inside, every `score` uses the same casts of the trained weights; only `score` computes in their precision.
+        """Inside, all calls of `score` share the casts of the weights; nothing else computes in that precision.
 
-        Not around an optimizer step, and not around passes without a gradient if others follow that need one.
+        Must not contain an optimizer step, nor passes without a gradient before passes with one.
         """
         with self.processes.autocast(), torch.autocast(self.device.type, enabled=False):
             yield
 
     @contextmanager
     def as_reference(self) -> Iterator[CausalModel]:
-        """The model that a KL term is taken to: the policy without its adapters, or a frozen copy."""
+        """The reference model of a KL term: the policy without its adapters, or a frozen copy."""
         if self.adapters is None:
             assert self.reference is not None, "a KL term needs the reference that it is taken to"
             yield self.reference
@@ -70,21 +69,21 @@ class Policy(ChatTokenizer):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.processes.device
 
     @property
     def packed(self) -> bool:
-        """Whether prompts are shared and padding left out in the update."""
+        """Whether the update packs rollouts into streams."""
         return supports_packing(self.model)
 
     @property
     def context_length(self) -> int:
-        """Tokens that the model takes, prompt and completions together."""
+        """Longest sequence of the model, prompt and completions together."""
         return context_length(self.model)
 
     def activation_bytes(self, stream: Stream) -> float:
-        """Bytes that a forward pass of the stream keeps for the backward pass, about."""
+        """Approximate bytes that a forward pass of the stream keeps for the backward pass."""
         linear, quadratic = self._activation_growth
         tokens = len(stream.input_ids)
         if self.device.type == "cuda" and self.processes.dtype == torch.float32:
@@ -93,7 +92,7 @@ class Policy(ChatTokenizer):
 
     @cached_property
     def _activation_growth(self) -> tuple[float, float]:
-        """Bytes that each token of a stream keeps, and each pair of tokens, from three short streams."""
+        """Bytes kept per token and per pair of tokens, measured on three short streams."""
         short = 16
         kept = []
         for length in (short, 2 * short, 4 * short):
@@ -106,7 +105,7 @@ class Policy(ChatTokenizer):
         return first / short - 3 * short * quadratic, quadratic
 
     def _recomputes(self, stream: Stream) -> bool:
-        """Whether the backward pass of the stream computes the activations again."""
+        """Whether the activations of the stream are recomputed in the backward pass."""
         if self.activation_checkpointing != "auto":
             return self.activation_checkpointing == "always"
         free = self.free_memory()
@@ -114,7 +113,7 @@ class Policy(ChatTokenizer):
         return short and bool(layers_of(self.model.get_decoder()))
 
     def free_memory(self) -> int | None:
-        """Bytes that are free where the weights are, for this process; None where the system does not say."""
+        """Free bytes on the device for this process; None if unknown."""
         if self.device.type == "cuda":
             unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
             return torch.cuda.mem_get_info(self.device)[0] + unused
@@ -123,14 +122,14 @@ class Policy(ChatTokenizer):
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """The model's end tokens: those of its generation config and its tokenizer's."""
+        """The end tokens of the generation config and of the tokenizer."""
         named = self.model.generation_config.eos_token_id
         ids = set(named if isinstance(named, list) else [named])
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
 
 def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes: Processes) -> Policy:  # noqa: ANN401
-    """A policy around a model and tokenizer that are already in memory."""
+    """A policy of a model and tokenizer in memory."""
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
     speed_up_linears(model)
     return Policy(
@@ -143,5 +142,5 @@ def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes
 
 
 def master_weights(model: CausalModel) -> dict[str, Tensor]:
-    """The weights by name, tied ones once, sorted."""
+    """The weights by name, sorted; tied weights once."""
     return dict(sorted(model.named_parameters(remove_duplicate=True)))

@@ -20,15 +20,15 @@ from minrl.tasks import Task
 from minrl.types import SOLO, Completion, Example, Job, LostEpisode, PlayedTurn, Request, Rollout, Turn
 
 EPISODE = "episode"
-"""What the seed of an episode's own `rng` is for, where a role's name stands in the seed of a completion."""
+"""Takes the place of the role in the seed of an episode's own `rng`."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call of `rollout` samples, and what its seeds are made of.
+    """The sampling parameters of a call of `rollout`, and the parts of its seeds.
 
-    `purpose` keeps the seeds of training, evaluation and probes apart; `first_slot` numbers the first example, and
-    `first_sample` the first episode of each.
+    `purpose` separates the seeds of training, evaluation and probes; `first_slot` is the number of the first example,
+    `first_sample` that of the first episode of each.
     """
 
     group_size: int
@@ -44,8 +44,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The rollouts of a call, in order of example, sample and role. `failures` describe each episode whose rewards are
-    wrong or missing, `reasons` are for every episode (None: it did not fail), `lost` failed before they had a rollout.
+    """The rollouts of a call, in order of example, sample and role. `failures` has a message per episode whose rewards
+    are wrong or missing, `reasons` why each episode failed (None: it did not), `lost` those without a rollout.
     """
 
     rollouts: list[Rollout]
@@ -55,7 +55,7 @@ class Rollouts:
 
     @property
     def outcomes(self) -> list[Rollout | LostEpisode]:
-        """The rollouts, and what the lost episodes would have been: each once for each of its roles."""
+        """The rollouts, and a lost episode for each of its roles."""
         roles = lost_roles([(one.example_id, one.role) for one in self.rollouts], [one.example_id for one in self.lost])
         return [*self.rollouts, *(replace(one, role=role) for one in self.lost for role in roles[one.example_id])]
 
@@ -63,8 +63,8 @@ class Rollouts:
 def rollout(
     policy: Policy, engine: Engine, workers: Workers, task: Task, examples: Sequence[Example], plan: Plan
 ) -> Rollouts:
-    """Play `group_size` episodes of each example, a share of the examples in each process: all get the rollouts of all.
-    Groups are numbered over (example, role) in order.
+    """Play `group_size` episodes of each example. Each process plays a share of the examples and gets all rollouts.
+    Groups are numbered by (example, role) in order.
     """
     share = policy.processes.share(len(examples))
     own = replace(plan, first_slot=plan.first_slot + share.start)
@@ -72,7 +72,7 @@ def rollout(
 
 
 def joined(parts: Sequence[Rollouts]) -> Rollouts:
-    """One after the other, the groups of each numbered after those of the parts before it."""
+    """The parts in order, with groups renumbered."""
     first_group = 0
     for part in parts:
         for one in part.rollouts:
@@ -126,7 +126,7 @@ def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[s
 
 
 def completion_seed(run_seed: int, *path: int | str) -> int:
-    """63 bits that depend on the run's seed and on which completion of which step it is for."""
+    """A 63-bit seed from the run's seed and the path of a completion."""
     text = "/".join(map(str, (run_seed, *path)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -164,7 +164,7 @@ class _Playing(Play):
         super().__init__(task.play(example, random.Random(self._seed(EPISODE, 0))))
 
     def request(self) -> Request | None:
-        """What the engine is asked for in this round; None where the model has no room for another turn."""
+        """The next request to the engine; None if the context has no room for another turn."""
         assert isinstance(self.pending, Turn)
         turn = self.pending
         seat = self.seats.setdefault(turn.role, _Seat(self._seed(turn.role, 0), turn.frozen))
@@ -191,7 +191,7 @@ class _Playing(Play):
         return Request(list(seat.ids), seed, min(self.plan.max_tokens, room), turn.frozen)
 
     def receive(self, completion: Completion) -> None:
-        """Append a sampled completion and let the episode go on with its text."""
+        """Append a sampled completion and send its text to the episode."""
         assert isinstance(self.pending, Turn)
         turn, seat = self.pending, self.seats[self.pending.role]
         text, seed = self.policy.decode(completion.ids), self._seed(turn.role, len(seat.turns))
@@ -203,7 +203,7 @@ class _Playing(Play):
         self.advance(text)
 
     def finished(self, group_of: Callable[[tuple[int, str]], int]) -> list[Rollout]:
-        """The rollouts of all roles that the policy played."""
+        """The rollouts of the policy's roles."""
         return [
             Rollout(
                 ids=seat.ids,

@@ -20,15 +20,15 @@ from minrl.model.lora import merged_weight
 from minrl.types import CausalModel, Rollout
 
 LARGEST_GAP = 0.01
-"""Nats by which a model's own log-probability may differ from `score`'s by rounding alone."""
+"""Largest difference in nats between two computations of a log-probability that rounding explains."""
 
 
 def score(
     model: CausalModel, stream: Stream, temperature: float, recompute: bool = False
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """Log-probability of each scored label at the temperature, and the entropy it was drawn with (nats).
+    """Log-probability of each scored label at the temperature, and the entropy of its distribution (nats).
 
-    `recompute`: the backward pass computes each layer again, for which only its input is kept.
+    `recompute`: activation checkpointing, with each layer's input kept.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     inputs: dict[str, Any] = {
@@ -47,12 +47,12 @@ def score(
 
 
 def supports_packing(model: CausalModel) -> bool:
-    """Whether the model calls the attention interface, so that prompts can be shared and padding left out."""
+    """Whether the model uses the attention interface, so that streams can be packed."""
     return bool(model._supports_attention_backend)
 
 
 def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:
-    """A rollout of these tokens, to be scored."""
+    """A rollout of these tokens, for scoring."""
     ids, zeros = prompt + completion, [0.0] * len(prompt + completion)
     mask = [False] * len(prompt) + [True] * len(completion)
     return Rollout(ids, mask, zeros, [(len(prompt), len(ids))], len(prompt), "", 0, 0, "", 0, 0)
@@ -60,7 +60,7 @@ def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:
 
 @contextmanager
 def _packed_attention(decoder: CausalModel) -> Iterator[None]:
-    """The decoder's layers call `packed_attention` inside, and what they called before afterwards."""
+    """Inside, the decoder's layers use `packed_attention`."""
     previous = decoder.config._attn_implementation
     decoder.config._attn_implementation = ATTENTION
     try:

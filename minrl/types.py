@@ -1,4 +1,4 @@
-"""What passes through the loop: the nouns.
+"""The data types of the loop.
 
 Only the standard library is imported here, so that tasks and reward workers can use them without loading torch.
 """
@@ -13,20 +13,20 @@ Message = Mapping[str, str]
 """One chat message: `{"role": "system" | "user" | "assistant", "content": text}`."""
 
 Prompt = str | list[Message]
-"""A string is fed to the model as it is; a list of messages goes through the chat template."""
+"""A string goes to the model unchanged; a list of messages goes through the chat template."""
 
 CausalModel = Any
 """A causal model of transformers. torch types Module attributes as Tensor or Module; its attributes are neither."""
 
 SOLO = "policy"
-"""The role of a task in which only one player writes."""
+"""The role in a task with a single player."""
 
 
 LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 
 
 class UserError(ValueError):
-    """A mistake that the user can mend. The message is one line: what was given, what is allowed."""
+    """A mistake that the user can fix. The message is one line: what was given and what is allowed."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -37,7 +37,7 @@ def require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class Example:
-    """A row of a dataset: what the policy is shown and what its reward needs to know.
+    """A row of a dataset: the prompt, and the fields that the reward reads.
 
     `id` identifies the problem, not its wording. The split into training and held-out examples goes by it.
 
@@ -52,7 +52,7 @@ class Example:
     category: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - fields hold what the task put there
-        """The field that the reward reads. `KeyError` where the example lacks it."""
+        """A field. Raises `KeyError` if the example lacks it."""
         return self.fields[name]
 
 
@@ -60,8 +60,8 @@ class Example:
 class Reward:
     """What a task paid for one completion. `value` is trained on; `parts` are for the curves.
 
-    Only a full solution has the maximum, unless the task defines one by `full`, as a task does that also pays for
-    style. All numbers are kept as floats. `UserError` where one is not finite or the value is above the maximum.
+    Only a full solution has the maximum, unless the task sets `full`, as a task that also pays for style does. All
+    numbers are stored as floats. Raises `UserError` if one is not finite or the value exceeds the maximum.
 
     >>> Reward(0.7 + 0.2 + 0.1).solved, Reward(0.9).solved
     (True, False)
@@ -85,17 +85,17 @@ class Reward:
 
     @property
     def solved(self) -> bool:
-        """Whether a full solution was paid: the reward is at its maximum, or the task says so."""
+        """Whether this is the reward of a full solution."""
         return self._at_maximum if self.full is None else self.full
 
     @property
     def _at_maximum(self) -> bool:
-        """A sum of n floats is off by up to n * 1.1e-16 of the sum of their sizes: that of thousands is covered."""
+        """Equality up to the rounding error of a sum of thousands of floats (1.1e-16 per addend)."""
         return math.isclose(self.value, self.maximum, rel_tol=1e-9, abs_tol=1e-12)
 
 
 def _finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give anything
-    """The number as a float, which float32 can hold: else it would be infinite in a loss or a chart."""
+    """The number as a float within the range of float32. A larger one would be infinite in the loss."""
     try:
         value = float(number)
     except (TypeError, ValueError, OverflowError):
@@ -106,9 +106,9 @@ def _finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give 
 
 @dataclass(frozen=True)
 class Turn:
-    """What an episode shows to one role next. It receives that role's completion as text.
+    """The next message to one role. The episode receives that role's completion as text.
 
-    A `frozen` role is played by a model that does not learn (`Task.frozen_opponent`): nothing of it is trained on.
+    A `frozen` role is played by a model that does not learn (`Task.frozen_opponent`).
     """
 
     role: str
@@ -118,7 +118,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Job:
-    """Work that an episode hands to the workers: a picklable function and its arguments.
+    """Work for the reward workers: a picklable function and its arguments.
 
     A `cheap` job is a pure function of microseconds and runs in this process. One that `waits` for a server runs in a
     thread with a timeout of its own, and need not be picklable.
@@ -131,14 +131,14 @@ class Job:
 
 
 Episode = Generator[Turn | Job, Any, Mapping[str, Reward]]
-"""One play of a task: yields turns and jobs, returns the reward of each role."""
+"""One play of a task. It yields turns and jobs, and returns the reward of each role."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One completion that an engine is asked for. Requests with the same ids share the work of the prompt.
+    """A request for one completion. Requests with the same ids share the computation of the prompt.
 
-    `frozen` asks for the frozen opponent's completion instead of the policy's.
+    `frozen` requests the frozen opponent's completion instead of the policy's.
     """
 
     ids: list[int]
@@ -149,8 +149,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine sampled: `ids` with the stop token that ended it, and the log-probability (nats) that
-    each was sampled at. `finish_reason` is `stop`, or `length` where the limit cut it off.
+    """A sampled completion: `ids` with the final stop token, and the log-probability (nats) of each at sampling.
+    `finish_reason` is `stop`, or `length` if the limit cut it off.
     """
 
     ids: list[int]
@@ -160,7 +160,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class PlayedTurn:
-    """One turn of an episode. `text` is what a frozen role wrote: what others wrote is in their rollouts."""
+    """One turn of an episode. `text` is set for frozen roles only; other roles have rollouts."""
 
     role: str
     seed: int
@@ -170,9 +170,9 @@ class PlayedTurn:
 
 @dataclass(frozen=True)
 class LostEpisode:
-    """An episode that failed before the policy's first turn: a completion that could not be scored, and has no rollout.
+    """An episode that failed before the policy's first turn. It counts as an unscorable completion without a rollout.
 
-    `role` is empty where it is not known which role it would have been.
+    `role` is empty if it is unknown.
     """
 
     example_id: str
@@ -189,12 +189,12 @@ class Rollout:
     A prompt of two tokens and a sampled turn of three (shapes `[L]` = 5):
 
     ids              [11, 12, 21, 22, 2]
-    loss_mask        [ 0,  0,  1,  1, 1]     what the policy sampled, its end token too
-    rollout_logprobs [0., 0., -.1, -2., -.3]  nats, as the engine sampled; 0 where nothing was sampled
+    loss_mask        [ 0,  0,  1,  1, 1]     True where the policy sampled, including the end token
+    rollout_logprobs [0., 0., -.1, -2., -.3]  nats, as reported by the engine; 0 elsewhere
     turns            [(2, 5)]                bounds of each sampled turn
-    prompt_length    2                       what all rollouts of the group share
+    prompt_length    2                       tokens that all rollouts of the group share
 
-    `slot` and `sample` say which episode of the step it was, `episode` the turns that all roles took in it, in order.
+    `slot` and `sample` identify the episode within the step; `episode` lists the turns of all its roles in order.
     """
 
     ids: list[int]
@@ -227,7 +227,7 @@ class Rollout:
 
 @dataclass
 class TrainState:
-    """What changes from step to step and is not a weight."""
+    """The state of a run besides weights and moments."""
 
     step: int = 0
     examples_drawn: int = 0
@@ -239,7 +239,7 @@ class TrainState:
     temperature: float = 0.0
     solve_rates: dict[str, float] = field(default_factory=dict)
     unfinished: dict[str, float] = field(default_factory=dict)
-    """The numbers of the step, where its evaluation is still to come."""
+    """The metrics of a step whose evaluation is still to come."""
 
     @classmethod
     def from_dict(cls, values: dict) -> "TrainState":

@@ -2,9 +2,9 @@
 
 N rollouts, S sampled tokens of the step.
 
-The gradient is the same for every micro-batch size, packing, order of rollouts and number of processes: each token's
-weight is fixed for the whole optimizer step before its rollouts are shared among the processes and cut into
-micro-batches, and gradients add up. Every process knows the whole batch, so that all agree on what a step is made of.
+The gradient does not depend on the micro-batch size, packing, order of rollouts or number of processes: token weights
+are computed for the whole optimizer step before its rollouts are divided among processes and micro-batches, and
+gradients are summed. Every process has the whole batch.
 """
 
 import math
@@ -35,7 +35,7 @@ MEANS = {
     "engine/kl": "kl",
     "engine/importance_weight_mean": "raw_weight",
 }
-"""Curves that are a mean over the trained tokens, and the sums of `policy_loss` that they are made of."""
+"""Curves that are means over the trained tokens, and their sums in `policy_loss`."""
 
 EXTREMES = {
     "policy/ratio_max": "ratio_max",
@@ -47,9 +47,9 @@ EXTREMES = {
 
 @dataclass(frozen=True)
 class Update:
-    """What an update did: metrics by tag, and of each sampled token the log-probability that the policy gave it when it
-    first scored it, and the importance weight that it was last corrected by (None where the engine needs no
-    correction). NaN where a rollout had nothing to teach and was not computed.
+    """The result of an update: metrics by tag; for each sampled token its log-probability when the policy first scored
+    it, and its last importance weight (None if the engine needs no correction). NaN for rollouts that were skipped
+    because they teach nothing.
     """
 
     metrics: dict[str, float]
@@ -69,10 +69,10 @@ def update_policy(
 ) -> Update:
     """Train on the batch, the same in all processes, with `passes_per_step` x `minibatches_per_pass` optimizer steps.
 
-    `temperature` is the one that the rollouts were sampled at; 0: the config's. With a single optimizer step the old
-    log-probabilities are the current ones, detached: no second forward pass. With more they are scored once, before
-    the first; so are the reference's, where there is a KL term. Where no rollout has an advantage, and neither KL nor
-    entropy is in the loss, nothing is computed, the gradient is exactly 0 and no optimizer step is taken.
+    `temperature` is the sampling temperature of the rollouts; 0: the config's. With a single optimizer step the old
+    log-probabilities are the current ones, detached. With several they are scored once, before the first step; so are
+    those of the reference, if there is a KL term. If no rollout has an advantage and the loss has neither KL nor
+    entropy, nothing is computed and no optimizer step is taken.
     """
     settings, temperature = config.algorithm, temperature or config.rollout.temperature
     cap = settings.importance_cap if correct_engine else 0.0
@@ -108,7 +108,7 @@ def update_policy(
 
 
 def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> float:
-    """Sum the gradients over the processes and take a `clipped_step`, the same in each. The norm before clipping."""
+    """Sum the gradients over the processes and take a `clipped_step`. Returns the norm before clipping."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     if policy.processes.count > 1:
         for weight in weights:
@@ -117,8 +117,8 @@ def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: Opt
 
 
 def counted_rollouts(batch: Batch, settings: AlgorithmConfig) -> Bool[Tensor, " N"]:
-    """Which rollouts the normaliser counts: those that could be scored, but for masked truncated ones and, where they
-    are dropped, those of groups in which nobody has an advantage.
+    """Which rollouts the normaliser counts: scorable ones, except masked truncated ones and dropped groups without any
+    advantage.
     """
     taught = {r.group for r, a in zip(batch.rollouts, batch.advantages.tolist(), strict=True) if a}
     left_out = [
@@ -131,7 +131,7 @@ def counted_rollouts(batch: Batch, settings: AlgorithmConfig) -> Bool[Tensor, " 
 def token_weights(
     batch: Batch, algorithm: Algorithm, counted: Bool[Tensor, " N"], minibatch: Sequence[int], max_tokens: int
 ) -> Float[Tensor, " N"]:
-    """The weight of each rollout's tokens in an optimizer step, if it takes part; those of advantage 0 are counted."""
+    """The weight of each rollout's tokens in an optimizer step. Rollouts of advantage 0 count in the normaliser."""
     lengths, counted_here = batch.completion_lengths, torch.zeros_like(counted)
     counted_here[minibatch] = counted[minibatch]
     return algorithm.aggregation(lengths, int(counted_here.sum()), int(lengths[counted_here].sum()), max_tokens)
@@ -145,8 +145,8 @@ def tokens_of(
     entropy: Float[Tensor, " s"],
     importance_cap: float,
 ) -> Tokens:
-    """The stream's s tokens: their new log-probabilities, and what is `known` of all S in the stream's order. Without
-    old log-probabilities the policy has not moved, and its new ones are the old ones.
+    """The stream's s tokens: their new log-probabilities, and the `known` values of all S in the stream's order.
+    Without old log-probabilities the policy has not changed since sampling, and the new ones take their place.
     """
     at = {name: values[stream.token_index].to(logprobs.dtype) for name, values in known.items()}
     return Tokens(
@@ -165,7 +165,7 @@ def tokens_of(
 def _known(
     policy: Policy, batch: Batch, shares: Sequence[Sequence[int]], config: TrainerConfig, temperature: float
 ) -> dict[str, Tensor]:
-    """What is known of the S tokens before the first optimizer step, on the policy's device."""
+    """Values of the S tokens that are known before the first optimizer step, on the policy's device."""
     settings = config.algorithm
     known = {"advantages": batch.advantages[batch.rollout_of], "rollout_logprobs": batch.rollout_logprobs}
     known = {name: values.to(policy.device) for name, values in known.items()}
@@ -182,7 +182,7 @@ def _known(
 def _frozen_logprobs(
     policy: Policy, model: CausalModel, streams: Sequence[Stream], temperature: float, num_tokens: int
 ) -> Float[Tensor, " S"]:
-    """The log-probabilities of the streams' tokens under a model as it is now; 0 for all others of the S."""
+    """Log-probabilities of the streams' tokens under a model; 0 for all other tokens."""
     scored = torch.zeros(num_tokens, dtype=torch.float64, device=policy.device)
     with policy.processes.autocast():
         for stream in streams:
@@ -191,20 +191,20 @@ def _frozen_logprobs(
 
 
 def _share(policy: Policy, batch: Batch, minibatch: Sequence[int], teaching: Bool[Tensor, " N"]) -> list[int]:
-    """What this process computes of an optimizer step's rollouts: a part of those that have something to teach."""
+    """The part of an optimizer step's teaching rollouts that this process computes."""
     indices = [index for index in minibatch if teaching[index]]
     return share_of_tokens(batch.rollouts, indices, policy.processes.rank, policy.processes.count)
 
 
 def _streams(policy: Policy, batch: Batch, indices: Sequence[int], config: OptimizerConfig) -> list[Stream]:
-    """Streams of the rollouts, each with as many as fit in a micro-batch."""
+    """The rollouts in streams of the size of a micro-batch."""
     budget = config.micro_batch_tokens if policy.packed else 0  # 0: each rollout by itself
     parts = micro_batches(batch.rollouts, indices, budget)
     return [pack(batch.rollouts, part).to(policy.device) for part in parts]
 
 
 class _Trace:
-    """What an update computed, for the curves and the page. It stays on the device until it is read, once."""
+    """What an update computed, for curves and logs. It stays on the device and is read once."""
 
     def __init__(self, batch: Batch, policy: Policy) -> None:
         self.processes, self.num_tokens = policy.processes, len(batch.rollout_of)
@@ -217,7 +217,7 @@ class _Trace:
     def add(
         self, stream: Stream, logprobs: Float[Tensor, " s"], weights: Float[Tensor, " s"], sums: dict[str, Tensor]
     ) -> None:
-        """Take a micro-batch's numbers."""
+        """Add a micro-batch."""
         index, first = stream.token_index, self.logprobs[stream.token_index]
         self.logprobs[index] = torch.where(first.isnan(), logprobs.to(first.dtype), first)
         self.importance_weights[index] = weights.to(first.dtype)
@@ -225,7 +225,7 @@ class _Trace:
         self.sizes.append((len(index), len(stream.input_ids)))
 
     def per_token(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """The log-probabilities and importance weights that the processes computed, each token in one, together."""
+        """Log-probabilities and importance weights of all processes. Each token is computed by one."""
         own = torch.stack([self.logprobs, self.importance_weights])
         computed = ~own.isnan()
         sums = torch.stack([torch.where(computed, own, 0.0), computed.to(own.dtype)])
@@ -234,8 +234,8 @@ class _Trace:
         return logprobs, importance_weights
 
     def metrics(self, passes: int, corrected: bool, regularized: bool) -> dict[str, float]:
-        """Means over the trained tokens of all processes and over the optimizer steps, by tag. What nothing was
-        measured of is left out: a 0 would read as a collapse.
+        """Means over the trained tokens of all processes and over the optimizer steps, by tag. What was not measured is
+        left out: a 0 would look like a collapse.
         """
         tokens, computed, total = self._totals()
         norms = [norm for norm in self.norms if math.isfinite(norm)]
@@ -259,7 +259,7 @@ class _Trace:
         return metrics
 
     def _totals(self) -> tuple[int, int, dict[str, float]]:
-        """Trained tokens, computed tokens, and the sums and extremes over the micro-batches of all processes."""
+        """Trained tokens, computed tokens, and sums and extremes over the micro-batches of all processes."""
         names = list(self.sums[0]) if self.sums else []
         rows = torch.stack([torch.stack(list(sums.values())) for sums in self.sums]).tolist() if self.sums else []
         rows, sizes = (
