@@ -380,7 +380,8 @@ def make_model(path: Path) -> None:
     from minrl.config import ModelConfig
     from minrl.model.loading import small_qwen3, word_tokenizer
     from minrl.model.processes import Processes
-    from minrl.policy import as_policy, save_policy
+    from minrl.policy import as_policy
+    from minrl.run.checkpoint import save_policy
     from minrl.tasks import load_task
 
     config, tokenizer = ModelConfig(device="cpu", threads=1), word_tokenizer(load_task("hanoi").vocabulary)

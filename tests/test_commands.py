@@ -40,10 +40,10 @@ OTHERS = {
     HANOI: DEFAULT,
     f"{HANOI} --seed 1": DEFAULT,
     f"{HANOI} --seed 2": DEFAULT,
-    "python train.py --task path/to/sevens.py:sevens --sevens.most 12 --steps 50": (
+    "python train.py --task path/to/beads.py:beads --beads.most 8 --steps 50": (
         "test_readme.py::test_the_example_of_a_task_trains_goes_on_and_scores_completions"
     ),
-    "python evaluate.py --task path/to/sevens.py:sevens --checkpoint checkpoints/sevens-grpo-seed0": (
+    "python evaluate.py --task path/to/beads.py:beads --checkpoint checkpoints/beads-grpo-seed0": (
         "test_evaluate.py::test_the_short_form_writes_and_shows_one_result"
     ),
     "python -m minrl.report": "python -m minrl.report countdown-grpo-seed0 countdown-grpo-seed1",
@@ -92,7 +92,7 @@ OTHERS = {
     "countdown hanoi --examples 100 --samples 4 --temperature 1 --output evaluations/mine": (
         "test_evaluate.py::test_one_folder_has_everything"
     ),
-    "python evaluate.py --task path/to/sevens.py:sevens --completions mine.jsonl --output scored.jsonl": (
+    "python evaluate.py --task path/to/beads.py:beads --completions mine.jsonl --output scored.jsonl": (
         "test_readme.py::test_the_example_of_a_task_trains_goes_on_and_scores_completions"
     ),
     "python docs/configuration.py": "test_documents.py::test_the_page_of_all_settings_is_written_from_the_settings",

@@ -201,7 +201,7 @@ def test_each_flag_that_is_named_exists(name):
     own = [span for span in spans(PAGES[name]) if not PROGRAM.match(span) and span.split()[0] not in ELSEWHERE]
     named = {flag for span in own for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", span)}
     benchmarks = " ".join(path.read_text() for path in ROOT.glob("benchmarks/*.py"))
-    known = known_flags() | set(re.findall(r'"(--[a-z-]+)"', benchmarks)) | {"--config", "--sevens.most", "--no-"}
+    known = known_flags() | set(re.findall(r'"(--[a-z-]+)"', benchmarks)) | {"--config", "--beads.most", "--no-"}
     assert sorted(named - known) == []
 
 
@@ -266,7 +266,7 @@ def test_the_page_of_all_settings_is_written_from_the_settings():
     assert CONFIGURATION.page() == PAGES["docs/configuration.md"], "run python docs/configuration.py"
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - {"sevens"}))  # README's is tried in test_readme.py
+@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - {"beads"}))  # README's is tried in test_readme.py
 @pytest.mark.usefixtures("beside_the_example")
 def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
     base = "--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 1 --base-batch-size 8 --no-eval-first"

@@ -18,54 +18,54 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture
-def sevens(tmp_path, monkeypatch):
+def beads(tmp_path, monkeypatch):
     """README's example of a task, in a folder of its own."""
     (source,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "TaskDefinition" in block]
-    path = tmp_path / "anywhere" / "sevens.py"
+    path = tmp_path / "anywhere" / "beads.py"
     path.parent.mkdir()
     path.write_text(source)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield path
-    sys.modules.pop("sevens", None)
+    sys.modules.pop("beads", None)
 
 
-def test_the_example_of_a_task_is_as_long_as_one_screen(sevens):
-    assert len(sevens.read_text().splitlines()) <= 35
+def test_the_example_of_a_task_is_as_long_as_one_screen(beads):
+    assert len(beads.read_text().splitlines()) <= 35
 
 
-def test_the_example_of_a_task_shows_no_held_out_prompt(sevens):
-    definition = find_definition(f"{sevens}:sevens")
+def test_the_example_of_a_task_shows_no_held_out_prompt(beads):
+    definition = find_definition(f"{beads}:beads")
     dataset = definition.make(definition.options(), "").dataset
     assert dataset.train and not {e.prompt for e in dataset.train} & {e.prompt for e in dataset.held_out}
 
 
-def test_the_example_of_a_task_trains_goes_on_and_scores_completions(sevens, tmp_path, monkeypatch):
+def test_the_example_of_a_task_trains_goes_on_and_scores_completions(beads, tmp_path, monkeypatch):
     path = list(sys.path)
-    monkeypatch.chdir(sevens.parent)
-    flags = ["--task", "sevens.py:sevens", "--sevens.most", "9", "--steps", "2"]
+    monkeypatch.chdir(beads.parent)
+    flags = ["--task", "beads.py:beads", "--beads.most", "4", "--steps", "2"]
     assert train.main([*flags, *SETTINGS.split()]) == 0
-    folder = sevens.parent / "runs" / "sevens-grpo-seed0"
+    folder = beads.parent / "runs" / "beads-grpo-seed0"
     config = json.loads((folder / "config.json").read_text())["config"]
-    assert config["task"] == f"{sevens}:sevens"
-    assert config["tasks"]["sevens"] == {"most": 9}
+    assert config["task"] == f"{beads}:beads"
+    assert config["tasks"]["beads"] == {"most": 4}
 
     # Nothing knows the file any more, and the folder is not the file's: the path in config.json is absolute.
-    del sys.modules["sevens"]
+    del sys.modules["beads"]
     monkeypatch.setattr(sys, "path", path)
-    folders = ["--runs-dir", str(folder.parent), "--checkpoints-dir", str(sevens.parent / "checkpoints")]
+    folders = ["--runs-dir", str(folder.parent), "--checkpoints-dir", str(beads.parent / "checkpoints")]
     monkeypatch.chdir(tmp_path)
     assert train.main(["--resume", "latest", "--steps", "3", *folders]) == 0
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2, 3]
-    # Demonstrations are right once in five times, and a base model that learned nothing is never.
+    # One demonstration in four is right, and a base model that learned nothing never is.
     assert sum(line["reward/mean"] for line in lines if "reward/mean" in line) > 0
     assert all(line["reward/unscorable_frac"] == 0 for line in lines if "reward/mean" in line)
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["task"], summary["steps"]) == ("sevens", 3)
+    assert (summary["task"], summary["steps"]) == ("beads", 3)
 
     rows = tmp_path / "mine.jsonl"
-    rows.write_text("".join(json.dumps({"completion": text, "count": 3}) + "\n" for text in ("7 7 7", "7 7")))
+    rows.write_text("".join(json.dumps({"completion": text, "red": 2, "blue": 1}) + "\n" for text in ("red red blue", "red")))
     scored = tmp_path / "scored.jsonl"
-    flags = ["--task", f"{sevens}:sevens", "--completions", str(rows), "--output", str(scored), "--reward-workers", "1"]
+    flags = ["--task", f"{beads}:beads", "--completions", str(rows), "--output", str(scored), "--reward-workers", "1"]
     assert evaluate.main(flags) == 0
     assert [json.loads(line)["reward"] for line in scored.read_text().splitlines()] == [1.0, 0.0]
