@@ -170,3 +170,7 @@ def test_spread_is_exact_and_leaves_out_the_unscorable():
 )
 def test_the_overlong_penalty_falls_linearly_within_its_buffer(buffer, penalties):
     assert overlong_penalty(torch.tensor([1, 6, 7, 9, 10]), 10, buffer).tolist() == penalties
+
+
+def test_without_a_buffer_and_a_limit_there_is_no_overlong_penalty():
+    assert overlong_penalty(torch.tensor([1, 6, 10]), 0, 0).tolist() == [0, 0, 0]

@@ -251,7 +251,16 @@ def test_tasks_and_types_are_imported_without_torch(module):
 NOT_FOR_COUNTDOWN = (
     *(row for name, row in [*TASK_DEFINITIONS.data.items(), *TASK_FAMILIES.data.items()] if name != "countdown"),
     *("minrl.sandbox", "minrl.rewards.judge", "minrl.rewards.chat_client", "minrl.record.wandb", "minrl.viewer.build"),
-    *("minrl.report", "minrl.sft", "minrl.pipeline", "minrl.engines.vllm.engine", "wandb", "openai", "matplotlib", "vllm"),
+    *(
+        "minrl.report",
+        "minrl.sft",
+        "minrl.pipeline",
+        "minrl.engines.vllm.engine",
+        "wandb",
+        "openai",
+        "matplotlib",
+        "vllm",
+    ),
 )
 """Modules that a run of countdown has no use for: other tasks, sandbox, judge, boards, pages, other programs."""
 

@@ -1,14 +1,18 @@
 """Surrogates, aggregations and corrections against numbers worked out by hand, and their gradients."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
+from minrl.algorithms import ALGORITHMS
+from minrl.config import AlgorithmConfig
 from minrl.losses import (
     KL_ESTIMATORS,
     LEVELS,
     Limits,
+    Tokens,
     clipped_fractions,
     clipped_surrogate,
     clipped_weight,
@@ -17,6 +21,7 @@ from minrl.losses import (
     importance_weights,
     kl_penalty,
     policy_gradient,
+    policy_loss,
     sequence_mean,
     soft_gate,
     token_mean,
@@ -264,3 +269,78 @@ def test_the_naive_kl_gradient_is_the_finite_difference_of_the_estimator(estimat
     kl_penalty(logprobs, base, REFERENCE, estimator, "naive").sum().backward()
     high, low = (kl_penalty(base + s, base, REFERENCE, estimator, "naive") for s in (step, -step))
     torch.testing.assert_close(logprobs.grad, (high - low) / (2 * step), atol=1e-8, rtol=0)
+
+
+def test_the_loss_of_a_policy_by_hand():
+    # Three tokens of two rollouts: π, π_old and π_rollout, so that ρ = 2, 1, 1/2 and w = 2, 1, 1, of which 1.5 is left.
+    tokens = Tokens(
+        logprobs=torch.tensor([0.5, 0.25, 0.5], dtype=torch.float64).log().requires_grad_(),
+        old_logprobs=torch.tensor([0.25, 0.25, 1.0], dtype=torch.float64).log(),
+        rollout_logprobs=torch.tensor([0.125, 0.25, 1.0], dtype=torch.float64).log(),
+        ref_logprobs=torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64).log(),
+        entropy=torch.tensor([0.7, 0.6, 0.5], dtype=torch.float64),
+        advantages=torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64),
+        token_weights=torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64),
+        rollout_of=torch.tensor([0, 0, 1]),
+        importance_cap=1.5,
+    )
+    settings = AlgorithmConfig(kl_coef=0.1, kl_gradient="naive", kl_estimator="k3", entropy_coef=0.01)
+    row = ALGORITHMS["grpo"]
+    loss, weights, sums = policy_loss(tokens, row, settings)
+    # Surrogates clipped to [0.8, 1.2]: -1.2, -1, 0.8. k3 = 1/2 - 1 + log 2, 0, 0.
+    kl = 0.5 - 1 + math.log(2)
+    expected = 0.25 * (1.5 * -1.2 + 0.1 * kl - 0.007) + 0.25 * (-1 - 0.006) + 0.5 * (0.8 - 0.005)
+    assert loss.item() == pytest.approx(expected, abs=1e-12)
+    assert weights.tolist() == pytest.approx([1.5, 1, 1])
+    assert {name: value.item() for name, value in sums.items()} == pytest.approx(
+        {
+            "loss": expected,
+            "entropy": 1.8,
+            "ref_kl": kl,
+            "clip_low": 1,
+            "clip_high": 1,
+            "ratio_max": 2,
+            "gap": math.log(2),
+            "gap_max": math.log(2),
+            "kl": 2 - 1 - math.log(2),
+            "raw_weight": 4,
+            "raw_weight_min": 1,
+            "raw_weight_max": 2,
+            "weight": 3.5,
+            "weight_squared": 1.5**2 + 2,
+            "capped": 1,
+        },
+        abs=1e-7,
+    )
+    # Only the second token's surrogate has a gradient, -A ρ; k3's is 1 - π_ref / π.
+    loss.backward()
+    assert tokens.logprobs.grad.tolist() == pytest.approx([0.25 * 0.1 * 0.5, -0.25, 0], abs=1e-12)
+
+    # An exact engine is measured and not corrected; without a reference and without entropy only the surrogate is left.
+    exact = replace(tokens, importance_cap=0.0, ref_logprobs=None)
+    loss, _, sums = policy_loss(exact, row, AlgorithmConfig())
+    assert loss.item() == pytest.approx(0.25 * -1.2 + 0.25 * -1 + 0.5 * 0.8, abs=1e-12)
+    assert (sums["raw_weight_max"].item(), sums["ref_kl"].item()) == (2, 0)
+
+
+def test_a_sequences_ratio_and_its_importance_weight_are_of_all_its_tokens():
+    log_ratios = torch.tensor([0.02, -0.01, 0.03], dtype=torch.float64)
+    zeros = torch.zeros(3).double()
+    tokens = Tokens(
+        logprobs=log_ratios,
+        entropy=zeros,
+        old_logprobs=zeros,
+        rollout_logprobs=-log_ratios,
+        ref_logprobs=None,
+        advantages=zeros + 1,
+        token_weights=zeros + 1,
+        rollout_of=torch.tensor([0, 0, 1]),
+        importance_cap=10.0,
+    )
+    means = [0.005, 0.005, 0.03]
+    row = replace(ALGORITHMS["gspo"], limits=Limits(0.5, 0.5))
+    for level, expected in (("auto", means), ("sequence", [0.01, 0.01, 0.03])):
+        loss, weights, _ = policy_loss(tokens, row, AlgorithmConfig(importance_level=level))
+        assert weights.log().tolist() == pytest.approx(expected, abs=1e-12)
+        products = [math.exp(ratio + weight) for ratio, weight in zip(means, expected, strict=True)]
+        assert loss.item() == pytest.approx(-sum(products), abs=1e-12)
