@@ -54,12 +54,12 @@ def slices(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator
     part: list[Request] = []
     prompt = completion = 0
     for group in _groups(requests, cost, limit):
-        longest = max(prompt, len(group[0].ids)), max(completion, *(request.max_tokens for request in group))
-        if part and cost.of(len(part) + len(group), *longest) > limit:
+        own_prompt, own_completion = len(group[0].ids), max(request.max_tokens for request in group)
+        prompt, completion = max(prompt, own_prompt), max(completion, own_completion)
+        if part and cost.of(len(part) + len(group), prompt, completion) > limit:
             yield part
-            part, longest = [], (len(group[0].ids), max(request.max_tokens for request in group))
+            part, prompt, completion = [], own_prompt, own_completion
         part += group
-        prompt, completion = longest
     if part:
         yield part
 

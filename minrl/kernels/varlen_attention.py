@@ -59,8 +59,8 @@ class Runs:
 
 
 def takes(query: Tensor, window: int | None) -> bool:
-    """Whether the kernel can: half precision, a head it knows, a card from Ampere on, and no window, since the
-    suffixes of a prompt see it together, from different distances.
+    """Whether the kernel supports this: half precision, its head sizes, a card from Ampere on, and no window, since
+    the suffixes of a prompt see it together, from different distances.
     """
     return (
         window is None
@@ -72,10 +72,10 @@ def takes(query: Tensor, window: int | None) -> bool:
 
 
 def plan(stream: Stream) -> list[Runs]:
-    """All prompts and suffixes see themselves, all suffixes of a prompt see the prompt."""
+    """Two parts: prompts and suffixes see themselves, and all suffixes of a prompt see the prompt."""
     device = stream.input_ids.device
     prompts, suffixes, followers = stream.runs()
-    runs = sorted((run for run in (*prompts, *suffixes) if run), key=lambda run: run[0])  # one after another: all
+    runs = sorted((run for run in (*prompts, *suffixes) if run), key=lambda run: run[0])  # together all tokens
     starts, longest = _starts(runs, device)
     parts = [Runs(slice(None), starts, longest, slice(None), starts, longest, own=True)]
     seeing = [row for row, tokens in enumerate(followers) if tokens]
