@@ -1,9 +1,9 @@
 """Scores given completions with a task's reward, without a model or torch.
 
 Rows are JSON objects with `completion` and the fields of the example that the reward reads. Each input row has one
-output row, in order. A row that cannot be scored has `reward: null` and the reason under `error`. Nothing is lost or
-rewritten: values keep their exact text, values under the names of the verdict move to `given`, and a line that is not
-JSON to `line`.
+output row, in order. A row that cannot be scored has `reward: null` and the reason under `error`. All input is kept:
+values keep their exact text, values under the names of the verdict move to `given`, and a line that is not JSON moves
+to `line`.
 """
 
 import json
@@ -111,16 +111,14 @@ def _scored(
     rows = [_parsed(line) for line in lines]
     jobs = [_job(task, row.fields, number) for number, row in enumerate(rows) if not row.problem]
     rewards = workers.run(jobs)
-    if judge is not None:
-        rewards = _judged(judge, jobs, rewards, workers)
-    results = iter(rewards)
+    results = iter(rewards if judge is None else _judged(judge, jobs, rewards, workers))
     for row in rows:
         verdict = {"reward": None, "error": row.problem} if row.problem else _verdict(next(results))
         yield verdict, _written(row.texts, verdict)
 
 
 def _parsed(line: str) -> GivenRow:
-    """The row on a line. What is not JSON becomes the member `line`, and what is not an object the member `row`."""
+    """The row on a line. Invalid JSON becomes the member `line`, a value that is no object the member `row`."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for an integer with more digits than Python reads
@@ -131,14 +129,13 @@ def _parsed(line: str) -> GivenRow:
     completion = row.get("completion")
     is_text = isinstance(completion, str)
     problem = "" if is_text else f"`completion` must be a string, got {type(completion).__name__}"
-    return GivenRow(_unscored(row), _texts_of(line, row), problem)
-
-
-def _unscored(row: dict[str, Any]) -> dict[str, Any]:
-    """A scored row without its verdict and with its `given` values; any other row unchanged."""
-    if not _was_scored(row):
-        return row
-    return {**{name: value for name, value in row.items() if name not in VERDICT}, **row[GIVEN]}
+    texts = _members(line)
+    if _was_scored(row):
+        given = [text for name, text in texts if name == GIVEN]
+        row = {**{name: value for name, value in row.items() if name not in VERDICT}, **row[GIVEN]}
+        if len(given) == 1:
+            texts = [member for member in texts if member[0] not in VERDICT] + _members(given[0].partition(":")[2])
+    return GivenRow(row, texts, problem)
 
 
 def _was_scored(row: Mapping[str, Any]) -> bool:
@@ -146,16 +143,6 @@ def _was_scored(row: Mapping[str, Any]) -> bool:
     given = row.get(GIVEN)
     judged = "reward" in row and ("error" in row or {"solved", "parts"} <= row.keys())
     return judged and isinstance(given, dict) and bool(given) and given.keys() <= set(VERDICT)
-
-
-def _texts_of(line: str, row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """The members of the line's row as it was before it was ever scored."""
-    texts = _members(line)
-    given = [text for name, text in texts if name == GIVEN]
-    if not _was_scored(row) or len(given) > 1:
-        return texts
-    before = _members(given[0].partition(":")[2])
-    return [*((name, text) for name, text in texts if name not in VERDICT), *before]
 
 
 def _members(text: str) -> list[tuple[str, str]]:
@@ -214,7 +201,8 @@ def _verdict(result: Any) -> dict[str, Any]:  # noqa: ANN401 - the task's own co
 
 def _written(texts: Sequence[tuple[str, str]], verdict: Mapping[str, Any]) -> str:
     """The row with its verdict; the row's own values under the verdict's names move to `given`."""
-    members = [text for name, text in texts if name not in VERDICT]
+    members = [*(text for name, text in texts if name not in VERDICT), json_text(verdict)[1:-1]]
     given = [text for name, text in texts if name in VERDICT]
-    members.append(json_text(verdict)[1:-1])
-    return "{" + ", ".join([*members, *([f'"{GIVEN}": {{{", ".join(given)}}}'] if given else [])]) + "}"
+    if given:
+        members.append(f'"{GIVEN}": {{{", ".join(given)}}}')
+    return f"{{{', '.join(members)}}}"
