@@ -1,7 +1,7 @@
 """The first stage: completions of every episode without one, model after model.
 
-A model is released before the next one is loaded. A row is on the disk as soon as its batch (a local model's) or its
-episode (a server's) has been played.
+A model is released before the next one is loaded. A row is on disk as soon as its batch (of a local model) or its
+episode (of a server) has been played.
 """
 
 import gc

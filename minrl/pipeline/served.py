@@ -1,10 +1,10 @@
-"""A model behind an OpenAI-compatible server plays episodes, single-turn and multi-turn, many at a time.
+"""A model behind an OpenAI-compatible server plays episodes, of one turn or several, many at a time.
 
-A failed call makes an error row, which holds no completion and is asked again by the next run. A request that the
-server refuses for good, by a filter or for its length, counts as not solved and is not asked again.
+A failed call makes an error row without a completion, and the next run asks again. A request that the server refuses
+for good, by a filter or for its length, counts as not solved and is not asked again.
 
 Stop strings are not sent: servers differ in whether a text includes its stop, and most do not name it. The text is cut
-here, after the first one, where a local model would end.
+here after the first one, where a local model would end.
 """
 
 import threading
@@ -25,14 +25,14 @@ from minrl.rewards.workers import Workers
 from minrl.types import Job, Message, Prompt, Turn
 
 FAILURES_IN_A_ROW = 20
-"""After so many failed calls in a row the server is not asked any more in this run."""
+"""Failed calls in a row after which this run stops asking the server."""
 
 AHEAD = 4
 """Episodes in progress for each call in flight, so that no call waits for the disk."""
 
 
 class ServedSampler:
-    """A server's model. It is sent the temperature, seeds and limits of a local one."""
+    """A server's model, with the temperature, seeds and limits of a local one."""
 
     def __init__(self, plan: EvaluationPlan, model: NamedModel, workers: Workers) -> None:
         config = plan.config
@@ -83,9 +83,8 @@ class ServedSampler:
                         result = self.workers.run([play.pending])[0]
                     play.advance(result)
                 else:
-                    turn = play.pending
-                    conversation = said.setdefault(turn.role, _Conversation())
-                    play.advance(self._ask(conversation, turn, key, batch.mode.temperature))
+                    conversation = said.setdefault(play.pending.role, _Conversation())
+                    play.advance(self._ask(conversation, play.pending, key, batch.mode.temperature))
         except ChatRefusal as refusal:
             play.fail(str(refusal))
             refused = refusal.kind
@@ -140,7 +139,7 @@ class _Conversation:
 
 
 def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
-    """The reply up to the end of the first stop string. Its tokens are unknown where more came after it.
+    """The reply up to the end of the first stop string. The number of its tokens is unknown if more text followed.
 
     >>> from minrl.rewards.chat_client import ChatUsage
     >>> reply = ChatReply("one, two. three", "length", ChatUsage(3, 7))
