@@ -5,11 +5,12 @@ the cache.
 
 `LlamaDecoder` computes Llama-, Qwen2- and Qwen3-shaped models itself; `TransformersDecoder` runs any other model. All
 rows write to the same slot of the cache: prompts are aligned at their end, and the padding before shorter ones is
-masked.
+masked. A decoder prefills each prompt once, copies it to rows, then takes a token at a time; the hidden states that it
+returns are final ones.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,21 +24,7 @@ from minrl.types import CausalModel
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """Prefills prompts once, copies them to rows, then takes a token at a time. All hidden states are final ones."""
-
-    def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
-        """(P, D) at the last token of each prompt; the cache has room for `slots` more tokens."""
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows of the cache, in this order; a row may occur several times."""
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Append a token (N,) to every row -> (N, D)."""
-
-
-def make_decoder(model: CausalModel) -> Decoder:
+def make_decoder(model: CausalModel) -> "Decoder":
     """The fastest decoder for the model's shape."""
     config = model.config
     plain_rope = (config.rope_parameters or {}).get("rope_type", "default") in ("default", "llama3", "linear")
@@ -72,7 +59,7 @@ class LlamaDecoder:
         self.length = 0
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
-        """(P, D) at the last token of each prompt."""
+        """(P, D) at the last token of each prompt; the cache has room for `slots` more tokens."""
         device = self.weight.device
         ids, real = _left_padded(prompts, device)
         longest = ids.shape[1]
@@ -88,7 +75,7 @@ class LlamaDecoder:
         return self._forward(ids, positions, (causal & real[:, None, :] | itself)[:, None, None])[:, -1]
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the cache."""
+        """Keep these rows of the cache, in this order; a row may occur several times."""
         for index, cache in enumerate(self.cache):  # layer by layer: no second cache beside the first
             self.cache[index] = self._selected(cache, rows)
         self.padding = self.padding[rows]
@@ -101,7 +88,7 @@ class LlamaDecoder:
         return selected
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to every row."""
+        """Append a token (N,) to every row -> (N, D)."""
         positions = self.length - self.padding
         mask = None
         if bool((self.padding > 0).any()):
@@ -261,3 +248,6 @@ class TransformersDecoder:
         )
         self.cache = output.past_key_values
         return output.last_hidden_state[:, -1]
+
+
+Decoder = LlamaDecoder | TransformersDecoder

@@ -1,7 +1,4 @@
-"""The frozen opponent: a model that plays some roles of an episode and never learns.
-
-It has an embedded engine of its own; requests that are not frozen go to the engine of the policy as before.
-"""
+"""The frozen opponent: a model that plays some roles of an episode and never learns. It has its own embedded engine."""
 
 from collections.abc import Sequence
 

@@ -10,7 +10,6 @@ backward, as flash attention joins blocks of keys (arXiv:2205.14135, section 3.1
 import math
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,35 +18,17 @@ from minrl.batch import Stream
 from minrl.kernels import rectangle_attention, varlen_attention
 from minrl.kernels.cpu import computed
 from minrl.kernels.padded_attention import PaddedAttention
+from minrl.kernels.rectangle_attention import Rectangle
+from minrl.kernels.varlen_attention import Runs
 from minrl.types import CausalModel, UserError
 
 ATTENTION = "minrl_packed"
 
 
-@runtime_checkable
-class Part(Protocol):
-    """Queries, the keys that they see, and the kernel that attends."""
-
-    @property
-    def own(self) -> bool:
-        """Whether runs see themselves. Such parts come before a token's other part."""
-
-    @property
-    def tokens(self) -> Tensor | slice:
-        """The queries among the stream's tokens."""
-
-    @property
-    def key_tokens(self) -> Tensor | slice:
-        """The keys."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """The stream's (T, H, C) and (T, K, C) twice -> outputs (n, H, C) and normalizers (n, H) of the queries."""
-
-    def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
-        """The gradients (n, H, C) and (m, K, C) twice. `inputs` are the stream's query, key and value; `known` are the
-        gradient of the joined output and that output, each (T, H, C), and the joined normalizer (T, H).
-        """
-
+Part = Rectangle | Runs
+"""Queries (`tokens`), the keys that they see (`key_tokens`), and the kernel that attends. Where runs see themselves
+(`own`), the part comes before their other parts.
+"""
 
 Attention = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
 """Query (1, H, T, C), key and value (1, K, T, C), scale, window (None: no limit) -> (1, T, H, C)."""

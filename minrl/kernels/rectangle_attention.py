@@ -40,14 +40,16 @@ class Rectangle:
     mask: Tensor | None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Outputs and normalizers of `tokens`."""
+        """The stream's (T, H, C) and (T, K, C) twice -> outputs (n, H, C) and normalizers (n, H) of `tokens`."""
         output, normalizer = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *self._rows(query, key, value), is_causal=self.causal, attn_mask=self._mask(query), scale=scale
         )
         return tuple(rows.transpose(1, 2).flatten(0, 1)[self.slots] for rows in (output, normalizer))
 
     def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
-        """The gradients at `tokens`, and twice at `key_tokens`."""
+        """Gradients (n, H, C) at `tokens`, and (m, K, C) twice at `key_tokens`. `inputs` are the stream's query, key
+        and value; `known` are the gradient of the joined output and that output (T, H, C), and the joined normalizer.
+        """
         grad, output, normalizer = known
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             self._filled(grad),

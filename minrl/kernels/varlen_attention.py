@@ -29,14 +29,16 @@ class Runs:
     own: bool
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Outputs and normalizers of `tokens`."""
+        """The stream's (T, H, C) and (T, K, C) twice -> outputs (n, H, C) and normalizers (n, H) of `tokens`."""
         output, normalizer = torch.ops.aten._flash_attention_forward(
             *self._taken(query, key, value), *self._lengths(), 0.0, self.own, False, scale=scale
         )[:2]
         return output, normalizer.T  # the kernel's is (H, n)
 
     def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
-        """The gradients at `tokens`, and twice at `key_tokens`."""
+        """Gradients (n, H, C) at `tokens`, and (m, K, C) twice at `key_tokens`. `inputs` are the stream's query, key
+        and value; `known` are the gradient of the joined output and that output (T, H, C), and the joined normalizer.
+        """
         grad, output, normalizer = (tensor[self.tokens].contiguous() for tensor in known)
         without_dropout = torch.zeros(2, dtype=torch.uint64, device=grad.device), grad.new_empty(0)
         return torch.ops.aten._flash_attention_backward(

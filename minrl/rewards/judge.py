@@ -225,7 +225,7 @@ def text_of(prompt: Prompt) -> str:
 
 
 def reference(example: Example) -> str:
-    """What the judge is told about a right answer: the example's `answer`, else all its fields."""
+    """What the judge knows of a right answer: the example's `answer`, else all its fields."""
     fields = {name: value for name, value in example.fields.items() if name not in ("completion", "prompt")}
     known = fields.get("answer", fields)
     return known if isinstance(known, str) else stable_text(known, ensure_ascii=False)
