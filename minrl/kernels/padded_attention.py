@@ -58,14 +58,9 @@ class PaddedAttention:
         if window is not None:
             mask = self._windowed(mask, query.shape[1], window)
         key, value = kv.transpose(1, 2).split(kv_heads, dim=1)
+        query, shared = query.transpose(1, 2), query.shape[2] != kv_heads
         output = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=query.shape[2] != kv_heads,
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
         )
         return output.transpose(1, 2)
 

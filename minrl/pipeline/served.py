@@ -10,7 +10,7 @@ here after the first one, where a local model would end.
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loguru import logger
@@ -94,7 +94,7 @@ class ServedSampler:
         spoken = {role: said[role].facts() for role in record.roles}
         filtered = any(facts["finish_reason"] == CONTENT_FILTER for facts in spoken.values())
         refused = refused or (CONTENT_FILTER if filtered else "")
-        names = {name for conversation in said.values() for name in conversation.names} - {self.model.served_name}
+        names = {reply.model for one in said.values() for reply in one.replies} - {"", self.model.served_name}
         row = row_of(key, task, record, spoken, play.failure)
         return {**row, **({"refused": refused} if refused else {}), **({SERVED_AS: sorted(names)} if names else {})}
 
@@ -105,37 +105,33 @@ class ServedSampler:
             conversation.messages,
             temperature=temperature,
             max_tokens=self.config.max_tokens,
-            seed=turn_seed(self.config.seed, key, turn.role, conversation.turns),
+            seed=turn_seed(self.config.seed, key, turn.role, len(conversation.replies)),
         )
         reply = until_stop(reply, self.config.stop_strings)
         conversation.answer(reply)
         return reply.text
 
 
+@dataclass
 class _Conversation:
     """The messages and replies of one role so far."""
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.turns = 0
-        self.finish_reason = "stop"
-        self.names: set[str] = set()
-        self._tokens: list[int | None] = []
+    messages: list[Message] = field(default_factory=list)
+    replies: list[ChatReply] = field(default_factory=list)
 
     def answer(self, reply: ChatReply) -> None:
         """Add the model's reply."""
         self.messages.append({"role": "assistant", "content": reply.text})
-        self.turns += 1
-        self.names |= {reply.model} - {""}
-        self._tokens.append(reply.usage.completion_tokens)
-        if reply.finish_reason != "stop" and self.finish_reason != "length":
-            self.finish_reason = reply.finish_reason
+        self.replies.append(reply)
 
     def facts(self) -> Mapping[str, Any]:
-        """The columns beside the text; `tokens` is None where the server did not count them."""
-        known = [count for count in self._tokens if count is not None]
-        tokens = sum(known) if len(known) == len(self._tokens) else None
-        return {"tokens": tokens, "finish_reason": self.finish_reason}
+        """The columns beside the text. `tokens` is None if the server did not count them; `length` is the finish reason
+        of all turns if it is that of one, else the last reason other than `stop` is.
+        """
+        known = [reply.usage.completion_tokens for reply in self.replies if reply.usage.completion_tokens is not None]
+        tokens = sum(known) if len(known) == len(self.replies) else None
+        reasons = [reply.finish_reason for reply in self.replies if reply.finish_reason != "stop"] or ["stop"]
+        return {"tokens": tokens, "finish_reason": "length" if "length" in reasons else reasons[-1]}
 
 
 def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
