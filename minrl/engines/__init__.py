@@ -1,4 +1,4 @@
-"""Who samples: the engine protocol, and the choice between its implementations."""
+"""The engine protocol, and what its implementations share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from minrl.scoring import LARGEST_GAP
 from minrl.types import Completion, Request, UserError, require
 
 PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED = "prompt_tokens", "prompt_tokens_computed"
-"""Facts that add up over processes. Of all others the largest counts."""
+"""Facts that are summed over processes. Of all others the largest counts."""
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How completions are drawn. Temperature 0 is greedy. Stop ids are part of the completion.
 
-    Stop strings are looked for in the text with its special tokens.
+    Stop strings are searched in the text with its special tokens.
     """
 
     temperature: float
@@ -25,7 +25,7 @@ class Sampling:
 
 
 CACHE_GIB = 4.0
-"""Most key-value memory where the config leaves it to the engine."""
+"""Most key-value memory if the config sets none."""
 
 
 def require_room(requests: Sequence[Request], context_length: int) -> None:
@@ -40,18 +40,18 @@ def require_room(requests: Sequence[Request], context_length: int) -> None:
 
 @dataclass
 class PromptReuse:
-    """Prompt tokens that were asked for, and how many of them were computed."""
+    """Prompt tokens that were requested, and how many of them were computed."""
 
     asked: int = 0
     computed: int = 0
 
     def add(self, asked: int, computed: int) -> None:
-        """Count another batch."""
+        """Add a batch."""
         self.asked += asked
         self.computed += computed
 
     def take(self) -> dict[str, float]:
-        """Both numbers by tag, since this was last asked; nothing where nothing was.
+        """Both numbers by tag since the last call; empty if both are 0.
 
         >>> reuse = PromptReuse()
         >>> reuse.add(asked=80, computed=20)
@@ -64,9 +64,9 @@ class PromptReuse:
 
 @runtime_checkable
 class Engine(Protocol):
-    """What the loop knows of an engine. It manages memory and caches itself.
+    """An engine as the loop sees it. It manages memory and caches itself.
 
-    `exact` says whether its log-probabilities are the policy's own, so that no correction is needed.
+    `exact`: its log-probabilities are the policy's own, so that no correction is needed.
     """
 
     exact: bool
@@ -85,10 +85,10 @@ class Engine(Protocol):
         """Log-probability at temperature 1 of each token after the first, for probes."""
 
     def take_facts(self) -> dict[str, float]:
-        """What sampling and syncing were like since this was last asked, by tag: counts of tokens, and extremes."""
+        """Facts about sampling and syncing since the last call, by tag: counts of tokens, and extremes."""
 
     def sleep(self) -> None:
-        """Give memory back while the policy trains."""
+        """Release memory while the policy trains."""
 
     def wake(self) -> None:
         """Be ready to generate again."""
@@ -98,7 +98,7 @@ class Engine(Protocol):
 
 
 def require_exact(engine: Engine, policy: Policy, metrics: Mapping[str, float], step: int) -> None:
-    """Refuse to save a step in which an engine that is exact was not, by the metrics of its update."""
+    """Refuse to save a step in which an exact engine was not, by the metrics of its update."""
     gap = metrics.get("engine/logprob_gap_mean", 0.0)  # none where nothing was trained on
     if engine.exact and gap > LARGEST_GAP:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Which engine samples: the one the config names, or the best that this machine can run."""
+"""The engine that samples: the one in the config, or the best that this machine can run."""
 
 from collections.abc import Callable
 
@@ -12,11 +12,11 @@ from minrl.policy import Policy
 from minrl.types import UserError
 
 DEFAULT_SEQUENCES = 256
-"""Completions that vLLM samples at a time where nobody says how many there will be."""
+"""Completions that vLLM samples at a time if their number is not given."""
 
 
 def takes_vllm(config: EngineConfig, device: str) -> bool:
-    """Whether vLLM samples for a policy on this kind of device; refused in one line where it is to and cannot."""
+    """Whether vLLM samples for a policy on this kind of device. Raises `UserError` if it should and cannot."""
     build = installed_build()
     if config.engine == "torch" or (config.engine == "auto" and not (device == "cuda" and build == "cuda")):
         return False
@@ -27,14 +27,11 @@ def takes_vllm(config: EngineConfig, device: str) -> bool:
 
 
 def make_engine(
-    config: EngineConfig,
-    policy: Policy,
-    sequences: int = DEFAULT_SEQUENCES,
-    going_on: Callable[[], str] = lambda: "",
+    config: EngineConfig, policy: Policy, sequences: int = DEFAULT_SEQUENCES, going_on: Callable[[], str] = lambda: ""
 ) -> Engine:
-    """The engine for this policy, refused where `takes_vllm` refuses it.
+    """The engine for this policy, unless `takes_vllm` refuses it.
 
-    `sequences` is how many completions a batch has; `going_on` says, should the engine hang, how the run is resumed.
+    `sequences` is the number of completions in a batch; `going_on` says how to resume the run if the engine hangs.
     """
     if not takes_vllm(config, policy.device.type):
         if config.engine == "auto" and policy.device.type == "cuda":

@@ -1,15 +1,16 @@
-"""One token at a time with a key-value cache, on the policy's own weights.
+"""Decoding token by token with a key-value cache, on the policy's own weights.
 
 P prompts, N rows, D hidden size, K key-value heads, R query heads per key-value head, C head dimension, L slots of
 the cache.
 
-`LlamaDecoder` is written out for Llama-, Qwen2- and Qwen3-shaped models; `TransformersDecoder` lets transformers do
-any other. All rows write to the same slot of the cache: prompts are aligned at their end, and what lies before a
-shorter one is masked.
+`LlamaDecoder` computes Llama-, Qwen2- and Qwen3-shaped models itself; `TransformersDecoder` runs any other model. All
+rows write to the same slot of the cache: prompts are aligned at their end, and the padding before shorter ones is
+masked. A decoder prefills each prompt once, copies it to rows, then takes a token at a time; the hidden states that it
+returns are final ones.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,21 +24,7 @@ from minrl.types import CausalModel
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """Prefills prompts once, copies them to rows, then goes token by token. All hidden states are final ones."""
-
-    def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
-        """(P, D) at the last token of each prompt; the cache has room for `slots` more tokens."""
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows of the cache, in this order; a row may be taken several times."""
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Append a token (N,) to every row -> (N, D)."""
-
-
-def make_decoder(model: CausalModel) -> Decoder:
+def make_decoder(model: CausalModel) -> "Decoder":
     """The fastest decoder for the model's shape."""
     config = model.config
     plain_rope = (config.rope_parameters or {}).get("rope_type", "default") in ("default", "llama3", "linear")
@@ -48,11 +35,10 @@ def make_decoder(model: CausalModel) -> Decoder:
 
 
 class LlamaDecoder:
-    """The decoder of a Llama-, Qwen2- or Qwen3-shaped model with a static cache.
+    """The decoder of a Llama-, Qwen2- or Qwen3-shaped model with a static cache, in the precision of the products.
 
-    Query, key and value products are one product, and so are the MLP's gate and up: their weights are merged with
-    their adapters, laid side by side and cast when the decoder is made, which is once per batch of completions. The
-    cache has the products' precision too.
+    Query, key and value products are one product, and so are the MLP's gate and up. Their weights are merged with
+    their adapters, concatenated and cast when the decoder is made, once for each batch of completions.
     """
 
     def __init__(self, model: CausalModel) -> None:
@@ -73,36 +59,36 @@ class LlamaDecoder:
         self.length = 0
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
-        """(P, D) at the last token of each prompt."""
-        device, longest = self.weight.device, max(map(len, prompts))
-        self.padding = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
-        ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+        """(P, D) at the last token of each prompt; the cache has room for `slots` more tokens."""
+        device = self.weight.device
+        ids, real = _left_padded(prompts, device)
+        longest = ids.shape[1]
+        self.padding = (~real).sum(1)
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
         shape = (2, len(prompts), self.kv_heads, longest + slots, self.head_dim)
-        self.cache = []  # an earlier one goes before there is another
+        self.cache = []  # release an earlier one before allocating
         self.cache = [torch.empty(shape, dtype=self.layers[0].qkv.dtype, device=device) for _ in self.layers]
         self.rotary = self._rotary_table(longest + slots)
         self.length = 0
         causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
-        real = torch.arange(longest, device=device) >= self.padding[:, None]
         itself = torch.eye(longest, dtype=torch.bool, device=device)  # a padded query must see something
         return self._forward(ids, positions, (causal & real[:, None, :] | itself)[:, None, None])[:, -1]
 
     def select(self, rows: Tensor) -> None:
-        """Keep these rows of the cache."""
+        """Keep these rows of the cache, in this order; a row may occur several times."""
         for index, cache in enumerate(self.cache):  # layer by layer: no second cache beside the first
             self.cache[index] = self._selected(cache, rows)
         self.padding = self.padding[rows]
 
     def _selected(self, cache: Tensor, rows: Tensor) -> Tensor:
-        """These rows; slots that nothing is written into yet are not copied."""
+        """These rows; empty slots are not copied."""
         selected = cache.new_empty(2, len(rows), *cache.shape[2:])
-        written = slice(0, self.length)
-        torch.index_select(cache[:, :, :, written], 1, rows, out=selected[:, :, :, written])
+        written = (..., slice(self.length), slice(None))
+        torch.index_select(cache[written], 1, rows, out=selected[written])
         return selected
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to every row."""
+        """Append a token (N,) to every row -> (N, D)."""
         positions = self.length - self.padding
         mask = None
         if bool((self.padding > 0).any()):
@@ -114,31 +100,24 @@ class LlamaDecoder:
         """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q."""
         hidden = F.embedding(ids, self.weight)
         rotary = tuple(table[positions][:, :, None].to(hidden.dtype) for table in self.rotary)
-        end = self.length + ids.shape[1]
         for layer, cache in zip(self.layers, self.cache, strict=True):
             normed = self._normed(hidden, layer.input_norm)
-            hidden = hidden + few_rows_product(
-                self._attend(layer, normed, rotary, cache, mask, end), layer.out, layer.out_bias
-            )
+            attended = self._attend(layer, normed, rotary, cache, mask)
+            hidden = hidden + few_rows_product(attended, layer.out, layer.out_bias)
             normed = self._normed(hidden, layer.mlp_norm)
             gate, up = few_rows_product(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
             hidden = hidden + few_rows_product(self.activation(gate) * up, layer.down, layer.down_bias)
-        self.length = end
+        self.length += ids.shape[1]
         return self._normed(hidden, self.decoder.norm.weight)
 
     def _attend(
-        self,
-        layer: "_Layer",
-        x: Tensor,
-        rotary: tuple[Tensor, ...],
-        cache: Tensor,
-        mask: Tensor | None,
-        end: int,
+        self, layer: "_Layer", x: Tensor, rotary: tuple[Tensor, ...], cache: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """(N, Q, D) -> (N, Q, heads * C), with the new keys and values written into the cache."""
+        """(N, Q, D) -> (N, Q, heads * C); the new keys and values are written into the cache."""
         rows, queries, _ = x.shape
+        end = self.length + queries
         heads = few_rows_product(x, layer.qkv, layer.qkv_bias).view(rows, queries, -1, self.head_dim)
-        rotated = heads[:, :, : self.heads + self.kv_heads]  # queries and keys are normed and turned alike
+        rotated = heads[:, :, : self.heads + self.kv_heads]  # queries and keys are normed and rotated alike
         if layer.query_key_norm is not None:
             rotated = self._normed(rotated, layer.query_key_norm)
         rotated = _rotate(rotated, *rotary)
@@ -156,8 +135,8 @@ class LlamaDecoder:
         return attended.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv:1910.07467, equation 4), in half as many
-        operations as torch's where nothing is rounded between them.
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv:1910.07467, equation 4). In full precision
+        it takes half as many operations as torch's.
         """
         if x.dtype not in (torch.float32, torch.float64):
             return F.rms_norm(x, x.shape[-1:], None, self.eps) * weight
@@ -172,8 +151,16 @@ class LlamaDecoder:
         return cos[0], torch.cat([-low, high], dim=-1)
 
 
+def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The prompts as rows (P, L) with 0 before shorter ones, and which positions are real."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    lengths = torch.tensor(list(map(len, prompts)), device=device)
+    return ids, torch.arange(longest, device=device) >= longest - lengths[:, None]
+
+
 class _Layer:
-    """The weights of one layer, those that multiply the same input side by side."""
+    """The weights of one layer. Those that multiply the same input are concatenated."""
 
     def __init__(self, layer: CausalModel) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -192,7 +179,7 @@ class _Layer:
 
 
 def _side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
-    """Weights and biases of layers with the same input as one layer's, in the precision of their product."""
+    """Weights and biases of linear layers with the same input, concatenated, in the precision of their product."""
     weight = _joined([merged_weight(linear) for linear in linears])
     has_bias = linears[0].bias is not None
     return computed(weight), computed(_joined([linear.bias for linear in linears])) if has_bias else None
@@ -203,9 +190,9 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _products_pay(query: Tensor) -> bool:
-    """Whether a few queries attend faster by plain products: torch's flash kernel makes a product of its own for every
-    row and head, whose calls wait for each other where threads make them (LOG.md). In full precision only: what stands
-    between the products is rounded.
+    """Whether a few queries attend faster by plain products: torch's flash kernel calls a product for every row and
+    head, and calls from several threads wait for each other (LOG.md). In full precision only: the scores between the
+    products would be rounded.
     """
     return query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
 
@@ -221,8 +208,8 @@ def _by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | Non
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv:2104.09864, equation 34). Departure: pairs are (i, i + C / 2), as transformers'
-    weights have it, not neighbours: each is the other's half turn around the head. `sin` carries the sign.
+    """Rotary position embedding (arXiv:2104.09864, equation 34). Departure: pairs are (i, i + C / 2), as in the
+    weights of transformers, not neighbours. `sin` carries the sign.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
@@ -238,10 +225,8 @@ class TransformersDecoder:
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
         """(P, D) at the last token of each prompt; transformers' cache grows by itself."""
-        device, longest = next(self.decoder.parameters()).device, max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self.mask = (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
+        ids, real = _left_padded(prompts, next(self.decoder.parameters()).device)
+        self.mask = real.long()
         self.cache = None
         return self._forward(ids)
 
@@ -256,14 +241,13 @@ class TransformersDecoder:
         return self._forward(tokens[:, None])
 
     def _forward(self, ids: Tensor) -> Tensor:
-        # A row that has ended goes on until it leaves the batch: not beyond the context, where RoPE may change for all.
+        # A row that has ended may stay in the batch, but not beyond the context, where RoPE may change for all.
         positions = (self.mask.cumsum(-1) - 1).clamp(0, self.last_position)[:, -ids.shape[1] :]
         output = self.decoder(
-            input_ids=ids,
-            attention_mask=self.mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
+            input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
         )
         self.cache = output.past_key_values
         return output.last_hidden_state[:, -1]
+
+
+Decoder = LlamaDecoder | TransformersDecoder

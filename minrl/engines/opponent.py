@@ -1,7 +1,4 @@
-"""The frozen opponent: a model that plays some roles of an episode and never learns.
-
-It has an embedded engine of its own; requests that are not frozen go to the engine of the policy as before.
-"""
+"""The frozen opponent: a model that plays some roles of an episode and never learns. It has its own embedded engine."""
 
 from collections.abc import Sequence
 
@@ -12,9 +9,8 @@ from minrl.types import Completion, Request, UserError
 
 
 class EngineWithOpponent:
-    """The policy's engine, and the opponent's for the requests that ask for it. Only the former is ever synced.
-
-    A completion depends on weights, prompt and seed alone, so the two may sample one after the other.
+    """The policy's engine, and the opponent's for frozen requests. Everything but sampling is the policy's engine's:
+    the opponent is never synced, and its cache lives for one batch only.
     """
 
     def __init__(self, engine: Engine, opponent: Policy, policy: Policy, cache_gib: float = 0.0) -> None:
@@ -25,6 +21,8 @@ class EngineWithOpponent:
             )
         opponent.model.requires_grad_(False)
         self.engine, self.opponent, self.exact = engine, TorchEngine(opponent, cache_gib), engine.exact
+        self.sync, self.score, self.take_facts = engine.sync, engine.score, engine.take_facts
+        self.sleep, self.wake, self.close = engine.sleep, engine.wake, engine.close
 
     @property
     def context_length(self) -> int:
@@ -32,7 +30,9 @@ class EngineWithOpponent:
         return min(self.engine.context_length, self.opponent.context_length)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion for each request, in order."""
+        """One completion for each request, in order. It depends on weights, prompt and seed alone, so the engines may
+        sample one after the other.
+        """
         completions: dict[int, Completion] = {}
         for engine, frozen in ((self.engine, False), (self.opponent, True)):
             chosen = [index for index, request in enumerate(requests) if request.frozen == frozen]
@@ -40,27 +40,3 @@ class EngineWithOpponent:
                 sampled = engine.generate([requests[index] for index in chosen], sampling)
                 completions.update(zip(chosen, sampled, strict=True))
         return [completions[index] for index in range(len(requests))]
-
-    def sync(self, policy: Policy) -> None:
-        """Hand the new weights to the policy's engine; the opponent stays as it is."""
-        self.engine.sync(policy)
-
-    def score(self, ids: Sequence[int]) -> list[float]:
-        """The policy's log-probabilities."""
-        return self.engine.score(ids)
-
-    def take_facts(self) -> dict[str, float]:
-        """Of the policy's engine."""
-        return self.engine.take_facts()
-
-    def sleep(self) -> None:
-        """Of the policy's engine: the opponent's cache lives for one batch only."""
-        self.engine.sleep()
-
-    def wake(self) -> None:
-        """Of the policy's engine."""
-        self.engine.wake()
-
-    def close(self) -> None:
-        """Of the policy's engine."""
-        self.engine.close()

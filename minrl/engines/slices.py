@@ -1,7 +1,7 @@
-"""Which requests the embedded engine samples at the same time, so that its memory is bounded.
+"""The requests that the embedded engine samples at the same time, so that its memory is bounded.
 
-Slices are a function of the requests, the model's shape and the configured memory, never of what is free at the
-moment: a resumed run multiplies matrices of the same shapes as the uninterrupted one.
+Slices are a function of the requests, the model's shape and the configured memory, not of free memory: a resumed run
+multiplies matrices of the same shapes as an uninterrupted one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ ACTIVATIONS = 16
 """Values that a forward pass without gradient holds at a time for each token, as a multiple of the hidden size."""
 
 LOGITS = 4
-"""Values of 4 bytes for each row and token of the vocabulary: logits, probabilities, what sampling makes of them."""
+"""Values of 4 bytes for each row and token of the vocabulary: logits, probabilities, and those of sampling."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ def footprint(model: CausalModel, itemsize: int) -> Footprint:
 
 
 def slices(requests: Sequence[Request], cost: Footprint, limit: int) -> Iterator[list[Request]]:
-    """The requests in order, in parts that take at most `limit` bytes each, or hold a single request.
+    """The requests in order, in parts of at most `limit` bytes, or of a single request.
 
-    Neighbours with the same prompt are parted only where they would not fit by themselves.
+    Neighbours with the same prompt are separated only if they do not fit alone.
     """
     part: list[Request] = []
     prompt = completion = 0
     for group in _groups(requests, cost, limit):
-        longest = max(prompt, len(group[0].ids)), max(completion, *(request.max_tokens for request in group))
-        if part and cost.of(len(part) + len(group), *longest) > limit:
+        own_prompt, own_completion = len(group[0].ids), max(request.max_tokens for request in group)
+        prompt, completion = max(prompt, own_prompt), max(completion, own_completion)
+        if part and cost.of(len(part) + len(group), prompt, completion) > limit:
             yield part
-            part, longest = [], (len(group[0].ids), max(request.max_tokens for request in group))
+            part, prompt, completion = [], own_prompt, own_completion
         part += group
-        prompt, completion = longest
     if part:
         yield part
 

@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
-from minrl.engines.decoder import make_decoder
+from minrl.engines.decoder import Decoder, make_decoder
+from minrl.engines.seeds import mix
 from minrl.engines.slices import footprint, slices
 from minrl.kernels.cpu import computed, few_rows_product, product
 from minrl.model.lora import merged_weight
@@ -33,10 +34,10 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class TorchEngine:
-    """Samples with the policy's own tensors: there is nothing to sync, and nothing that can be stale.
+    """Samples with the policy's own tensors, so that nothing is synced and nothing can be stale.
 
-    In bfloat16 it is not exact: weights are cast, and adapters merged, once for each batch, and what is rounded between
-    products is not what the policy's own forward pass rounds. The gap is measured and corrected, as any engine's.
+    In bfloat16 it is not exact: it rounds at other places than the policy's forward pass, because weights are cast, and
+    adapters merged, once for each batch. The gap is measured and corrected, as any engine's.
     """
 
     def __init__(self, policy: Policy, cache_gib: float = 0.0) -> None:
@@ -51,8 +52,8 @@ class TorchEngine:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion for each request, in order; those that do not fit the memory at once in slices. Each distinct
-        prompt of a slice is prefilled once.
+        """One completion for each request, in order. Requests are sampled in slices that fit the memory, and each
+        distinct prompt of a slice is prefilled once.
         """
         if not requests:
             return []
@@ -60,10 +61,11 @@ class TorchEngine:
         completions: list[Completion] = []
         cost = footprint(self.policy.model, self.policy.processes.dtype.itemsize)
         with activity("sampling", len(requests)) as report, self.policy.processes.autocast():
-            weights = _Weights(self.policy)
+            decoder = make_decoder(self.policy.model)
+            head = computed(merged_weight(self.policy.model.get_output_embeddings()))
             for part in slices(requests, cost, self._limit):
                 self._reuse.add(sum(len(r.ids) for r in part), sum(map(len, {tuple(r.ids) for r in part})))
-                completions += _Batch(weights, part, sampling).run(report, len(completions))
+                completions += _Batch(self.policy, decoder, head, part, sampling).run(report, len(completions))
         return completions
 
     def sync(self, policy: Policy) -> None:
@@ -96,19 +98,13 @@ class TorchEngine:
         """Nothing to release."""
 
 
-class _Weights:
-    """What all slices of a call compute with: merged and cast once."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.decoder = policy, make_decoder(policy.model)
-        self.head = computed(merged_weight(policy.model.get_output_embeddings()))
-
-
 class _Batch:
     """The rows of one slice while they are being sampled."""
 
-    def __init__(self, weights: _Weights, requests: Sequence[Request], sampling: Sampling) -> None:
-        self.policy, self.decoder, self.head = weights.policy, weights.decoder, weights.head
+    def __init__(
+        self, policy: Policy, decoder: Decoder, head: Tensor, requests: Sequence[Request], sampling: Sampling
+    ) -> None:
+        self.policy, self.decoder, self.head = policy, decoder, head
         self.requests, self.sampling = requests, sampling
         self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
         self.limits = np.array([request.max_tokens for request in requests])
@@ -137,7 +133,8 @@ class _Batch:
         hidden = self._prefill()
         for position in range(int(self.limits.max())):
             logits = few_rows_product(hidden, self.head).float()
-            sampled, logprobs = sample(logits, self._uniforms(rows, position), self.sampling.temperature)
+            u = torch.from_numpy(uniforms(self.seeds[rows], position)).to(logits.device)
+            sampled, logprobs = sample(logits, u, self.sampling.temperature)
             going = self._record(rows, position, sampled, logprobs)
             report(before + len(self.requests) - int(going.sum()))
             if not going.any():
@@ -157,13 +154,9 @@ class _Batch:
         self.decoder.select(index)
         return hidden[index]
 
-    def _uniforms(self, rows: np.ndarray, position: int) -> Tensor:
-        return torch.from_numpy(uniforms(self.seeds[rows], position)).to(self.policy.device)
-
     def _record(self, rows: np.ndarray, position: int, sampled: Tensor, logprobs: Tensor) -> np.ndarray:
-        """Write down a token for every row that is still going, and say which go on."""
-        live = ~self.stopped[rows] & (self.lengths[rows] == position)
-        live &= self.limits[rows] > position
+        """Store a token for every row that is still sampled; returns which rows go on."""
+        live = ~self.stopped[rows] & (self.lengths[rows] == position) & (self.limits[rows] > position)
         live_rows = rows[live]
         self.tokens[live_rows, position] = sampled.cpu().numpy()[live]
         self.logprobs[live_rows, position] = logprobs.cpu().numpy()[live]
@@ -174,7 +167,7 @@ class _Batch:
         return live & ~self.stopped[rows] & (self.limits[rows] > position + 1)
 
     def _ends_with_stop_string(self, row: int) -> bool:
-        """Whether a stop string stands in the text of the last tokens; a token has at least one byte."""
+        """Whether the text of the last tokens contains a stop string. A token has at least one byte."""
         window = 4 * max(map(len, self.sampling.stop_strings)) + 8
         start = max(0, int(self.lengths[row]) - window)
         text = self.policy.decode_all(self.tokens[row, start : self.lengths[row]].tolist())
@@ -186,14 +179,8 @@ def uniforms(seeds: np.ndarray, position: int) -> np.ndarray:
     (Steele, Lea and Flood, doi:10.1145/2714064.2660195, with its mix64variant13).
     """
     with np.errstate(over="ignore"):
-        z = _mix(seeds) + np.uint64(position + 1) * GOLDEN
-        return (_mix(z) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+        z = mix(seeds) + np.uint64(position + 1) * GOLDEN
+        return (mix(z) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def sample(
@@ -209,8 +196,8 @@ def sample(
 
 
 def _inverse_cdf(probabilities: Float[Tensor, "N V"], u: Float[Tensor, " N"]) -> Int[Tensor, " N"]:
-    """The block of tokens in which the cumulative probability passes u, then the token: only that block's tokens are
-    summed one by one.
+    """The token at which the cumulative probability passes u. Its block is found first, and only the tokens of that
+    block are summed one by one.
     """
     missing = -probabilities.shape[1] % BLOCK
     padded = F.pad(probabilities, (0, missing)) if missing else probabilities  # `pad` copies for nothing too
@@ -227,5 +214,5 @@ def _inverse_cdf(probabilities: Float[Tensor, "N V"], u: Float[Tensor, " N"]) ->
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """The values, where rounding has brought them to their limit the next smaller number."""
+    """The values, with the next smaller number where rounding has brought one to its limit."""
     return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for its backward pass, and computing it again instead of keeping it (arXiv:1604.06174,
+"""Activations: how many bytes a forward pass keeps, and recomputing them in the backward pass (arXiv:1604.06174,
 section 4: one segment for each layer).
 """
 
@@ -13,15 +13,15 @@ from torch.utils.checkpoint import checkpoint
 from minrl.types import CausalModel, UserError
 
 LARGEST_SHARE = 0.7
-"""Of the free memory that activations may take: gradients on their way and the head's logits need some too."""
+"""The share of free memory that activations may take; gradients and the head's logits need the rest."""
 
 
 def kept_bytes(run: Callable[[], object]) -> int:
-    """Bytes of all tensors that the call saves for a backward pass, those that share memory counted once."""
+    """Bytes of the tensors that the call saves for a backward pass; shared memory counts once."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        alone = tensor.detach()  # itself, it would keep its own graph for ever
+        alone = tensor.detach()  # the tensor itself would keep its own graph for ever
         kept[tensor.untyped_storage().data_ptr()] = alone
         return alone
 
@@ -31,8 +31,8 @@ def kept_bytes(run: Callable[[], object]) -> int:
 
 
 def layers_of(decoder: CausalModel) -> Sequence[nn.Module]:
-    """The longest list of modules in it; empty where there is none."""
-    lists: list[list[nn.Module]] = [list(child) for child in decoder.children() if isinstance(child, nn.ModuleList)]
+    """The longest list of modules of the decoder; empty if it has none."""
+    lists = (list(child) for child in decoder.children() if isinstance(child, nn.ModuleList))
     return max(lists, key=len, default=[])
 
 
@@ -40,16 +40,13 @@ def layers_of(decoder: CausalModel) -> Sequence[nn.Module]:
 def recomputed(decoder: CausalModel, meanwhile: Callable[[], AbstractContextManager]) -> Iterator[None]:
     """Inside, each layer keeps its input only and is computed again in the backward pass, in the context `meanwhile`.
 
-    There is no dropout in a policy: the second time is bit for bit the first.
+    A policy has no dropout: both computations are bit for bit the same.
     """
     layers = layers_of(decoder)
     if not layers:
         raise UserError(f"{type(decoder).__name__} has no list of layers: choose --activation-checkpointing never")
     again = partial(
-        checkpoint,
-        use_reentrant=False,
-        preserve_rng_state=False,
-        context_fn=lambda: (nullcontext(), meanwhile()),
+        checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), meanwhile())
     )
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:

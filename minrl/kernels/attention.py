@@ -2,15 +2,14 @@
 
 T tokens of the stream, H attention heads, K key-value heads, C head dimension, n tokens of a part, m of its keys.
 
-What a token sees is cut into parts that a plain kernel takes: a prompt sees itself, a suffix itself, and all suffixes
-of a prompt together see the prompt. Parts of a token are joined by their softmax's normalizers, forward and backward,
-as flash attention joins blocks of keys (arXiv:2205.14135, section 3.1).
+Attention is computed in parts that a plain kernel takes: a prompt sees itself, a suffix sees itself, and all suffixes
+of a prompt together see the prompt. The parts of a token are joined by their softmax normalizers, forward and
+backward, as flash attention joins blocks of keys (arXiv:2205.14135, section 3.1).
 """
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Protocol, runtime_checkable
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -19,42 +18,24 @@ from minrl.batch import Stream
 from minrl.kernels import rectangle_attention, varlen_attention
 from minrl.kernels.cpu import computed
 from minrl.kernels.padded_attention import PaddedAttention
+from minrl.kernels.rectangle_attention import Rectangle
+from minrl.kernels.varlen_attention import Runs
 from minrl.types import CausalModel, UserError
 
 ATTENTION = "minrl_packed"
 
 
-@runtime_checkable
-class Part(Protocol):
-    """Queries, the keys that they see, and the kernel that attends."""
-
-    @property
-    def own(self) -> bool:
-        """Whether runs see themselves, before any other part of theirs."""
-
-    @property
-    def tokens(self) -> Tensor | slice:
-        """Which of the stream's tokens are the queries."""
-
-    @property
-    def key_tokens(self) -> Tensor | slice:
-        """Which are the keys."""
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """The stream's (T, H, C) and (T, K, C) twice -> outputs (n, H, C) and normalizers (n, H) of the queries."""
-
-    def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
-        """The gradients (n, H, C) and (m, K, C) twice, from the stream's query, key and value, and from the joined
-        output's gradient, the joined output (T, H, C) twice and the joined normalizer (T, H).
-        """
-
+Part = Rectangle | Runs
+"""Queries (`tokens`), the keys that they see (`key_tokens`), and the kernel that attends. Where runs see themselves
+(`own`), the part comes before their other parts.
+"""
 
 Attention = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
 """Query (1, H, T, C), key and value (1, K, T, C), scale, window (None: no limit) -> (1, T, H, C)."""
 
 
 def plan_attention(stream: Stream) -> Attention:
-    """The attention inside the stream's segments that every layer uses, by the best kernel for where it is."""
+    """The attention inside the stream's segments that every layer uses, by the best kernel for its device."""
     if stream.input_ids.device.type == "cpu":
         return JoinedAttention(lambda window: rectangle_attention.plan(stream, window))
     return CardAttention(stream)
@@ -64,24 +45,17 @@ class JoinedAttention:
     """The parts of a stream, planned once for each window and used by every layer."""
 
     def __init__(self, plan: Callable[[int | None], Sequence[Part]]) -> None:
-        self._plan = plan
-        self._parts: dict[int | None, Sequence[Part]] = {}
-
-    def parts(self, window: int | None) -> Sequence[Part]:
-        """The parts, where a token sees only the last `window` positions (None: all)."""
-        if window not in self._parts:
-            self._parts[window] = self._plan(window)
-        return self._parts[window]
+        self._parts = cache(plan)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
         dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
         flat = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
-        return _Joined.apply(*flat, self.parts(window), scale)[None]
+        return _Joined.apply(*flat, self._parts(window), scale)[None]
 
 
 class CardAttention:
-    """On a CUDA card: flash attention of runs of different lengths where it can, padded rows where it cannot."""
+    """On a CUDA card: flash attention of runs of different lengths where it is supported, padded rows elsewhere."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -99,7 +73,7 @@ class CardAttention:
 
 
 class _Joined(torch.autograd.Function):
-    """softmax(q k^T scale) v over all that a token sees, from what it is over each part.
+    """softmax(q k^T scale) v over all keys that a token sees, joined from that over each part.
 
     With l_i the normalizers (log-sum-exp) and o_i the outputs of a token's parts, l = log sum exp(l_i) and
     o = sum exp(l_i - l) o_i. The gradient of a part needs only the joined o and l.

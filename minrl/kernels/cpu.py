@@ -1,10 +1,11 @@
-"""How torch uses a CPU well.
+"""Faster matrix products and memory on a CPU.
 
-torch sends float32 matrix products to MKL, which makes no use of AVX-512 on processors that are not Intel's; oneDNN,
-which torch brings along too, does the forward and the input gradient 1.5 to 2.5 times faster on a Zen 5 (LOG.md). The
-weight gradient stays with MKL, where the two are even, and so does everything where there is AVX2 only. And the C
-library gives large freed blocks back to the system at once, so that every operation's output is page-faulted in anew:
-keeping them is worth a third of a forward pass.
+torch sends float32 matrix products to MKL, which uses AVX-512 on Intel's processors only. oneDNN, which torch includes,
+computes the forward product and the input gradient 1.5 to 2.5 times faster on a Zen 5 (LOG.md). The weight gradient
+stays with MKL, which is as fast, and so does everything where there is AVX2 only.
+
+The C library returns large freed blocks to the system at once, so that every operation's output causes new page faults.
+Keeping the blocks saves a third of a forward pass.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 FEW_ROWS = 512
-"""Rows of a step of sampling: more than these MKL multiplies as fast either way."""
+"""Rows up to which MKL multiplies faster from the weight's side."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -32,9 +33,7 @@ def keep_freed_memory() -> None:
 
 
 def free_bytes() -> int | None:
-    """Memory that can be had, what the page cache holds included, within a container's limit; None where the system
-    does not say.
-    """
+    """Available memory, the page cache included, within a container's limit; None where it is unknown."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
@@ -46,7 +45,7 @@ def free_bytes() -> int | None:
 
 
 def _below_the_limit(group: Path) -> int | None:
-    """Bytes up to the limit of a control group (version 2); None where it has none."""
+    """Bytes up to the limit of a control group (version 2); None without a limit."""
     limit = (group / "memory.max").read_text().strip() if (group / "memory.max").exists() else "max"
     if limit == "max":
         return None
@@ -55,15 +54,15 @@ def _below_the_limit(group: Path) -> int | None:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias` by the fastest product there is for float32 on this CPU; plain torch elsewhere."""
+    """`x @ weight.T + bias`, by the fastest product for float32 on this CPU; by plain torch elsewhere."""
     if _in_float32(x, weight) and _onednn_available():
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`product` of x (..., D) where no gradient is wanted. Up to `FEW_ROWS` of them MKL multiplies up to 1.8 times
-    faster from the weight's side: then the rows of the result are its columns in memory.
+    """`product` of x (..., D) without a gradient. MKL multiplies up to `FEW_ROWS` rows up to 1.8 times faster from the
+    weight's side; the rows of the result are then its columns in memory.
     """
     rows = x.numel() // x.shape[-1]
     if rows > FEW_ROWS or not _in_float32(x, weight) or _onednn_available():
@@ -74,7 +73,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 def speed_up_linears(model: nn.Module) -> None:
-    """Let every linear layer of a float32 model on the CPU use `product`. The weights stay where they are."""
+    """Let every linear layer of a float32 model on the CPU use `product`. The weights are unchanged."""
     if not _onednn_available():
         return
     for module in model.modules():
@@ -110,7 +109,7 @@ class _Product(torch.autograd.Function):
 
 
 def computed(factor: Tensor) -> Tensor:
-    """What is multiplied, in the precision that products have: what multiplies many times is cast once."""
+    """A factor in the precision of products, so that one that is used many times is cast once."""
     device = factor.device.type
     return factor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else factor
 

@@ -2,9 +2,9 @@
 
 S scored tokens, V vocabulary, D hidden size.
 
-The output head is the widest product of a model and its result the largest tensor of a step. `chunked_logprobs` goes
-over the scored positions in chunks that fit a cache. Probabilities are kept for the backward pass where all of them
-are few, and computed again where they are many: then no more than a chunk's logits ever exist.
+The output head is the widest product of a model, and its result the largest tensor of a step. `chunked_logprobs`
+computes the scored positions in chunks that fit a cache. Few probabilities are kept for the backward pass; many are
+computed again, so that no more than a chunk's logits ever exist.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, labels, temperature, kept):  # noqa: ANN001, ANN205 - autograd's own signature
-        ctx.set_materialize_grads(False)  # the entropy is mostly measured and not trained: its gradient is None
+        ctx.set_materialize_grads(False)  # the gradient of an entropy that is only measured is None
         logprobs, entropy, log_normalizer, probabilities = [], [], [], []
         multiplied = weight.to(hidden.dtype)
         for rows in _chunks(hidden, weight):
@@ -99,7 +99,7 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left.T @ right`, without a copy of the product where the precisions are one."""
+    """`total += left.T @ right`, without a copy of the product where the precisions are the same."""
     if left.dtype == total.dtype:
         total.addmm_(left.T, right)
     else:

@@ -25,12 +25,8 @@ class PaddedAttention:
         prefix = torch.arange(stream.prefix_index.shape[1], device=device)
         suffix = torch.arange(stream.suffix_index.shape[1], device=device)
         self.padded = torch.cat([stream.prefix_index.flatten(), stream.suffix_index.flatten()])
-        valid = torch.cat(
-            [
-                (prefix < stream.prefix_lengths[:, None]).flatten(),
-                (suffix < stream.suffix_lengths[:, None]).flatten(),
-            ]
-        )
+        in_prefix, in_suffix = prefix < stream.prefix_lengths[:, None], suffix < stream.suffix_lengths[:, None]
+        valid = torch.cat([in_prefix.flatten(), in_suffix.flatten()])
         self.slot_of = torch.empty_like(stream.input_ids)
         self.slot_of[self.padded[valid]] = valid.nonzero()[:, 0]
         lengths = stream.prefix_lengths[stream.prefix_of]  # (N,)
@@ -43,10 +39,9 @@ class PaddedAttention:
         heads, kv_heads = query.shape[1], key.shape[1]
         tokens = torch.cat([query[0], key[0], value[0]]).transpose(0, 1)  # (T, H + 2K, C)
         slots = _Rearranged.apply(tokens, self.padded, self.slot_of)
-        shape = (*slots.shape[1:],)
         num_prefix = self.stream.prefix_index.numel()
-        prefix = slots[:num_prefix].view(*self.stream.prefix_index.shape, *shape)
-        suffix = slots[num_prefix:].view(*self.stream.suffix_index.shape, *shape)
+        prefix = slots[:num_prefix].unflatten(0, self.stream.prefix_index.shape)
+        suffix = slots[num_prefix:].unflatten(0, self.stream.suffix_index.shape)
         shared = prefix[:, :, heads:].index_select(0, self.stream.prefix_of)  # (N, Lp, 2K, C)
         suffix_kv = torch.cat([shared, suffix[:, :, heads:]], dim=1)
         outputs = (
@@ -63,21 +58,15 @@ class PaddedAttention:
         if window is not None:
             mask = self._windowed(mask, query.shape[1], window)
         key, value = kv.transpose(1, 2).split(kv_heads, dim=1)
+        query, shared = query.transpose(1, 2), query.shape[2] != kv_heads
         output = F.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=query.shape[2] != kv_heads,
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
         )
         return output.transpose(1, 2)
 
     def _windowed(self, mask: Tensor | None, queries: int, window: int) -> Tensor:
         """The mask (causal where None) without what lies `window` or more positions back."""
-        stream = self.stream
-        device = stream.input_ids.device
+        stream, device = self.stream, self.stream.input_ids.device
         if mask is None:
             ones = torch.ones(queries, queries, dtype=torch.bool, device=device)
             return ones.tril() & ones.triu(1 - window)
@@ -89,10 +78,10 @@ class PaddedAttention:
 
 
 class _Rearranged(torch.autograd.Function):
-    """`x[index]` whose gradient is a gather too: `inverse` says which output row holds each input row.
+    """`x[index]` whose gradient is a gather too; `inverse` is the output row of each input row.
 
-    Rows of the output that repeat an input row as padding are masked in the attention, so their gradient is zero and
-    leaving it out changes nothing. A plain index's backward accumulates row by row, several times slower on a CPU.
+    Output rows that repeat an input row as padding are masked in the attention: their gradient is zero and is left out.
+    The backward pass of a plain index accumulates row by row, several times slower on a CPU.
     """
 
     @staticmethod

@@ -1,8 +1,10 @@
-"""The parts of a stream's attention on a CPU: plain rectangles and triangles, rows of about the same length together.
+"""The parts of a stream's attention on a CPU: rectangles and triangles of rows of about the same length.
 
-R rows of a part, Lq and Lk its queries and keys for each row; the other letters as in minrl/kernels/attention.py.
+R rows of a part, Lq and Lk its queries and keys for each row; the other letters are those of
+minrl/kernels/attention.py.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,11 +22,11 @@ WORTH_SLOTS = 256
 
 @dataclass(frozen=True)
 class Rectangle:
-    """Rows of queries and of the keys that they see. Beyond a row's own length stands token 0.
+    """Rows of queries and of the keys that they see, padded with token 0.
 
-    `tokens` are the stream's tokens among the queries that see anything, `slots` where they stand in the flattened
-    rows; the same for keys. `own`: runs see themselves, causally; otherwise every query sees every key of its row.
-    `mask` (R, 1, Lq or 1, Lk) is 0 or minus infinity; None where padding is behind every real query.
+    `tokens` are the stream's tokens among the queries that see anything, `slots` their places in the flattened rows;
+    the same for keys. `own`: runs see themselves, causally; otherwise every query sees every key of its row. `mask`
+    (R, 1, Lq or 1, Lk) is 0 or minus infinity; None where padding is behind every real query.
     """
 
     queries: Tensor
@@ -38,19 +40,21 @@ class Rectangle:
     mask: Tensor | None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Outputs and normalizers of `tokens`."""
+        """The stream's (T, H, C) and (T, K, C) twice -> outputs (n, H, C) and normalizers (n, H) of `tokens`."""
         output, normalizer = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *self._rows(query, key, value), is_causal=self.causal, attn_mask=self._mask(query), scale=scale
         )
         return tuple(rows.transpose(1, 2).flatten(0, 1)[self.slots] for rows in (output, normalizer))
 
     def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
-        """The gradients at `tokens`, and twice at `key_tokens`."""
+        """Gradients (n, H, C) at `tokens`, and (m, K, C) twice at `key_tokens`. `inputs` are the stream's query, key
+        and value; `known` are the gradient of the joined output and that output (T, H, C), and the joined normalizer.
+        """
         grad, output, normalizer = known
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             self._filled(grad),
             *self._rows(*inputs),
-            # Padding has no gradient, and with this normalizer no probability either: it teaches the keys nothing.
+            # Padding has no gradient, and with this normalizer no probability: it adds nothing to the keys' gradients.
             self._filled(output),
             self._filled(normalizer, padding=torch.inf),
             0.0,
@@ -72,7 +76,7 @@ class Rectangle:
         return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
     def _filled(self, values: Tensor, padding: float = 0.0) -> Tensor:
-        """(T, H, ...) at the queries -> (R, H, Lq, ...), `padding` in the slots of padding."""
+        """(T, H, ...) at the queries -> (R, H, Lq, ...), with `padding` in the empty slots."""
         rows = values.new_full((self.queries.numel(), *values.shape[1:]), padding)
         rows[self.slots] = values[self.tokens]
         return rows.view(*self.queries.shape, *values.shape[1:]).transpose(1, 2)
@@ -85,16 +89,16 @@ def plan(stream: Stream, window: int | None) -> list[Rectangle]:
     """The parts of a stream in which a token sees only the last `window` positions (None: all)."""
     prompts, suffixes, followers = stream.runs()
     parts = []
-    for runs in (prompts, suffixes):
-        parts += [_rectangle(stream, rows, rows, window) for rows in _alike(runs)]
-    for places in _alike_indices(list(map(len, followers))):
-        queries, keys = [followers[place] for place in places], [prompts[place] for place in places]
-        parts.append(_rectangle(stream, queries, keys, window))
+    for queries, keys in ((prompts, prompts), (suffixes, suffixes), (followers, prompts)):
+        for rows in _alike(list(map(len, queries))):
+            taken = [queries[row] for row in rows]
+            seen = taken if keys is queries else [keys[row] for row in rows]
+            parts.append(_rectangle(stream, taken, seen, window))
     return [part for part in parts if len(part.slots)]
 
 
 def _rectangle(stream: Stream, queries: list[Run], keys: list[Run], window: int | None) -> Rectangle:
-    """One part: runs that see themselves where both are the same list, and otherwise all keys of their row."""
+    """One part: runs see themselves where both lists are the same object, otherwise all keys of their row."""
     device, positions, own = stream.input_ids.device, stream.positions, keys is queries
     query_rows, query_real = _padded(queries, device)
     key_rows, key_real = (query_rows, query_real) if own else _padded(keys, device)
@@ -113,30 +117,21 @@ def _rectangle(stream: Stream, queries: list[Run], keys: list[Run], window: int 
     return Rectangle(query_rows, tokens, slots, key_rows, key_tokens, key_slots, own, causal, mask)
 
 
-def _alike(runs: Sequence[Run]) -> list[list[Run]]:
-    """The rows in lists of about the same length."""
-    return [[runs[row] for row in rows] for rows in _alike_indices(list(map(len, runs)))]
-
-
-def _alike_indices(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of the rows in lists of about the same length; empty rows are left out."""
+def _alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices of rows in lists of about the same length; empty rows are left out."""
     order = sorted((row for row, length in enumerate(lengths) if length), key=lambda row: -lengths[row])
     lists: list[list[int]] = []
     for place, row in enumerate(order):
-        shorter = lists and lengths[row] < SHORTEST * lengths[lists[-1][0]]
-        if not lists or (shorter and _padding(lengths, lists[-1], order[place:]) > WORTH_SLOTS):
+        longest = lengths[lists[-1][0]] if lists else math.inf
+        shorter = lengths[row] < SHORTEST * longest
+        if shorter and sum(longest - lengths[other] for other in order[place:]) > WORTH_SLOTS:
             lists.append([])
         lists[-1].append(row)
     return lists
 
 
-def _padding(lengths: Sequence[int], rows: Sequence[int], more: Sequence[int]) -> int:
-    """Slots of padding where the rest joins the rows."""
-    return sum(lengths[rows[0]] - lengths[row] for row in more)
-
-
 def _padded(rows: Sequence[Run], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The rows (R, L) with 0 behind the shorter ones, and which slots are real."""
+    """The rows (R, L) with 0 behind shorter ones, and which slots are real."""
     longest = max(map(len, rows))
     padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)

@@ -29,14 +29,16 @@ class Runs:
     own: bool
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Outputs and normalizers of `tokens`."""
+        """The stream's (T, H, C) and (T, K, C) twice -> outputs (n, H, C) and normalizers (n, H) of `tokens`."""
         output, normalizer = torch.ops.aten._flash_attention_forward(
             *self._taken(query, key, value), *self._lengths(), 0.0, self.own, False, scale=scale
         )[:2]
         return output, normalizer.T  # the kernel's is (H, n)
 
     def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
-        """The gradients at `tokens`, and twice at `key_tokens`."""
+        """Gradients (n, H, C) at `tokens`, and (m, K, C) twice at `key_tokens`. `inputs` are the stream's query, key
+        and value; `known` are the gradient of the joined output and that output (T, H, C), and the joined normalizer.
+        """
         grad, output, normalizer = (tensor[self.tokens].contiguous() for tensor in known)
         without_dropout = torch.zeros(2, dtype=torch.uint64, device=grad.device), grad.new_empty(0)
         return torch.ops.aten._flash_attention_backward(
@@ -59,8 +61,8 @@ class Runs:
 
 
 def takes(query: Tensor, window: int | None) -> bool:
-    """Whether the kernel can: half precision, a head it knows, a card from Ampere on, and no window, since the
-    suffixes of a prompt see it together, from different distances.
+    """Whether the kernel supports this: half precision, its head sizes, a card from Ampere on, and no window, since
+    the suffixes of a prompt see it together, from different distances.
     """
     return (
         window is None
@@ -72,10 +74,10 @@ def takes(query: Tensor, window: int | None) -> bool:
 
 
 def plan(stream: Stream) -> list[Runs]:
-    """All prompts and suffixes see themselves, all suffixes of a prompt see the prompt."""
+    """Two parts: prompts and suffixes see themselves, and all suffixes of a prompt see the prompt."""
     device = stream.input_ids.device
     prompts, suffixes, followers = stream.runs()
-    runs = sorted((run for run in (*prompts, *suffixes) if run), key=lambda run: run[0])  # one after another: all
+    runs = sorted((run for run in (*prompts, *suffixes) if run), key=lambda run: run[0])  # together all tokens
     starts, longest = _starts(runs, device)
     parts = [Runs(slice(None), starts, longest, slice(None), starts, longest, own=True)]
     seeing = [row for row, tokens in enumerate(followers) if tokens]

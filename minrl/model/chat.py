@@ -1,4 +1,4 @@
-"""What a prompt and a turn are in tokens, by the model's tokenizer and its chat template."""
+"""Prompts and turns as tokens, by the model's tokenizer and its chat template."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,29 +7,28 @@ from typing import Any
 from minrl.types import SOLO, Message, Prompt, Rollout, UserError
 
 KEPT_PROMPTS = 1024
-"""Prompts whose ids are kept."""
-
+"""Prompts whose ids are cached."""
 
 _SENTINEL = "\u2042"
 
 
 @dataclass(kw_only=True)
 class ChatTokenizer:
-    """A tokenizer with its chat template and the options that the template is handed."""
+    """A tokenizer with its chat template and the options of that template."""
 
     tokenizer: Any
     chat_template_options: dict[str, Any]
     _encoded: dict[object, list[int]] = field(default_factory=dict)
 
     def stop_tokens(self, strings: Iterable[str]) -> frozenset[int]:
-        """The ids of those strings that are a token by themselves, such as `<|im_end|>`."""
+        """The ids of those strings that are single tokens, such as `<|im_end|>`."""
         ids = {string: self.tokenizer.convert_tokens_to_ids(string) for string in strings}
         return frozenset(i for string, i in ids.items() if i is not None and self.decode_all([i]) == string)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: a string as it is, messages through the chat template.
 
-        They are kept for a while, since each member of a group asks for the same.
+        They are cached for the other members of the group.
         """
         asked = prompt if isinstance(prompt, str) else tuple(tuple(message.items()) for message in prompt)
         if asked not in self._encoded:
@@ -41,16 +40,16 @@ class ChatTokenizer:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer(prompt)["input_ids"]
-        return self._ids_of(self._render(prompt, generation=True))
+        return self._ids_of(self._render(prompt))
 
     def fits(self, prompt: Prompt, length: int) -> bool:
-        """Whether the prompt has at least one token and fewer than `length`; what is no Unicode text has none.
+        """Whether the prompt has at least one token and fewer than `length`; invalid Unicode has none.
 
-        What is short in bytes is not encoded: a token has at least one, but for those that are added at the ends.
+        A text with few bytes is not encoded: each token has at least one, except those added at the ends.
         """
         if not isinstance(prompt, str) and not prompt:
             return False
-        text = prompt if isinstance(prompt, str) else self._render(prompt, generation=True)
+        text = prompt if isinstance(prompt, str) else self._render(prompt)
         try:
             size = len(text.encode())
         except UnicodeEncodeError:  # half of a surrogate pair
@@ -61,14 +60,12 @@ class ChatTokenizer:
     def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:
         """Token ids that follow a sampled completion when the same role is shown the next message.
 
-        What closes the assistant's turn is taken from the template; where the completion already ends with that
-        token it is not repeated.
+        The template closes the assistant's turn. A completion that already ends with that token does not repeat it.
         """
         if isinstance(message, str):
             return self.tokenizer(message, add_special_tokens=False)["input_ids"]
         opening = [{"role": "user", "content": _SENTINEL}, {"role": "assistant", "content": _SENTINEL * 2}]
-        rendered = self._render([*opening, *message], generation=True)
-        ids = self._ids_of(rendered.rpartition(_SENTINEL * 2)[2])
+        ids = self._ids_of(self._render([*opening, *message]).rpartition(_SENTINEL * 2)[2])
         return ids[1:] if completion and ids and completion[-1] == ids[0] else ids
 
     def decode(self, ids: list[int]) -> str:
@@ -82,7 +79,7 @@ class ChatTokenizer:
     def _ids_of(self, rendered: str) -> list[int]:
         return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
 
-    def _render(self, messages: list[Message], generation: bool) -> str:
+    def _render(self, messages: list[Message]) -> str:
         if self.tokenizer.chat_template is None:
             raise UserError(
                 "the tokenizer has no chat template and the task's prompts are chat messages: "
@@ -91,13 +88,13 @@ class ChatTokenizer:
         return self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tokenize=False,
-            add_generation_prompt=generation,
+            add_generation_prompt=True,
             **self.chat_template_options,
         )
 
 
 def as_rollout(tokenizer: ChatTokenizer, example_id: str, turns: Sequence[tuple[Prompt, str]], end: int) -> Rollout:
-    """What is shown and said in each turn, as if the policy had sampled what is said and the end token after it."""
+    """The turns, each (shown, said), as if the policy had sampled each answer and the end token after it."""
     ids: list[int] = []
     said: list[tuple[int, int]] = []
     for shown, text in turns:

@@ -1,4 +1,4 @@
-"""How long a sequence may be for a model to say the same of its tokens however it is computed."""
+"""The context length within which log-probabilities do not depend on how they are computed."""
 
 from minrl.types import CausalModel
 
@@ -6,9 +6,9 @@ from minrl.types import CausalModel
 def context_length(model: CausalModel) -> int:
     """Tokens that the model takes, prompt and completion together.
 
-    With LongRoPE that is its original context: in a longer sequence the frequencies of all tokens are others
-    (arXiv:2402.13753), so that what was sampled before would have other log-probabilities after. Dynamic RoPE does the
-    same beyond `max_position_embeddings`, which is the limit anyway.
+    With LongRoPE it is the original context: a longer sequence changes the frequencies of all its tokens
+    (arXiv:2402.13753), and so the log-probabilities of earlier ones. Dynamic RoPE does the same beyond
+    `max_position_embeddings`, which is the limit anyway.
     """
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}

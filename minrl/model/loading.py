@@ -1,4 +1,4 @@
-"""transformers' models and tokenizers: loaded from a hub or a folder, made from nothing, written back."""
+"""transformers' models and tokenizers: loaded from a hub or a folder, made with random weights, saved."""
 
 import json
 import socket
@@ -34,7 +34,7 @@ logging.disable_progress_bar()
 HUB_TIMEOUT_S = 5.0
 
 HEAD_DIM = 32
-"""Of the models made here: small, and one that vLLM can run on a CPU."""
+"""Head dimension of the models made here: small, and supported by vLLM on a CPU."""
 
 PAD, UNKNOWN, END, USER, ASSISTANT = "<pad>", "<unk>", "<end>", "<user>", "<assistant>"
 CHAT_TEMPLATE = (
@@ -43,13 +43,13 @@ CHAT_TEMPLATE = (
     "{% if message.role == 'assistant' %}<assistant> {{ message.content }} <end> {% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""System messages explain a task to models that can read; the model made here cannot, and is not shown them."""
+"""It leaves out system messages, which explain a task to models that can read: the models made here cannot."""
 
 
 def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
     """The causal model, with float32 weights, and its tokenizer, at a hub name or a local path.
 
-    Where the hub cannot be reached only what is cached is looked at, at once instead of after minutes of retries.
+    If the hub cannot be reached only the cache is read, at once instead of after minutes of retries.
     """
     cached_only = not Path(path).exists() and not hub_reachable()
     try:
@@ -75,7 +75,7 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
 
 
 def hub_reachable() -> bool:
-    """Whether the hub answers within a few seconds. Behind a proxy that is for the proxy to say: assumed."""
+    """Whether the hub answers within a few seconds. Behind a proxy it is assumed to."""
     if HF_HUB_OFFLINE:
         return False
     if getproxies():
@@ -90,16 +90,16 @@ def hub_reachable() -> bool:
 
 
 def cached_commit(name: str) -> str:
-    """The commit of a hub's model that would be loaded from the cache; empty where it is not there."""
+    """The commit of a hub's model in the cache; empty if it is not cached."""
     try:
         found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # no hub's name: whoever loads it says so
+    except HFValidationError:  # no hub's name: loading it will say so
         return ""
     return Path(found).parent.name if isinstance(found, str) else ""
 
 
 def made_here(folder: Path) -> bool:
-    """Whether a folder holds a base model that MinRL made, or what was trained from one: it has its chat template."""
+    """Whether a folder holds a base model that MinRL made, or a model trained from one, by its chat template."""
     try:
         template = folder / "chat_template.jinja"
         if template.exists():
@@ -116,7 +116,7 @@ def save_model(
     folder: Path,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Hugging Face's format: any transformers program can load the folder. `weights`: others than the model's own."""
+    """Save in Hugging Face's format, which any transformers program can load. `weights` replace the model's own."""
     model.save_pretrained(folder, state_dict=weights)
     tokenizer.save_pretrained(folder)
 

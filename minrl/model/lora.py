@@ -1,8 +1,8 @@
 """LoRA (arXiv:2106.09685, equation 3): W + (alpha / r) B A for chosen weights W, of which only A and B are trained.
 
-peft puts the adapters into the model, which stays the transformers model it is. Whoever needs plain weights (engines,
-checkpoints) reads them merged, here. The base weights themselves never change: with the adapters off the model is the
-one the run started from, to the bit, which is how the reference of a KL term needs no second copy.
+peft injects the adapters into the transformers model. Engines and checkpoints read plain weights as `MergedWeights`.
+The base weights never change: with the adapters off the model is bit for bit the one the run started from, so that the
+reference of a KL term needs no second copy.
 
 There is no dropout: it would make the trained probabilities differ from the sampled ones.
 """
@@ -26,20 +26,20 @@ from minrl.kernels.cpu import speed_up_linears
 from minrl.types import CausalModel, UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""peft's names for the two files of adapters."""
+"""The two files of adapters, as peft names them."""
 
 SUBFOLDER = "adapter"
 """Where the adapters lie beside a merged model."""
 
 PREFIX = "base_model.model."
-"""What peft puts before a weight's name in its files."""
+"""The prefix of weight names in peft's files."""
 
 SAMPLES = 256
-"""Elements of each base weight that its fingerprint is made of."""
+"""Elements of each base weight in the fingerprint."""
 
 
 class Adapters:
-    """The adapters inside a model. From now on only they are trained. `base` is where the model itself came from.
+    """The adapters inside a model, which alone are trained. `base` is where the model itself came from.
 
     A is drawn with the seed, B is 0: until the first update the policy is its base model.
     """
@@ -76,7 +76,7 @@ class Adapters:
                 layer.enable_adapters(True)
 
     def save(self, folder: Path) -> None:
-        """In peft's format, with the fingerprint of the base weights."""
+        """Save in peft's format, with the fingerprint of the base weights."""
         import peft
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,15 +86,15 @@ class Adapters:
         self._peft_config.save_pretrained(str(folder))
 
     def load(self, folder: Path) -> None:
-        """The adapters of a checkpoint, of either kind. Refused where they were trained on other base weights."""
+        """Load the adapters of a checkpoint of either kind. Refused if they were trained on other base weights."""
         path = (folder / SUBFOLDER if (folder / SUBFOLDER).exists() else folder) / WEIGHTS
         refuse_other_base(self.model, path, str(self._peft_config.base_model_name_or_path))
         _load_adapters(self.model, path)
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """A model's weights under the names they have without adapters. Each is merged when it is read: there is never a
-    second copy of the model.
+    """A model's weights under the names they have without adapters. Each is merged when it is read, so that there is
+    never a second copy of the model.
     """
 
     def __init__(self, model: CausalModel, weights: Mapping[str, Tensor]) -> None:
@@ -106,11 +106,11 @@ class MergedWeights(Mapping[str, Tensor]):
         return merged_weight(self.adapted[name]) if name in self.adapted else self._weights[name]
 
     def __iter__(self) -> Iterator[str]:
-        """In the order of the weights it was made from."""
+        """The names, in the order of the weights."""
         return iter(self._weights)
 
     def __len__(self) -> int:
-        """How many weights the model has without its adapters."""
+        """The number of weights without those of adapters."""
         return len(self._weights)
 
     def __contains__(self, name: object) -> bool:
@@ -119,7 +119,7 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def merged_weight(layer: CausalModel) -> Tensor:
-    """The weight that a layer computes with: its own, or W + (alpha / r) B A in the precision these are kept in."""
+    """The weight that a layer computes with: its own, or W + (alpha / r) B A in the precision of these."""
     if not hasattr(layer, "get_delta_weight") or layer.disable_adapters:
         return layer.weight
     with torch.autocast(layer.weight.device.type, enabled=False):
@@ -132,15 +132,14 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def base_of(path: str) -> str | None:
-    """The base model of the adapters in a local folder; None where there are none, or a whole model."""
-    if not (Path(path) / CONFIG).exists():
-        return None
-    return json.loads((Path(path) / CONFIG).read_text())["base_model_name_or_path"]
+    """The base model of the adapters in a local folder; None if it holds none, or a whole model."""
+    file = Path(path) / CONFIG
+    return json.loads(file.read_text())["base_model_name_or_path"] if file.exists() else None
 
 
 def refuse_other_base(model: CausalModel, path: Path, base: str) -> None:
-    """Refuse a file of adapters that says it was trained on other base weights than the model has, which came from
-    `base`. Files that were not written here do not say it.
+    """Refuse a file of adapters whose fingerprint is not that of the model, which came from `base`. Files that were not
+    written here have none.
     """
     with safe_open(path, "pt") as file:
         expected = (file.metadata() or {}).get("base")
@@ -152,8 +151,8 @@ def refuse_other_base(model: CausalModel, path: Path, base: str) -> None:
 
 @torch.no_grad()
 def fold_in(model: CausalModel, folder: Path, base: str) -> None:
-    """Add the product of each of the folder's adapters to the weight it belongs to: the model, which came from `base`,
-    stays a plain one. Refused where the adapters were trained on other weights than it has.
+    """Merge the folder's adapters into the model, which came from `base` and stays a plain one. Refused if they were
+    trained on other weights.
     """
     import peft
 
@@ -170,13 +169,13 @@ def fold_in(model: CausalModel, folder: Path, base: str) -> None:
 
 
 def require_peft(what: str) -> None:
-    """Refuse in one line what cannot be done without peft."""
+    """Raise `UserError` if peft is not installed; `what` needs it."""
     if find_spec("peft") is None:
         raise UserError(f"{what} needs peft, which is not installed: run `make setup EXTRA=lora`")
 
 
 def find_targets(model: CausalModel, wanted: str) -> str | list[str]:
-    """What peft takes for the layers that `lora_target_modules` names. What matches nothing is refused."""
+    """peft's `target_modules` for the layers that `lora_target_modules` names. A name without a match is refused."""
     layers = [name for name, module in model.named_modules() if getattr(module, "weight", torch.empty(0)).ndim == 2]
     if wanted == LoraConfig.lora_target_modules:
         return wanted
@@ -193,7 +192,7 @@ def find_targets(model: CausalModel, wanted: str) -> str | list[str]:
 
 
 def fingerprint(model: CausalModel) -> str:
-    """Hash of a sample of the base weights, which tells one model from another."""
+    """A hash of a sample of the base weights, which identifies the model."""
     digest = hashlib.sha256()
     adapted = MergedWeights(model, {}).adapted
     for name, weight in sorted(model.named_parameters()):
@@ -217,12 +216,12 @@ def _base_name(name: str) -> str:
 
 
 def _of_adapter(name: str, adapted: Mapping[str, Any]) -> bool:
-    """Whether a weight belongs to an adapter: it lies in a layer that has one, and not in that layer's base."""
+    """Whether a weight belongs to an adapter: it is in a layer that has one, and not in that layer's base."""
     return ".lora_" in name and f"{name.rpartition('.lora_')[0]}.weight" in adapted
 
 
 def _refuse_tied(model: CausalModel, chosen: list[str]) -> None:
-    """An adapter on one of two tied weights would untie them, and engines and checkpoints keep a single one."""
+    """Refuse adapters on tied weights: they would untie them, and engines and checkpoints keep a single one."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     tied = ends[0].weight is ends[1].weight
     names = {name for name, module in model.named_modules() if module in ends}

@@ -1,7 +1,7 @@
 """Device, precision and the other processes of the run, by accelerate.
 
-Launched plainly there is one process and every sum is its own; `accelerate launch train.py` starts several. Each plays
-a share of the examples and computes a share of each optimizer step; all know all rollouts, and decide alike.
+Without a launcher there is one process; `accelerate launch train.py` starts several. Each plays a share of the examples
+and computes a share of each optimizer step. All of them have all rollouts, and take the same decisions.
 """
 
 from contextlib import AbstractContextManager
@@ -42,17 +42,17 @@ class Processes:
 
     @property
     def count(self) -> int:
-        """How many processes the run has."""
+        """The number of processes of the run."""
         return self._accelerator.num_processes
 
     @property
     def rank(self) -> int:
-        """Which of them this is, from 0."""
+        """The number of this process, from 0."""
         return self._accelerator.process_index
 
     @property
     def main(self) -> bool:
-        """Whether this is the one that writes and shows."""
+        """Whether this process writes files and the screen."""
         return self._accelerator.is_main_process
 
     def autocast(self) -> AbstractContextManager:
@@ -68,7 +68,7 @@ class Processes:
         return items if self.count == 1 else gather_object(items)
 
     def share(self, total: int) -> slice:
-        """This process's block of so many things in order. Blocks differ by one at most and may be empty."""
+        """This process's block of `total` items in order. Block sizes differ by one at most; blocks may be empty."""
         return slice(self.rank * total // self.count, (self.rank + 1) * total // self.count)
 
     def close(self) -> None:
@@ -76,9 +76,9 @@ class Processes:
         self._accelerator.end_training()
 
     def split(self, total: int) -> int:
-        """How much of something that the processes divide is this one's: at least 1."""
+        """This process's part of a total that the processes divide: at least 1."""
         return max(1, total // self.count)
 
     def wait(self) -> None:
-        """Go on when all processes are here."""
+        """Wait until all processes are here."""
         self._accelerator.wait_for_everyone()

@@ -1,5 +1,5 @@
 """Models x tasks -> one folder: completions, their rewards, figures with intervals, tables and pictures.
 
-Three stages, each with one file of the folder as its result: generate (completions.jsonl), score (scores.parquet),
-report (summary.json and what is drawn from it). Each goes on where it was stopped, and none is done twice.
+There are three stages, each with its file: generate (completions.jsonl), score (scores.parquet), and report
+(summary.json, tables and pictures). A stopped stage resumes where it was, and no stage is done twice.
 """

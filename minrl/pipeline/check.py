@@ -1,4 +1,4 @@
-"""The dry run: checks everything that can be checked without generating a token."""
+"""The dry run: everything that can be checked without generating a token."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ from minrl.types import UserError
 
 
 def check_models(plan: EvaluationPlan, rows: Mapping[Key, Row], folder: Path, screen: Screen) -> None:
-    """Load each local model, check that prompts fit, ask servers for their models, report the work left."""
+    """Load each local model, check that prompts fit, ask servers for their models, report the remaining work."""
     with screen.progress("checking", len(plan.models)) as report:
         for number, model in enumerate(plan.models):
             if model.served:

@@ -1,4 +1,4 @@
-"""Every knob of evaluate.py, with its unit and its check."""
+"""Every setting of evaluate.py, with its unit and its check."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from minrl.types import require
 Stage = Literal["generate", "score", "report"]
 
 STAGES: tuple[Stage, ...] = ("generate", "score", "report")
-"""In the order in which each makes what the next one reads."""
+"""The stages in order: each reads the results of the one before."""
 
 DEFAULT_TASK = "countdown"
 
@@ -147,5 +147,5 @@ class EvaluateConfig(Bounded):
         )
 
     def forced(self, stage: Stage) -> bool:
-        """Whether the stage is to be done again: it, or one that it reads from, was named."""
+        """Whether the stage is done again, because it or one before it was named."""
         return any(STAGES.index(named) <= STAGES.index(stage) for named in self.force)

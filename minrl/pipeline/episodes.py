@@ -1,7 +1,7 @@
 """Episodes, recorded and replayed.
 
 A row of completions.jsonl holds every turn. Scoring replays the episode with the recorded completions as answers: its
-`rng` has the same seed, its jobs return their recorded results (see `results`), and the rewards are computed then.
+`rng` has the same seed, and its jobs return their recorded results (see `results`). The rewards are computed then.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ JOBS = "jobs"
 """The column with the results of an episode's jobs. Rows of earlier versions lack it."""
 
 PURPOSE = "evaluation"
-"""The purpose of the seeds, as in train.py's own evaluation, which so samples the same completions."""
+"""The purpose of the seeds. It is that of train.py's own evaluation, which samples the same completions."""
 
 
 @dataclasses.dataclass
@@ -46,8 +46,8 @@ class Said:
 
 
 class Recorder:
-    """A task whose episodes are recorded. A single turn is not rewarded here: scoring does that. A completion ends with
-    its first stop string, which an engine may have sampled as a part of a longer token.
+    """A task whose episodes are recorded. A single turn is rewarded later, by scoring. A completion ends with its first
+    stop string, which an engine may have sampled as a part of a longer token.
     """
 
     def __init__(self, task: Task, stop_strings: Sequence[str] = ()) -> None:
@@ -94,21 +94,17 @@ def through_stop(text: str, stop_strings: Sequence[str]) -> str:
 
 
 def episode_rng(seed: int, index: int, sample: int) -> random.Random:
-    """The random numbers of an episode, those that `rollout` gives it."""
+    """The random numbers of an episode, the same as `rollout`'s."""
     return random.Random(completion_seed(seed, PURPOSE, 0, index, sample, EPISODE, 0))
 
 
 def turn_seed(seed: int, key: Key, role: str, turn: int) -> int:
-    """The seed of a completion, which is that of `rollout`."""
+    """The seed of a completion, the same as `rollout`'s."""
     return completion_seed(seed, PURPOSE, 0, key.index, key.sample, role, turn)
 
 
 def row_of(
-    key: Key,
-    task: PlannedTask,
-    said: Said,
-    spoken: Mapping[str, Mapping[str, Any]],
-    failure: str | None,
+    key: Key, task: PlannedTask, said: Said, spoken: Mapping[str, Mapping[str, Any]], failure: str | None
 ) -> Row:
     """A row of completions.jsonl. `spoken` has the tokens and the finish reason of each role."""
     example = task.examples[key.index]

@@ -1,7 +1,7 @@
 """From scores to figures: pass@k with intervals, by category, and the difference between two models.
 
-An unscorable completion counts as not solved, and so does one that a server refused; the share of these stands beside
-the figure. Where nothing could be scored there is no figure. A call that failed is no completion: it counts as missing.
+Unscorable completions, and those that a server refused, count as not solved; the share of refusals stands beside the
+figure. Without any score there is no figure. A failed call is no completion: it counts as missing.
 """
 
 import itertools
@@ -43,7 +43,7 @@ class EpisodeScore:
 
 
 def score_of(line: Mapping[str, Any]) -> EpisodeScore:
-    """The score on a line that `read_table` gave."""
+    """The score on a line of `read_table`."""
     value, tokens = line["reward"], line["tokens"]
     return EpisodeScore(
         **{name: line[name] for name in ("model", "task", "mode", "index", "role", "category")},
@@ -63,7 +63,7 @@ def in_roles(scores: Sequence[EpisodeScore]) -> list[EpisodeScore]:
 
 
 def results(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, Row]) -> list[dict[str, Any]]:
-    """The figures of each model on each task, in the plan's order; none for a pair without scores."""
+    """The figures of each model on each task, in the plan's order. A pair without scores has counts only."""
     scores: dict[tuple[str, str], list[EpisodeScore]] = {}
     for one in map(score_of, lines):
         scores.setdefault((one.model, one.task), []).append(one)
@@ -74,9 +74,8 @@ def results(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]], rows: Mapp
         result: dict[str, Any] = {"model": model.name, "label": model.label, "task": task.name}
         if task.task.frozen_opponent:
             result["opponent"] = plan.config.opponent or model.name
-        names = sorted({name for key in keys if key in rows for name in rows[key].get(SERVED_AS, ())})
-        if names:
-            result[SERVED_AS] = names
+        if names := {name for key in keys if key in rows for name in rows[key].get(SERVED_AS, ())}:
+            result[SERVED_AS] = sorted(names)
         if model.step is not None:
             result.update({"run": model.run, "step": model.step})
         if of_pair := scores.get((model.name, task.name)):
@@ -86,7 +85,7 @@ def results(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]], rows: Mapp
 
 
 def pair_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[EpisodeScore]) -> dict[str, Any]:
-    """The figures of one model on one task. pass@1 is of the task's first mode, even where that has no scores."""
+    """The figures of one model on one task. pass@1 is that of the task's first mode, even if that has no scores."""
     greedy = in_roles([one for one in scores if one.mode == GREEDY])
     main = greedy if task.modes[0].name == GREEDY else in_roles([one for one in scores if one.mode == SAMPLED])
     unscorable = sum(one.reward is None for one in [*main, *(greedy if main is not greedy else [])])
@@ -116,10 +115,9 @@ def pair_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[Episo
 
 
 def pass_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[EpisodeScore]) -> dict[str, dict[str, Any]]:
-    """pass@k by k, each with its interval and the number of examples that had enough samples."""
-    most = task.modes[0].samples
+    """pass@k by k, each with its interval and the number of examples that have enough samples."""
     figures = {}
-    for k in plan.config.pass_at or powers_of_two(most):
+    for k in plan.config.pass_at or powers_of_two(task.modes[0].samples):
         value, ci95, examples = pass_figure(scores, k)
         if examples:
             figures[str(k)] = {"value": value, "ci95": ci95, "examples": examples}
@@ -127,7 +125,7 @@ def pass_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[Episo
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, ... up to the number of samples, and that.
+    """1, 2, 4, ... up to the number of samples, and that number.
 
     >>> powers_of_two(6), powers_of_two(1)
     ([1, 2, 4, 6], [1])
@@ -154,7 +152,7 @@ def example_values(scores: Sequence[EpisodeScore], k: int) -> dict[int, float]:
 
 
 def pass_figure(scores: Sequence[EpisodeScore], k: int) -> tuple[float, list[float], int]:
-    """pass@k, its 95 % interval, and over how many examples: Wilson's where each has one sample, else a bootstrap."""
+    """pass@k, its 95 % interval (Wilson's if each example has one sample, else a bootstrap), number of examples."""
     if k == 1 and scores:
         value, ci95 = pass_at_one(scores, [str(one.index) for one in scores])
         return value, list(ci95), len(by_example(scores))
@@ -192,11 +190,12 @@ def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence
     """The difference of two models' shares of solved samples, given which samples of the same examples each solved,
     with its 95 % interval, by bootstrap over the examples: both shares are of the same resampled examples.
 
-    Where all resamples have one difference, the intervals of both shares are combined by the squares of their halves
+    If all resamples have the same difference, the intervals of both shares are combined by the squares of their halves
     (MOVER, Zou and Donner 2008, doi:10.1002/sim.3095, without its correlation term).
     """
     (means1, counts1), (means2, counts2) = _means(before), _means(after)
-    share1, share2 = _share(means1, counts1), _share(means2, counts2)
+    share1 = float(np.average(means1, weights=counts1))
+    share2 = float(np.average(means2, weights=counts2))
     change = means2 - means1
     if np.all(counts1 == counts1[0]) and np.all(counts2 == counts2[0]):
         difference, alike, drawn = float(change.mean()), np.all(change == change[0]), resampled(change)
@@ -216,17 +215,13 @@ def paired_difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence
 
 
 def _means(solved: Sequence[Sequence[bool]]) -> tuple[np.ndarray, np.ndarray]:
-    """The share of each example's samples that solve it, and how many samples it has."""
+    """The share of each example's samples that solve it, and the number of its samples."""
     return np.array([float(np.mean(of_one)) for of_one in solved]), np.array([len(of_one) for of_one in solved])
 
 
-def _share(means: np.ndarray, counts: np.ndarray) -> float:
-    return float((means * counts).sum() / counts.sum())
-
-
 def pass_at_k(n: int, solved: int, k: int) -> float:
-    """The unbiased estimate of the chance that one of k samples solves, from n samples of which some did: equation 1 of
-    Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - solved, k) / C(n, k), as a product. n must be at least k.
+    """The unbiased estimate of the probability that one of k samples solves, from n samples of which some did: equation
+    1 of Chen et al. 2021 (arXiv:2107.03374), 1 - C(n - solved, k) / C(n, k), as a product. n must be at least k.
 
     >>> pass_at_k(4, 2, 1), round(pass_at_k(4, 2, 2), 4), pass_at_k(4, 2, 3)
     (0.5, 0.8333, 1.0)

@@ -28,7 +28,7 @@ def folder_of(config: EvaluateConfig, plan: EvaluationPlan, settings: StageSetti
 
 
 def named_folder(config: EvaluateConfig) -> Path | None:
-    """The folder named by --output; None where that is the name of a result, or nothing."""
+    """The folder named by --output; None if that is empty or names a result."""
     return Path(config.output) if config.output and not config.output.endswith(".json") else None
 
 
@@ -40,7 +40,7 @@ def held_samples(folder: Path | None) -> dict[str, int]:
 
 
 def stored_settings(folder: Path) -> StageSettings | None:
-    """The settings of the evaluation in the folder; None where there is none. Other things are refused."""
+    """The settings of the evaluation in the folder; None if there is none. A folder of anything else is refused."""
     path = folder / CONFIG
     if not path.exists():
         beside = [entry.name for entry in folder.iterdir() if entry.name != LOCK] if folder.is_dir() else []
@@ -54,8 +54,8 @@ def stored_settings(folder: Path) -> StageSettings | None:
 
 
 def write_settings(folder: Path, settings: StageSettings, anew: bool = False) -> None:
-    """Write config.json: the settings and the provenance of the evaluation's start and of each later change.
-    `anew`: the evaluation starts now.
+    """Write config.json: the settings, and the provenance of the evaluation's start and of each later change. `anew`:
+    the evaluation starts now.
     """
     now, record = provenance(), {} if anew else read_json(folder / CONFIG) or {}
     stored = {name: value for name, value in record.items() if name != "evaluation"}
@@ -65,7 +65,7 @@ def write_settings(folder: Path, settings: StageSettings, anew: bool = False) ->
 
 
 def changed_since(folder: Path) -> list[str]:
-    """Changes since the evaluation began in what its results depend on beside settings: code, packages, machine."""
+    """Changes of code, packages and machine since the evaluation began."""
     record = read_json(folder / CONFIG)
     return changes(record, provenance()) if record else []
 

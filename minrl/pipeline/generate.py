@@ -1,13 +1,12 @@
 """The first stage: completions of every episode without one, model after model.
 
-A model is released before the next one is loaded. A row is on the disk as soon as its batch (a local model's) or its
-episode (a server's) has been played.
+A model is released before the next one is loaded. A row is on disk as soon as its batch (of a local model) or its
+episode (of a server) has been played.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
 
 import torch
 from loguru import logger
@@ -19,17 +18,6 @@ from minrl.pipeline.rows import Key, Row, RowFile, key_of
 from minrl.pipeline.served import ServedSampler
 from minrl.rewards.workers import Workers
 from minrl.terminal.screen import Screen
-
-
-@runtime_checkable
-class Sampler(Protocol):
-    """A model that plays episodes."""
-
-    def play(self, task: PlannedTask, batches: Sequence[EpisodeBatch]) -> Iterator[list[Row]]:
-        """The rows of the batches' episodes, some at a time."""
-
-    def close(self) -> None:
-        """Release the model."""
 
 
 def generate(plan: EvaluationPlan, file: RowFile, workers: Workers, screen: Screen) -> None:
@@ -66,10 +54,9 @@ def missing(plan: EvaluationPlan, model: NamedModel, rows: Mapping[Key, Row]) ->
 
 
 @contextmanager
-def sampler_of(plan: EvaluationPlan, model: NamedModel, workers: Workers) -> Iterator[Sampler]:
+def sampler_of(plan: EvaluationPlan, model: NamedModel, workers: Workers) -> Iterator[ServedSampler | LocalSampler]:
     """The model, loaded or connected while the block runs."""
-    make: Callable[[EvaluationPlan, NamedModel, Workers], Sampler] = ServedSampler if model.served else LocalSampler
-    sampler = make(plan, model, workers)
+    sampler = (ServedSampler if model.served else LocalSampler)(plan, model, workers)
     try:
         yield sampler
     finally:

@@ -1,4 +1,4 @@
-"""Problems that a run was trained on are never evaluated as held out from it."""
+"""Refuses to evaluate a run on problems that it was trained on."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from minrl.types import Example, UserError, require
 
 
 def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
-    """Refuse problems that the run was trained on. Yield a note where these cannot be known."""
+    """Refuse problems that the run was trained on. Yield a note if these are unknown."""
     for name in config.task_names:
         key = task_key(name)
         if not run.task or key != task_key(run.task):
@@ -53,14 +53,12 @@ def _identities(task: Task, examples: Iterable[Example]) -> set[tuple[str, str]]
 
 
 def _prompts(task: Task, examples: Iterable[Example]) -> set[str]:
-    """The prompts of examples; none of a task with an episode, whose examples may differ in more than their prompt."""
+    """The prompts of examples; none for a task with an episode, whose examples may differ in other ways."""
     return {key_of(example.prompt) for example in examples} if task.episode is None else set()
 
 
 def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
-    """Refuse problems of the rows that a run was fine-tuned on. Its training left out the rows that its task holds
-    out.
-    """
+    """Refuse problems of the rows that a run was fine-tuned on, which exclude the rows that its task holds out."""
     path = run.values.get("data", "")
     if not path:
         return
@@ -88,7 +86,7 @@ def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -
 
 
 def _changed_since(run: TrainedRun, key: str) -> Iterator[str]:
-    """A note where code that decides which problems are held out changed since the run began."""
+    """A note if code that decides which problems are held out changed since the run began."""
     decisive = {name: run.record[name] for name in ("commit", "sources", "files") if name in run.record}
     now = provenance(path for path in map(Path, run.record.get("files", {})) if path.exists())
     found = changes(decisive, now)

@@ -1,4 +1,4 @@
-"""Which runs are among the models, and from which runs' models these started."""
+"""The runs among the models, and the runs whose models these started from."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,15 +31,15 @@ class TrainedRun:
 
     @property
     def task(self) -> str:
-        """The task that it was trained on, as its user named it; empty: none."""
+        """The task that it was trained on, as its user named it; empty if there is none."""
         return self.values.get("task", "")
 
     def data_path(self, key: str) -> str:
-        """The local file that it had the examples of a task from."""
+        """The local file with its examples of a task."""
         return self.values.get("data_path", "") if task_key(self.task) == key else ""
 
     def options(self, names: Sequence[str]) -> TaskOptions:
-        """The options of the tasks, as the run had them."""
+        """The run's options of the tasks."""
         stored = self.values.get("tasks", {})
         chosen = {key: stored[key] for key in map(task_key, names) if key in stored}
         try:
@@ -49,8 +49,8 @@ class TrainedRun:
 
 
 def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
-    """The runs that the models are, are checkpoints of or were made for, each once; and a note for each checkpoint
-    whose run is missing.
+    """The runs of the models, each once, and a note for each checkpoint whose run is missing. A model may be a run, a
+    checkpoint of one, or the base model made for one.
     """
     folders, notes = [], []
     for name in names:
@@ -70,7 +70,7 @@ def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
 
 
 def _run_of_checkpoints(kept: Path) -> Path | None:
-    """The run whose checkpoints, or one of them, lie there."""
+    """The run of a checkpoint, or of a folder of checkpoints."""
     kept = kept.resolve()
     kept = kept.parent if _is_checkpoint(kept) else kept
     for runs in (kept.parent.parent / "runs", Path("runs")):
@@ -80,7 +80,7 @@ def _run_of_checkpoints(kept: Path) -> Path | None:
 
 
 def _run_that_made(model: Path) -> Path | None:
-    """A run for which an embedded base model was made: from the same problems, with the same options."""
+    """A run for which an embedded base model was made, from the same problems with the same options."""
     for runs in (model.parent.parent / "runs", Path("runs")):
         for folder in filter(is_run, sorted(runs.glob("*/"))):
             record = read_json(folder / "config.json")
@@ -91,7 +91,7 @@ def _run_that_made(model: Path) -> Path | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Whether a path is, or by its name was, that of a run's checkpoint."""
+    """Whether a path is a run's checkpoint, or was one by its name."""
     return (path / MANIFEST).exists() or re.fullmatch(r"step_\d+", path.name) is not None
 
 

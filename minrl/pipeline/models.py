@@ -69,7 +69,7 @@ def _models_of(name: str, every_checkpoint: bool) -> list[NamedModel]:
 
 
 def _served(name: str) -> NamedModel:
-    """`openai:MODEL@BASE_URL`; without the URL it is OpenAI's own server."""
+    """The model of `openai:MODEL@BASE_URL`; without a URL the server is OpenAI's."""
     model, _, base_url = name.removeprefix(API).rpartition("@")
     if not model:
         model, base_url = base_url, ""
@@ -84,23 +84,18 @@ def _local(path: str) -> NamedModel:
     parts = folder.resolve().parts
     if not (folder / MANIFEST).exists():
         return NamedModel(path, "/".join(parts[-1:]), _weights_digest(folder))
-    number = folder.name.removeprefix("step_")
-    return NamedModel(
-        path,
-        "/".join(parts[-2:]),
-        _weights_digest(folder),
-        run=str(folder.resolve().parent),
-        step=int(number) if number.isdigit() else None,
-    )
+    number, run = folder.name.removeprefix("step_"), str(folder.resolve().parent)
+    step = int(number) if number.isdigit() else None
+    return NamedModel(path, "/".join(parts[-2:]), _weights_digest(folder), run, step)
 
 
 def as_cached(model: NamedModel) -> NamedModel:
-    """The model; if it is the hub's, with the commit that is cached by now."""
+    """The model; a hub model with the commit that is cached now."""
     return replace(model, fingerprint=cached_commit(model.name) or model.fingerprint) if model.hub else model
 
 
 def as_recorded(model: NamedModel, fingerprints: Mapping[str, str]) -> NamedModel:
-    """The model; if it is the hub's and not cached now, with the commit that an evaluation recorded."""
+    """The model; a hub model that is not cached with the commit that an evaluation recorded."""
     return replace(model, fingerprint=model.fingerprint or fingerprints.get(model.name, "")) if model.hub else model
 
 

@@ -14,7 +14,7 @@ Result = Mapping[str, Any]
 
 
 def draw_all(plan: EvaluationPlan, summary: Summary, folder: Path) -> list[Path]:
-    """Every picture that there are figures for. Pictures of an earlier report are removed."""
+    """Draw every picture that has figures. Pictures of an earlier report are removed."""
     for old in folder.glob("*.png"):
         old.unlink()
     measured = [result for result in summary["results"] if "pass@1" in result]
@@ -48,8 +48,8 @@ def _models_and_tasks(path: Path, measured: Sequence[Result]) -> None:
     series, bounds = [], []
     for label in labels:
         of_model = [found.get((label, task)) for task in tasks]
-        series.append((label, [math.nan if one is None else one["pass@1"] for one in of_model]))
-        bounds.append([None if one is None else tuple(one["ci95"]) for one in of_model])
+        series.append((label, [one["pass@1"] if one else math.nan for one in of_model]))
+        bounds.append([tuple(one["ci95"]) if one else None for one in of_model])
     with picture(path, width=min(14.0, 3.5 + 0.6 * len(tasks) * len(labels)), height=4.5) as (figure, (axes,)):
         bars(axes, tasks, series, bounds)
         axes.set_title("pass@1 on held-out examples, with 95 % intervals")
@@ -83,7 +83,7 @@ def _over_k(path: Path, measured: Sequence[Result]) -> None:
 
 
 def _runs(measured: Sequence[Result]) -> dict[str, Any]:
-    """The runs of which several checkpoints were evaluated, with all results; empty where there are none."""
+    """The runs with several evaluated checkpoints, and all results; empty if there are none."""
     checkpoints = {(result["run"], result["step"]) for result in measured if "step" in result}
     counts = Counter(run for run, _ in checkpoints)
     runs = [run for run in _unique([result.get("run") for result in measured]) if counts[run] > 1]
@@ -91,7 +91,7 @@ def _runs(measured: Sequence[Result]) -> dict[str, Any]:
 
 
 def _over_steps(path: Path, figures: Mapping[str, Any]) -> None:
-    """pass@1 over the training steps of each run, a panel for each task; other models are level lines."""
+    """pass@1 over the training steps of each run, a panel for each task; other models are horizontal lines."""
     runs, measured = figures["runs"], figures["measured"]
     tasks = _unique([result["task"] for result in measured])
     with picture(path, width=1.0 + 4.5 * len(tasks), height=4.2, columns=len(tasks)) as (figure, panels):
@@ -113,7 +113,7 @@ def _over_steps(path: Path, figures: Mapping[str, Any]) -> None:
 
 
 def _parts(path: Path, of_task: Sequence[Result]) -> None:
-    """Grouped bars of the parts of the reward; those that are no shares in a panel of their own."""
+    """Grouped bars of the parts of the reward; parts outside [0, 1] have a panel of their own."""
     names = _unique([name for result in of_task for name in result["parts"]])
     inside = [n for n in names if all(0 <= result["parts"].get(n, 0.0) <= 1 for result in of_task)]
     panels = [group for group in (inside, [name for name in names if name not in inside]) if group]
@@ -128,7 +128,7 @@ def _parts(path: Path, of_task: Sequence[Result]) -> None:
 
 
 def _categories(path: Path, of_task: Sequence[Result]) -> None:
-    """A heat map of pass@1, a row for each category and a column for each model, with the numbers in it."""
+    """A heat map of pass@1 with its numbers, a row for each category and a column for each model."""
     names = _unique([name for result in of_task for name in result["by_category"]])
     cells = [[result["by_category"].get(name) for result in of_task] for name in names]
     width, height = min(14.0, 3.5 + 1.6 * len(of_task)), min(16.0, 1.8 + 0.42 * len(names))
@@ -145,12 +145,11 @@ def _categories(path: Path, of_task: Sequence[Result]) -> None:
         axes.set_xticks(range(len(of_task)), [wrapped(result["label"]) for result in of_task])
         axes.grid(visible=False)
         axes.set_title(f"{of_task[0]['task']}: pass@1 by category")
-        bar = figure.colorbar(image, ax=axes)
-        percent(bar.ax)
+        percent(figure.colorbar(image, ax=axes).ax)
 
 
 def _differences(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
-    """The paired differences with their intervals, a row for each model and task, around the line of no difference."""
+    """The paired differences with their intervals, a row for each model and task, around a line at 0."""
     labels = _unique([one["label"] for one in found])
     with picture(path, width=8.0, height=1.6 + 0.45 * len(found)) as (figure, (axes,)):
         for row, one in enumerate(reversed(found)):

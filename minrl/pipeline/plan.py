@@ -1,7 +1,7 @@
 """The plan of an evaluation: its models, tasks, episodes and batches.
 
-A batch depends on the settings alone, never on the episodes already played: an episode that is sampled again is sampled
-with the same neighbours, and so to the same tokens.
+A batch depends on the settings alone, not on the episodes already played: an episode that is sampled again has the same
+neighbours, and so the same tokens.
 """
 
 import math
@@ -56,7 +56,7 @@ class EpisodeBatch:
 @dataclass(frozen=True)
 class PlannedTask:
     """A task, its held-out examples and the modes in which they are played. `held_samples` is the number of samples of
-    each example in the finished folder, which may hold more from before. `programs` compute its rewards.
+    each example in the finished folder, which may hold earlier ones. `programs` compute its rewards.
     """
 
     name: str
@@ -137,8 +137,8 @@ def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str, held:
 
 
 def modes(config: EvaluateConfig, examples: int, held: int = 0) -> list[Mode]:
-    """Samples and a greedy completion; at temperature 0 the greedy one alone. Without `--samples` their number is that
-    of the folder, or enough for `MIN_SAMPLES` in all.
+    """Samples and a greedy completion; at temperature 0 the latter alone. Without `--samples` there are as many as in
+    the folder, or enough for `MIN_SAMPLES` in all.
     """
     greedy = Mode(GREEDY, 1, 0.0)
     if config.temperature == 0:

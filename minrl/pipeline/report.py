@@ -36,7 +36,7 @@ def report(
     lines: Sequence[Mapping[str, Any]],
     rows: Mapping[Key, Row],
 ) -> dict[str, Any]:
-    """Write everything that is made from the scores; summary.json comes last: it marks a whole report."""
+    """Write everything that is made from the scores; summary.json comes last and marks a whole report."""
     (folder / SUMMARY).unlink(missing_ok=True)
     found = results(plan, lines, rows)
     summary: dict[str, Any] = {
@@ -153,7 +153,7 @@ def _categories(of_task: Sequence[Figures]) -> str:
 
 
 def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; the first column to the left, the others to the right."""
+    """A Markdown table: the first column is aligned to the left, the others to the right."""
     rule = ["---", *["--:"] * (len(columns) - 1)]
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in (columns, rule, *lines)]
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
@@ -165,5 +165,5 @@ def interval_text(value: float, ci95: Sequence[float]) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in per cent; a dash where there is none."""
+    """A share in per cent; a dash for None."""
     return "-" if value is None else f"{value:.1%}"

@@ -1,8 +1,8 @@
 """The results of an episode's jobs, as a row of completions stores them.
 
-A program that runs again may return something else, and the episode would continue differently: a replay gets the
-stored results. Values are JSON's; those that JSON lacks are marked. A dataclass is restored by the class of its name,
-which the task has loaded, and by nothing else.
+A replay gets the stored results: a program that runs again may return something else, and the episode would continue
+differently. Values are JSON's; other types are marked. A dataclass is restored only by the class of its name, which the
+task has loaded.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from typing import Any
 from minrl.system.stable_text import digest_of
 
 KIND = "__kind__"
-"""Marks a dictionary that stands for a value which JSON does not know."""
+"""Marks a dictionary that stands for a value of another type than JSON's."""
 
 
 class UnknownKindError(TypeError):
-    """A value that a row cannot keep."""
+    """A value that a row cannot store."""
 
 
 def packed(results: Sequence[Any], programs: Mapping[str, str]) -> dict[str, Any] | None:
@@ -30,12 +30,12 @@ def packed(results: Sequence[Any], programs: Mapping[str, str]) -> dict[str, Any
 
 
 def of_other_programs(stored: Mapping[str, Any] | None, programs: Mapping[str, str]) -> bool:
-    """Whether a row keeps results that were computed with other programs."""
+    """Whether a row has results of other programs."""
     return stored is not None and stored["programs"] != digest_of([programs])
 
 
 def unpacked(stored: Mapping[str, Any] | None, programs: Mapping[str, str]) -> list[Any]:
-    """The results that a row keeps; none where they are of other programs: these are run again."""
+    """The results in a row; none if they are of other programs, which are run again."""
     if stored is None or of_other_programs(stored, programs):
         return []
     return [_unpacked(result) for result in stored["results"]]

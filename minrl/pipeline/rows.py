@@ -1,6 +1,6 @@
-"""Rows that survive a kill: JSON lines that are appended, each with the key of the episode it is about.
+"""Rows that survive a kill: appended JSON lines, each with the key of its episode.
 
-A row is of (model, task, mode, index of the example, sample). Where a key stands twice, the later row holds.
+The key is (model, task, mode, index of the example, sample). Of two rows with the same key the later one holds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,12 +29,12 @@ class Key:
     sample: int
 
     def as_row(self) -> Row:
-        """The part of a row that says which it is."""
+        """The key's part of a row."""
         return dict(vars(self))
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
-    """The key of a row; `KeyError` where it has none."""
+    """The key of a row; `KeyError` if it has none."""
     return Key(row["model"], row["task"], row["mode"], row["index"], row["sample"])
 
 
@@ -60,11 +60,11 @@ class RowFile:
         return rows
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add rows, on the disk when this returns."""
+        """Add rows; they are on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         append_jsonl(self.path, rows)
         fsync(self.path)
 
     def rewrite(self, rows: Iterable[Row]) -> None:
-        """These rows and no others, in this order, in one instant."""
+        """Replace all rows at once."""
         write_jsonl(self.path, rows)

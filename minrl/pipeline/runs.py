@@ -28,8 +28,8 @@ Parsed = tuple[EvaluateConfig, TaskOptions]
 
 
 def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed | None, list[str]]:
-    """The arguments' evaluation, with the settings of its runs as defaults (None: no default changes), and notes on it.
-    Runs with different settings, and problems that a run was trained on, are refused.
+    """The evaluation of the arguments with the settings of its runs as defaults (None: the defaults are unchanged), and
+    notes on it. Runs with different settings, and problems that a run was trained on, are refused.
     """
     runs, notes = find_runs(config.model_names)
     if not runs:
@@ -58,8 +58,8 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
 
 
 def _as_given_models(arguments: Sequence[str], config: EvaluateConfig, notes: list[str]) -> Parsed | None:
-    """The evaluation of models that no run trained, with train.py's limit on their completions, which is noted; None
-    where MinRL made them all.
+    """The evaluation of models that no run trained, with train.py's limit on their completions, which is noted; None if
+    MinRL made all of them.
     """
     given = [name for name in config.model_names if name.startswith(API) or not made_here(Path(resolve_model(name)))]
     if not given:

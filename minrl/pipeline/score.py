@@ -1,7 +1,7 @@
 """The second stage: the reward of every completion, in workers under a deadline.
 
 Each recorded episode is played again (see `episodes`). An episode without a reward is unscorable, with a reason, and
-not solved. So is one whose jobs answer otherwise now, where their first answers were not recorded. Scores are written
+not solved. So is one whose jobs return other results now, if the first results were not recorded. Scores are written
 in portions, so that a kill loses few of them; the table appears when it is whole.
 """
 
@@ -27,13 +27,13 @@ from minrl.types import Job, Reward, Turn, UserError
 PARTIAL = "scores.partial.jsonl"
 UNKNOWN = object()
 OTHERWISE = "what its jobs answered was not written down, and they answer otherwise now"
-"""The beginning of the reason of an episode that cannot be scored for that."""
+"""The beginning of the reason why such an episode cannot be scored."""
 
 EXCERPT = 160
 """Characters of a prompt that a refusal repeats."""
 
 NAMED = 10
-"""Examples whose episodes cannot be scored that are named."""
+"""The most examples that the warning about unscorable episodes names."""
 
 SCORED = ("role", "reward", "maximum", "solved", "parts", "unscorable")
 """The columns of a role's score."""
@@ -51,15 +51,14 @@ def score(
     known = {key: row for key, row in kept.items() if not any(map(asked_again, row["scores"]))}
     known.update(finished_scores(table, rows))
     todo = [key for key, row in rows.items() if "error" not in row and key not in known]
-    size = PER_WORKER * workers.count
-    told = False
+    size, failures = PER_WORKER * workers.count, list[str]()
     with screen.progress("scoring", len(known) + len(todo), done=len(known)) as report:
         for start in range(0, len(todo), size):
             keys = todo[start : start + size]
-            new, failures = score_rows(plan, [rows[key] for key in keys], workers)
-            if failures and not told:
-                told = True
-                logger.warning(f"some episodes cannot be scored, the first because:\n{failures[0].strip()}")
+            new, found = score_rows(plan, [rows[key] for key in keys], workers)
+            if found and not failures:
+                logger.warning(f"some episodes cannot be scored, the first because:\n{found[0].strip()}")
+            failures += found
             partial.append(new)
             known.update({key_of(row): row for row in new})
             report(len(known), "")
@@ -70,7 +69,7 @@ def score(
 
 
 def _say_otherwise(scored: Sequence[Row], rows: Mapping[Key, Row]) -> None:
-    """Name the episodes that cannot be scored because their jobs answer otherwise than they did."""
+    """Warn about the episodes whose jobs return other results than before."""
     reasons = {key_of(row): [one["unscorable"] or "" for one in row["scores"]] for row in scored}
     lost = [rows[key]["example"] for key, of_row in reasons.items() if any(one.startswith(OTHERWISE) for one in of_row)]
     if lost:
@@ -82,7 +81,7 @@ def _say_otherwise(scored: Sequence[Row], rows: Mapping[Key, Row]) -> None:
 
 
 def is_whole(table: Path, rows: Mapping[Key, Row]) -> bool:
-    """Whether the table has the scores of these completions, of all of them, and of nothing else."""
+    """Whether the table has the scores of all these completions and of nothing else."""
     wanted = {key for key, row in rows.items() if "error" not in row}
     scored = read_table(table)
     if scored is None or {key_of(one) for one in scored} != wanted or any(map(asked_again, scored)):
@@ -91,7 +90,7 @@ def is_whole(table: Path, rows: Mapping[Key, Row]) -> bool:
 
 
 def finished_scores(table: Path, rows: Mapping[Key, Row]) -> dict[Key, Row]:
-    """The scores in a table that are of these very completions, in the form of the partial file."""
+    """The table's scores of these very completions, in the form of the partial file."""
     found: dict[Key, Row] = {}
     for one in read_table(table) or ():
         key = key_of(one)
@@ -107,7 +106,7 @@ def asked_again(score: Mapping[str, Any]) -> bool:
 
 
 def digest(row: Row) -> str:
-    """A digest of what is scored: the completions of a row and the answers of its jobs."""
+    """A digest of what is scored: the completions of a row and the results of its jobs."""
     said: Any = None if "error" in row else [[turn.role, turn.completion] for turn in turns_of(row)]
     told = (row.get(JOBS) or {}).get("results")
     return hashlib.sha256(json.dumps([said, told] if told else said).encode()).hexdigest()[:16]
@@ -125,7 +124,7 @@ def score_rows(plan: EvaluationPlan, rows: Sequence[Row], workers: Workers) -> t
 
 
 class _Replay:
-    """An episode that is answered from its record. After each move it waits for a job, or is over."""
+    """An episode that is answered from its record. After each call it waits for a job, or is over."""
 
     def __init__(self, plan: EvaluationPlan, row: Row) -> None:
         self.row, self.key = row, key_of(row)
@@ -139,7 +138,7 @@ class _Replay:
         self.advance(None)
 
     def advance(self, value: Any) -> None:  # noqa: ANN401 - a job's result
-        """Continue with a job's result, up to the next job without a recorded answer."""
+        """Continue with a job's result, up to the next job without a recorded result."""
         self.play.advance(value)
         while self.play.pending is not None:
             if isinstance(self.play.pending, Turn):
@@ -161,8 +160,8 @@ class _Replay:
             self.play.advance(said.completion)
 
     def _refuse(self, now: Any, then: Any) -> None:  # noqa: ANN401 - a role and a prompt, or None
-        """Refuse a changed program. Where a job without a recorded answer was run again, that job may have answered
-        otherwise: then this episode alone is unscorable.
+        """Refuse a changed program. If a job without a recorded result was run again, its result may have changed: then
+        this episode alone is unscorable.
         """
         asked, answered = _excerpt(now), _excerpt(then)
         problem = f"the episode of example {self._example} asks {asked} where its completions answer {answered}"

@@ -1,16 +1,16 @@
-"""A model behind an OpenAI-compatible server plays episodes, single-turn and multi-turn, many at a time.
+"""A model behind an OpenAI-compatible server plays episodes, of one turn or several, many at a time.
 
-A failed call makes an error row, which holds no completion and is asked again by the next run. A request that the
-server refuses for good, by a filter or for its length, counts as not solved and is not asked again.
+A failed call makes an error row without a completion, and the next run asks again. A request that the server refuses
+for good, by a filter or for its length, counts as not solved and is not asked again.
 
 Stop strings are not sent: servers differ in whether a text includes its stop, and most do not name it. The text is cut
-here, after the first one, where a local model would end.
+here after the first one, where a local model would end.
 """
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from loguru import logger
@@ -25,14 +25,14 @@ from minrl.rewards.workers import Workers
 from minrl.types import Job, Message, Prompt, Turn
 
 FAILURES_IN_A_ROW = 20
-"""After so many failed calls in a row the server is not asked any more in this run."""
+"""Failed calls in a row after which this run stops asking the server."""
 
 AHEAD = 4
 """Episodes in progress for each call in flight, so that no call waits for the disk."""
 
 
 class ServedSampler:
-    """A server's model. It is sent the temperature, seeds and limits of a local one."""
+    """A server's model, with the temperature, seeds and limits of a local one."""
 
     def __init__(self, plan: EvaluationPlan, model: NamedModel, workers: Workers) -> None:
         config = plan.config
@@ -83,9 +83,8 @@ class ServedSampler:
                         result = self.workers.run([play.pending])[0]
                     play.advance(result)
                 else:
-                    turn = play.pending
-                    conversation = said.setdefault(turn.role, _Conversation())
-                    play.advance(self._ask(conversation, turn, key, batch.mode.temperature))
+                    conversation = said.setdefault(play.pending.role, _Conversation())
+                    play.advance(self._ask(conversation, play.pending, key, batch.mode.temperature))
         except ChatRefusal as refusal:
             play.fail(str(refusal))
             refused = refusal.kind
@@ -95,7 +94,7 @@ class ServedSampler:
         spoken = {role: said[role].facts() for role in record.roles}
         filtered = any(facts["finish_reason"] == CONTENT_FILTER for facts in spoken.values())
         refused = refused or (CONTENT_FILTER if filtered else "")
-        names = {name for conversation in said.values() for name in conversation.names} - {self.model.served_name}
+        names = {reply.model for one in said.values() for reply in one.replies} - {"", self.model.served_name}
         row = row_of(key, task, record, spoken, play.failure)
         return {**row, **({"refused": refused} if refused else {}), **({SERVED_AS: sorted(names)} if names else {})}
 
@@ -106,41 +105,37 @@ class ServedSampler:
             conversation.messages,
             temperature=temperature,
             max_tokens=self.config.max_tokens,
-            seed=turn_seed(self.config.seed, key, turn.role, conversation.turns),
+            seed=turn_seed(self.config.seed, key, turn.role, len(conversation.replies)),
         )
         reply = until_stop(reply, self.config.stop_strings)
         conversation.answer(reply)
         return reply.text
 
 
+@dataclass
 class _Conversation:
     """The messages and replies of one role so far."""
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.turns = 0
-        self.finish_reason = "stop"
-        self.names: set[str] = set()
-        self._tokens: list[int | None] = []
+    messages: list[Message] = field(default_factory=list)
+    replies: list[ChatReply] = field(default_factory=list)
 
     def answer(self, reply: ChatReply) -> None:
         """Add the model's reply."""
         self.messages.append({"role": "assistant", "content": reply.text})
-        self.turns += 1
-        self.names |= {reply.model} - {""}
-        self._tokens.append(reply.usage.completion_tokens)
-        if reply.finish_reason != "stop" and self.finish_reason != "length":
-            self.finish_reason = reply.finish_reason
+        self.replies.append(reply)
 
     def facts(self) -> Mapping[str, Any]:
-        """The columns beside the text; `tokens` is None where the server did not count them."""
-        known = [count for count in self._tokens if count is not None]
-        tokens = sum(known) if len(known) == len(self._tokens) else None
-        return {"tokens": tokens, "finish_reason": self.finish_reason}
+        """The columns beside the text. `tokens` is None if the server did not count them; `length` is the finish reason
+        of all turns if it is that of one, else the last reason other than `stop` is.
+        """
+        known = [reply.usage.completion_tokens for reply in self.replies if reply.usage.completion_tokens is not None]
+        tokens = sum(known) if len(known) == len(self.replies) else None
+        reasons = [reply.finish_reason for reply in self.replies if reply.finish_reason != "stop"] or ["stop"]
+        return {"tokens": tokens, "finish_reason": "length" if "length" in reasons else reasons[-1]}
 
 
 def until_stop(reply: ChatReply, stop_strings: Sequence[str]) -> ChatReply:
-    """The reply up to the end of the first stop string. Its tokens are unknown where more came after it.
+    """The reply up to the end of the first stop string. The number of its tokens is unknown if more text followed.
 
     >>> from minrl.rewards.chat_client import ChatUsage
     >>> reply = ChatReply("one, two. three", "length", ChatUsage(3, 7))

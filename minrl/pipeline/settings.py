@@ -1,4 +1,4 @@
-"""The settings that an evaluation's results depend on, by the stage that reads them, and whether they changed."""
+"""The settings that an evaluation's results depend on, by stage, and their changes."""
 
 import hashlib
 import json
@@ -21,10 +21,10 @@ ENGINE = ("engine", "engine_context_length", "batch_invariant")
 """Settings of the engine that a completion depends on."""
 
 NAMED_THINGS = ("models", "opponents", "tasks")
-"""Settings that hold something for each model or task, and may grow by further ones."""
+"""Settings with an entry for each model or task, which may be added later."""
 
 SAMPLES = "samples"
-"""Samples of each example. Their number is no difference: fewer are a part of those there, more are added."""
+"""Samples of each example. Another number is no difference: fewer are a part of the stored ones, more are added."""
 
 StageSettings = Mapping[str, Mapping[str, Any]]
 """Plain values by stage."""
@@ -76,7 +76,7 @@ def identity_of(plan: EvaluationPlan, settings: StageSettings) -> str:
 
 
 def check_settings(folder: Path, stored: StageSettings, now: StageSettings, forced: Sequence[Stage]) -> None:
-    """Refuse to mix results of different settings: the old ones are neither kept nor discarded unasked."""
+    """Refuse to mix results of different settings."""
     first = min((STAGES.index(stage) for stage in forced), default=len(STAGES))
     for stage in STAGES[: min(first, STAGES.index("report"))]:
         differences = list(_differences(stored[stage], now[stage]))
@@ -88,8 +88,8 @@ def check_settings(folder: Path, stored: StageSettings, now: StageSettings, forc
 
 
 def _differences(stored: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """A phrase for each difference. A missing model or task is one, an additional one is not. Settings that were not
-    stored are not compared.
+    """A phrase for each difference. A missing model or task is a difference, an additional one is not. Settings that
+    were not stored are not compared.
     """
     for name in (name for name in stored if name in now and name != SAMPLES):
         if name in NAMED_THINGS and not within:

@@ -1,4 +1,4 @@
-"""The whole evaluation: check, generate, score, report. A stage whose result is there is skipped."""
+"""The whole evaluation: check, generate, score, report. A stage that has its result is skipped."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ LARGE_CUT_OFF = 0.1
 
 
 def evaluate(config: EvaluateConfig, options: TaskOptions, screen: Screen) -> tuple[Path, dict[str, Any] | None]:
-    """The folder and its summary.json (None after a dry run). Work that is done is not repeated."""
+    """The folder and its summary.json (None after a dry run). Finished work is not repeated."""
     if config.charts and not charts.available():
         logger.warning("no pictures: matplotlib is not installed (pip install matplotlib), or say --no-charts")
         config = replace(config, charts=False)
@@ -116,13 +116,13 @@ def _forget(folder: Path, config: EvaluateConfig) -> None:
 
 
 def asked(plan: EvaluationPlan, completions: RowFile) -> dict[Key, Row]:
-    """The rows of the plan's episodes, in its order; the file may hold further ones."""
+    """The rows of the plan's episodes, in its order; the file may hold others."""
     rows = completions.read()
     return {key: rows[key] for key in plan.all_keys() if key in rows}
 
 
 def complain(rows: Mapping[Key, Row]) -> None:
-    """Report completions that a server failed to give, and those that it refused."""
+    """Report completions that failed, and those that a server refused."""
     errors = [row["error"] for row in rows.values() if "error" in row]
     if errors:
         logger.error(f"{len(errors)} completions could not be had, the first because: {errors[0]}")
@@ -136,7 +136,7 @@ def complain(rows: Mapping[Key, Row]) -> None:
 
 
 def say_cut_off(summary: Mapping[str, Any], max_tokens: int) -> None:
-    """Report figures that the limit on completions affects: many were cut off."""
+    """Warn about figures whose completions were often cut off at the limit."""
     for result in summary["results"]:
         if result.get("truncated_frac", 0) > LARGE_CUT_OFF:
             logger.warning(

@@ -64,7 +64,7 @@ def _lines(completion: Row, scores: Row) -> list[dict[str, Any]]:
 
 
 def read_table(path: Path) -> list[dict[str, Any]] | None:
-    """The lines of the table, with `parts` and `category` as dictionaries; None without a whole table."""
+    """The lines of the table, with `parts` and `category` as dictionaries; None if there is no whole table."""
     try:
         lines = parquet.read_table(path).to_pylist()
     except (OSError, arrow.ArrowInvalid):

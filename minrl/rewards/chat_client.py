@@ -1,7 +1,7 @@
 """Chat models behind an OpenAI-compatible endpoint: OpenAI's, vLLM's, llama.cpp's, Ollama's.
 
-The `openai` client sends requests and retries with backoff. This adds one line for each kind of failure, a limit on
-concurrent calls, and a deadline for a whole call. A failure is raised, never returned as an answer.
+The `openai` client sends requests and retries with backoff. This file adds one line for each kind of failure, a limit
+on concurrent calls, and a deadline for a whole call. A failure is raised, never returned as an answer.
 
 The key comes from an environment variable. It is in no config and is removed from the server's messages.
 """
@@ -42,6 +42,13 @@ TOO_LONG = re.compile(
 REFUSING = (400, 403, 413, 422)
 """The HTTP statuses of such refusals."""
 
+HINTS = {
+    401: " (is the key in the environment the right one?)",
+    404: " (does the base URL end as the server wants, often in /v1, and does it know the model?)",
+    429: " (lower the concurrency, or allow more retries)",
+}
+"""What may mend a failure, by HTTP status."""
+
 
 class ChatError(UserError):
     """The endpoint gave no answer. The message is one line: where, why, what to do."""
@@ -54,14 +61,6 @@ def no_answer(reason: str) -> bool:
 
 class ChatRefusal(ChatError):
     """The endpoint will always refuse the request: `kind` is content_filter, refusal or context_length."""
-
-    def __init__(self, message: str, kind: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
-class _NoText(ValueError):
-    """A choice without a text, because of a filter or the model's refusal."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
@@ -130,17 +129,36 @@ class ChatClient:
         """
         longest = "max_completion_tokens" if urlsplit(self.base_url).hostname == OPENAI_HOST else "max_tokens"
         asked: dict[str, Any] = {"model": self.model, "messages": [dict(one) for one in messages], longest: max_tokens}
-        asked.update({"temperature": temperature} if temperature is not None else {})
-        asked.update({"seed": seed} if seed is not None else {})
-        asked.update({"n": n} if n > 1 else {})
+        optional = {"temperature": temperature, "seed": seed, "n": n if n > 1 else None}
+        asked.update({name: value for name, value in optional.items() if value is not None})
         response = self._await(self._client.chat.completions.create, asked)
         self._say_name(getattr(response, "model", None))
-        try:
-            return _replies(response, n)
-        except _NoText as error:
-            raise ChatRefusal(str(self._error(str(error))), error.kind) from None
-        except ValueError as error:
-            raise self._error(str(error)) from None
+        return self._replies(response, n)
+
+    def _replies(self, response: Any, n: int) -> list[ChatReply]:  # noqa: ANN401 - the openai client checks no types
+        """The n texts of a response."""
+        choices = getattr(response, "choices", None)
+        if not isinstance(choices, list) or not choices:
+            raise self._error(f"an answer that is no chat completion: {_excerpt(response)}")
+        if len(choices) != n:
+            raise self._error(f"{len(choices)} of {n} choices: the server does not know n, ask once for each seed")
+        counted = getattr(response, "usage", None)
+        usage = ChatUsage(getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None))
+        model = getattr(response, "model", None)
+        return [self._reply(choice, usage, model if isinstance(model, str) else "") for choice in choices]
+
+    def _reply(self, choice: Any, usage: ChatUsage, model: str) -> ChatReply:  # noqa: ANN401
+        message = getattr(choice, "message", None)
+        text, finish_reason = getattr(message, "content", None), getattr(choice, "finish_reason", None)
+        if text is None and finish_reason == "length":  # a model with separate reasoning was truncated before its text
+            text = ""
+        refusal = getattr(message, "refusal", None)
+        if text is None and (finish_reason == CONTENT_FILTER or refusal):
+            kind = CONTENT_FILTER if finish_reason == CONTENT_FILTER else REFUSAL
+            raise self._error(f"no text (finish_reason {finish_reason!r}, refusal {refusal!r})", kind)
+        if not isinstance(text, str) or not isinstance(finish_reason, str):
+            raise self._error(f"no text (finish_reason {finish_reason!r})")
+        return ChatReply(text, finish_reason, usage, model)
 
     def _say_name(self, name: Any) -> None:  # noqa: ANN401 - the openai client checks no types
         """Warn once about each other name that the server gives the model: a version, a file, or another model."""
@@ -191,17 +209,18 @@ class ChatClient:
                 reason = error.__cause__ or error
                 raise self._error(f"no connection ({reason}): is the server up and the base URL right?") from None
             except self._errors.APIStatusError as error:
-                said = self._error(f"status {error.status_code}: {_said(error)}{_hint(error.status_code)}")
-                kind = _kind(error)
-                raise (ChatRefusal(str(said), kind) if kind else said) from None
+                said = f"status {error.status_code}: {_said(error)}{HINTS.get(error.status_code, '')}"
+                raise self._error(said, _kind(error)) from None
             except (self._errors.APIError, json.JSONDecodeError, UnicodeDecodeError) as error:
                 raise self._error(f"an answer that is no chat completion: {error}") from None
 
-    def _error(self, reason: str) -> ChatError:
+    def _error(self, reason: str, refused: str | None = None) -> ChatError:
+        """The error for a reason; `refused` is the kind of a final refusal."""
         reason = " ".join(reason.split())
         if self._key:
             reason = reason.replace(self._key, "***")
-        return ChatError(f"{self.model} at {self.base_url}: {reason[:LONGEST_REASON]}")
+        message = f"{self.model} at {self.base_url}: {reason[:LONGEST_REASON]}"
+        return ChatRefusal(message, refused) if refused else ChatError(message)
 
 
 def checked_url(base_url: str) -> str:
@@ -240,33 +259,6 @@ def _openai() -> Any:  # noqa: ANN401 - the library
     return openai
 
 
-def _replies(response: Any, n: int) -> list[ChatReply]:  # noqa: ANN401 - the openai client checks no types
-    """The texts of a response. Raises `ValueError` unless there are n."""
-    choices = getattr(response, "choices", None)
-    if not isinstance(choices, list) or not choices:
-        raise ValueError(f"an answer that is no chat completion: {_excerpt(response)}")
-    if len(choices) != n:
-        raise ValueError(f"{len(choices)} of {n} choices: the server does not know n, ask once for each seed")
-    counted = getattr(response, "usage", None)
-    usage = ChatUsage(getattr(counted, "prompt_tokens", None), getattr(counted, "completion_tokens", None))
-    model = getattr(response, "model", None)
-    return [_reply(choice, usage, model if isinstance(model, str) else "") for choice in choices]
-
-
-def _reply(choice: Any, usage: ChatUsage, model: str) -> ChatReply:  # noqa: ANN401
-    message = getattr(choice, "message", None)
-    text, finish_reason = getattr(message, "content", None), getattr(choice, "finish_reason", None)
-    if text is None and finish_reason == "length":  # a model with separate reasoning was truncated before its text
-        text = ""
-    refusal = getattr(message, "refusal", None)
-    if text is None and (finish_reason == CONTENT_FILTER or refusal):
-        kind = CONTENT_FILTER if finish_reason == CONTENT_FILTER else REFUSAL
-        raise _NoText(f"no text (finish_reason {finish_reason!r}, refusal {refusal!r})", kind)
-    if not isinstance(text, str) or not isinstance(finish_reason, str):
-        raise ValueError(f"no text (finish_reason {finish_reason!r})")
-    return ChatReply(text, finish_reason, usage, model)
-
-
 def _kind(error: Any) -> str | None:  # noqa: ANN401 - openai.APIStatusError
     """The kind of a final refusal; None if a retry or another call may succeed."""
     if error.status_code not in REFUSING:
@@ -284,12 +276,3 @@ def _excerpt(response: Any) -> str:  # noqa: ANN401
 def _said(error: Any) -> str:  # noqa: ANN401 - openai.APIStatusError
     message = error.body.get("message") if isinstance(error.body, dict) else error.body
     return str(message) if message else str(error.message)
-
-
-def _hint(status: int) -> str:
-    hints = {
-        401: " (is the key in the environment the right one?)",
-        404: " (does the base URL end as the server wants, often in /v1, and does it know the model?)",
-        429: " (lower the concurrency, or allow more retries)",
-    }
-    return hints.get(status, "")

@@ -1,9 +1,9 @@
 """Scores given completions with a task's reward, without a model or torch.
 
 Rows are JSON objects with `completion` and the fields of the example that the reward reads. Each input row has one
-output row, in order. A row that cannot be scored has `reward: null` and the reason under `error`. Nothing is lost or
-rewritten: values keep their exact text, values under the names of the verdict move to `given`, and a line that is not
-JSON to `line`.
+output row, in order. A row that cannot be scored has `reward: null` and the reason under `error`. All input is kept:
+values keep their exact text, values under the names of the verdict move to `given`, and a line that is not JSON moves
+to `line`.
 """
 
 import json
@@ -11,14 +11,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from minrl.rewards.chat_client import no_answer
 from minrl.rewards.workers import Failure, Workers
 from minrl.system.files import same_file, whole
 from minrl.system.json_text import json_text
 from minrl.tasks import Task
-from minrl.types import Example, Job, Prompt, Reward, UserError
+from minrl.types import Example, Job, Reward, UserError
+
+if TYPE_CHECKING:  # it is imported only where there is a judge
+    from minrl.rewards.judge import Judge
 
 CHUNK = 1024
 """Rows scored together."""
@@ -30,14 +33,6 @@ VERDICT = ("reward", "solved", "parts", "error", GIVEN)
 """What scoring adds to a row."""
 
 _DECODER, _SPACE = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
-
-
-@runtime_checkable
-class Judge(Protocol):
-    """`minrl.rewards.judge.Judge`, which is imported only where there is a judge."""
-
-    def reward(self, reward: Reward, prompt: Prompt | None, completion: str, example: Example) -> Reward:
-        """The reward with the judge's part."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class GivenRow:
     problem: str = ""
 
 
-def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None) -> Counts:
+def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: "Judge | None" = None) -> Counts:
     """Write a scored row for each row of `source`; the output is whole or not there.
 
     A judge is shown the row's `prompt` too, unless the judge's own prompt omits it.
@@ -105,22 +100,20 @@ def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict
 
 
 def _scored(
-    task: Task, lines: list[str], workers: Workers, judge: Judge | None
+    task: Task, lines: list[str], workers: Workers, judge: "Judge | None"
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """The verdict on each line, in order, with the scored row as text."""
     rows = [_parsed(line) for line in lines]
     jobs = [_job(task, row.fields, number) for number, row in enumerate(rows) if not row.problem]
     rewards = workers.run(jobs)
-    if judge is not None:
-        rewards = _judged(judge, jobs, rewards, workers)
-    results = iter(rewards)
+    results = iter(rewards if judge is None else _judged(judge, jobs, rewards, workers))
     for row in rows:
         verdict = {"reward": None, "error": row.problem} if row.problem else _verdict(next(results))
         yield verdict, _written(row.texts, verdict)
 
 
 def _parsed(line: str) -> GivenRow:
-    """The row on a line. What is not JSON becomes the member `line`, and what is not an object the member `row`."""
+    """The row on a line. Invalid JSON becomes the member `line`, a value that is no object the member `row`."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # also for an integer with more digits than Python reads
@@ -131,14 +124,13 @@ def _parsed(line: str) -> GivenRow:
     completion = row.get("completion")
     is_text = isinstance(completion, str)
     problem = "" if is_text else f"`completion` must be a string, got {type(completion).__name__}"
-    return GivenRow(_unscored(row), _texts_of(line, row), problem)
-
-
-def _unscored(row: dict[str, Any]) -> dict[str, Any]:
-    """A scored row without its verdict and with its `given` values; any other row unchanged."""
-    if not _was_scored(row):
-        return row
-    return {**{name: value for name, value in row.items() if name not in VERDICT}, **row[GIVEN]}
+    texts = _members(line)
+    if _was_scored(row):
+        given = [text for name, text in texts if name == GIVEN]
+        row = {**{name: value for name, value in row.items() if name not in VERDICT}, **row[GIVEN]}
+        if len(given) == 1:
+            texts = [member for member in texts if member[0] not in VERDICT] + _members(given[0].partition(":")[2])
+    return GivenRow(row, texts, problem)
 
 
 def _was_scored(row: Mapping[str, Any]) -> bool:
@@ -146,16 +138,6 @@ def _was_scored(row: Mapping[str, Any]) -> bool:
     given = row.get(GIVEN)
     judged = "reward" in row and ("error" in row or {"solved", "parts"} <= row.keys())
     return judged and isinstance(given, dict) and bool(given) and given.keys() <= set(VERDICT)
-
-
-def _texts_of(line: str, row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """The members of the line's row as it was before it was ever scored."""
-    texts = _members(line)
-    given = [text for name, text in texts if name == GIVEN]
-    if not _was_scored(row) or len(given) > 1:
-        return texts
-    before = _members(given[0].partition(":")[2])
-    return [*((name, text) for name, text in texts if name not in VERDICT), *before]
 
 
 def _members(text: str) -> list[tuple[str, str]]:
@@ -187,7 +169,7 @@ def _job(task: Task, row: dict[str, Any], number: int) -> Job:
     return Job(task.reward, (row["completion"], example), cheap=task.cheap)
 
 
-def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
+def _judged(judge: "Judge", jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
     """The rewards with the judge's part; failures are unchanged."""
     scored = [index for index, reward in enumerate(rewards) if isinstance(reward, Reward)]
     asked = []
@@ -214,7 +196,8 @@ def _verdict(result: Any) -> dict[str, Any]:  # noqa: ANN401 - the task's own co
 
 def _written(texts: Sequence[tuple[str, str]], verdict: Mapping[str, Any]) -> str:
     """The row with its verdict; the row's own values under the verdict's names move to `given`."""
-    members = [text for name, text in texts if name not in VERDICT]
+    members = [*(text for name, text in texts if name not in VERDICT), json_text(verdict)[1:-1]]
     given = [text for name, text in texts if name in VERDICT]
-    members.append(json_text(verdict)[1:-1])
-    return "{" + ", ".join([*members, *([f'"{GIVEN}": {{{", ".join(given)}}}'] if given else [])]) + "}"
+    if given:
+        members.append(f'"{GIVEN}": {{{", ".join(given)}}}')
+    return f"{{{', '.join(members)}}}"

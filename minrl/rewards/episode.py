@@ -1,6 +1,6 @@
-"""One episode in progress: what it waits for, what it ended with, or why it could not be ended.
+"""One episode in progress: what it waits for, its rewards, or why it failed.
 
-Whoever plays it, an engine, a server or a record of an earlier play, answers what is `pending`.
+An engine, a server or the record of an earlier play answers what is `pending`.
 """
 
 import traceback
@@ -12,7 +12,7 @@ from minrl.types import Episode, Job, Reward, Turn
 
 
 class Play:
-    """A generator of a task while it is played. `pending` is None once there are `rewards` or a `failure`.
+    """A task's generator while it is played. `pending` is None once there are `rewards` or a `failure`.
 
     `roles` are those that have taken a turn, each with whether it is frozen.
     """
@@ -44,13 +44,13 @@ class Play:
 
     @property
     def lost(self) -> bool:
-        """Whether it failed before the policy's first turn, so that no rollout tells of it."""
+        """Whether it failed before the policy's first turn, so that it has no rollout."""
         return self.failure is not None and all(self.roles.values())
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the rewards: not every role of the policy that took a turn has one, or one that took none
-        does. None where nothing is.
+        """What is wrong with the rewards: a role of the policy that took a turn has none, or a role that took no turn
+        has one. None if they are right.
         """
         reasons = [self.unscorable(role) for role, frozen in self.roles.items() if not frozen]
         reasons += [
@@ -61,13 +61,13 @@ class Play:
         return self.failure or next(filter(None, reasons), None)
 
     def unscorable(self, role: str) -> str | None:
-        """Why a role that took a turn has no reward; None where it has one."""
+        """Why a role that took a turn has no reward; None if it has one."""
         if self.failure is not None or role in self.rewards:
             return self.failure
         return f"the episode returned no reward for {role!r}, which took a turn: it paid {_names(self.rewards)}"
 
     def _end(self, rewards: Any) -> None:  # noqa: ANN401 - the task's own code may return anything
-        """Take the rewards of a finished episode, where they are rewards."""
+        """Check and keep the rewards of a finished episode."""
         self.pending = None
         if not isinstance(rewards, Mapping):
             return self.fail(f"an episode must return the reward of each role, got {rewards!r}")

@@ -136,22 +136,21 @@ def parse_score(reply: str) -> float:
     >>> parse_score("It is right. Score: 1 would be unfair.\\nScore: 8.5")
     0.85
     """
-    lines = [line.strip() for line in reply.split("\n") if line.strip()]
-    match = _SCORE.fullmatch(lines[-1]) if lines else None
+    lines = [line.strip() for line in reply.split("\n") if line.strip()] or [""]
+    match, shown = _SCORE.fullmatch(lines[-1]), lines[-1][:80]
     if match is None:
-        raise JudgeError(f"the judge's last line must be `Score: N`, N from 0 to {BEST}, got {_end(lines)!r}")
+        raise JudgeError(f"the judge's last line must be `Score: N`, N from 0 to {BEST}, got {shown!r}")
     if sum(line.casefold().startswith("score:") for line in lines) > 1:
-        raise JudgeError(f"the judge must give one score, got several lines such as {_end(lines)!r}")
+        raise JudgeError(f"the judge must give one score, got several lines such as {shown!r}")
     return float(match[1]) / BEST
 
 
 def has_score(reply: str) -> bool:
     """Whether a reply is cached. One without a score is asked for again."""
-    try:
+    with contextlib.suppress(JudgeError):
         parse_score(reply)
-    except JudgeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def with_part(reward: Reward, score: float, weight: float) -> Reward:
@@ -210,8 +209,7 @@ def transcript(turns: list[tuple[Prompt, str]]) -> tuple[Prompt, str]:
     (prompt, completion), *later = turns
     if not later:
         return prompt, completion
-    said = [{"completion": completion}]
-    said += [{"shown": text_of(message), "completion": completion} for message, completion in later]
+    said = [{"completion": completion}, *({"shown": text_of(shown), "completion": text} for shown, text in later)]
     return prompt, json.dumps(said, ensure_ascii=False, indent=1)
 
 
@@ -227,14 +225,10 @@ def text_of(prompt: Prompt) -> str:
 
 
 def reference(example: Example) -> str:
-    """What the judge is told about a right answer: the example's `answer`, else all its fields."""
+    """What the judge knows of a right answer: the example's `answer`, else all its fields."""
     fields = {name: value for name, value in example.fields.items() if name not in ("completion", "prompt")}
     known = fields.get("answer", fields)
     return known if isinstance(known, str) else stable_text(known, ensure_ascii=False)
-
-
-def _end(lines: list[str]) -> str:
-    return lines[-1][:80] if lines else ""
 
 
 @contextlib.contextmanager
@@ -243,9 +237,6 @@ def open_judge(config: JudgeConfig, ask: bool = True) -> Iterator[Judge | None]:
     if not config.judge_model:
         yield None
         return
-    judge = Judge(config)
-    try:
+    with contextlib.closing(Judge(config)) as judge:
         judge.require_answer() if ask else judge.require_server()
         yield judge
-    finally:
-        judge.close()

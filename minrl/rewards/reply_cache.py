@@ -14,7 +14,7 @@ from threading import Lock
 from minrl.types import UserError
 
 BEGINNING = b'{"key": "'
-"""How each line begins. It tells a torn line from a file of another kind."""
+"""The beginning of each line, which distinguishes a torn line from a file of another kind."""
 
 
 class ReplyCache:

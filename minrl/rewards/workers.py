@@ -67,12 +67,8 @@ class Workers:
         return taken
 
     def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
-        results: list[Any] = [None] * len(jobs)
-        for index, result in in_threads({index: job for index, job in enumerate(jobs) if job.waits}):
-            results[index] = result
-        for index, job in enumerate(jobs):
-            if job.cheap:
-                results[index] = call(job)
+        results = dict(in_threads({index: job for index, job in enumerate(jobs) if job.waits}))
+        results.update({index: call(job) for index, job in enumerate(jobs) if job.cheap})
         waiting = [index for index, job in enumerate(jobs) if not (job.cheap or job.waits)][::-1]
         while waiting or self._busy:
             while waiting and len(self._busy) < self.count:
@@ -87,7 +83,7 @@ class Workers:
             for worker, result in self._finished():
                 results[worker.index] = result
             report(len(jobs) - len(waiting) - len(self._busy))
-        return results
+        return [results[index] for index in range(len(jobs))]
 
     def _next_worker(self) -> "_Worker":
         """An idle worker that is still alive, or a new one."""
@@ -130,13 +126,7 @@ class _Worker:
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "minrl.rewards.workers",
-                str(theirs.fileno()),
-            ],  # -P: without the working directory
+            [sys.executable, "-P", "-m", "minrl.rewards.workers", str(theirs.fileno())],  # -P: no working directory
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

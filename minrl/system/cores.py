@@ -1,8 +1,8 @@
-"""How many cores this process may use."""
+"""The cores of this process."""
 
 import os
 
 
 def cpu_cores() -> int:
-    """Cores that this process may use: those of its affinity mask, where the system has one."""
+    """The number of cores that this process may use, by its affinity mask where the system has one."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Checks that a folder is writable, and one line for a failed write: disk full, read-only, a file in the way."""
+"""Writable folders, and one line for a refused write: disk full, read-only, a file in the way."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from minrl.types import UserError
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns a refused write inside into a `UserError` that names the path, which errors of open files do not."""
+    """Turn a refused write inside into a `UserError` that names the path, which errors of open files do not."""
     try:
         yield
     except Exception as error:
@@ -46,7 +46,7 @@ def require_writable(folder: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes on the disk of a folder, which may not exist yet."""
+    """Free bytes on the disk of a folder that may not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

@@ -21,7 +21,7 @@ LOCK = ".lock"
 
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file to write. It replaces what is at the path once all of it is on disk."""
+    """A file to write. It replaces the path once all of it is on disk."""
     temporary = path.with_name(path.name + ".tmp")
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
@@ -38,7 +38,7 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill. It replaces what is at the path once all of it is on disk."""
+    """A folder to fill. It replaces the path once all of it is on disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -127,7 +127,7 @@ def read_jsonl(path: Path, damaged: Callable[[str], object] | None = None) -> li
 
 
 def append_jsonl(path: Path, records: Iterable[Any]) -> None:
-    """Add a line of JSON for each record. A torn last line is removed."""
+    """Append a line of JSON for each record. A torn last line is removed."""
     with writing(path):
         if is_torn(path):
             os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
@@ -167,7 +167,7 @@ def lock(path: Path, wait: bool = False) -> IO[str] | None:
 
 
 def _name_holder(path: Path, descriptor: int) -> None:
-    """Write into the locked file which process has it. Without room for that the file is removed."""
+    """Write the name of this process into the locked file, which is removed if the disk has no room."""
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())

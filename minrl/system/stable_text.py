@@ -1,6 +1,6 @@
 """Any value of an example as text that is the same in every process.
 
-Texts are equal exactly if the values are: no addresses, no set order, nothing abbreviated.
+Texts are equal exactly if the values are: they have no addresses, no set order and no abbreviation.
 """
 
 import hashlib
@@ -51,5 +51,5 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an exa
 
 
 def _key(key: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
-    """A key that JSON accepts: the text of any other."""
+    """The key, or its text if JSON accepts no such keys."""
     return key if key is None or isinstance(key, str | int | float) else _ADDRESS.sub("", str(key))

@@ -12,7 +12,7 @@ CLOSED = (errno.EPIPE, errno.EIO)
 
 
 class Forgiving:
-    """A stream that discards what is written once nobody can read it, instead of failing."""
+    """A stream that discards what is written once its reader is gone, instead of failing."""
 
     def __init__(self, stream: Any) -> None:  # noqa: ANN401 - what sys.stdout is at this moment
         self._stream = stream

@@ -1,6 +1,6 @@
-"""A run's folder -> `rollouts.html`: template, style, script and data in one file that asks no network for anything.
+"""A run's folder -> `rollouts.html`: template, style, script and data in one file that needs no network.
 
-The data of each step is compressed separately, and unpacked by the browser when the step is shown. A page that is made
+The data of each step is compressed separately, and the browser unpacks it when the step is shown. A page that is made
 again reuses its packed steps, so that an update during a run packs the new ones only.
 """
 

@@ -1,7 +1,6 @@
 """The rollouts of one step, compact: each text is stored once.
 
-A part of a large step is shown: whole examples, chosen by a hash of their identity, so that the steps show the same
-examples.
+Of a large step a part is shown: whole examples, chosen by a hash of their identity, so that all steps show the same.
 """
 
 import gzip
@@ -24,13 +23,12 @@ MILLI, MICRO, WEIGHT = 1e3, 1e6, 1e4
 """Scales of log-probabilities, gaps and importance weights before they are rounded."""
 LARGEST = 10**8
 
-
 ROLLOUT_SCHEMA = 2
 """Version of a line in rollouts/step_*.jsonl.gz. 2: the text of each token, the turns of the whole episode."""
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The rollouts in a run's file. `UserError` where it cannot be read, or was written by another version."""
+    """The rollouts in a run's file. `UserError` if it cannot be read, or was written by another version."""
     try:
         with gzip.open(path, "rt") as file:
             lines = [json.loads(line) for line in file]
@@ -69,7 +67,7 @@ def about(lines: Sequence[Line], shown: Sequence[Line]) -> dict[str, Any]:
 
 
 class _Table(dict[Any, int]):
-    """Numbers things in the order in which they are first asked for."""
+    """Numbers keys in the order in which they first occur."""
 
     def __missing__(self, key: Any) -> int:  # noqa: ANN401 - texts, or lists of them
         self[key] = len(self)

@@ -1,7 +1,6 @@
-"""A step's rollouts as JSON objects, with everything that the page shows."""
+"""A step's rollouts as JSON objects with everything that the page shows."""
 
 from collections.abc import Sequence
-from math import isnan
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,15 @@ def training_lines(
     policy: Policy, rollouts: Sequence[Rollout], advantages: Tensor, updated: Update
 ) -> list[dict[str, Any]]:
     """The step's N training rollouts with their advantages (N,) and what the update computed of them."""
-    lines, start = readable(policy, rollouts, "train"), 0
-    logprobs = _rounded(updated.logprobs)
-    weights = None if updated.importance_weights is None else _rounded(updated.importance_weights)
-    for line, rollout, advantage in zip(lines, rollouts, advantages.tolist(), strict=True):
-        sampled = slice(start, start + rollout.num_sampled)
-        start += rollout.num_sampled
+    lines, sizes = readable(policy, rollouts, "train"), [rollout.num_sampled for rollout in rollouts]
+    computed = {"logprobs": updated.logprobs, "importance_weights": updated.importance_weights}
+    for name, values in computed.items():
+        if values is not None:
+            rounded = values.double().round(decimals=6).cpu().split(sizes)
+            for line, of_rollout in zip(lines, rounded, strict=True):
+                line[name] = None if of_rollout.isnan().any() else of_rollout.tolist()
+    for line, advantage in zip(lines, advantages.tolist(), strict=True):
         line["advantage"] = advantage
-        line["logprobs"] = _scored(logprobs[sampled])
-        if weights is not None:
-            line["importance_weights"] = _scored(weights[sampled])
     return lines
 
 
@@ -44,7 +42,7 @@ def readable(policy: Policy, rollouts: Sequence[Rollout], purpose: str) -> list[
 def rollout_line(
     rollout: Rollout, purpose: str, prompt: str, advantage: float | None, logprobs: Sequence[float] | None
 ) -> dict[str, Any]:
-    """One rollout as a JSON object. `logprobs` are the policy's, for sampled tokens; None where not scored."""
+    """One rollout as a JSON object. `logprobs` are the policy's, for sampled tokens; None if not computed."""
     reward = rollout.reward
     return {
         **vars(rollout),
@@ -59,12 +57,3 @@ def rollout_line(
         "advantage": advantage,
         "logprobs": None if logprobs is None else list(logprobs),
     }
-
-
-def _rounded(values: Tensor) -> list[float]:
-    return values.double().round(decimals=6).tolist()
-
-
-def _scored(values: list[float]) -> list[float] | None:
-    """None where the update did not compute the rollout."""
-    return None if any(map(isnan, values)) else values

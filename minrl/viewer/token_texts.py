@@ -9,13 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 BROKEN = "\ufffd"
-"""Stands for bytes that are no whole character."""
+"""The replacement for bytes that are no whole character."""
 
 
 def token_texts(tokenizer: Any, sequences: Sequence[Sequence[int]]) -> list[list[str]]:  # noqa: ANN401 - transformers'
-    """The text of each token. Of tokens that make up a character together the first has it, the others ''.
+    """The text of each token. Of tokens that form a character together the first has it, the others ''.
 
-    Each pair of neighbours is decoded once, all of them in one call: a step's rollouts repeat themselves.
+    Each distinct pair of neighbours is decoded once, all of them in one call.
     """
     alone = _decoded(tokenizer, {(token,) for sequence in sequences for token in sequence})
     both = _decoded(tokenizer, {pair for sequence in sequences for pair in pairwise(sequence)})

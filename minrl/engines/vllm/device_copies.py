@@ -1,9 +1,10 @@
-"""The policy's weights into the engine's parameters by copies on the device, found once and repeated each step.
+"""Copies the policy's weights into the engine's parameters on the device.
 
-vLLM's `load_weights` knows where each tensor goes; it is watched once, and what it copied from where to where is what
-every later sync copies. No buffer is allocated and nothing goes over the host.
+vLLM's `load_weights` knows where each tensor goes. It is recorded once, and every later sync repeats its copies. No
+buffer is allocated and nothing goes over the host.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ _COPY = torch.ops.aten.copy_.default
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes every copy into a tensor, and whether anything else was computed in place."""
+    """Records every copy into a tensor, and the names of all other operations in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,8 +35,8 @@ class _Recorder(TorchDispatchMode):
 
 
 class StableWeights:
-    """Weights that stay where they are from sync to sync: those with adapters are merged into buffers that are made
-    once, in the engine's precision; all others are the policy's own.
+    """Weights at the same addresses in every sync. Those with adapters are merged into buffers that are made once, in
+    the engine's precision; all others are the policy's own.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -62,7 +63,7 @@ class DeviceCopies:
         self.model = model
         self.weights = dict(weights)
         with _Recorder() as recorder:
-            model.load_weights((name, weight.detach()) for name, weight in weights.items())
+            self._load()
         self.targets = [target for target, _ in recorder.pairs]
         self.sources = [source for _, source in recorder.pairs]
         self.direct = not recorder.others and self._complete()
@@ -77,15 +78,15 @@ class DeviceCopies:
         if self.direct:
             torch._foreach_copy_(self.targets, self.sources)
         else:
-            self.model.load_weights((name, weight.detach()) for name, weight in self.weights.items())
+            self._load()
+
+    def _load(self) -> None:
+        self.model.load_weights((name, weight.detach()) for name, weight in self.weights.items())
 
     def _complete(self) -> bool:
         """Whether every element of every weight was copied straight from where the optimizer keeps it."""
-        copied: dict[int, int] = {}
+        copied: Counter[int] = Counter()
         for source in self.sources:
-            storage = source.untyped_storage().data_ptr()
-            copied[storage] = copied.get(storage, 0) + source.numel()
-        kept: dict[int, int] = {}
-        for weight in self.weights.values():
-            kept[weight.untyped_storage().data_ptr()] = weight.numel()
+            copied[source.untyped_storage().data_ptr()] += source.numel()
+        kept = {weight.untyped_storage().data_ptr(): weight.numel() for weight in self.weights.values()}
         return copied.keys() == kept.keys() and all(copied[storage] >= size for storage, size in kept.items())

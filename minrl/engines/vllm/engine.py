@@ -1,8 +1,8 @@
 """Rollouts by vLLM in the trainer's process: on the same CUDA card, or on a CPU.
 
-vLLM holds its own copy of the weights, in its own layout. After every update `sync` brings it up to date, and a check
-that does not trust the sync compares what the engine holds and says with the policy. vLLM itself is imported when an
-engine is made.
+vLLM holds its own copy of the weights, in its own layout. `sync` updates it after every update of the policy, and an
+independent check compares the engine's weights and log-probabilities with the policy's. vLLM itself is imported when
+an engine is made.
 """
 
 import copy
@@ -92,7 +92,7 @@ class VllmEngine:
         return completions
 
     def sync(self, policy: Policy) -> None:
-        """Hold the policy's weights from now on, and show it. Raises `SyncError` where it does not."""
+        """Load the policy's weights and check them. Raises `SyncError` if the check fails."""
         self.policy = policy
         with self._watchdog:
             self._load(MergedWeights(policy.model, master_weights(policy.model)))
@@ -106,7 +106,7 @@ class VllmEngine:
         self._syncs += 1
 
     def check(self) -> None:
-        """Raise `SyncError` unless the engine holds the policy's weights and says what the policy says."""
+        """Raise `SyncError` unless the engine has the policy's weights and log-probabilities."""
         weights = MergedWeights(self.policy.model, self.policy.model.state_dict(keep_vars=True))
         held = find_held(self.model, weights)
         if self._syncs == 0 and unread(held, weights):
@@ -134,12 +134,12 @@ class VllmEngine:
         return [entry[token].logprob for entry, token in zip(entries, ids[1:], strict=True)]
 
     def take_facts(self) -> dict[str, float]:
-        """How many prompt tokens came from the cache; what the last check of a sync has found."""
+        """How many prompt tokens were computed, and the findings of the last check of a sync."""
         checked, self._checked = self._checked, {}
         return {**self._reuse.take(), **checked}
 
     def sleep(self) -> None:
-        """On CUDA, give the key-value memory back, or all of it, while the policy trains."""
+        """On CUDA, release the key-value memory, or all memory, while the policy trains."""
         if not self._cuda or self.config.engine_sleep == "off" or self._asleep:
             return
         with self._watchdog:
@@ -152,7 +152,7 @@ class VllmEngine:
         """Make room for the weights again. The cache follows in `sync`, when they are there."""
         if not self._asleep:
             return
-        torch.cuda.empty_cache()  # what the update has freed is the engine's again
+        torch.cuda.empty_cache()  # the engine needs what the update has freed
         if self._discarded:
             with self._watchdog:
                 self._llm.wake_up(tags=["weights"])
@@ -168,7 +168,7 @@ class VllmEngine:
             del self._llm
 
     def _start(self, sequences: int) -> Any:  # noqa: ANN401 - vllm.LLM
-        """A vLLM engine of the policy's shape with weights that mean nothing yet."""
+        """A vLLM engine of the policy's shape with dummy weights."""
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -179,7 +179,7 @@ class VllmEngine:
         folder = Path(tempfile.mkdtemp(prefix="minrl-vllm-"))
         try:
             shape = copy.deepcopy(self.policy.model.config)
-            shape.architectures = [type(self.policy.model).__name__]  # a model made in memory does not say it
+            shape.architectures = [type(self.policy.model).__name__]  # which the config of a model made in memory lacks
             shape.save_pretrained(folder)
             self.policy.tokenizer.save_pretrained(folder)
             dtype: Any = str(self.dtype).removeprefix("torch.")
@@ -218,7 +218,7 @@ class VllmEngine:
         return {"kv_cache_memory_bytes": size, "enforce_eager": True}
 
     def _load(self, merged: Mapping[str, Tensor]) -> None:
-        """Bring the engine's weights up to date: packed again on a CPU, copied on the device on CUDA."""
+        """Load the weights: packed again on a CPU, by copies on the device on CUDA."""
         with torch.no_grad():
             if not self._cuda:
                 return vllm_versions.load_packed(self._llm, merged)
@@ -228,13 +228,13 @@ class VllmEngine:
             self._copies.run()
 
     def _wake_cache(self) -> None:
-        """The last part of waking up: room for keys and values, empty."""
+        """The last part of waking up: allocate the key-value cache."""
         if self._asleep:
             self._llm.wake_up(tags=["kv_cache"])
             self._asleep = False
 
     def _require_current(self) -> None:
-        """A sync that was left out is noticed here, however small the step was."""
+        """Refuse to sample after an update without a sync, however small the update was."""
         if self.version != self.policy.version or self._asleep:
             raise SyncError(
                 f"the engine has the weights of update {self.version} and the policy is at {self.policy.version}: "
@@ -242,20 +242,14 @@ class VllmEngine:
             )
 
     def _continues(self, requests: Sequence[Request]) -> bool:
-        """Whether these are the next turns of the prompts of the last call, whose cache is worth keeping."""
-        lengths = {len(prompt) for prompt in self._prompts}
-        continues = any(
-            tuple(request.ids[:length]) in self._prompts
-            for request in requests
-            for length in lengths
-            if length < len(request.ids)
-        )
-        self._prompts = {tuple(request.ids) for request in requests}
-        return continues
+        """Whether a request continues a prompt of the last call, whose cache is worth keeping."""
+        before, self._prompts = self._prompts, {tuple(request.ids) for request in requests}
+        lengths = set(map(len, before))
+        return any(ids[:length] in before for ids in self._prompts for length in lengths if length < len(ids))
 
 
 def sampling_parameters(request: Request, sampling: Sampling) -> Any:  # noqa: ANN401 - vllm.SamplingParams
-    """vLLM's settings for one request. Ids are kept as sampled, the token or string that stopped them too."""
+    """vLLM's settings for one request. Completions include the token or string that stopped them."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -274,7 +268,7 @@ def sampling_parameters(request: Request, sampling: Sampling) -> Any:  # noqa: A
 
 
 def _completion(output: Any) -> Completion:  # noqa: ANN401 - vllm.CompletionOutput
-    """What vLLM sampled, as the loop wants it."""
+    """vLLM's completion in our type."""
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r} in place of stop or length")
     logprobs = output.logprobs.logprobs

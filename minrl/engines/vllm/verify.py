@@ -1,8 +1,8 @@
-"""Does the engine hold the policy's weights? Two answers, each of which sees what the other cannot.
+"""Does the engine hold the policy's weights? Two checks, each of which sees what the other cannot.
 
-The probe compares log-probabilities: it sees whatever changes what the model says, but in bfloat16 a small step hides
-in rounding. The reading compares the weights that the engine computes with, tensor by tensor and bit by bit after
-rounding to its precision: it sees the smallest step, but only weights.
+The probe compares log-probabilities: it sees any change of the model's output, but in bfloat16 rounding hides a small
+step. The reading compares the weights that the engine computes with, tensor by tensor and bit by bit after rounding to
+its precision: it sees the smallest step, but only weights.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ GAP_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """Largest |difference| of log-probabilities (nats) between engine and policy on the probe, at temperature 1."""
 
 PROBE_TOKENS = 32
-"""Tokens of the probe: cheap next to a step, and every layer has its say in each."""
+"""Tokens of the probe: cheap beside a step, and each depends on every layer."""
 
 COLUMNS = 64
 """Columns of each packed weight that are read at a time; the next check reads others."""
@@ -47,7 +47,7 @@ class Held:
     end: int
 
     def read(self, expected: Tensor, version: int) -> tuple[Tensor, Tensor]:
-        """What the engine holds and what it should: whole, or some columns where the weight is packed."""
+        """The engine's tensor and the expected one: whole, or some columns where the weight is packed."""
         weight = getattr(self.module, self.parameter)
         if not self._packed(weight):
             return weight[self.start : self.end], expected
@@ -55,7 +55,7 @@ class Held:
         order = torch.randperm(width, generator=torch.Generator().manual_seed(version))
         columns = order[:COLUMNS].to(expected.device)
         units = nn.functional.one_hot(columns, width).to(weight.dtype)
-        product = self.module.quant_method.apply(self.module, units, None)  # exact: one term is not 0
+        product = self.module.quant_method.apply(self.module, units, None)  # exact: one term of each sum is not 0
         return product[:, self.start : self.end].T, expected[:, columns]
 
     def _packed(self, weight: Tensor) -> bool:
@@ -67,7 +67,7 @@ class Held:
 def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor]) -> list[Held]:
     """Where each of the policy's tensors is in the engine, by name. Fused layers hold several, one after another.
 
-    The names are looked up here, apart from the engine's own loading, so that a loader that mixes layers up is seen.
+    The lookup is independent of the engine's loader, so that a loader that mixes up layers is noticed.
     """
     fused: Mapping[str, Sequence[str]] = getattr(engine_model, "packed_modules_mapping", {})
     found = []
@@ -88,7 +88,7 @@ def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor]) -> list[
 
 @torch.no_grad()
 def differing(held: Sequence[Held], weights: Mapping[str, Tensor], dtype: torch.dtype, version: int) -> list[str]:
-    """Names of the tensors of which the engine holds something else than the policy's, rounded to `dtype`."""
+    """Names of the tensors in which the engine differs from the policy, rounded to `dtype`."""
     flags = []
     for tensor in held:
         actual, expected = tensor.read(weights[tensor.name].detach(), version)
@@ -101,7 +101,7 @@ def differing(held: Sequence[Held], weights: Mapping[str, Tensor], dtype: torch.
 
 
 def unread(held: Sequence[Held], weights: Mapping[str, Tensor]) -> list[str]:
-    """The policy's tensors that were not found in the engine: only the probe sees them."""
+    """The policy's tensors that were not found in the engine: only the probe checks them."""
     return sorted(set(weights) - {tensor.name for tensor in held})
 
 
@@ -116,14 +116,14 @@ def policy_logprobs(policy: Policy, ids: Sequence[int]) -> Tensor:
 
 
 def spread_ids(policy: Policy) -> list[int]:
-    """A probe for when nothing has been sampled yet: tokens from all over the vocabulary."""
+    """The probe before anything is sampled: tokens from all over the vocabulary."""
     size = policy.model.get_input_embeddings().weight.shape[0]
     count = min(PROBE_TOKENS, policy.context_length - 1)
     return [(index * 7919 + 11) % size for index in range(count)]
 
 
 def _blocks(actual: Tensor, expected: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows of both, so many at a time that a copy of them is small."""
+    """Rows of both, at most `BLOCK` elements at a time."""
     rows = max(1, BLOCK // max(1, expected[0].numel()))
     for start in range(0, expected.shape[0], rows):
         yield actual[start : start + rows], expected[start : start + rows]

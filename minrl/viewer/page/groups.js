@@ -81,12 +81,15 @@ function emptyNote(step) {
 function groupPanel({ all, rollouts }) {
   const first = rollouts[0];
   const panel = el("section", { class: "group", "aria-label": `group of example ${first.example}` });
-  const across = el("button", { type: "button", class: "across", title: "The same example at every step (x)" }, "Across steps");
-  const head = el("header", {}, el("h3", { class: "text" }), el("span", { class: "grow" }), across);
+  const head = el("header", {}, el("h3", { class: "text" }), el("span", { class: "grow" }), acrossButton());
   appendText(head.firstChild, first.example);
   panel.append(head, groupFacts(all, rollouts), foldedPrompt(first));
   panel.append(...rollouts.map((r) => rolloutRow(r)));
   return panel;
+}
+
+function acrossButton() {
+  return el("button", { type: "button", class: "across", title: "The same example at every step (x)" }, "Across steps");
 }
 
 function groupFacts(all, rollouts) {
@@ -103,8 +106,7 @@ function groupFacts(all, rollouts) {
 }
 
 function foldedPrompt(r) {
-  const folded = el("details", { class: "prompt" }, el("summary", {}, shownText(r.prompt)));
-  return folded;
+  return el("details", { class: "prompt" }, el("summary", {}, shownText(r.prompt)));
 }
 
 function rolloutRow(r, { withPrompt = false } = {}) {
