@@ -41,7 +41,7 @@ def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag],
         lines += ["--config FILE reads settings from YAML or from a run's config.json; flags go on top.", ""]
     lines += _section("used most", often, everything)
     hints = get_type_hints(cls)
-    for group in dict.fromkeys(flag.group for flag in flags.values()):
+    for group in dict.fromkeys(["", *(flag.group for flag in flags.values())]):
         inside = [flag for flag in flags.values() if flag.group == group and flag not in often]
         about = f"{group}: {first_paragraph(hints[group])}" if group else "run"
         lines += _section(about, inside, everything)
