@@ -52,9 +52,7 @@ class Layer:
     """What a file or the flags set."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The settings by name."""
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The options by the task's key and their own name."""
+    """Settings by name, options as `task_key.name`."""
     tasks: Sequence[str] = ()
     """The tasks that are named."""
 
@@ -68,15 +66,14 @@ def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORC
     """The config of a program that makes runs, from flags over a `--config` file over the defaults of what is trained,
     and the options of the tasks named.
     """
-    given = given_flags(arguments)
-    in_file = Layer()
-    for one in given:
+    given, in_file = given_flags(arguments), Layer()
+    for place, one in enumerate(given):
         if one.flag == "--config":
             if not any(one.words):
                 raise UserError("--config needs a file: YAML, or a run's config.json")
             in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
-    rest = [replace(one, flag="", words=one.words[1:]) if one.flag == "--config" else one for one in given]
-    flags = _flag_layer(rest, cls, in_file.tasks)
+            given[place] = Given("", one.words[1:])
+    flags = _flag_layer(given, cls, in_file.tasks)
     config: Any
     stored: Any
     stored, config = _build(cls, in_file)[0], _build(cls, in_file, flags)[0]
@@ -183,15 +180,15 @@ def _build(
     config: Any = cls(**made) if default is None else replace(default, **made)  # type: ignore[type-var]
     names = dict.fromkeys([*(name for layer in layers for name in layer.tasks), *getattr(config, "task_names", ())])
     chosen = {key: options_class() for key, options_class in option_classes(names).items()} | dict(options or {})
-    for layer in layers:
-        for key, set_here in layer.options.items():
-            chosen[key] = replace(chosen[key], **set_here)
+    for key, start in chosen.items():
+        own = {name.removeprefix(f"{key}."): value for name, value in values.items() if name.startswith(f"{key}.")}
+        chosen[key] = replace(start, **own)
     return config, chosen
 
 
 def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ()) -> Layer:
     """What a file sets, its types checked."""
-    left = {str(key).replace("-", "_"): value for key, value in values.items()}
+    left = _by_name(values)
     tasks = list(named)
     for setting in TASK_NAMES:
         if isinstance(left.get(setting), str):
@@ -204,25 +201,23 @@ def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ())
     flags = flags_of(cls)
     for name in left:
         if name not in flags:
-            raise UserError(
-                unknown(f"setting {name!r}", name.replace("_", "-"), [f.spelled[2:] for f in flags.values()])
-            )
+            known = [flag.spelled[2:] for flag in flags.values()]
+            raise unknown(f"setting {name!r}", name.replace("_", "-"), known)
     chosen = {name: checked(name, flags[name].hint, value) for name, value in left.items()}
     keys = [task_key(name) for name in tasks]
     tasks += [key for key in given if key not in keys]
     classes = option_classes(tasks)
-    return Layer(chosen, {key: _options(classes[key], given[key]) for key in given}, tasks)
+    for key, own in given.items():
+        hints = get_type_hints(classes[key])
+        for name, value in _by_name(own).items():
+            if name not in hints:
+                raise unknown(f"option {name!r} of {classes[key].__name__}", name, sorted(hints))
+            chosen[f"{key}.{name}"] = checked(name, hints[name], value)
+    return Layer(chosen, tasks)
 
 
-def _options(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's options from a file, their types checked."""
-    hints, chosen = get_type_hints(cls), {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if name not in hints:
-            raise UserError(unknown(f"option {name!r} of {cls.__name__}", name, sorted(hints)))
-        chosen[name] = checked(name, hints[name], value)
-    return chosen
+def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 
 def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) -> Layer:
@@ -239,10 +234,8 @@ def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) ->
         sys.stdout.write(help_text(cls, flags, shown, everything="--help-all" in asked))
         raise SystemExit(0)
     values = read_flags(given, flags | options, TASK_DEFINITIONS)
-    chosen: dict[str, dict[str, Any]] = {}
-    for name in values.keys() & options.keys():
-        chosen.setdefault(options[name].group, {})[name.partition(".")[2]] = values.pop(name)
-    return Layer(values, chosen, named)
+    own = {name: f"{flag.group}.{name.partition('.')[2]}" for name, flag in options.items()}
+    return Layer({own.get(name, name): value for name, value in values.items()}, named)
 
 
 def _option_flags(tasks: Iterable[str]) -> dict[str, Flag]:
