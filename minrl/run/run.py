@@ -117,19 +117,15 @@ def write_config(run: Run) -> None:
 
 def _outside_files(run: Run) -> list[Path]:
     """The files outside MinRL that examples and rewards come from, and a folder of data."""
-    config = run.config
-    tasks = [name for name in (config.rollout.task, *config.evaluation.other_tasks) if name]
-    files = [path for name in tasks for path in files_outside(name)]
-    files += [Path(config.data_path)] if config.data_path else []
+    files = [path for name in run.config.task_names for path in files_outside(name)]
+    files += [Path(run.config.data_path)] if run.config.data_path else []
     return [path for path in dict.fromkeys(files) if path.exists()]
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
     """Every setting by its flag's name, a trained or evaluated task's own as `task.option`."""
     values = to_dict(run.settings, run.options)
-    config = run.config
-    names = {task_key(name) for name in (config.rollout.task, *config.evaluation.other_tasks)}
-    tasks = values.pop("tasks")
+    tasks, names = values.pop("tasks"), {task_key(name) for name in run.config.task_names}
     return {**values, **{f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}}
 
 

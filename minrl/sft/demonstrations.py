@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +191,10 @@ def _read(path: str, config: SftConfig, policy: Policy, chat: bool) -> list[Enco
     if texts:
         how = "a user's message, through the chat template" if chat else "it is, without a chat template"
         logger.info(f"{path}: the prompt of {texts} of {len(found)} rows is a text and is shown as {how}")
-    rows = [replace(row, prompt=user_message(row.prompt)) if chat else row for row in found]
+    rows = [
+        replace(row, prompt=[{"role": "user", "content": row.prompt}]) if chat and isinstance(row.prompt, str) else row
+        for row in found
+    ]
     encoded = [Encoded(*pair) for pair in zip(rows, as_rollouts(policy, rows), strict=True)]
     read = [(one.rollout.ids, f"{shown_text(one.row.prompt)} {one.row.response}") for one in encoded]
     check_words(policy, path, read)
@@ -201,21 +204,13 @@ def _read(path: str, config: SftConfig, policy: Policy, chat: bool) -> list[Enco
     return list(distinct.values())
 
 
-def user_message(prompt: Prompt) -> Prompt:
-    """A text as the message of a user; messages as they are."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
 def as_rollouts(policy: Policy, rows: Iterable[Demonstration]) -> list[Rollout]:
     """The rows in tokens."""
-    ends: dict[bool, int] = {}
-    rollouts = []
-    for row in rows:
-        chat = not isinstance(row.prompt, str)
-        if chat not in ends:
-            ends[chat] = end_token(policy, chat)
-        rollouts.append(as_rollout(policy, row.prompt_key, [(row.prompt, row.response)], ends[chat]))
-    return rollouts
+    end = cache(partial(end_token, policy))
+    return [
+        as_rollout(policy, row.prompt_key, [(row.prompt, row.response)], end(not isinstance(row.prompt, str)))
+        for row in rows
+    ]
 
 
 def end_token(policy: Policy, chat: bool) -> int:

@@ -14,11 +14,10 @@ anew in it: a run that was killed repeats the round it was in, to the same weigh
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from minrl.terminal.command_line import before_imports, parse_config, run_main
 from minrl.config.defaults import FINE_TUNING
@@ -62,7 +61,8 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
         rollouts = sampled.rollouts
         kept = keep_correct(rollouts, settings)
         if recorder.main and parts.task.episode is None and every(config.logging.rollouts_every, state.step):
-            write_samples(samples_path(parts.run.folder, state.step), examples, rollouts, kept)
+            path = parts.run.folder / "samples" / f"round_{state.step:03d}.jsonl"
+            write_samples(path, examples, rollouts, kept)
         recorder.measured(
             {
                 "expert/kept": float(len(kept)),
@@ -106,16 +106,17 @@ def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -
 
     Of an example and role at most `max_per_example` are kept, the first ones; equal ones once where it is asked for.
     """
-    kept: dict[tuple[str, str], list[Rollout]] = {}
+    kept: list[Rollout] = []
+    found: dict[tuple[str, str], list[Sequence[int]]] = {}
     for one in rollouts:
         if not is_solved(one) or one.truncated:
             continue
-        found = kept.setdefault((one.example_id, one.role), [])
-        full = 0 < settings.max_per_example <= len(found)
-        if not full and not (settings.deduplicate and any(one.ids == other.ids for other in found)):
-            found.append(one)
-    chosen = {id(one) for found in kept.values() for one in found}
-    return [one for one in rollouts if id(one) in chosen]
+        known = found.setdefault((one.example_id, one.role), [])
+        full = 0 < settings.max_per_example <= len(known)
+        if not full and not (settings.deduplicate and one.ids in known):
+            known.append(one.ids)
+            kept.append(one)
+    return kept
 
 
 def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequence[Rollout]) -> dict[str, float]:
@@ -156,36 +157,27 @@ def restart(parts: Parts) -> None:
     parts.policy.model.load_state_dict(start.model.state_dict())
 
 
-def samples_path(folder: Path, number: int) -> Path:
-    """Where a round's completions are written."""
-    return folder / "samples" / f"round_{number:03d}.jsonl"
-
-
 def write_samples(
     path: Path, examples: Sequence[Example], rollouts: Sequence[Rollout], kept: Sequence[Rollout]
 ) -> None:
-    """The round's completions as rows that `minrl.sft` and `minrl.sft.filter` read; what the reward reads stands under
-    `example`, where no field of it takes the place of another.
+    """Write the round's completions as rows that `minrl.sft` and `minrl.sft.filter` read. The fields that the reward
+    reads stand under `example`, where none replaces another.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    by_id = {example.id: example for example in examples}
-    write_jsonl(path, _sample_rows(by_id, rollouts, {id(one) for one in kept}))
-
-
-def _sample_rows(
-    examples: Mapping[str, Example], rollouts: Sequence[Rollout], kept: set[int]
-) -> Iterator[dict[str, Any]]:
-    for one in rollouts:
-        example = examples[one.example_id]
-        yield {
-            "id": example.id,
-            "prompt": example.prompt,
+    by_id, trained_on = {example.id: example for example in examples}, {id(one) for one in kept}
+    rows = (
+        {
+            "id": one.example_id,
+            "prompt": by_id[one.example_id].prompt,
             "response": one.text,
             "reward": None if one.reward is None else one.reward.value,
-            "kept": id(one) in kept,
+            "kept": id(one) in trained_on,
             "truncated": one.truncated,
-            EXAMPLE: example.fields,
+            EXAMPLE: by_id[one.example_id].fields,
         }
+        for one in rollouts
+    )
+    write_jsonl(path, rows)
 
 
 def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
@@ -216,8 +208,12 @@ def main(arguments: Sequence[str]) -> int:
     require_logger(run.config.logging)
     with assemble(run) as parts:
         settings: ExpertIterationConfig = parts.run.settings
-        problems = {example.id for example in parts.task.dataset.train}
-        say_if_fewer(settings.examples_per_round, len(problems), settings.reward.task)
+        asked, available = settings.examples_per_round, len({example.id for example in parts.task.dataset.train})
+        if asked > available:  # a round samples no example twice
+            task = settings.reward.task
+            logger.info(
+                f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}"
+            )
         with Session(parts, started) as session:
             session.begin()
             if session.recorder.owed or (parts.state.step == 0 and settings.evaluation.eval_first):
@@ -229,12 +225,6 @@ def main(arguments: Sequence[str]) -> int:
         if status == 0:
             parts.screen.rounds(rounds)
         return status
-
-
-def say_if_fewer(asked: int, available: int, task: str) -> None:
-    """A round samples no example twice."""
-    if asked > available:
-        logger.info(f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}")
 
 
 if __name__ == "__main__":

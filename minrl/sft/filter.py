@@ -47,14 +47,12 @@ def filter_file(task: Task, source: Path, output: Path, min_reward: float | None
             if scored["reward"] is None:
                 counts.unscorable += 1
                 counts.first_reason = counts.first_reason or f"row {counts.rows}: {scored['error']}"
-            elif json.loads(line).get("truncated") is not True and _is_correct(scored, min_reward):
+            elif json.loads(line).get("truncated") is not True and (
+                scored["solved"] if min_reward is None else scored["reward"] >= min_reward
+            ):
                 counts.kept += 1
                 file.write(line + "\n")
     return counts
-
-
-def _is_correct(scored: dict[str, Any], min_reward: float | None) -> bool:
-    return bool(scored["solved"] if min_reward is None else scored["reward"] >= min_reward)
 
 
 def _scored(task: Task, lines: Sequence[str], workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
