@@ -1,4 +1,4 @@
-"""Every knob of supervised fine-tuning, expert iteration and the filter, with its unit and its check."""
+"""The settings of supervised fine-tuning, expert iteration and the filter, with units and checks."""
 
 import math
 from collections.abc import Mapping

@@ -5,11 +5,11 @@
 
 Expert iteration (arXiv:1705.08439) with the policy's own correct completions as the expert's, as in STaR
 (arXiv:2203.14465) and ReST-EM (arXiv:2312.06585). Departures: there is no tree search and, unlike STaR, no hint after
-a failure; a round goes on from the policy of the round before where those two begin anew with the start model
+a failure; a round continues from the previous round's policy, where those two restart from the start model
 (--restart-each-round does); a round sees a share of the training examples, not all of them.
 
-A round is a step of the run. What it samples is a function of the seed, the round and the weights, and AdamW starts
-anew in it: a run that was killed repeats the round it was in, to the same weights.
+A round is a step of the run. Its samples are a function of the seed, the round and the weights, and its AdamW is new:
+a killed run repeats its round and reaches the same weights.
 """
 
 import math
@@ -84,7 +84,7 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
 
 
 def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Example], Rollouts]:
-    """The round's completions, batch by batch, with the examples; no problem is drawn twice in a round, in whatever
+    """The round's examples and completions, sampled batch by batch. No problem is drawn twice in a round, in whatever
     words it is asked.
     """
     config, state, policy, task = parts.config, parts.state, parts.policy, parts.task
@@ -102,9 +102,9 @@ def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Ex
 
 
 def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -> list[Rollout]:
-    """The completions whose reward is at its maximum and which ended by themselves, in the order of sampling.
+    """The solved completions that ended by themselves, in the order of sampling.
 
-    Of an example and role at most `max_per_example` are kept, the first ones; equal ones once where it is asked for.
+    At most the first `max_per_example` of an example and role are kept; with `deduplicate`, equal ones once.
     """
     kept: list[Rollout] = []
     found: dict[tuple[str, str], list[Sequence[int]]] = {}
@@ -120,7 +120,9 @@ def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -
 
 
 def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequence[Rollout]) -> dict[str, float]:
-    """Train on what was kept, with a new optimizer. The last optimizer step's numbers, with the loss of the first."""
+    """Train on the kept completions with a new optimizer. Returns the last optimizer step's metrics, with the mean loss
+    and entropy of all steps.
+    """
     if not kept:
         logger.warning(f"round {parts.state.step} has no correct completion: nothing is trained on")
         return {"sft/optimizer_steps": 0.0}
@@ -151,7 +153,7 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
 
 
 def restart(parts: Parts) -> None:
-    """Give the policy the weights of the model that the run started from."""
+    """Give the policy the start model's weights."""
     begun = replace(parts.run, checkpoint=None)
     start, _ = prepare_policy(begun, parts.tasks, parts.policy.processes, parts.screen)
     parts.policy.model.load_state_dict(start.model.state_dict())
@@ -181,7 +183,7 @@ def write_samples(
 
 
 def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
-    """What each round sampled correctly, kept and reached, from the run's metrics; round 0 is the start model."""
+    """What each round solved, kept and reached, from the run's metrics. Round 0 is the start model."""
     rows: list[dict[str, object]] = []
     for line in read_metrics(folder):
         name = f"eval/{task}/"
@@ -201,7 +203,7 @@ def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Say how good the policy is, let it learn from itself, and show what each round brought."""
+    """Measure the policy, let it learn from itself, and show the figures of each round."""
     started = time.perf_counter()
     config, options = parse_config(ExpertIterationConfig, arguments, FINE_TUNING)
     run = open_run(config, options, arguments, EXPERT_ITERATION)

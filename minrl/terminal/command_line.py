@@ -1,7 +1,7 @@
-"""From the command line, a file or a stored run to a program's config and the tasks' options.
+"""Reads the command line, a file or a stored run into a program's config and the tasks' options.
 
 Flags come from the dataclasses (`minrl.terminal.flags`). `--config FILE` (YAML or a run's config.json) is read first,
-and flags override it. Whatever is refused is refused in one line.
+and flags override it. Every refusal is one line.
 """
 
 import contextlib
@@ -36,13 +36,13 @@ REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO),
 )
-"""Why the system refuses to read or write a file: the user's to mend, in a folder, a disk or a right."""
+"""Errors of reading or writing a file that the user can mend: a folder, a disk, a permission."""
 
 TASK_NAMES = ("task", "eval_tasks", "tasks")
-"""The settings that name tasks: one, several with commas between them, several as words."""
+"""The settings that name tasks: one, several separated by commas, several as words."""
 
 DEFAULT_TASK = "countdown"
-"""The task whose options --help shows where none is named."""
+"""The task whose options --help shows if none is named."""
 
 HELP = ("-h", "--help", "--help-all")
 
@@ -63,8 +63,8 @@ def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]
 
 
 def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORCEMENT) -> tuple[T, TaskOptions]:
-    """The config of a program that makes runs, from flags over a `--config` file over the defaults of what is trained,
-    and the options of the tasks named.
+    """The config of a program that makes runs, and the options of the tasks named. Flags override a `--config` file,
+    which overrides the defaults of what is trained.
     """
     given, in_file = given_flags(arguments), Layer()
     for place, one in enumerate(given):
@@ -90,7 +90,7 @@ def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORC
 def parse_with_tasks(
     cls: type[T], arguments: Sequence[str], default: T | None = None, options: TaskOptions | None = None
 ) -> tuple[T, TaskOptions]:
-    """A config, and the options of the tasks named: flags over the defaults given here."""
+    """A config, and the options of the tasks named. Flags override the defaults given here."""
     return _build(cls, _flag_layer(given_flags(arguments), cls), default=default, options=options)
 
 
@@ -100,11 +100,11 @@ def parse(cls: type[T], arguments: Sequence[str]) -> T:
 
 
 def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) -> None:
-    """Read the command line before a script's slow imports: --help and whatever is refused are answered at once, and
-    otherwise a line says that the program is loading.
+    """Read the command line before a script's slow imports. --help and mistakes are answered at once; otherwise a line
+    says that the program is loading.
     """
     forgive_closed_streams()
-    logger.disable("minrl")  # main parses again: what there is to say is said then
+    logger.disable("minrl")  # main parses again, and reports then
     try:
         with _one_line_for_mistakes():
             config, _ = parse(sys.argv[1:])
@@ -116,8 +116,8 @@ def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) ->
 
 
 def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
-    """Run a script's main: the user's mistakes end it with one line and exit status 2, a signal with the shells'."""
-    gc.freeze()  # what the imports made stays: a collection that looks at all of it again takes 0.2 s
+    """Run a script's main. A user's mistake ends it with one line and status 2, a signal with the shells' status."""
+    gc.freeze()  # a collection that looks at everything the imports made takes 0.2 s
     forgive_closed_streams()
     with answered(stop_at_once), _one_line_for_mistakes():
         sys.exit(main(sys.argv[1:]))
@@ -125,7 +125,7 @@ def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 
 @contextlib.contextmanager
 def _one_line_for_mistakes() -> Iterator[None]:
-    """End the program where a mistake of the user's, the system's refusal of a file or an interruption comes out."""
+    """End the program after a user's mistake, a refused file or an interruption."""
     try:
         yield
     except UserError as error:
@@ -145,7 +145,7 @@ def _refuse(reason: str) -> int:
 
 
 def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
-    """Plain values by flag name, the tasks' options in a dictionary each: what `from_dict` reads."""
+    """Plain values by flag name, and each task's options in a dictionary. `from_dict` reads it."""
     values: dict[str, Any] = {}
     for name, value in vars(config).items():
         values.update(vars(value) if is_dataclass(value) else {name: value})
@@ -154,8 +154,8 @@ def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN40
 
 
 def from_dict(values: Mapping[str, Any], cls: type[T], named: Sequence[str] = ()) -> tuple[T, TaskOptions]:
-    """A config of the class with these values over the defaults, and the options of the tasks that the values or
-    `named` name. Unknown names and wrong types are refused.
+    """A config with these values over the defaults, and the options of the tasks that the values or `named` name.
+    Unknown names and wrong types are refused.
     """
     return _build(cls, _file_layer(values, cls, named))
 
@@ -187,7 +187,7 @@ def _build(
 
 
 def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ()) -> Layer:
-    """What a file sets, its types checked."""
+    """What a file sets, with checked types."""
     left = _by_name(values)
     tasks = list(named)
     for setting in TASK_NAMES:
@@ -221,7 +221,7 @@ def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) -> Layer:
-    """What flags set. The options of the tasks `known` and of those that the flags name are flags too."""
+    """What flags set. The options of the `known` tasks, and of those that the flags name, are flags too."""
     given = [_with_absolute_tasks(one) for one in given]
     named = list(_tasks_named(given))
     named += _tasks_of_options(given, [flag_identifier(task_key(name)) for name in (*known, *named)])
@@ -262,7 +262,7 @@ def _tasks_named(given: Sequence[Given]) -> Iterator[str]:
 
 
 def _tasks_of_options(given: Sequence[Given], named: Sequence[str]) -> Iterator[str]:
-    """The built-in tasks, beside those `named`, whose options are given, or were meant: their flags are suggested."""
+    """The built-in tasks, beside those `named`, whose options are given or nearly: their flags are suggested."""
     names = {flag_identifier(name): name for name in TASK_DEFINITIONS}
     for one in given:
         task, dot, _ = one.name.partition(".")
@@ -271,7 +271,7 @@ def _tasks_of_options(given: Sequence[Given], named: Sequence[str]) -> Iterator[
 
 
 def _names_in(setting: str, value: str) -> list[str]:
-    """The tasks that a setting names, the paths of their files absolute."""
+    """The tasks that a setting names, with absolute paths of their files."""
     names = value.split(",") if setting == "eval_tasks" else [value]
     return [with_absolute_path(name.strip()) for name in names if name.strip()]
 

@@ -1,4 +1,4 @@
-"""Flags from dataclasses: which there are, and what a command line sets.
+"""Flags from dataclasses, and the values that a command line sets.
 
 A field `group_size` is the flag `--group-size`, which may be written with underscores too. A switch takes no value and
 is turned off by `--no-`; a tuple takes all words up to the next flag; where a flag is repeated, the last one counts.
@@ -17,10 +17,10 @@ from minrl.config.bounds import meant
 from minrl.types import UserError, require
 
 ALONE = "alone"
-"""Metadata of a field: the value of its flag where no words follow it."""
+"""Metadata of a field: the value of its flag if no words follow it."""
 
 SWITCHED = ("true", "false", "yes", "no", "on", "off", "0", "1")
-"""What people write after a switch."""
+"""Words that people write after a switch, which takes none."""
 
 IS_FLAG = re.compile(r"--|-[A-Za-z]")
 SCALARS = (int, float, str, bool, Path)
