@@ -91,8 +91,7 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
     if settings.resume == "latest":
         found = [folder for folder in runs.glob("*/") if is_run(folder)]
         candidates = [folder for folder in found if _program_of(folder) == program.command]
-        if not candidates:
-            raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.typed}")
+        require(bool(candidates), f"--resume latest finds no run in {runs}/: start one with {program.typed}")
         return _own_place(max(candidates, key=_last_written)), None, None
     for folder in (path, runs / settings.resume):
         if is_run(folder):

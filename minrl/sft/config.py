@@ -160,14 +160,8 @@ class ExpertIterationConfig(FineTuningConfig):
     """
 
     often = (
-        "task",
-        "model_id",
-        "rounds",
-        "examples_per_round",
-        "samples_per_example",
-        "learning_rate",
-        "seed",
-        "resume",
+        *("task", "model_id", "rounds", "examples_per_round", "samples_per_example"),
+        *("learning_rate", "seed", "resume"),
     )
 
     rounds: Count = 5

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
@@ -28,7 +29,7 @@ from minrl.system.streams import forgive_closed_streams
 from minrl.tasks import TASK_DEFINITIONS, flag_identifier, option_classes, with_absolute_path
 from minrl.terminal.flag_help import help_text
 from minrl.terminal.flags import Flag, Given, checked, flags_of, given_flags, read_flags, unknown
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 T = TypeVar("T")
 
@@ -69,8 +70,7 @@ def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORC
     given, in_file = given_flags(arguments), Layer()
     for place, one in enumerate(given):
         if one.flag == "--config":
-            if not any(one.words):
-                raise UserError("--config needs a file: YAML, or a run's config.json")
+            require(any(one.words), "--config needs a file: YAML, or a run's config.json")
             in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
             given[place] = Given("", one.words[1:])
     flags = _flag_layer(given, cls, in_file.tasks)
@@ -129,19 +129,19 @@ def _one_line_for_mistakes() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        sys.exit(_refuse(str(error)))
+        _refuse(str(error))
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        sys.exit(_refuse(": ".join(filter(None, [error.filename, refusal(error)]))))
+        _refuse(": ".join(filter(None, [error.filename, refusal(error)])))
     except KeyboardInterrupt as stop:
         sys.stderr.write("interrupted\n")
         sys.exit(getattr(stop, "status", exit_status(signal.SIGINT)))
 
 
-def _refuse(reason: str) -> int:
+def _refuse(reason: str) -> NoReturn:
     sys.stderr.write(f"error: {reason}\n")
-    return 2
+    sys.exit(2)
 
 
 def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
@@ -222,8 +222,12 @@ def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) -> Layer:
     """What flags set. The options of the `known` tasks, and of those that the flags name, are flags too."""
-    given = [_with_absolute_tasks(one) for one in given]
-    named = list(_tasks_named(given))
+    given, named = list(given), list[str]()
+    for place, one in enumerate(given):
+        if one.name in TASK_NAMES:
+            found = [_names_in(one.name, word) for word in one.words]
+            given[place] = replace(one, words=tuple(map(",".join, found)))
+            named += chain.from_iterable(found if one.name == "tasks" else found[:1])
     named += _tasks_of_options(given, [flag_identifier(task_key(name)) for name in (*known, *named)])
     flags = flags_of(cls)
     options = _option_flags([*known, *named])
@@ -244,21 +248,6 @@ def _option_flags(tasks: Iterable[str]) -> dict[str, Flag]:
     for key, options_class in option_classes(dict.fromkeys(tasks)).items():
         flags |= flags_of(options_class, key, f"{flag_identifier(key)}.")
     return flags
-
-
-def _with_absolute_tasks(given: Given) -> Given:
-    """The flag with absolute paths in the names of tasks."""
-    if given.name not in TASK_NAMES:
-        return given
-    return replace(given, words=tuple(",".join(_names_in(given.name, word)) for word in given.words))
-
-
-def _tasks_named(given: Sequence[Given]) -> Iterator[str]:
-    """The tasks that flags such as --task name."""
-    for one in given:
-        if one.name in TASK_NAMES:
-            for word in one.words if one.name == "tasks" else one.words[:1]:
-                yield from _names_in(one.name, word)
 
 
 def _tasks_of_options(given: Sequence[Given], named: Sequence[str]) -> Iterator[str]:
