@@ -1,4 +1,4 @@
-"""Every knob of a run, with its unit and its check.
+"""The settings of a run, with units and bounds.
 
 `TrainerConfig` is frozen, made of small frozen groups, and refuses what cannot work when it is made. Flags are
 flat: `--learning-rate`, `--group-size`. A task's own options live with the task (`--countdown.max-number`).
@@ -30,10 +30,10 @@ from minrl.config.learning import AlgorithmConfig, LoraConfig, OptimizerConfig, 
 from minrl.types import UserError, require
 
 PATH = {"path": "always"}
-"""Marks a setting that names a file or folder: config.json holds it in a form that is good in any working directory."""
+"""Marks a setting that names a file or folder: config.json holds its absolute path."""
 
 PATH_OR_NAME = {"path": "where it exists"}
-"""Marks a setting that names a local folder, or something by a name that is no path."""
+"""Marks a setting that names a local folder, or something else by a name that is no path."""
 
 LEAST_TEMPERATURE = 1e-3
 """Logits divided by less are beyond float32."""
@@ -54,8 +54,8 @@ def with_absolute_paths(config: T) -> T:
 
 
 def task_key(task: str) -> str:
-    """What a task is called in flags, metrics and folders: its name, and for `path/to/file.py:name` the part after
-    the colon, or the file's name where that part is TASK.
+    """The task's name in flags, metrics and folders. For `path/to/file.py:name` it is the part after the colon, or the
+    file's name if that part is TASK.
 
     >>> task_key("countdown"), task_key("mine/sevens.py:most"), task_key("mine/sevens.py:TASK")
     ('countdown', 'most', 'sevens')
@@ -93,7 +93,7 @@ class ModelConfig(Bounded):
 
     @property
     def template_options(self) -> Any:  # noqa: ANN401 - whatever the JSON says
-        """What the chat template is handed; None where the JSON is none."""
+        """The chat template's options; None if they are not JSON."""
         try:
             return json.loads(self.chat_template_options or "{}")
         except json.JSONDecodeError:
@@ -259,7 +259,7 @@ COMPLETION = "{completion}"
 
 
 def _prompt_in_file(path: str) -> str:
-    """The text of a judge's prompt that was given by the name of its file."""
+    """The text of a judge's prompt in a file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -336,12 +336,12 @@ class TrainerConfig(Bounded):
 
     @property
     def trainer(self) -> "TrainerConfig":
-        """What a run is assembled from: this itself. Other programs' configs say the same in these words."""
+        """The config from which a run is assembled: this one. Configs of other programs translate theirs."""
         return self
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The trained task, if there is one, and those that are evaluated beside it."""
+        """The trained task, if there is one, and the other evaluated tasks."""
         return tuple(filter(None, (self.rollout.task, *self.evaluation.other_tasks)))
 
     @property

@@ -41,8 +41,8 @@ def defaults(config: TrainerConfig, rates: Rates) -> Mapping[str, Any]:
 
 
 def not_chosen(stored: TrainerConfig, now: TrainerConfig, rates: Rates, given: Collection[str]) -> Mapping[str, Any]:
-    """Of the settings that a config file gives, those that are defaults of what it trains itself and not of what is
-    trained now, with the defaults of that: a run's config.json holds every default, and nobody chose it.
+    """New defaults for settings of a config file that nobody chose: the file has the default of what it trains, and
+    what is trained now has another one. A run's config.json holds every default.
     """
     before, own = defaults(stored, rates), defaults(now, rates)
     held = {"learning_rate": stored.optimizer.learning_rate, "max_tokens": stored.rollout.max_tokens}

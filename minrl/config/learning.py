@@ -1,4 +1,4 @@
-"""The knobs of how rewards become a gradient and a gradient a step: part of `TrainerConfig`."""
+"""The settings of the loss, the optimizer, adapters and sampling: part of `TrainerConfig`."""
 
 import re
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class AlgorithmConfig(Bounded):
 
     @property
     def regularized(self) -> bool:
-        """Whether a rollout has something to teach even where its advantage is 0."""
+        """Whether a rollout has a gradient even if its advantage is 0."""
         return self.kl_coef > 0 or self.entropy_coef > 0
 
 
@@ -127,7 +127,7 @@ class LoraConfig(Bounded):
 
     @property
     def target_names(self) -> list[str]:
-        """The names in `lora_target_modules`; none where it is a regular expression."""
+        """The names in `lora_target_modules`; none if it is a regular expression."""
         names = [name.strip() for name in self.lora_target_modules.split(",")]
         return names if all(re.fullmatch(r"[\w.]*\w", name) for name in names) else []
 

@@ -1,4 +1,4 @@
-"""What a run writes down and shows of its steps: clock, metrics, rollouts, evaluations."""
+"""Records and shows a run's steps: clock, metrics, rollouts, evaluations."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ class Recorder:
             self._log.close(finished=finished)
 
     def flush(self) -> None:
-        """Have everything on the disk."""
+        """Put everything on disk."""
         if self._log is not None:
             self._log.flush()
 
@@ -69,7 +69,7 @@ class Recorder:
             names, settings = list(self.parts.tasks), hyperparameters(self.run)
             self._log = MetricsLog(self.run.folder, cut_after, names, settings, config.logging.logger)
             self.parts.screen.log_to(self.run.folder / "log.txt")
-            self._refresh_page()  # what a resume cut away is not to be read any more
+            self._refresh_page()  # a resume may have cut away steps that the page shows
         logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
         for name, task in self.parts.tasks.items():
             for note in task.notes():
@@ -87,7 +87,7 @@ class Recorder:
         return self._clock.timed(tag)
 
     def rollouts(self, sampled: Rollouts) -> None:
-        """What all processes sampled."""
+        """Add the metrics of what all processes sampled."""
         rollouts = sampled.rollouts
         _warn_of("episodes", sampled.failures)
         self._clock.move("time/rollout_s", "time/reward_s", self.parts.workers.take_seconds())
@@ -101,13 +101,13 @@ class Recorder:
             self._facts.update(self.parts.engine.take_facts())
 
     def measured(self, metrics: Mapping[str, float]) -> None:
-        """More of the step's numbers, by tag."""
+        """Add numbers of the step, by tag."""
         policy = self.parts.policy
         self.state.policy_version, self.state.skipped_steps = policy.version, policy.skipped_steps
         self._metrics.update(metrics)
 
     def update(self, advantages: Advantages, update: Update) -> None:
-        """What the update did."""
+        """Add the numbers of the update."""
         self.measured(update.metrics)
         self._facts.update(self.parts.engine.take_facts())
         self._metrics["reward/zero_spread_group_frac"] = advantages.zero_spread_group_frac
@@ -116,22 +116,20 @@ class Recorder:
     def save_rollouts(
         self, rollouts: Sequence[Rollout], advantages: Tensor, update: Update, tracked: Sequence[Rollout]
     ) -> None:
-        """The step's rollouts, and the held-out examples that are followed through the run."""
+        """Write the step's rollouts, and the held-out examples that are followed through the run."""
         if self._log is None:
             return
         with self.timed("time/log_s"):
             policy, step = self.parts.policy, self.state.step
-            lines, followed = (
-                training_lines(policy, rollouts, advantages, update),
-                readable(policy, tracked, "held_out"),
-            )
+            lines = training_lines(policy, rollouts, advantages, update)
+            followed = readable(policy, tracked, "held_out")
             self._log.text("samples/train", markdown(samples(lines)), step)
             self._log.text("samples/held_out", markdown(followed), step)
             self._log.rollouts(step, [*lines, *followed])
             self._log.histograms(step, distributions(rollouts, update.logprobs))
 
     def evaluation(self, evaluations: dict[str, Evaluation]) -> None:
-        """Held-out figures at this step. Those after the last keep their rollouts, of which some are shown."""
+        """Add the held-out figures. The last step's keep their rollouts: some are shown at the end."""
         self.evaluated_at, self.evaluations = self.state.step, dict(evaluations)
         if self.state.step < self.config.steps:
             self.evaluations = {name: replace(one, rollouts=()) for name, one in evaluations.items()}
@@ -147,13 +145,13 @@ class Recorder:
                 self._refresh_page()
 
     def end_step(self) -> None:
-        """Write the step's line, or keep it for the run that makes its evaluation. The next step's clock starts."""
+        """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock."""
         self.state.seconds = self.seconds
         seconds = self._clock.end_step()
         self._metrics.update(
             over_processes(self.parts.policy.processes.gather([{**self._facts, **self._clock.take_memory()}]))
         )
-        # Those of the same step before the run stopped and went on with the step's evaluation count too.
+        # If the step's evaluation was left to this run, the seconds before the stop count too.
         self._metrics.update({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
         self._metrics.update(speeds(self._metrics, self._new_tokens))
         with self.timed("time/log_s"):
@@ -166,7 +164,7 @@ class Recorder:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the run so far, also before it was resumed."""
+        """Seconds of the run so far, including those before it was resumed."""
         return self._earlier_s + time.perf_counter() - self._started
 
     def _refresh_page(self) -> None:
@@ -176,12 +174,12 @@ class Recorder:
             refresh_page(self.run.folder)
 
     def _forget_other_work(self) -> None:
-        """What engine and workers did in an evaluation or a preflight is not the next step's."""
+        """Drop the engine's and workers' counts of an evaluation or preflight: they are not the next step's."""
         self.parts.engine.take_facts()
         self.parts.workers.take_seconds()
 
     def _note(self) -> str:
-        """What stands beside the bar."""
+        """The note beside the bar."""
         metrics, step = self._metrics, self.state.step
         held_out = self.evaluations.get(task_key(self.config.rollout.task))
         note = f"reward {metrics['reward/mean']:.2f}" if step and "reward/mean" in metrics else ""
@@ -194,7 +192,7 @@ class Recorder:
 
 
 def _warn_of(episodes: str, failures: Sequence[str]) -> None:
-    """Say how many episodes had something wrong with their rewards, and what the first had."""
+    """Report how many episodes could not be rewarded, and the reason of the first."""
     if failures:
         count, first = len(failures), failures[0]
         logger.warning(f"{count} {episodes} could not be rewarded as they were played, the first because:\n{first}")

@@ -46,13 +46,13 @@ class Session:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with suppress(*((OSError, UserError) if error else ())):  # the first error is the one to be told
+        with suppress(*((OSError, UserError) if error else ())):  # the first error is the one to report
             self.recorder.close(finished=self._finished)
         self._signals.__exit__()
         if kind is not None and self.recorder.begun:  # else nothing was begun that could be resumed
             cause = error if isinstance(error, UserError | KeyboardInterrupt) else None
             quietly = logger.bind(**{FILE_ONLY: True}).opt(exception=None if cause else error)
-            quietly.error(f"{kind.__name__}: {error}")  # the terminal gets it from whoever catches it
+            quietly.error(f"{kind.__name__}: {error}")  # whoever catches it shows it on the terminal
             saved = last_saved(self.run.checkpoints) or self.run.checkpoint or "none yet"
             logger.error(f"stopped at step {self.state.step}; last checkpoint {saved}: {self.run.resume_command}")
 
@@ -62,7 +62,7 @@ class Session:
         return self._signals.stopped_by > 0
 
     def preflight(self, findings: Sequence[str]) -> None:
-        """What the preflight found, a line each."""
+        """Report the findings of the preflight, a line each."""
         for finding in findings:
             logger.warning(f"preflight: {finding}")
         if not findings:
@@ -74,7 +74,7 @@ class Session:
         self.recorder.begin()
 
     def evaluate(self, measure: Callable[[], None] | None = None) -> None:
-        """Measure the held-out score, or what `measure` does. After a signal it is left to the run that resumes, and a
+        """Measure the held-out score, or call `measure`. After a signal it is left to the run that resumes, and a
         signal cuts it short: the step's line waits for it.
         """
         self.recorder.owed = True
@@ -90,7 +90,7 @@ class Session:
         self._signals.ask()
 
     def save(self) -> None:
-        """Save a checkpoint, after everything else that belongs to the step is on the disk. All processes wait."""
+        """Save a checkpoint, after everything else of the step is on disk. All processes wait."""
         processes = self.parts.policy.processes
         with self.recorder.timed("time/save_s"):
             if processes.main:
@@ -103,12 +103,12 @@ class Session:
 
     def finish(self, more: Mapping[str, Any] | None = None) -> int:
         """After a signal say how the run is resumed; else evaluate, write the summary with `more` in it, and show the
-        results. The exit status.
+        results. Returns the exit status.
         """
         if self.state.step and (self._saved is None or self._saved.name != step_name(self.state.step)):
             self.save()
         if not self.interrupted and self.recorder.evaluated_at != self.state.step:
-            self.evaluate(self._evaluate_last)
+            self.evaluate(lambda: self.recorder.evaluations.update(self.parts.evaluate()))
         self._signals.ask()
         self.recorder.bar.close()
         if self.interrupted:
@@ -123,9 +123,6 @@ class Session:
             self._show_results(before, after)
         self._finished = True
         return 0
-
-    def _evaluate_last(self) -> None:
-        self.recorder.evaluations = self.parts.evaluate()
 
     def _show_results(self, before: dict[str, dict], after: dict[str, Evaluation]) -> None:
         screen, name = self.parts.screen, task_key(self.parts.config.rollout.task)

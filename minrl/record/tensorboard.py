@@ -137,7 +137,8 @@ class TensorBoardLog:
     ) -> None:
         self._file = EventFile(folder)
         self._add(_page_summary(tasks), 0)
-        shown = {name: value if _is_number(value) else str(value) for name, value in (settings or {}).items()}
+        numbers = (int, float)  # but not bool
+        shown = {name: one if type(one) in numbers else str(one) for name, one in (settings or {}).items()}
         results = dict.fromkeys(["reward/mean", *(f"eval/{task}/pass@1" for task in tasks)], 0.0)
         self._begun, self._ended = bool(settings), Summary()
         if settings:
@@ -194,10 +195,6 @@ def cut_events(folder: Path, step: int) -> None:
     kept.close()
     for path in old:
         path.unlink()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def write_pictures(folder: Path, pictures: Sequence[Path]) -> None:

@@ -3,7 +3,7 @@
     python -m minrl.report runs/countdown-grpo-seed0
     python -m minrl.report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
 
-A run that is still going on, or was killed, is shown as far as it came.
+A run that is still going on, or was killed, is shown up to its last step.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from minrl.system.files import write_text
 from minrl.terminal.command_line import parse, run_main
 
 LONGEST_NAME = 160
-"""Bytes of a folder's name that is made of the names of runs; file systems take 255."""
+"""Largest number of bytes in a folder's name that is made of runs' names; file systems allow 255."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
-    """In the folder of a single run, given as `first`. Each comparison has a folder of its own, named by its runs in
-    the order in which they stand; what is too long for a file name is cut and told apart by a hash.
+    """A folder in that of a single run, given as `first`. A comparison has its own folder, named by its runs in their
+    order; a name that is too long is cut and ends with a hash.
     """
     if len(runs) == 1:
         return (Path(first) if Path(first, "config.json").exists() else Path(runs_dir) / first) / "report"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.system.files import whole
-from minrl.types import UserError
+from minrl.types import require
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -60,8 +60,7 @@ def available() -> bool:
 
 def require_matplotlib(what: str) -> None:
     """Raise `UserError` if matplotlib is missing."""
-    if not available():
-        raise UserError(f"{what} needs matplotlib, which is not installed: pip install matplotlib")
+    require(available(), f"{what} needs matplotlib, which is not installed: pip install matplotlib")
 
 
 @contextlib.contextmanager

@@ -43,16 +43,14 @@ def curves(runs: Sequence[RunData], path: Path, smoothing: float) -> Path:
     columns = min(3, count)
     rows = math.ceil(count / columns)
     with picture(path, 4.2 * columns, 3.0 * rows + 0.5, rows, columns) as (figure, axes):
-        panels = iter(axes)
-        for position in range(count):
-            one = next(panels)
+        for position, one in enumerate(axes[:count]):
             if 1 <= position <= len(tasks) or not drawn:  # the held-out score comes second
                 _score_panel(one, runs, tasks[max(0, position - 1)]) if tasks else one.set_axis_off()
             else:
                 title, tag, scale = drawn.pop(0)
                 _tag_panel(one, runs, tag, smoothing, scale)
                 one.set_title(title)
-        for rest in panels:
+        for rest in axes[count:]:
             rest.set_axis_off()
         for one in axes[max(0, count - columns) : count]:
             one.set_xlabel("step")

@@ -1,4 +1,4 @@
-"""A run as its folder describes it, also while it is going on or after it was killed."""
+"""A run as its folder describes it, even while it is going on or after it was killed."""
 
 import difflib
 import json
@@ -107,7 +107,7 @@ def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunData]:
 
 
 def read_run(folder: Path) -> RunData:
-    """A run from its files. Raises `UserError` in one line where one is missing or torn."""
+    """A run from its files. Raises `UserError` in one line if one is missing or torn."""
     record = _json(folder / "config.json")
     summary = _json(folder / "summary.json") if (folder / "summary.json").exists() else {}
     require("config" in record, f"{folder}/config.json is not a run's: it has no `config`")

@@ -69,14 +69,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     |---|---|
     | 1 | x\\|y |
     """
-    lines = [list(header), ["---"] * len(header), *[[_cell(cell) for cell in row] for row in rows]]
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    lines = [list(header), ["---"] * len(header), *cells]
     shown = ["| " + " | ".join(line) + " |" for line in lines]
     shown[1] = shown[1].replace(" ", "")
     return "\n".join(shown)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _interval(score: Score | None) -> str:

@@ -1,11 +1,10 @@
-"""The small base model that MinRL makes where no --model-id is given.
+"""The small base model that MinRL makes if no --model-id is given.
 
 A Qwen3-shaped model of about a million parameters with a tokenizer of whole words and a chat template of its own,
-warm-started by supervised fine-tuning on a task's imperfect demonstrations. It is cached by the hash of what it was
-made from. Held-out problems are never shown to it.
+warm-started by supervised fine-tuning on a task's imperfect demonstrations. It is cached by the hash of all that it is
+made from. It never sees held-out problems.
 
-Its chat template renders user and assistant turns only: a system message explains the task to models that can read,
-and this one cannot.
+Its chat template renders user and assistant turns only: system messages explain the task to models that can read.
 """
 
 import hashlib
@@ -34,19 +33,19 @@ from minrl.tasks import Task
 from minrl.types import Example, Prompt, Rollout, UserError
 
 VERSION = 1
-"""Counted up when the recipe changes, so that a cached model of the old recipe is not taken for the new."""
+"""Increased when the recipe changes, so that a cached model of the old recipe is not used."""
 
 DEMONSTRATIONS_READ = 64
-"""How many are looked at for words that the vocabulary lacks."""
+"""Demonstrations that are searched for words that the vocabulary lacks."""
 
 DIGESTED = 64
-"""Demonstrations that stand for all in the hash of what a model is made from."""
+"""Demonstrations that represent all in the hash of what a model is made from."""
 
 Progress = Callable[[int, str], None]
 
 
 def require_demonstrations(name: str, task: Task) -> None:
-    """Refuse a task that the base model cannot be made for."""
+    """Refuse a task without demonstrations or vocabulary."""
     if task.demonstrations is None or not task.vocabulary:
         raise UserError(
             f"the embedded base model cannot play {name!r}: the task offers no demonstrations and vocabulary; "
@@ -59,8 +58,8 @@ def base_model_path(
 ) -> Path:
     """Where the base model of this recipe is cached: a folder named by the hash of all that it is made from.
 
-    `shown` is what else says what it is trained on: `digest_of` the task, and the program of one from outside the
-    package, whose demonstrations may change at any time.
+    `shown` is `digest_of` the task, and the program of a task from outside the package, whose demonstrations may change
+    at any time.
     """
     made_from = [VERSION, name, repr(options), asdict(config), list(words), CHAT_TEMPLATE, *filter(None, shown)]
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
@@ -68,8 +67,8 @@ def base_model_path(
 
 
 def require_words(words: Sequence[str], name: str, tasks: Mapping[str, Task], config: ModelConfig) -> None:
-    """Refuse what a base model of these words could not read, before it is made: prompts of the tasks, and
-    demonstrations of the one it is made for, from which it would learn to say `<unk>`.
+    """Before a base model is made, refuse what it could not read with these words: the tasks' prompts, and the
+    demonstrations of its own task, from which it would learn to say `<unk>`.
     """
     reader = ChatTokenizer(tokenizer=word_tokenizer(words), chat_template_options=config.template_options)
     for other, task in tasks.items():
@@ -83,8 +82,8 @@ def require_words(words: Sequence[str], name: str, tasks: Mapping[str, Task], co
 
 
 def digest_of(task: Task) -> str:
-    """A hash of the training examples with their fields, and of some demonstrations: it changes with the split, with
-    answers, and with the demonstrations' form.
+    """A hash of the training examples with their fields, and of some demonstrations. It changes with the split, the
+    answers and the demonstrations' form.
     """
     assert task.demonstrations is not None
     rng = random.Random(0)
@@ -103,7 +102,7 @@ def make_base_model(
 ) -> None:
     """Make the model and write it to the folder, which appears only when it is whole.
 
-    Where another process is making it, wait and take what it made.
+    If another process is making it, wait and use that one.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     place = folder.with_name(f".{folder.name}.lock")
@@ -116,7 +115,7 @@ def make_base_model(
             warm_start(policy, task, config, progress)
             with whole_folder(folder) as temporary:
                 save_policy(policy, temporary)
-        place.unlink(missing_ok=True)  # nobody asks for it any more
+        place.unlink(missing_ok=True)  # the model exists: nobody waits for the lock
 
 
 def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:
@@ -148,7 +147,7 @@ def _demonstration(policy: Policy, task: Task, rng: random.Random, end: int) -> 
 
 
 def _demonstrated(task: Task, rng: random.Random) -> tuple[Example, Sequence[tuple[Prompt, str]]]:
-    """A training example, and what is shown and said in each turn of its demonstration."""
+    """A training example, and the prompt and response of each turn of its demonstration."""
     example = rng.choice(task.dataset.train)
     assert task.demonstrations is not None
     shown = task.demonstrations(example, rng)

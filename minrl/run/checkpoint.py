@@ -1,8 +1,8 @@
 """Checkpoints that are whole or not there, and the state that continues a run bit for bit.
 
 A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors` and `trainer.json`. It is written
-under a temporary name, a manifest of hashes last; every file is flushed to the disk, and then the folder is renamed.
-What was read and does not match its manifest is not a checkpoint.
+under a temporary name, its manifest of hashes last. All files are flushed to disk, then the folder is renamed. A folder
+that does not match its manifest is not a checkpoint.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from minrl.model.loading import save_model
 from minrl.model.lora import SUBFOLDER, MergedWeights
 from minrl.policy import Policy, master_weights
 from minrl.system.files import naming, whole_folder
-from minrl.types import CausalModel, TrainState, UserError, require
+from minrl.types import TrainState, UserError, require
 
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
@@ -57,7 +57,7 @@ def save_checkpoint(
 
 
 def load_state(checkpoint: Path) -> TrainState:
-    """The trainer's state of a checkpoint. `UserError` where a version of MinRL wrote it that knows more."""
+    """The trainer's state in a checkpoint. Raises `UserError` if a newer version of MinRL wrote it."""
     values = json.loads((checkpoint / STATE).read_text())
     unknown = sorted(values.keys() - {one.name for one in fields(TrainState)})
     require(
@@ -85,7 +85,7 @@ def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
-    """What `save_optimizer` wrote, back into the optimizer. bitsandbytes counts steps in an int, torch in a float32."""
+    """Restore what `save_optimizer` wrote. bitsandbytes counts steps in an int, torch in a float32."""
     weights = master_weights(policy.model)
     for key, value in load_file(path).items():
         kind, _, name = key.partition(":")
@@ -95,33 +95,30 @@ def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path)
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. `UserError` where a weight
-    is not finite: nobody could go on from it.
+    """Write model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. Raises `UserError`
+    if a weight is not finite: no run could resume from it.
     """
     for name, weight in master_weights(policy.model).items():
         require(bool(weight.isfinite().all()), f"{name} is not finite and is not saved: lower --learning-rate")
     adapters, merged = policy.adapters, None
+    if adapters is not None and adapters.config.lora_checkpoint == "adapter":
+        adapters.save(folder)
+        policy.tokenizer.save_pretrained(folder)
+        return
     if adapters is not None:
-        whole = adapters.config.lora_checkpoint == "merged"
-        adapters.save(folder / SUBFOLDER if whole else folder)
-        if not whole:
-            policy.tokenizer.save_pretrained(folder)
-            return
-        merged = {
-            name: weight.detach() for name, weight in MergedWeights(policy.model, policy.model.state_dict()).items()
-        }
+        adapters.save(folder / SUBFOLDER)
+        weights = MergedWeights(policy.model, policy.model.state_dict())
+        merged = {name: weight.detach() for name, weight in weights.items()}
     save_model(policy.model, policy.tokenizer, folder, merged)
 
 
 def last_saved(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end, as its manifest says, which is written last. What came of it
-    since is not looked at.
-    """
+    """The newest checkpoint that was completely written: its manifest is written last. Its hashes are not checked."""
     return next((path for path in reversed(_by_step(folder)) if (path / MANIFEST).exists()), None)
 
 
 def newest_complete(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are named and passed over."""
+    """The newest whole checkpoint. Damaged ones are reported and skipped."""
     for path in reversed(_by_step(folder)):
         problem = damage(path)
         if problem is None:
@@ -136,32 +133,33 @@ def damaged(folder: Path) -> dict[Path, str]:
 
 
 def discard_after(folder: Path, step: int) -> None:
-    """Clear what lies beyond a step that a run goes on from. What was half written is removed. A damaged checkpoint is
-    set aside as `step_*.damaged`: its weights may be good, where another of its files was edited.
+    """Clear what lies beyond the step from which a run resumes. Half-written checkpoints are removed. Damaged ones are
+    renamed to `step_*.damaged`: the weights may be good if another file was edited.
     """
     for path in folder.glob(".step_*.tmp"):
         _remove(path)
     for path in _by_step(folder):
         if step_of(path) > step:
-            aside = next(name for name in _names_aside(path) if not name.exists())
+            names = map(path.with_name, numbered(f"{path.name}.damaged"))
+            aside = next(name for name in names if not name.exists())
             path.rename(aside)
             logger.warning(f"the damaged checkpoint {path} is kept as {aside.name}")
 
 
-def _names_aside(checkpoint: Path) -> Iterator[Path]:
-    """step_000004.damaged, step_000004.damaged-2, ..."""
-    yield checkpoint.with_name(f"{checkpoint.name}.damaged")
-    yield from (checkpoint.with_name(f"{checkpoint.name}.damaged-{number}") for number in itertools.count(2))
+def numbered(name: str) -> Iterator[str]:
+    """NAME, NAME-2, NAME-3, ..."""
+    yield name
+    yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; of one that was moved to another disk the link alone."""
+    """Remove a checkpoint. If it was moved to another disk, only the link is removed."""
     checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None. `OSError` where that cannot be told, because a file that is there
-    cannot be read just now: nothing is wrong with it as far as anybody knows.
+    """What is wrong with a checkpoint, or None. Raises `OSError` if an existing file cannot be read: then nothing is
+    known to be wrong.
     """
     try:
         with naming(checkpoint / MANIFEST):
@@ -184,8 +182,7 @@ def find_checkpoint(path: Path) -> Path:
     """The checkpoint at a path: itself, or the newest whole one in a folder of checkpoints."""
     if (path / MANIFEST).exists():
         problem = damage(path)
-        if problem is not None:
-            raise UserError(f"checkpoint {path} is damaged ({problem}): name the one before it")
+        require(problem is None, f"checkpoint {path} is damaged ({problem}): name the one before it")
         return path
     found = newest_complete(path)
     if found is None:
@@ -195,13 +192,8 @@ def find_checkpoint(path: Path) -> Path:
 
 def weights_sha256(policy: Policy) -> str:
     """Hash over sorted name, dtype, shape and bytes of the float32 master weights, tied ones once."""
-    return model_sha256(policy.model)
-
-
-def model_sha256(model: CausalModel) -> str:
-    """The same of a model."""
     digest = hashlib.sha256()
-    for name, weight in master_weights(model).items():
+    for name, weight in master_weights(policy.model).items():
         array = weight.detach().cpu().contiguous().numpy()
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -1,11 +1,10 @@
-"""The folders of a run: a name that nobody has, the lock of a run that is going on, the checkpoint to go on from.
+"""A run's folders: a free name, a lock while the run is going on, the checkpoint from which it resumes.
 
-A run owns runs/NAME and checkpoints/NAME. Both are claimed and locked before anything slow. Only a run that goes on
-discards something, and only what lies beyond the checkpoint that it found. To go on from an earlier one makes a new
-run, a branch, which begins with a copy of what leads to it.
+A run owns runs/NAME and checkpoints/NAME. Both are claimed and locked before anything slow. Only a resumed run
+discards something, and only what lies beyond its checkpoint. Resuming from an earlier checkpoint makes a new run, a
+branch, which begins with a copy of what leads to it.
 """
 
-import itertools
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 from loguru import logger
 
 from minrl.model.processes import Processes
-from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint, newest_complete, step_of
+from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint, newest_complete, numbered, step_of
 from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.system.disk import refusal, writing
 from minrl.system.files import LOCK, holder, lock, read_json, write_json
@@ -28,29 +27,29 @@ from minrl.types import UserError
 T = TypeVar("T")
 
 OWNER = "run.json"
-"""What says, in checkpoints/NAME, which run the checkpoints are of."""
+"""The file in checkpoints/NAME that names the run."""
 
 SAVED = "last_checkpoint.json"
-"""What says, in runs/NAME, that a checkpoint was saved, and where."""
+"""The file in runs/NAME that says where a checkpoint was saved."""
 
 SMALLEST_LINKED = 2**20
-"""Bytes from which a branch takes a checkpoint's file by a second name in place of a copy."""
+"""Bytes from which a branch links a checkpoint's file instead of copying it."""
 
 COPYING = ".copying"
-"""What says that a folder holds copies for a branch that has not begun: whoever finds it unlocked may remove them."""
+"""Marks a folder with copies for a branch that has not begun. If it is unlocked, the copies may be removed."""
 
 MEDIA = "wandb_media.jsonl"
 """Samples and distributions of an offline run of W&B, a line each."""
 
 HISTORY = ("metrics.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*", "rollouts", "samples", MEDIA)
-"""What a branch takes over of the run's folder: what was written of its steps."""
+"""What a branch copies of the run's folder: the records of its steps."""
 
 
 @contextmanager
 def owned(run: Run, processes: Processes) -> Iterator[Run]:
-    """The run with its folders, locked until the caller is done: those of a free name, or its own and the checkpoint
-    that it goes on from. A claim is given back where the run ends before anything was written. The main process
-    decides, the others are told.
+    """The run with its folders, locked until the caller is done: those of a free name, or its own with the checkpoint
+    from which it resumes. A claim is released if the run ends before it wrote anything. The main process decides for
+    all.
     """
     with ExitStack() as held:
         decide = _go_on if run.stored else _claim
@@ -58,8 +57,8 @@ def owned(run: Run, processes: Processes) -> Iterator[Run]:
 
 
 def begin(run: Run, steps: int) -> int | None:
-    """Write down whose folders these are, and discard what lies beyond the checkpoint that the run is resumed from. The
-    step after which its files are cut: -1 cuts all, None nothing.
+    """Record whose folders these are, and discard what lies beyond the checkpoint from which the run resumes. Returns
+    the step after which its files are cut: -1 cuts all, None nothing.
     """
     write_config(run)
     write_json(run.checkpoints / OWNER, {"minrl_run": run.name, "id": run.identity, "folder": str(run.folder)})
@@ -74,12 +73,12 @@ def begin(run: Run, steps: int) -> int | None:
 
 
 def note_saved(run: Run, checkpoint: Path) -> None:
-    """Write down that the run has a checkpoint: without it, it is never begun again from step 1."""
+    """Record that the run has a checkpoint: without it, the run never starts again from step 1."""
     write_json(run.folder / SAVED, {"step": step_of(checkpoint), "path": str(checkpoint)})
 
 
 def _agreed(processes: Processes, decide: Callable[[], T]) -> T:
-    """What the main process decides or refuses, in every process."""
+    """The main process's decision or error, in every process."""
     decided: Any = None
     if processes.main:
         try:
@@ -93,9 +92,8 @@ def _agreed(processes: Processes, decide: Callable[[], T]) -> T:
 
 
 def _claim(run: Run, held: ExitStack) -> Run:
-    """The run under the first of NAME, NAME-2, NAME-3, ... that nobody has."""
-    for number in itertools.count(1):
-        name = run.name if number == 1 else f"{run.name}-{number}"
+    """The run under the first free name of NAME, NAME-2, NAME-3, ..."""
+    for name in numbered(run.name):
         folder, checkpoints = run.folder.with_name(name), run.checkpoints.with_name(name)
         claimed = replace(run, name=name, folder=folder, checkpoints=checkpoints, identity=uuid.uuid4().hex)
         with ExitStack() as taken:
@@ -106,12 +104,12 @@ def _claim(run: Run, held: ExitStack) -> Run:
 
 
 def _folders(run: Run) -> Iterable[Path]:
-    """What the run owns: two folders, or one where runs and checkpoints are kept in the same place."""
+    """The folders that the run owns: two, or one if runs and checkpoints are kept in the same place."""
     return {path.resolve(): path for path in (run.folder, run.checkpoints)}.values()
 
 
 def _take(folder: Path, taken: ExitStack) -> bool:
-    """Lock a folder that is new, or that a killed run left before it wrote anything; whether it could be had."""
+    """Lock a folder that is new, or that a killed run left before it wrote anything. Returns whether that succeeded."""
     if _is_used(folder):
         return False
     try:
@@ -138,7 +136,7 @@ def _take(folder: Path, taken: ExitStack) -> bool:
 
 
 def _is_used(folder: Path) -> bool:
-    """Whether anybody wrote there, other than copies for a branch that was killed before it began."""
+    """Whether the folder holds more than copies for a branch that was killed before it began."""
     try:
         names = {*os.listdir(folder)} - {LOCK}
     except FileNotFoundError:
@@ -160,7 +158,7 @@ def _give_back(folder: Path) -> None:
 
 
 def _go_on(run: Run, held: ExitStack) -> Run:
-    """The run, locked, and the checkpoint that it goes on from; a branch where a later one is there."""
+    """The locked run with the checkpoint from which it resumes; a branch if there is a later checkpoint."""
     with ExitStack() as taken:
         _require_own(run)
         for folder in _folders(run):
@@ -168,9 +166,9 @@ def _go_on(run: Run, held: ExitStack) -> Run:
             if file is None:
                 raise UserError(f"run {run.folder} is going on ({holder(folder / LOCK)}): wait for its end, or stop it")
             taken.enter_context(file)
-        newest = newest_complete(run.checkpoints)
-        named = run.named if run.named is None or newest is None or not run.named.samefile(newest) else newest
-        found = newest if named in (None, newest) else find_checkpoint(named)
+        found = newest = newest_complete(run.checkpoints)
+        if run.named is not None and (newest is None or not run.named.samefile(newest)):
+            found = find_checkpoint(run.named)
         if found is None:
             _require_a_clean_start(run)
         else:
@@ -183,7 +181,7 @@ def _go_on(run: Run, held: ExitStack) -> Run:
 
 
 def _latest(run: Run, found: Path, newest: Path | None) -> Path:
-    """The last whole checkpoint of the run that is still there, in whatever folder. Those given are not read again."""
+    """The run's last whole checkpoint, in whatever folder. The given ones are not read again."""
     known = max((path for path in (found, newest) if path is not None), key=step_of)
     saved = Path((read_json(run.folder / SAVED) or {}).get("path", known))
     return saved if step_of(saved) > step_of(known) and damage(saved) is None else known
@@ -201,7 +199,7 @@ def _require_more_steps(run: Run, checkpoint: Path) -> None:
 
 
 def _require_own(run: Run) -> None:
-    """Refuse a folder of checkpoints that is not there, or is another run's."""
+    """Refuse a checkpoint folder that is missing or another run's."""
     if not run.checkpoints.is_dir():
         raise UserError(
             f"run {run.folder} keeps its checkpoints in {run.checkpoints}, which is not there: name the folder that "
@@ -243,7 +241,7 @@ def _require_a_clean_start(run: Run) -> None:
 
 
 def _branch(run: Run, checkpoint: Path, newest: Path, held: ExitStack) -> Run:
-    """A new run that goes on from an earlier checkpoint of a run, which stays as it is."""
+    """A new run that resumes from an earlier checkpoint of a run, which stays unchanged."""
     name, step = run.settings.run_name, step_of(checkpoint)
     claimed = _claim(replace(run, name=name), held)
     held.callback(_discard_unless_begun, claimed)
@@ -267,7 +265,7 @@ def _branch(run: Run, checkpoint: Path, newest: Path, held: ExitStack) -> Run:
 
 
 def _later(names: Iterable[str], step: int) -> list[str]:
-    """Those of the files' names that have the number of a later step.
+    """The file names with the number of a later step.
 
     >>> _later(["step_000002.jsonl.gz", "step_000003.jsonl.gz", "round_004.jsonl"], 2)
     ['step_000003.jsonl.gz', 'round_004.jsonl']
@@ -276,15 +274,15 @@ def _later(names: Iterable[str], step: int) -> list[str]:
 
 
 def _discard_unless_begun(run: Run) -> None:
-    """Remove a branch that ended before its first step: all that it holds are copies."""
+    """Remove a branch that ended before its first step: it holds only copies."""
     if not (run.folder / "config.json").exists():
         shutil.rmtree(run.folder)
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # it may be the same folder
 
 
 def _link(source: str, target: str) -> None:
-    """A second name for a checkpoint's weights; a copy of what is small, such as a template that somebody may edit in
-    place, and where the disk has no second names.
+    """Link a checkpoint's weights. Copy small files, such as a template that may be edited in place, and everything on
+    a disk without hard links.
     """
     if os.path.getsize(source) >= SMALLEST_LINKED:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A policy from a model's folder or hub name, refused where its log-probabilities are not its own."""
+"""A policy from a model's folder or hub name, refused if its log-probabilities cannot be computed here."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ WINDOW = 4
 def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     """The model and tokenizer at a hub name or local path, with float32 weights on this process's device.
 
-    Where there are adapters at the path they are merged into their base model.
+    Adapters at the path are merged into their base model.
     """
     base = base_of(path)
     if base is not None:
@@ -46,9 +46,9 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
 
 @torch.no_grad()
 def verify_scoring(model: CausalModel) -> None:
-    """Refuse a model whose own log-probabilities are not those of `score`: one that caps or scales its logits, has a
-    biased output head or attends in a way of its own. Told by two short rollouts with a common prompt, which are
-    longer than the windows of attention: those are narrowed for it.
+    """Refuse a model whose own log-probabilities differ from those of `score`: it caps or scales its logits, has a
+    biased output head or attends in its own way. Two short rollouts with a common prompt are compared. They are longer
+    than the windows of attention, which are narrowed for this.
     """
     ids = torch.linspace(1, model.get_output_embeddings().weight.shape[0] - 1, 18).long()
     prompt, *completions = (part.tolist() for part in ids.split([2 * WINDOW, 6, 4]))
@@ -74,8 +74,8 @@ def verify_scoring(model: CausalModel) -> None:
 
 @contextmanager
 def _narrow_windows(model: CausalModel) -> Iterator[None]:
-    """Windows that the model's context can outgrow are WINDOW tokens wide inside. They are named in the config, which
-    a model makes its masks by, and by some layers.
+    """Narrow the windows of attention that are shorter than the context to WINDOW tokens inside. The config, from
+    which a model makes its masks, and some layers hold them.
     """
     holders = [
         holder

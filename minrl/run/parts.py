@@ -1,4 +1,4 @@
-"""The parts that a run is put together from: tasks, policy, engine, workers, optimizer, state."""
+"""Builds everything a run needs: tasks, policy, engine, workers, optimizer, state."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -24,18 +24,14 @@ from minrl.run.base_model import require_demonstrations
 from minrl.run.folder import owned
 from minrl.run.preflight import leave_out_unusable, require_room
 from minrl.run.run import Run
-from minrl.run.start import (
-    frozen_opponent,
-    no_frozen_role,
-    prepare_policy,
-)
+from minrl.run.start import frozen_opponent, no_frozen_role, prepare_policy
 from minrl.run.unknown_words import check_task_words
 from minrl.system.cores import cpu_cores
 from minrl.system.disk import require_writable
 from minrl.system.progress import activity
 from minrl.tasks import Task, load_task
 from minrl.terminal.screen import Screen
-from minrl.types import TrainState, UserError, require
+from minrl.types import TrainState, require
 
 
 @dataclass
@@ -71,7 +67,7 @@ class Parts:
 
 @contextmanager
 def assemble(run: Run) -> Iterator[Parts]:
-    """Everything a run needs; what it holds is released at the end. The trained task alone is judged."""
+    """Everything a run needs, released at the end. Only the trained task is judged."""
     config = run.config
     with (
         closing(Processes(config.model)) as processes,
@@ -86,7 +82,7 @@ def assemble(run: Run) -> Iterator[Parts]:
 
 @contextmanager
 def judging(config: TrainerConfig, processes: Processes) -> Iterator[Callable[[Task], Task]]:
-    """What adds the judge's part to a task's rewards. The processes together ask no more at a time than one would."""
+    """A function that adds the judge's part to a task's rewards. All processes share the limit of concurrent calls."""
     if not config.judge.judge_model:
         yield lambda task: task
         return
@@ -100,9 +96,10 @@ def judging(config: TrainerConfig, processes: Processes) -> Iterator[Callable[[T
 def _on_screen(
     run: Run, tasks: dict[str, Task], judged: Callable[[Task], Task], processes: Processes, screen: Screen
 ) -> Iterator[Parts]:
-    """The parts of a run whose tasks, processes and screen are there; released when the caller is done with them."""
+    """The parts of a run, released when the caller is done with them."""
     config = run.config
-    require_places(run)
+    for folder in (run.folder, run.checkpoints):
+        require_writable(folder)  # before anything slow
     policy, state = prepare_policy(run, tasks, processes, screen)
     logger.info(what_is_trained(config))
     optimizer = make_optimizer(policy, config.optimizer)
@@ -128,25 +125,24 @@ def _on_screen(
         workers.close()
 
 
-def require_places(run: Run) -> None:
-    """Refuse, before anything slow, a run that could not write down what it does."""
-    for folder in (run.folder, run.checkpoints):
-        require_writable(folder)
-
-
 def how_to_go_on(run: Run) -> str:
-    """The last complete checkpoint and the command that continues from it."""
+    """The last complete checkpoint and the command that resumes from it."""
     last = checkpoint.newest_complete(run.checkpoints)
     return f"last checkpoint {last or 'none yet, it starts again from step 1'}; go on with: {run.resume_command}"
 
 
 def load_tasks(run: Run) -> dict[str, Task]:
-    """The trained task, refused where no model can play it, and the tasks to evaluate."""
+    """The trained task, refused if no model can play it, and the tasks to evaluate."""
     name, config = run.config.rollout.task, run.config
     task = load_task(name, run.options, config.data_path)
     if not config.model.model_id:
         require_demonstrations(name, task)
-    require_training_examples(name, task)
+    training, held_out = task.dataset.sizes()
+    require(
+        training > 0,
+        f"the data of {name!r} has {held_out} held-out examples and none to train on: "
+        "evaluate.py takes it, training needs a --data-path or a dataset with a training split",
+    )
     tasks = {task_key(name): task}
     for other in config.evaluation.other_tasks:
         if task_key(other) not in tasks:
@@ -155,13 +151,3 @@ def load_tasks(run: Run) -> dict[str, Task]:
     frozen = any(one.frozen_opponent for one in tasks.values())
     require(frozen or not config.rollout.opponent, no_frozen_role(name))
     return tasks
-
-
-def require_training_examples(name: str, task: Task) -> None:
-    """Read the task's data, and refuse what is for evaluation only."""
-    training, held_out = task.dataset.sizes()
-    if not training:
-        raise UserError(
-            f"the data of {name!r} has {held_out} held-out examples and none to train on: "
-            "evaluate.py takes it, training needs a --data-path or a dataset with a training split"
-        )

@@ -1,6 +1,6 @@
-"""What would go wrong, said before step 1.
+"""Checks before step 1.
 
-A few training examples are sampled and rewarded; each finding is one line: what is wrong and how to mend it.
+A few training examples are sampled and rewarded. Each finding is one line: what is wrong and how to mend it.
 """
 
 import math
@@ -24,19 +24,19 @@ ANSWERS = 512
 """Examples of each split whose shortest answers are measured."""
 SLOW_REWARD_S = 1.0
 TRUNCATED_SHARE = 0.1
-"""More completions than this share must not be cut off: the reward of one that is says nothing of its answer."""
+"""Largest share of completions that may be cut off: their reward says nothing about their answer."""
 LARGEST_RATE, LARGE_MODEL = 1e-5, 10**8
 """No reinforcement learning in minrl.config.defaults trains all weights of so large a model at a higher rate."""
 BYTES_PER_WEIGHT = 16
 """float32 weight, gradient and AdamW's two moments."""
 MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
-"""What a checkpoint takes for both moments of a weight."""
+"""Bytes in a checkpoint of both moments of a weight."""
 
 
 def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
-    """The task without the examples whose prompts are empty or leave no room for a completion: counted, and said.
+    """The task without the examples whose prompts are empty or leave no room for a completion; reports their number.
 
-    What an episode of the task's own shows first is known when it is played: one that does not fit is unscorable.
+    The first prompt of an episode of the task's own is known when it is played. If it does not fit, it is unscorable.
     """
     if task.episode is not None:
         return task
@@ -64,15 +64,8 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
     """Findings, one line each; empty when all is well."""
     findings = memory_findings(policy) + disk_findings(policy, config) + rate_findings(policy, config)
     settings = config.rollout
-    plan = Plan(
-        settings.group_size,
-        settings.max_tokens,
-        settings.temperature,
-        config.seed,
-        "preflight",
-        0,
-        stop_strings=settings.stop_strings,
-    )
+    limits = settings.group_size, settings.max_tokens, settings.temperature
+    plan = Plan(*limits, config.seed, "preflight", 0, stop_strings=settings.stop_strings)
     name = task_key(settings.task)
     for examples in (task.dataset.train, task.dataset.held_out):
         findings += answer_findings(policy, name, task, list(examples)[:ANSWERS], settings.max_tokens)
@@ -88,7 +81,7 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
 
 
 def rate_findings(policy: Policy, config: TrainerConfig) -> list[str]:
-    """Whether all weights of a large model are trained at a learning rate that destroys what it knows."""
+    """Whether all weights of a large model are trained at too high a learning rate."""
     weights = sum(weight.numel() for weight in policy.model.parameters())
     rate = config.optimizer.learning_rate
     if config.lora.lora_rank or weights < LARGE_MODEL or rate <= LARGEST_RATE:
@@ -100,7 +93,7 @@ def rate_findings(policy: Policy, config: TrainerConfig) -> list[str]:
 
 
 def answer_findings(policy: Policy, name: str, task: Task, examples: Sequence[Example], max_tokens: int) -> list[str]:
-    """Whether completions are long enough for the shortest answers, where the task can say what these are."""
+    """Whether the shortest answers fit in a completion, if the task knows them."""
     if task.shortest_answer is None or not examples:
         return []
     answers = [task.shortest_answer(example) for example in examples]
@@ -117,7 +110,7 @@ def answer_findings(policy: Policy, name: str, task: Task, examples: Sequence[Ex
 def rollout_findings(
     rollouts: Sequence[Rollout], failures: Sequence[str], policy: Policy, max_tokens: int, num_lost: int = 0
 ) -> list[str]:
-    """What the sampled rollouts give away, and the episodes that came to none."""
+    """Findings in the sampled rollouts, and in the episodes that failed."""
     findings = []
     truncated = sum(rollout.truncated for rollout in rollouts) / max(1, len(rollouts))
     ended = [r for r in rollouts if not r.truncated or policy.stop_ids & set(r.ids[r.prompt_length :])]
@@ -148,7 +141,7 @@ def rollout_findings(
 
 
 def memory_findings(policy: Policy) -> list[str]:
-    """Whether weights, gradients and optimizer fit beside what is used."""
+    """Whether weights, gradients and optimizer fit in the free memory."""
     weights = sum(weight.numel() for weight in policy.model.parameters())
     trained = sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
     needed, free = trained * BYTES_PER_WEIGHT + (weights - trained) * 4, policy.free_memory()
@@ -161,7 +154,7 @@ def memory_findings(policy: Policy) -> list[str]:
 
 
 def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
-    """Bytes of a checkpoint, about: float32 weights, and the moments of those that train."""
+    """Approximate bytes of a checkpoint: float32 weights, and the moments of the trained ones."""
     counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
     trained = sum(count for weight, count in counts.items() if weight.requires_grad)
     saved = trained if config.lora.lora_checkpoint == "adapter" else sum(counts.values())
@@ -169,7 +162,7 @@ def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
 
 
 def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
-    """Refuse a run that has no room for a single checkpoint."""
+    """Refuse a run without room for one checkpoint."""
     needed, free = checkpoint_bytes(policy, config), free_bytes(folder)
     require(
         needed < free,
@@ -179,7 +172,7 @@ def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
 
 
 def disk_findings(policy: Policy, config: TrainerConfig) -> list[str]:
-    """Whether the checkpoints that stay on the disk fit, and the one that is written before the oldest goes."""
+    """Whether the kept checkpoints fit on the disk, with the one that is written before the oldest is removed."""
     settings = config.logging
     saves = math.ceil(config.steps / settings.save_every) if settings.save_every else 1
     count = min(saves, settings.keep_checkpoints + 1) if settings.keep_checkpoints else saves

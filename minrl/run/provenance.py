@@ -1,4 +1,4 @@
-"""What results depend on besides the settings (code, packages, machine), and what changed since a run began."""
+"""What results depend on besides the settings: code, packages, machine; and its changes since a run began."""
 
 import hashlib
 import platform

@@ -1,6 +1,4 @@
-"""Which run or model the user means: a new run, the one that --resume names, found from any working directory; a
-model by its path, or by the name of its run.
-"""
+"""Which run or model the user means: a new run or the one of --resume; a model by its path or its run's name."""
 
 import os
 import re
@@ -17,13 +15,13 @@ from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
 from minrl.terminal.flag_help import as_typed
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 
 def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], program: Program = TRAIN) -> Run:
-    """A new run, or the one that --resume names with its stored config and the new --steps, if given.
+    """A new run, or the one that --resume names, with its stored config and the new --steps, if given.
 
-    Nothing is claimed, locked or changed yet: `minrl.run.folder.owned` does.
+    `minrl.run.folder.owned` claims and locks its folders later; nothing is changed here.
     """
     if not settings.resume.strip() and any(flag.split("=")[0] == "--resume" for flag in flags):
         raise UserError(
@@ -40,7 +38,7 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
 
 
 def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> Run:
-    """The run that --resume names, with its stored settings but for those that may change."""
+    """The run that --resume names, with its stored settings except those that may change."""
     changed = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
     extending = [f"--{name}" for name in program.extends]
     refused = sorted(set(changed) - {"--resume", *extending, "--runs-dir", "--checkpoints-dir", "--quiet"})
@@ -53,14 +51,17 @@ def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> R
     name = record["minrl_run"]
     stored: Any
     stored, options = from_dict(record["config"], type(settings))
-    if kept is not None and kept.name != name:
-        raise UserError(f"{kept} holds checkpoints of run {name}: the folder must have the run's name, rename it back")
-    kept_in = stored.logging.checkpoints_dir if kept is None else str(kept.parent)
+    kept_in = stored.logging.checkpoints_dir
+    if kept is not None:
+        mend = "the folder must have the run's name, rename it back"
+        require(kept.name == name, f"{kept} holds checkpoints of run {name}: {mend}")
+        kept_in = str(kept.parent)
     if "--checkpoints-dir" in changed:
         kept_in = settings.logging.checkpoints_dir
+    extended = any(f"--{name}" in changed for name in program.extends)  # then all of them: of two settings one wins
     stored = replace(
         stored,
-        **_extended(settings, changed, program),
+        **{name: getattr(settings, name) for name in program.extends if extended},
         logging=replace(
             stored.logging,
             runs_dir=str(folder.parent),
@@ -82,22 +83,15 @@ def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> R
     )
 
 
-def _extended(settings: Settings, changed: Sequence[str], program: Program) -> dict[str, Any]:
-    """How long the run shall go on, where the flags say it: all that says so, since of two settings one wins."""
-    given = any(f"--{name}" in changed for name in program.extends)
-    return {name: getattr(settings, name) for name in program.extends} if given else {}
-
-
 def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None, Path | None]:
-    """The run's folder, the checkpoint where one was named, and the folder of checkpoints where that or one of it was;
-    their paths absolute.
+    """Absolute paths: the run's folder, the checkpoint if one was named, and the folder of checkpoints if that or one
+    of its checkpoints was named.
     """
     runs, path = Path(os.path.abspath(settings.logging.runs_dir)), Path(os.path.abspath(settings.resume))
     if settings.resume == "latest":
         found = [folder for folder in runs.glob("*/") if is_run(folder)]
         candidates = [folder for folder in found if _program_of(folder) == program.command]
-        if not candidates:
-            raise UserError(f"--resume latest finds no run in {runs}/: start one with {program.typed}")
+        require(bool(candidates), f"--resume latest finds no run in {runs}/: start one with {program.typed}")
         return _own_place(max(candidates, key=_last_written)), None, None
     for folder in (path, runs / settings.resume):
         if is_run(folder):
@@ -114,8 +108,8 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
 
 
 def run_of(checkpoints: Path, runs: Path, checkpoint: Path | None = None) -> Path:
-    """The folder of the run whose checkpoints lie there: in `runs`, or where it was when it began. `checkpoint` is the
-    one that was named.
+    """The folder of the run with these checkpoints: in `runs`, or where it was when it began. `checkpoint` is the one
+    that was named.
     """
     owner = read_json(checkpoints / OWNER) or {}
     here = runs / checkpoints.resolve().name
@@ -129,8 +123,8 @@ def run_of(checkpoints: Path, runs: Path, checkpoint: Path | None = None) -> Pat
 
 
 def _own_place(folder: Path) -> Path:
-    """The run's folder by the name under which it is kept, wherever a link to it lies: what branches off it belongs
-    beside it. A run that was moved to another disk, with a link in its place, is kept where the link is.
+    """The run's folder by its own name, not by a link to it: a branch belongs beside it. If the run was moved to
+    another disk with a link in its place, its folder is the link.
     """
     record = read_json(folder / "config.json")
     kept = Path(os.path.abspath(record["config"].get("runs_dir", folder.parent))) / record["minrl_run"]
@@ -140,7 +134,7 @@ def _own_place(folder: Path) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's."""
+    """Whether the folder is that of a run."""
     path = folder / "config.json"
     return isinstance(read_json(path), dict) and path.read_text().startswith(RUN_RECORD)
 
@@ -151,7 +145,7 @@ def _program_of(folder: Path) -> str:
 
 
 def _of_program(folder: Path, program: Program) -> Path:
-    """The run's folder, refused where another command made it."""
+    """The run's folder, refused if another command made it."""
     command = _program_of(folder)
     if command != program.command:
         raise UserError(f"run {folder} is not one of {program.typed}: go on with {as_typed(command)} --resume {folder}")
@@ -159,21 +153,21 @@ def _of_program(folder: Path, program: Program) -> Path:
 
 
 def _last_written(folder: Path) -> float:
-    """When the run itself last wrote something, not a report or a page that was made of it."""
+    """When the run itself last wrote something; a report or a page of it does not count."""
     own = [folder / name for name in ("config.json", "metrics.jsonl", "log.txt")]
     return max(path.stat().st_mtime for path in own if path.exists())
 
 
 def resolve_model(name: str) -> str:
-    """Where the model is that a user named: a checkpoint, a folder of them, a run, or what transformers knows."""
+    """Where the named model is: a checkpoint, a folder of them, a run, or a name that transformers knows."""
     folder = model_folder(name)
     return name if folder is None else str(find_checkpoint(folder))
 
 
 def model_folder(name: str) -> Path | None:
-    """The checkpoint, or the folder of checkpoints, that a user named by its path or by its run; None: neither.
+    """The checkpoint, or folder of checkpoints, that is named by its path or its run; None if it is neither.
 
-    A path that does not exist is never taken for its last part: only a name without a slash is a run's.
+    Only a name without a slash can be a run's: a path that does not exist is not looked up by its last part.
     """
     if _holds_checkpoints(Path(name)):
         return Path(name)
@@ -189,13 +183,13 @@ def _holds_checkpoints(folder: Path) -> bool:
 
 
 def run_folder_of(name: str) -> Path | None:
-    """The folder of the run that a user named by its path, or by its name alone; None where there is none."""
+    """The folder of the run that is named by its path or by its name; None if there is none."""
     candidates = [Path(name), *([Path("runs") / name] if Path(name).name == name else [])]
     return next((folder for folder in candidates if is_run(folder)), None)
 
 
 def checkpoints_of(run: Path) -> Path:
-    """Where the checkpoints of a run are: where its config.json says, or, of a run that was moved with them, in
+    """Where the checkpoints of a run are: where its config.json says, or, if the run was moved with them, in
     `checkpoints` beside `runs`. Those of another run of the same name are refused.
     """
     record = read_json(run / "config.json")

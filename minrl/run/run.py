@@ -1,7 +1,4 @@
-"""A run: what it is made of, and what it records of itself.
-
-Everything around the loop of train.py that is not the algorithm. `minrl.run.folder` finds and claims its folders.
-"""
+"""A run and its records: config.json and summary.json. `minrl.run.folder` finds and claims its folders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,16 +19,16 @@ from minrl.terminal.flag_help import as_typed
 from minrl.types import TrainState
 
 RUN_RECORD = '{\n "minrl_run"'
-"""How a run's config.json begins."""
+"""The beginning of a run's config.json."""
 
 
 @runtime_checkable
 class Settings(Protocol):
-    """The config of a program that makes runs: a dataclass whose settings `trainer` says in the trainer's words."""
+    """The config of a program that makes runs; `trainer` translates it to the trainer's settings."""
 
     @property
     def resume(self) -> str:
-        """What to go on with; empty: a new run."""
+        """The run to resume; empty: a new run."""
 
     @property
     def logging(self) -> LoggingConfig:
@@ -43,12 +40,12 @@ class Settings(Protocol):
 
     @property
     def trainer(self) -> TrainerConfig:
-        """What the run is assembled from."""
+        """The config from which the run is assembled."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A command that makes runs, as config.json names it, and which settings a resumed run may change."""
+    """A command that makes runs, as config.json names it, and the settings that a resumed run may change."""
 
     command: str
     extends: tuple[str, ...] = ("steps",)
@@ -64,10 +61,10 @@ TRAIN = Program("python train.py")
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run lives, its config, and the checkpoint it goes on from (None: from the start).
+    """A run's folders, its config, and the checkpoint from which it resumes (None: from the start).
 
-    `named` is the checkpoint that the user asked to go on from, `stored` what config.json says (empty: a new run).
-    `models` are those that the run starts from and plays against: for each where it is and the hash of its weights.
+    `named` is the checkpoint that the user named, `stored` the content of config.json (empty: a new run). `models` are
+    the start model and the opponent: for each its path and the hash of its weights.
     """
 
     name: str
@@ -84,18 +81,18 @@ class Run:
 
     @property
     def config(self) -> TrainerConfig:
-        """The settings in the trainer's words."""
+        """The settings as a `TrainerConfig`."""
         return self.settings.trainer
 
     @property
     def resume_command(self) -> str:
-        """What continues the run."""
+        """The command that resumes the run."""
         return f"{self.program.typed} --resume {self.folder}"
 
 
 def write_config(run: Run) -> None:
-    """config.json: every setting, the models, and what else the numbers depend on: as it was at the start, and again
-    each time that the run was resumed. What has changed since the start is said.
+    """Write config.json: every setting, the models, and what else the numbers depend on, at the start and at each
+    resume. Changes since the start are reported.
     """
     now = provenance(_outside_files(run))
     record: dict[str, Any] = {
@@ -116,20 +113,16 @@ def write_config(run: Run) -> None:
 
 
 def _outside_files(run: Run) -> list[Path]:
-    """The files outside MinRL that examples and rewards come from, and a folder of data."""
-    config = run.config
-    tasks = [name for name in (config.rollout.task, *config.evaluation.other_tasks) if name]
-    files = [path for name in tasks for path in files_outside(name)]
-    files += [Path(config.data_path)] if config.data_path else []
+    """The files outside MinRL that examples and rewards come from, and a data file or folder."""
+    files = [path for name in run.config.task_names for path in files_outside(name)]
+    files += [Path(run.config.data_path)] if run.config.data_path else []
     return [path for path in dict.fromkeys(files) if path.exists()]
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """Every setting by its flag's name, a trained or evaluated task's own as `task.option`."""
+    """Every setting by its flag's name; options of the trained and evaluated tasks as `task.option`."""
     values = to_dict(run.settings, run.options)
-    config = run.config
-    names = {task_key(name) for name in (config.rollout.task, *config.evaluation.other_tasks)}
-    tasks = values.pop("tasks")
+    tasks, names = values.pop("tasks"), {task_key(name) for name in run.config.task_names}
     return {**values, **{f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}}
 
 
@@ -142,10 +135,10 @@ def write_summary(
     after: Mapping[str, Evaluation],
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """summary.json: before and after, speed, the hash of the weights, and what else the program has to say."""
+    """Write summary.json: before and after, speed, the hash of the weights, and the program's own entries in `more`."""
     task = task_key(run.config.rollout.task)
     ends = {name: {"eval_before": before.get(name), "eval_after": new.to_json()} for name, new in after.items()}
-    # Fine-tuning on rows samples nothing that it trains on.
+    # Fine-tuning on rows samples no training rollouts.
     speed = {"tokens_per_s": round(state.sampled_tokens / max(state.seconds, 1e-9), 1)} if state.sampled_tokens else {}
     summary = {
         "run": run.name,
@@ -167,7 +160,7 @@ def write_summary(
 
 
 def set_summary_aside(run: Run, steps: int) -> None:
-    """Where a run that had come to its end goes on, its summary is no longer the run's: keep it under another name."""
+    """If a finished run is resumed, its summary is no longer up to date: keep it under another name."""
     path = run.folder / "summary.json"
     ended = (read_json(path) or {}).get("steps", 0)
     if path.exists() and ended != steps:

@@ -17,48 +17,45 @@ from minrl.system.stable_text import stable_text
 from minrl.tasks import Task, offered_words
 from minrl.tasks.programs import programs_outside
 from minrl.terminal.screen import Screen
-from minrl.types import TrainState, UserError
+from minrl.types import TrainState, require
 
 START, OPPONENT = "start model", "opponent"
 """The models of a run that config.json names."""
 
 
 def note_model(run: Run, role: str, path: str, policy: Policy) -> None:
-    """Write down where a model of the run is and the hash of its weights; a run that goes on must find the same."""
+    """Record where a model of the run is and the hash of its weights. A resumed run must find the same weights."""
     digest = checkpoint.weights_sha256(policy)
     known = run.models.get(role, {}).get("weights_sha256", digest)
-    if known != digest:
-        raise UserError(
-            f"the {role} of run {run.folder} in {path} has other weights than when the run began: put the former back "
-            f"(sha256 {known[:12]}, now {digest[:12]}), or start a new run"
-        )
+    require(
+        known == digest,
+        f"the {role} of run {run.folder} in {path} has other weights than when the run began: put the former back "
+        f"(sha256 {known[:12]}, now {digest[:12]}), or start a new run",
+    )
     run.models[role] = {"path": os.path.abspath(path) if Path(path).exists() else path, "weights_sha256": digest}
 
 
 def known_model(run: Run, role: str) -> str | None:
-    """Where a model of a run that goes on is: where it was, or under the same name among the run's checkpoints, where
-    these were moved. None where the run has none written down.
+    """Where a model of a resumed run is: where it was, or, if the checkpoints were moved, under the same name among
+    them. None if the run recorded none.
     """
     if role not in run.models:
         return None
     path = Path(run.models[role]["path"])
+    if not path.is_absolute() or path.exists():
+        return str(path)
     moved = Path(run.config.logging.checkpoints_dir) / path.name
-    if path.is_absolute() and not path.exists() and not moved.exists():
-        raise UserError(f"the {role} of run {run.folder}, {path}, is not there: put it back, or start a new run")
-    return str(moved if path.is_absolute() and not path.exists() else path)
+    require(moved.exists(), f"the {role} of run {run.folder}, {path}, is not there: put it back, or start a new run")
+    return str(moved)
 
 
 def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
-    """Where the model is that the run starts from: the one it began with, the one the user named, or the task's
-    embedded base model.
-    """
-    known = known_model(run, START)
-    if known is not None:
+    """Where the start model is: the one the run began with, the one the user named, or the task's base model."""
+    known = known_model(run, START) or run.config.model.model_id
+    if known:
         return known
-    if run.config.model.model_id:
-        return run.config.model.model_id
-    if not run.config.rollout.task:
-        raise UserError("name the model to train with --model-id, or a --task whose embedded base model it is")
+    task = run.config.rollout.task
+    require(bool(task), "name the model to train with --model-id, or a --task whose embedded base model it is")
     return embedded_model(run, tasks, processes, screen)
 
 
@@ -91,7 +88,7 @@ def prepare_policy(
 
 
 def frozen_opponent(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> Policy | None:
-    """The model that plays the frozen roles, where a task has some: the one named, or the one the run started from."""
+    """The model that plays the frozen roles, if a task has any: the one named, or the start model."""
     config = run.config
     if not any(task.frozen_opponent for task in tasks.values()):
         return None
@@ -105,15 +102,15 @@ def frozen_opponent(run: Run, tasks: Mapping[str, Task], processes: Processes, s
 
 
 def no_frozen_role(name: str) -> str:
-    """What is said to a user who names an opponent for nobody."""
+    """The message for an --opponent in a task without frozen roles."""
     return f"--opponent has nobody to play: no role of {name} is frozen; leave it out or see the task's own options"
 
 
 def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
-    """Where the base model for the trained task is: made now, where it is not cached.
+    """Where the base model for the trained task is. It is made now if it is not cached.
 
     Its tokenizer knows the words that definitions offer for every base model, those of the trained task and those of
-    the tasks that the run evaluates beside it.
+    the other evaluated tasks.
     """
     config, name = run.config, task_key(run.config.rollout.task)
     own = (word for task in tasks.values() for word in task.vocabulary)

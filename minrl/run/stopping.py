@@ -1,4 +1,4 @@
-"""When a run that is told to stop does so: after the step, in all its processes."""
+"""Signals stop a run after its step, in all its processes."""
 
 import signal
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from minrl.system.signals import Stopped, answered, tell
 
 
 class _CutShort(Stopped):
-    """What goes on is to be given up; the program is not."""
+    """The current activity is abandoned; the program goes on."""
 
 
 class StepSignals:
-    """The first signal lets the step end, so that its checkpoint is whole; a second one stops at once.
+    """The first signal lets the step end, so its checkpoint is whole. A second one stops at once.
 
-    `stopped_by` is the signal that came to one of the processes, as far as they have asked each other; 0: none.
+    `stopped_by` is a signal that any process had got when they last asked each other; 0: none.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -33,13 +33,13 @@ class StepSignals:
         self._answering.__exit__(None, None, None)
 
     def ask(self) -> bool:
-        """Whether a signal came to any process. All must ask at the same moments, so that they stop together."""
+        """Whether any process got a signal. All must ask at the same moments, so that they stop together."""
         self.stopped_by = max(self._processes.gather([self._came]))
         return self.stopped_by > 0
 
     @contextmanager
     def cutting_short(self) -> Iterator[None]:
-        """What goes on inside is given up at the first signal, unless other processes would wait for this one."""
+        """Abandon what runs inside at the first signal, unless other processes would wait for this one."""
         self._cuts = self._processes.count == 1
         try:
             yield

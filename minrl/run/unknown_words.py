@@ -1,10 +1,11 @@
-"""How much of a text stands for words that the model's tokenizer lacks.
+"""How many tokens of a text stand for words that the model's tokenizer lacks.
 
-A tokenizer of whole words reads each of these as one and the same token. A model that is trained on them learns to say
-that token, and one that is evaluated on them was not shown the problem.
+A tokenizer of whole words reads all of them as the same token. A model that is trained on them learns to say that
+token; a model that is evaluated on them does not see the problem.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from loguru import logger
@@ -14,10 +15,10 @@ from minrl.tasks import Task
 from minrl.types import Prompt, UserError
 
 LARGEST_SHARE = 0.01
-"""More of the tokens must not stand for unknown words."""
+"""Largest allowed share of such tokens."""
 
 PROMPTS_READ = 64
-"""Prompts of each split that are looked at: a sample, since their order is without system."""
+"""Prompts of each split that are read. They are in random order."""
 
 WORDS_NAMED = 3
 
@@ -26,9 +27,9 @@ Read = tuple[Sequence[int], str]
 
 
 def check_task_words(tokenizer: ChatTokenizer, name: str, task: Task) -> None:
-    """Say what share of the task's prompts is unknown words, and refuse too large a one.
+    """Report the share of unknown words in the task's prompts, and refuse too large a one.
 
-    What an episode of the task's own shows is known when it is played.
+    The prompts of an episode of the task's own are known only when it is played.
     """
     if task.episode is not None or unknown_id(tokenizer.tokenizer) is None:
         return
@@ -44,17 +45,15 @@ def prompts_read(tokenizer: ChatTokenizer, prompts: Iterable[Prompt]) -> list[Re
 
 
 def shown_text(prompt: Prompt) -> str:
-    """What a prompt asks: a chat's last message, since not every template shows the others."""
+    """What a prompt asks: a chat's last message, because some templates leave out the others."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def check_words(tokenizer: ChatTokenizer, what: str, read: Sequence[Read]) -> None:
-    """Say the share of tokens that stand for unknown words; `UserError` above `LARGEST_SHARE`."""
+    """Report the share of tokens that stand for unknown words. Raises `UserError` above `LARGEST_SHARE`."""
     unknown = unknown_id(tokenizer.tokenizer)
-    if unknown is None:
-        return
-    count = sum(list(ids).count(unknown) for ids, _ in read)
-    if not count:
+    count = sum(list(ids).count(unknown) for ids, _ in read) if unknown is not None else 0
+    if unknown is None or not count:
         return
     share = count / sum(len(ids) for ids, _ in read)
     words = ", ".join(map(repr, _unknown_words(tokenizer.tokenizer, unknown, (text for _, text in read))))
@@ -68,8 +67,8 @@ def check_words(tokenizer: ChatTokenizer, what: str, read: Sequence[Read]) -> No
 
 
 def unknown_id(tokenizer: Any) -> int | None:  # noqa: ANN401 - any of transformers'
-    """The id of every word that the tokenizer lacks; None where it lacks none. Tokenizers of bytes give their end or
-    padding token that role, and it stands for no word.
+    """The id of all words that the tokenizer lacks; None if it lacks none. Byte tokenizers name their end or padding
+    token here, which stands for no word.
     """
     named = tokenizer.unk_token_id
     return None if named in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) else named
@@ -77,11 +76,6 @@ def unknown_id(tokenizer: Any) -> int | None:  # noqa: ANN401 - any of transform
 
 def _unknown_words(tokenizer: Any, unknown: int, texts: Iterable[str]) -> list[str]:  # noqa: ANN401
     """The first few words of the texts that the tokenizer lacks."""
-    found: dict[str, None] = {}
-    for text in texts:
-        for word in text.split():
-            if word not in found and unknown in tokenizer(word, add_special_tokens=False)["input_ids"]:
-                found[word] = None
-                if len(found) == WORDS_NAMED:
-                    return list(found)
-    return list(found)
+    words = dict.fromkeys(word for text in texts for word in text.split())
+    lacking = (word for word in words if unknown in tokenizer(word, add_special_tokens=False)["input_ids"])
+    return list(islice(lacking, WORDS_NAMED))

@@ -4,8 +4,8 @@
     python -m minrl.sft --data rows.jsonl --task countdown --max-examples 128
     python -m minrl.sft --resume latest
 
-The loss is that of the response's tokens alone (`minrl.sft.step`). The order of the rows is a function of the seed and
-the epoch, so that a run that was killed continues to the same weights.
+Only the response's tokens have a loss (`minrl.sft.step`). The order of the rows is a function of the seed and the
+epoch, so a killed run resumes to the same weights.
 """
 
 import math
@@ -41,7 +41,7 @@ SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
 
 
 def fine_tune(session: Session, rows: Rows) -> None:
-    """Train on the rows, batch by batch, and measure what is held out now and then."""
+    """Train on the rows, batch by batch, and measure the held-out rows every so many steps."""
     parts, recorder, settings = session.parts, session.recorder, session.run.settings
     config, state, engine = parts.config, parts.state, parts.engine
     total = rows_in_all(settings.epochs, len(rows.train))
@@ -73,7 +73,7 @@ def fine_tune(session: Session, rows: Rows) -> None:
 
 
 def save_tracked(session: Session) -> None:
-    """Write what the policy says to the held-out examples that are followed through the run."""
+    """Write the policy's completions of the held-out examples that are followed through the run."""
     parts, recorder = session.parts, session.recorder
     with recorder.timed("time/eval_s"):
         plan = tracked_plan(parts.task, parts.config)
@@ -83,11 +83,11 @@ def save_tracked(session: Session) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Say how well the rows are known, train on them, and say it again."""
+    """Measure the policy, train it on the rows, and measure it again."""
     started = time.perf_counter()
     config, options = parse_config(SftConfig, arguments, FINE_TUNING)
-    if not config.data and not config.resume:
-        raise UserError("name the rows to train on with --data (JSONL with a prompt and a response)")
+    named = bool(config.data or config.resume)
+    require(named, "name the rows to train on with --data (JSONL with a prompt and a response)")
     run = open_run(config, options, arguments, SFT)
     require_logger(run.config.logging)
     with assemble(run) as parts:
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int) -> int:
-    """At which step the epochs are over: of full batches, but for the last one of this run and of what it continues."""
+    """The step at which the epochs end. Only the last batch, of this run and of the run that it resumes, is short."""
     total = rows_in_all(settings.epochs, rows)
     if total < state.examples_drawn:
         return math.ceil(total / batch_size)
@@ -122,14 +122,14 @@ def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int)
 
 
 def refuse_other_rows(run: Run, config: SftConfig) -> None:
-    """A run that goes on must go on with the same rows."""
+    """Refuse to resume a run with other rows."""
     known = read_json(run.folder / "data.json")
     if known is not None and known != fingerprint(config):
         raise UserError(f"the rows in {config.data} are not those that run {run.folder} began with: start a new run")
 
 
 def summary_of(run: Run, rows: Rows) -> dict[str, object]:
-    """What summary.json says beside what every run's does."""
+    """What summary.json has besides the entries of every run."""
     tag = "sft/held_out_loss"
     losses = {line["step"]: line[tag] for line in read_metrics(run.folder) if tag in line}
     return {

@@ -1,9 +1,10 @@
-"""Every knob of supervised fine-tuning, expert iteration and the filter, with its unit and its check."""
+"""The settings of supervised fine-tuning, expert iteration and the filter, with units and checks."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from minrl.config import (
     PATH,
@@ -40,20 +41,56 @@ class RewardConfig(Bounded):
 Epochs = Annotated[float, Bound("above 0", lambda value: 0 < value < math.inf)]
 
 
-def _no_task() -> RewardConfig:
-    return RewardConfig(task="")
+@dataclass(frozen=True, kw_only=True)
+class FineTuningConfig(Bounded):
+    """What fine-tuning shares with `TrainerConfig`. A setting of the same name means the same."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Which model is trained."""
+    base: BaseModelConfig = field(default_factory=BaseModelConfig)
+    """The base model that is made where none is given."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """The task and its rewards."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and micro-batches."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of all weights."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """The held-out score."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Files and screen."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Who samples."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.trainer  # its own checks
+
+    @property
+    def translated(self) -> dict[str, Any]:
+        """The settings that `TrainerConfig` and its `RolloutConfig` call by other names, by those names."""
+        raise NotImplementedError
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """The config from which the run is assembled."""
+        values = {**vars(self), **vars(self.reward), **self.translated}
+        values["rollout"] = RolloutConfig(**_settings_of(RolloutConfig, values))
+        return TrainerConfig(**_settings_of(TrainerConfig, values))
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The tasks that are sampled and evaluated."""
+        return self.trainer.task_names
 
 
-def _each_round() -> EvaluationConfig:
-    return EvaluationConfig(eval_every=1)
-
-
-def _saved_each_round() -> LoggingConfig:
-    return LoggingConfig(save_every=1, rollouts_every=1)
+def _settings_of(cls: type[Bounded], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of those settings that the class has."""
+    return {one.name: values[one.name] for one in fields(cls) if one.name in values}  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftConfig(Bounded):
+class SftConfig(FineTuningConfig):
     """Fine-tune a language model on rows of prompt and response.
 
     python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5
@@ -96,31 +133,8 @@ class SftConfig(Bounded):
     """Seed of the choice of rows, of their order and of every sampled completion."""
     resume: str = ""
     """Continue a run: `latest`, a run's folder or a checkpoint. Only --steps and --epochs may change."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Which model is trained."""
-    base: BaseModelConfig = field(default_factory=BaseModelConfig)
-    """The base model that is made where none is given."""
-    reward: RewardConfig = field(default_factory=_no_task)
+    reward: RewardConfig = field(default_factory=lambda: RewardConfig(task=""))
     """The task whose held-out examples are sampled in the evaluation."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """AdamW and micro-batches."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Adapters in place of all weights."""
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """The held-out score."""
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
-    """Files and screen."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    """Who samples in the evaluation."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.trainer  # its own checks
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        """The tasks that are evaluated."""
-        return self.trainer.task_names
 
     @property
     def run_name(self) -> str:
@@ -128,21 +142,14 @@ class SftConfig(Bounded):
         return f"{Path(self.data).stem}-sft-seed{self.seed}"
 
     @property
-    def trainer(self) -> TrainerConfig:
-        """What the run is assembled from; without a task nothing is sampled, and no other engine is started."""
-        rollout = RolloutConfig(
-            task=self.reward.task,
-            max_tokens=self.max_tokens,
-            stop_strings=self.stop_strings,
-            reward_deadline_s=self.reward.reward_deadline_s,
-            reward_workers=self.reward.reward_workers,
-        )
+    def translated(self) -> dict[str, Any]:
+        """Without a task nothing is sampled, and no other engine is started."""
         engine = self.engine if self.reward.task else EngineConfig(engine="torch")
-        return _trainer(self, max(1, self.steps), rollout, engine)
+        return {"steps": max(1, self.steps), "engine": engine}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertIterationConfig(Bounded):
+class ExpertIterationConfig(FineTuningConfig):
     """Sample, keep the correct, fine-tune; again.
 
     python -m minrl.sft.expert_iteration --task countdown --rounds 5
@@ -153,14 +160,8 @@ class ExpertIterationConfig(Bounded):
     """
 
     often = (
-        "task",
-        "model_id",
-        "rounds",
-        "examples_per_round",
-        "samples_per_example",
-        "learning_rate",
-        "seed",
-        "resume",
+        *("task", "model_id", "rounds", "examples_per_round", "samples_per_example"),
+        *("learning_rate", "seed", "resume"),
     )
 
     rounds: Count = 5
@@ -193,31 +194,10 @@ class ExpertIterationConfig(Bounded):
     """Seed of the order of examples and completions and of every sampled completion."""
     resume: str = ""
     """Continue a run: `latest`, a run's folder or a checkpoint. Only --rounds may change."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Which model is trained."""
-    base: BaseModelConfig = field(default_factory=BaseModelConfig)
-    """The base model that is made where none is given."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    """The task and its rewards."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """AdamW, new in every round; `steps` are those of the round."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Adapters in place of all weights."""
-    evaluation: EvaluationConfig = field(default_factory=_each_round)
+    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(eval_every=1))
     """The held-out score; every so many rounds."""
-    logging: LoggingConfig = field(default_factory=_saved_each_round)
+    logging: LoggingConfig = field(default_factory=lambda: LoggingConfig(save_every=1, rollouts_every=1))
     """Files and screen; every so many rounds."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    """Who samples."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.trainer  # its own checks
-
-    @property
-    def task_names(self) -> tuple[str, ...]:
-        """The tasks that are sampled and evaluated."""
-        return self.trainer.task_names
 
     @property
     def run_name(self) -> str:
@@ -225,38 +205,13 @@ class ExpertIterationConfig(Bounded):
         return f"{task_key(self.reward.task).replace('/', '-')}-expert-iteration-seed{self.seed}"
 
     @property
-    def trainer(self) -> TrainerConfig:
-        """What the run is assembled from: a round is a step."""
-        rollout = RolloutConfig(
-            task=self.reward.task,
-            prompts_per_step=self.sample_batch_size,
-            group_size=self.samples_per_example,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            stop_strings=self.stop_strings,
-            reward_deadline_s=self.reward.reward_deadline_s,
-            reward_workers=self.reward.reward_workers,
-            max_unscorable_frac=self.max_unscorable_frac,
-        )
-        return _trainer(self, self.rounds, rollout, self.engine)
-
-
-def _trainer(
-    config: SftConfig | ExpertIterationConfig, steps: int, rollout: RolloutConfig, engine: EngineConfig
-) -> TrainerConfig:
-    return TrainerConfig(
-        steps=steps,
-        seed=config.seed,
-        data_path=config.reward.data_path,
-        model=config.model,
-        base=config.base,
-        rollout=rollout,
-        optimizer=config.optimizer,
-        lora=config.lora,
-        evaluation=config.evaluation,
-        logging=config.logging,
-        engine=engine,
-    )
+    def translated(self) -> dict[str, Any]:
+        """A round is a step."""
+        return {
+            "steps": self.rounds,
+            "prompts_per_step": self.sample_batch_size,
+            "group_size": self.samples_per_example,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

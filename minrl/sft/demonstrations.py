@@ -1,7 +1,7 @@
 """Rows of prompt and response, as rollouts whose response tokens are scored.
 
-A row's prompt is encoded as the policy sees it when it samples (a text as `--prompt-format` says), and the response's
-tokens follow it, then the token that ends a completion. No row is cut: one that does not fit is left out and counted.
+A row's prompt is encoded as for sampling (a text as `--prompt-format` says). The response's tokens follow, then the
+token that ends a completion. No row is cut: a row that does not fit is left out and counted.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What the policy is shown and what it shall say."""
+    """A prompt and the response to learn."""
 
     prompt: Prompt
     response: str
@@ -49,13 +49,13 @@ class Encoded:
 
     @cached_property
     def shown(self) -> Ids:
-        """The prompt as the policy is shown it: rows that differ in what the chat template leaves out share it."""
+        """The prompt's tokens: equal for rows that differ only in what the chat template leaves out."""
         return tuple(self.rollout.ids[: self.rollout.prompt_length])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What is trained on, and what only the loss of is measured."""
+    """The rows to train on, and the rows whose loss is only measured."""
 
     train: list[Rollout]
     held_out: list[Rollout]
@@ -67,14 +67,14 @@ def key_of(prompt: Prompt) -> str:
 
 
 def read_demonstrations(path: Path, prompt_column: str, response_column: str) -> list[Demonstration]:
-    """The rows of a file, each once. What is no row is refused with its number."""
+    """The distinct rows of a file. A line that is no row is refused with its number."""
     rows: dict[tuple[str, str], Demonstration] = {}
     for number, line in enumerate(read_lines(path, "rows"), 1):
         try:
             found = _demonstration(json.loads(line), prompt_column, response_column)
         except UserError as error:
             raise UserError(f"row {number} of {path}: {error}") from error
-        except (ValueError, RecursionError) as error:  # also of an integer that has more digits than Python reads
+        except (ValueError, RecursionError) as error:  # ValueError also for integers with more digits than Python reads
             raise UserError(f"row {number} of {path} is not JSON: {error}") from error
         rows.setdefault((found.prompt_key, found.response), found)
     return list(rows.values())
@@ -109,7 +109,7 @@ def _are_messages(prompt: object) -> bool:
 
 
 def choose_rows(rows: Sequence[Rollout], count: int, seed: int, path: str) -> list[Rollout]:
-    """`count` rows by the seed (0: all), in the file's order; a larger choice contains the smaller ones."""
+    """`count` rows chosen by the seed (0: all), in the file's order. A larger choice contains the smaller ones."""
     if count > len(rows):
         raise UserError(
             f"--max-examples {count} asks for more distinct rows than the {len(rows)} of {path} that can be trained "
@@ -122,9 +122,9 @@ def choose_rows(rows: Sequence[Rollout], count: int, seed: int, path: str) -> li
 def load_rows(config: SftConfig, policy: Policy, task: Task | None) -> Rows:
     """The rows to train on and those whose loss is measured.
 
-    No prompt is in both, and none is trained on that the task holds out. Prompts are the same where their tokens are;
-    a prompt of the task or of `eval_data` also where its question is, whatever the system message and the white space.
-    A held-out problem in other words is not recognised: other numbers in it, or the same in another order.
+    No prompt is in both, and no prompt that the task holds out is trained on. Prompts are equal if their tokens are.
+    Prompts of the task and of `eval_data` are also equal if their questions are, whatever system message and white
+    space. A held-out problem in other words, such as its numbers in another order, is not recognised.
     """
     chat = as_chat(config, policy, task)
     found = _read(config.data, config, policy, chat)
@@ -157,7 +157,7 @@ def load_rows(config: SftConfig, policy: Policy, task: Task | None) -> Rows:
 
 
 def question_of(prompt: Prompt) -> str:
-    """What a prompt asks, however it is spaced: the text, or a chat's last message of the user.
+    """The question of a prompt without extra white space: the text, or a chat's last message of the user.
 
     >>> question_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": " 1  + 1? "}])
     '1 + 1?'
@@ -167,15 +167,15 @@ def question_of(prompt: Prompt) -> str:
 
 
 def _held_out_questions(task: Task) -> set[str]:
-    """Questions of the held-out examples; one that training examples ask too says nothing of the problem."""
+    """Questions of the held-out examples, without those that training examples ask too."""
     dataset = task.dataset
     held_out, train = ({question_of(example.prompt) for example in part} for part in (dataset.held_out, dataset.train))
     return held_out - train
 
 
 def as_chat(config: SftConfig, policy: Policy, task: Task | None) -> bool:
-    """Whether texts are shown as the messages of a user: as the task's own prompts are, so that the policy is trained
-    on what it is evaluated on; without a task, where the tokenizer has a chat template.
+    """Whether texts are shown as a user's messages. auto: as the task's own prompts are, so that training matches the
+    evaluation; without a task, if the tokenizer has a chat template.
     """
     if config.prompt_format != "auto":
         return config.prompt_format == "chat"
@@ -185,13 +185,16 @@ def as_chat(config: SftConfig, policy: Policy, task: Task | None) -> bool:
 
 
 def _read(path: str, config: SftConfig, policy: Policy, chat: bool) -> list[Encoded]:
-    """The rows of a file with their prompts as they are shown, each once."""
+    """The distinct rows of a file, with their prompts as they are shown."""
     found = read_demonstrations(Path(path), config.prompt_column, config.response_column)
     texts = sum(isinstance(row.prompt, str) for row in found)
     if texts:
         how = "a user's message, through the chat template" if chat else "it is, without a chat template"
         logger.info(f"{path}: the prompt of {texts} of {len(found)} rows is a text and is shown as {how}")
-    rows = [replace(row, prompt=user_message(row.prompt)) if chat else row for row in found]
+    rows = [
+        replace(row, prompt=[{"role": "user", "content": row.prompt}]) if chat and isinstance(row.prompt, str) else row
+        for row in found
+    ]
     encoded = [Encoded(*pair) for pair in zip(rows, as_rollouts(policy, rows), strict=True)]
     read = [(one.rollout.ids, f"{shown_text(one.row.prompt)} {one.row.response}") for one in encoded]
     check_words(policy, path, read)
@@ -201,25 +204,17 @@ def _read(path: str, config: SftConfig, policy: Policy, chat: bool) -> list[Enco
     return list(distinct.values())
 
 
-def user_message(prompt: Prompt) -> Prompt:
-    """A text as the message of a user; messages as they are."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
 def as_rollouts(policy: Policy, rows: Iterable[Demonstration]) -> list[Rollout]:
     """The rows in tokens."""
-    ends: dict[bool, int] = {}
-    rollouts = []
-    for row in rows:
-        chat = not isinstance(row.prompt, str)
-        if chat not in ends:
-            ends[chat] = end_token(policy, chat)
-        rollouts.append(as_rollout(policy, row.prompt_key, [(row.prompt, row.response)], ends[chat]))
-    return rollouts
+    end = cache(partial(end_token, policy))
+    return [
+        as_rollout(policy, row.prompt_key, [(row.prompt, row.response)], end(not isinstance(row.prompt, str)))
+        for row in rows
+    ]
 
 
 def end_token(policy: Policy, chat: bool) -> int:
-    """What ends a completion: in a chat the token that closes the assistant's turn, where the engine stops at it."""
+    """The token that ends a completion: in a chat that of the assistant's turn, if the engine stops at it."""
     if chat:
         closing = policy.encode_next_turn([{"role": "user", "content": "."}], [])
         if closing and closing[0] in policy.stop_ids:
@@ -230,7 +225,7 @@ def end_token(policy: Policy, chat: bool) -> int:
 
 
 def fingerprint(config: SftConfig) -> dict[str, str]:
-    """SHA-256 of each file that the rows come from."""
+    """SHA-256 of each file of rows."""
     return {
         path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (config.data, config.eval_data) if path
     }

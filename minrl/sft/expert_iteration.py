@@ -5,20 +5,19 @@
 
 Expert iteration (arXiv:1705.08439) with the policy's own correct completions as the expert's, as in STaR
 (arXiv:2203.14465) and ReST-EM (arXiv:2312.06585). Departures: there is no tree search and, unlike STaR, no hint after
-a failure; a round goes on from the policy of the round before where those two begin anew with the start model
+a failure; a round continues from the previous round's policy, where those two restart from the start model
 (--restart-each-round does); a round sees a share of the training examples, not all of them.
 
-A round is a step of the run. What it samples is a function of the seed, the round and the weights, and AdamW starts
-anew in it: a run that was killed repeats the round it was in, to the same weights.
+A round is a step of the run. Its samples are a function of the seed, the round and the weights, and its AdamW is new:
+a killed run repeats its round and reaches the same weights.
 """
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from minrl.terminal.command_line import before_imports, parse_config, run_main
 from minrl.config.defaults import FINE_TUNING
@@ -62,7 +61,8 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
         rollouts = sampled.rollouts
         kept = keep_correct(rollouts, settings)
         if recorder.main and parts.task.episode is None and every(config.logging.rollouts_every, state.step):
-            write_samples(samples_path(parts.run.folder, state.step), examples, rollouts, kept)
+            path = parts.run.folder / "samples" / f"round_{state.step:03d}.jsonl"
+            write_samples(path, examples, rollouts, kept)
         recorder.measured(
             {
                 "expert/kept": float(len(kept)),
@@ -84,7 +84,7 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
 
 
 def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Example], Rollouts]:
-    """The round's completions, batch by batch, with the examples; no problem is drawn twice in a round, in whatever
+    """The round's examples and completions, sampled batch by batch. No problem is drawn twice in a round, in whatever
     words it is asked.
     """
     config, state, policy, task = parts.config, parts.state, parts.policy, parts.task
@@ -102,24 +102,27 @@ def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Ex
 
 
 def keep_correct(rollouts: Sequence[Rollout], settings: ExpertIterationConfig) -> list[Rollout]:
-    """The completions whose reward is at its maximum and which ended by themselves, in the order of sampling.
+    """The solved completions that ended by themselves, in the order of sampling.
 
-    Of an example and role at most `max_per_example` are kept, the first ones; equal ones once where it is asked for.
+    At most the first `max_per_example` of an example and role are kept; with `deduplicate`, equal ones once.
     """
-    kept: dict[tuple[str, str], list[Rollout]] = {}
+    kept: list[Rollout] = []
+    found: dict[tuple[str, str], list[Sequence[int]]] = {}
     for one in rollouts:
         if not is_solved(one) or one.truncated:
             continue
-        found = kept.setdefault((one.example_id, one.role), [])
-        full = 0 < settings.max_per_example <= len(found)
-        if not full and not (settings.deduplicate and any(one.ids == other.ids for other in found)):
-            found.append(one)
-    chosen = {id(one) for found in kept.values() for one in found}
-    return [one for one in rollouts if id(one) in chosen]
+        known = found.setdefault((one.example_id, one.role), [])
+        full = 0 < settings.max_per_example <= len(known)
+        if not full and not (settings.deduplicate and one.ids in known):
+            known.append(one.ids)
+            kept.append(one)
+    return kept
 
 
 def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequence[Rollout]) -> dict[str, float]:
-    """Train on what was kept, with a new optimizer. The last optimizer step's numbers, with the loss of the first."""
+    """Train on the kept completions with a new optimizer. Returns the last optimizer step's metrics, with the mean loss
+    and entropy of all steps.
+    """
     if not kept:
         logger.warning(f"round {parts.state.step} has no correct completion: nothing is trained on")
         return {"sft/optimizer_steps": 0.0}
@@ -150,46 +153,37 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
 
 
 def restart(parts: Parts) -> None:
-    """Give the policy the weights of the model that the run started from."""
+    """Give the policy the start model's weights."""
     begun = replace(parts.run, checkpoint=None)
     start, _ = prepare_policy(begun, parts.tasks, parts.policy.processes, parts.screen)
     parts.policy.model.load_state_dict(start.model.state_dict())
 
 
-def samples_path(folder: Path, number: int) -> Path:
-    """Where a round's completions are written."""
-    return folder / "samples" / f"round_{number:03d}.jsonl"
-
-
 def write_samples(
     path: Path, examples: Sequence[Example], rollouts: Sequence[Rollout], kept: Sequence[Rollout]
 ) -> None:
-    """The round's completions as rows that `minrl.sft` and `minrl.sft.filter` read; what the reward reads stands under
-    `example`, where no field of it takes the place of another.
+    """Write the round's completions as rows that `minrl.sft` and `minrl.sft.filter` read. The fields that the reward
+    reads stand under `example`, where none replaces another.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    by_id = {example.id: example for example in examples}
-    write_jsonl(path, _sample_rows(by_id, rollouts, {id(one) for one in kept}))
-
-
-def _sample_rows(
-    examples: Mapping[str, Example], rollouts: Sequence[Rollout], kept: set[int]
-) -> Iterator[dict[str, Any]]:
-    for one in rollouts:
-        example = examples[one.example_id]
-        yield {
-            "id": example.id,
-            "prompt": example.prompt,
+    by_id, trained_on = {example.id: example for example in examples}, {id(one) for one in kept}
+    rows = (
+        {
+            "id": one.example_id,
+            "prompt": by_id[one.example_id].prompt,
             "response": one.text,
             "reward": None if one.reward is None else one.reward.value,
-            "kept": id(one) in kept,
+            "kept": id(one) in trained_on,
             "truncated": one.truncated,
-            EXAMPLE: example.fields,
+            EXAMPLE: by_id[one.example_id].fields,
         }
+        for one in rollouts
+    )
+    write_jsonl(path, rows)
 
 
 def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
-    """What each round sampled correctly, kept and reached, from the run's metrics; round 0 is the start model."""
+    """What each round solved, kept and reached, from the run's metrics. Round 0 is the start model."""
     rows: list[dict[str, object]] = []
     for line in read_metrics(folder):
         name = f"eval/{task}/"
@@ -209,15 +203,19 @@ def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Say how good the policy is, let it learn from itself, and show what each round brought."""
+    """Measure the policy, let it learn from itself, and show the figures of each round."""
     started = time.perf_counter()
     config, options = parse_config(ExpertIterationConfig, arguments, FINE_TUNING)
     run = open_run(config, options, arguments, EXPERT_ITERATION)
     require_logger(run.config.logging)
     with assemble(run) as parts:
         settings: ExpertIterationConfig = parts.run.settings
-        problems = {example.id for example in parts.task.dataset.train}
-        say_if_fewer(settings.examples_per_round, len(problems), settings.reward.task)
+        asked, available = settings.examples_per_round, len({example.id for example in parts.task.dataset.train})
+        if asked > available:  # a round samples no example twice
+            task = settings.reward.task
+            logger.info(
+                f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}"
+            )
         with Session(parts, started) as session:
             session.begin()
             if session.recorder.owed or (parts.state.step == 0 and settings.evaluation.eval_first):
@@ -229,12 +227,6 @@ def main(arguments: Sequence[str]) -> int:
         if status == 0:
             parts.screen.rounds(rounds)
         return status
-
-
-def say_if_fewer(asked: int, available: int, task: str) -> None:
-    """A round samples no example twice."""
-    if asked > available:
-        logger.info(f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl
 
 Rows are JSON objects with `response` (or `completion`) and the fields that the reward reads, beside it or, as expert
-iteration writes them, under `example`. A row that says `"truncated": true` was cut off and is not correct, whatever
-its reward: it would teach to end there. Kept rows are written as they are and in order; the output appears when it is
-whole. A row that cannot be scored is dropped and counted.
+iteration writes them, under `example`. A row with `"truncated": true` was cut off and is not correct, whatever its
+reward: it would teach the model to end there. Kept rows are written unchanged and in order. The output appears when it
+is whole. A row that cannot be scored is dropped and counted.
 """
 
 import json
@@ -24,12 +24,12 @@ from minrl.terminal.command_line import parse_with_tasks, run_main
 from minrl.types import UserError
 
 EXAMPLE = "example"
-"""Where a row may hold the fields that the reward reads, so that none of them is taken for another."""
+"""The field of a row that may hold the fields that the reward reads, so that none replaces another."""
 
 
 @dataclass
 class Counts:
-    """How many rows there were, were kept, and could not be scored, and why the first of the latter could not."""
+    """Numbers of rows read, kept and unscorable, and why the first of the latter could not be scored."""
 
     rows: int = 0
     kept: int = 0
@@ -47,14 +47,12 @@ def filter_file(task: Task, source: Path, output: Path, min_reward: float | None
             if scored["reward"] is None:
                 counts.unscorable += 1
                 counts.first_reason = counts.first_reason or f"row {counts.rows}: {scored['error']}"
-            elif json.loads(line).get("truncated") is not True and _is_correct(scored, min_reward):
+            elif json.loads(line).get("truncated") is not True and (
+                scored["solved"] if min_reward is None else scored["reward"] >= min_reward
+            ):
                 counts.kept += 1
                 file.write(line + "\n")
     return counts
-
-
-def _is_correct(scored: dict[str, Any], min_reward: float | None) -> bool:
-    return bool(scored["solved"] if min_reward is None else scored["reward"] >= min_reward)
 
 
 def _scored(task: Task, lines: Sequence[str], workers: Workers) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -65,8 +63,8 @@ def _scored(task: Task, lines: Sequence[str], workers: Workers) -> Iterator[tupl
 
 
 def _with_completion(line: str) -> str:
-    """The line as what is scored: its response under `completion`, the fields of its example at the top. What is no
-    JSON is told so there.
+    """The line for scoring: its response under `completion`, the fields of its example at the top. Scoring reports a
+    line that is not JSON.
     """
     try:
         row = json.loads(line)

@@ -23,7 +23,7 @@ from minrl.update import optimizer_step
 
 
 def rows_in_all(epochs: float, rows: int) -> int:
-    """How many rows so many epochs train on, each row as often as the others or once more.
+    """The number of rows in so many epochs. Each row is trained on as often as the others, or once more.
 
     >>> rows_in_all(1.0, 33), rows_in_all(0.5, 10), rows_in_all(0.01, 10)
     (33, 5, 1)
@@ -39,7 +39,7 @@ def sft_step(
     state: TrainState,
     steps: int,
 ) -> dict[str, float]:
-    """Train on the rows that were drawn, as step `state.step` of `steps`; what to log."""
+    """Train on the drawn rows, as step `state.step` of `steps`. Returns the metrics to log."""
     mine = drawn[policy.processes.share(len(drawn))]
     rate = learning_rate(config, state.step, steps)
     for group in optimizer.param_groups:
@@ -59,7 +59,7 @@ def sft_step(
 
 
 def accumulate(policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int) -> Tensor:
-    """Add up the gradients of this process's rows. Sums of loss and entropy, and tokens, over all processes: (3,)."""
+    """Add up the gradients of this process's rows. Returns loss, entropy and tokens, summed over processes: (3,)."""
     own = sum(row.num_sampled for row in rows)
     tokens = int(policy.processes.sum(torch.tensor(own, device=policy.device)).item())
     totals = torch.zeros(3, dtype=torch.float64)

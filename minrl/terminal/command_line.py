@@ -1,7 +1,7 @@
-"""From the command line, a file or a stored run to a program's config and the tasks' options.
+"""Reads the command line, a file or a stored run into a program's config and the tasks' options.
 
 Flags come from the dataclasses (`minrl.terminal.flags`). `--config FILE` (YAML or a run's config.json) is read first,
-and flags override it. Whatever is refused is refused in one line.
+and flags override it. Every refusal is one line.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
@@ -28,7 +29,7 @@ from minrl.system.streams import forgive_closed_streams
 from minrl.tasks import TASK_DEFINITIONS, flag_identifier, option_classes, with_absolute_path
 from minrl.terminal.flag_help import help_text
 from minrl.terminal.flags import Flag, Given, checked, flags_of, given_flags, read_flags, unknown
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 T = TypeVar("T")
 
@@ -36,13 +37,13 @@ REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
     *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO),
 )
-"""Why the system refuses to read or write a file: the user's to mend, in a folder, a disk or a right."""
+"""Errors of reading or writing a file that the user can mend: a folder, a disk, a permission."""
 
 TASK_NAMES = ("task", "eval_tasks", "tasks")
-"""The settings that name tasks: one, several with commas between them, several as words."""
+"""The settings that name tasks: one, several separated by commas, several as words."""
 
 DEFAULT_TASK = "countdown"
-"""The task whose options --help shows where none is named."""
+"""The task whose options --help shows if none is named."""
 
 HELP = ("-h", "--help", "--help-all")
 
@@ -52,9 +53,7 @@ class Layer:
     """What a file or the flags set."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    """The settings by name."""
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The options by the task's key and their own name."""
+    """Settings by name, options as `task_key.name`."""
     tasks: Sequence[str] = ()
     """The tasks that are named."""
 
@@ -65,18 +64,16 @@ def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]
 
 
 def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORCEMENT) -> tuple[T, TaskOptions]:
-    """The config of a program that makes runs, from flags over a `--config` file over the defaults of what is trained,
-    and the options of the tasks named.
+    """The config of a program that makes runs, and the options of the tasks named. Flags override a `--config` file,
+    which overrides the defaults of what is trained.
     """
-    given = given_flags(arguments)
-    in_file = Layer()
-    for one in given:
+    given, in_file = given_flags(arguments), Layer()
+    for place, one in enumerate(given):
         if one.flag == "--config":
-            if not any(one.words):
-                raise UserError("--config needs a file: YAML, or a run's config.json")
+            require(any(one.words), "--config needs a file: YAML, or a run's config.json")
             in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
-    rest = [replace(one, flag="", words=one.words[1:]) if one.flag == "--config" else one for one in given]
-    flags = _flag_layer(rest, cls, in_file.tasks)
+            given[place] = Given("", one.words[1:])
+    flags = _flag_layer(given, cls, in_file.tasks)
     config: Any
     stored: Any
     stored, config = _build(cls, in_file)[0], _build(cls, in_file, flags)[0]
@@ -93,7 +90,7 @@ def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORC
 def parse_with_tasks(
     cls: type[T], arguments: Sequence[str], default: T | None = None, options: TaskOptions | None = None
 ) -> tuple[T, TaskOptions]:
-    """A config, and the options of the tasks named: flags over the defaults given here."""
+    """A config, and the options of the tasks named. Flags override the defaults given here."""
     return _build(cls, _flag_layer(given_flags(arguments), cls), default=default, options=options)
 
 
@@ -103,11 +100,11 @@ def parse(cls: type[T], arguments: Sequence[str]) -> T:
 
 
 def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) -> None:
-    """Read the command line before a script's slow imports: --help and whatever is refused are answered at once, and
-    otherwise a line says that the program is loading.
+    """Read the command line before a script's slow imports. --help and mistakes are answered at once; otherwise a line
+    says that the program is loading.
     """
     forgive_closed_streams()
-    logger.disable("minrl")  # main parses again: what there is to say is said then
+    logger.disable("minrl")  # main parses again, and reports then
     try:
         with _one_line_for_mistakes():
             config, _ = parse(sys.argv[1:])
@@ -119,8 +116,8 @@ def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) ->
 
 
 def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
-    """Run a script's main: the user's mistakes end it with one line and exit status 2, a signal with the shells'."""
-    gc.freeze()  # what the imports made stays: a collection that looks at all of it again takes 0.2 s
+    """Run a script's main. A user's mistake ends it with one line and status 2, a signal with the shells' status."""
+    gc.freeze()  # a collection that looks at everything the imports made takes 0.2 s
     forgive_closed_streams()
     with answered(stop_at_once), _one_line_for_mistakes():
         sys.exit(main(sys.argv[1:]))
@@ -128,27 +125,27 @@ def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
 
 @contextlib.contextmanager
 def _one_line_for_mistakes() -> Iterator[None]:
-    """End the program where a mistake of the user's, the system's refusal of a file or an interruption comes out."""
+    """End the program after a user's mistake, a refused file or an interruption."""
     try:
         yield
     except UserError as error:
-        sys.exit(_refuse(str(error)))
+        _refuse(str(error))
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-        sys.exit(_refuse(": ".join(filter(None, [error.filename, refusal(error)]))))
+        _refuse(": ".join(filter(None, [error.filename, refusal(error)])))
     except KeyboardInterrupt as stop:
         sys.stderr.write("interrupted\n")
         sys.exit(getattr(stop, "status", exit_status(signal.SIGINT)))
 
 
-def _refuse(reason: str) -> int:
+def _refuse(reason: str) -> NoReturn:
     sys.stderr.write(f"error: {reason}\n")
-    return 2
+    sys.exit(2)
 
 
 def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
-    """Plain values by flag name, the tasks' options in a dictionary each: what `from_dict` reads."""
+    """Plain values by flag name, and each task's options in a dictionary. `from_dict` reads it."""
     values: dict[str, Any] = {}
     for name, value in vars(config).items():
         values.update(vars(value) if is_dataclass(value) else {name: value})
@@ -157,8 +154,8 @@ def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN40
 
 
 def from_dict(values: Mapping[str, Any], cls: type[T], named: Sequence[str] = ()) -> tuple[T, TaskOptions]:
-    """A config of the class with these values over the defaults, and the options of the tasks that the values or
-    `named` name. Unknown names and wrong types are refused.
+    """A config with these values over the defaults, and the options of the tasks that the values or `named` name.
+    Unknown names and wrong types are refused.
     """
     return _build(cls, _file_layer(values, cls, named))
 
@@ -183,15 +180,15 @@ def _build(
     config: Any = cls(**made) if default is None else replace(default, **made)  # type: ignore[type-var]
     names = dict.fromkeys([*(name for layer in layers for name in layer.tasks), *getattr(config, "task_names", ())])
     chosen = {key: options_class() for key, options_class in option_classes(names).items()} | dict(options or {})
-    for layer in layers:
-        for key, set_here in layer.options.items():
-            chosen[key] = replace(chosen[key], **set_here)
+    for key, start in chosen.items():
+        own = {name.removeprefix(f"{key}."): value for name, value in values.items() if name.startswith(f"{key}.")}
+        chosen[key] = replace(start, **own)
     return config, chosen
 
 
 def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ()) -> Layer:
-    """What a file sets, its types checked."""
-    left = {str(key).replace("-", "_"): value for key, value in values.items()}
+    """What a file sets, with checked types."""
+    left = _by_name(values)
     tasks = list(named)
     for setting in TASK_NAMES:
         if isinstance(left.get(setting), str):
@@ -204,31 +201,33 @@ def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ())
     flags = flags_of(cls)
     for name in left:
         if name not in flags:
-            raise UserError(
-                unknown(f"setting {name!r}", name.replace("_", "-"), [f.spelled[2:] for f in flags.values()])
-            )
+            known = [flag.spelled[2:] for flag in flags.values()]
+            raise unknown(f"setting {name!r}", name.replace("_", "-"), known)
     chosen = {name: checked(name, flags[name].hint, value) for name, value in left.items()}
     keys = [task_key(name) for name in tasks]
     tasks += [key for key in given if key not in keys]
     classes = option_classes(tasks)
-    return Layer(chosen, {key: _options(classes[key], given[key]) for key in given}, tasks)
+    for key, own in given.items():
+        hints = get_type_hints(classes[key])
+        for name, value in _by_name(own).items():
+            if name not in hints:
+                raise unknown(f"option {name!r} of {classes[key].__name__}", name, sorted(hints))
+            chosen[f"{key}.{name}"] = checked(name, hints[name], value)
+    return Layer(chosen, tasks)
 
 
-def _options(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """A task's options from a file, their types checked."""
-    hints, chosen = get_type_hints(cls), {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if name not in hints:
-            raise UserError(unknown(f"option {name!r} of {cls.__name__}", name, sorted(hints)))
-        chosen[name] = checked(name, hints[name], value)
-    return chosen
+def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 
 def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) -> Layer:
-    """What flags set. The options of the tasks `known` and of those that the flags name are flags too."""
-    given = [_with_absolute_tasks(one) for one in given]
-    named = list(_tasks_named(given))
+    """What flags set. The options of the `known` tasks, and of those that the flags name, are flags too."""
+    given, named = list(given), list[str]()
+    for place, one in enumerate(given):
+        if one.name in TASK_NAMES:
+            found = [_names_in(one.name, word) for word in one.words]
+            given[place] = replace(one, words=tuple(map(",".join, found)))
+            named += chain.from_iterable(found if one.name == "tasks" else found[:1])
     named += _tasks_of_options(given, [flag_identifier(task_key(name)) for name in (*known, *named)])
     flags = flags_of(cls)
     options = _option_flags([*known, *named])
@@ -239,10 +238,8 @@ def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) ->
         sys.stdout.write(help_text(cls, flags, shown, everything="--help-all" in asked))
         raise SystemExit(0)
     values = read_flags(given, flags | options, TASK_DEFINITIONS)
-    chosen: dict[str, dict[str, Any]] = {}
-    for name in values.keys() & options.keys():
-        chosen.setdefault(options[name].group, {})[name.partition(".")[2]] = values.pop(name)
-    return Layer(values, chosen, named)
+    own = {name: f"{flag.group}.{name.partition('.')[2]}" for name, flag in options.items()}
+    return Layer({own.get(name, name): value for name, value in values.items()}, named)
 
 
 def _option_flags(tasks: Iterable[str]) -> dict[str, Flag]:
@@ -253,23 +250,8 @@ def _option_flags(tasks: Iterable[str]) -> dict[str, Flag]:
     return flags
 
 
-def _with_absolute_tasks(given: Given) -> Given:
-    """The flag with absolute paths in the names of tasks."""
-    if given.name not in TASK_NAMES:
-        return given
-    return replace(given, words=tuple(",".join(_names_in(given.name, word)) for word in given.words))
-
-
-def _tasks_named(given: Sequence[Given]) -> Iterator[str]:
-    """The tasks that flags such as --task name."""
-    for one in given:
-        if one.name in TASK_NAMES:
-            for word in one.words if one.name == "tasks" else one.words[:1]:
-                yield from _names_in(one.name, word)
-
-
 def _tasks_of_options(given: Sequence[Given], named: Sequence[str]) -> Iterator[str]:
-    """The built-in tasks, beside those `named`, whose options are given, or were meant: their flags are suggested."""
+    """The built-in tasks, beside those `named`, whose options are given or nearly: their flags are suggested."""
     names = {flag_identifier(name): name for name in TASK_DEFINITIONS}
     for one in given:
         task, dot, _ = one.name.partition(".")
@@ -278,7 +260,7 @@ def _tasks_of_options(given: Sequence[Given], named: Sequence[str]) -> Iterator[
 
 
 def _names_in(setting: str, value: str) -> list[str]:
-    """The tasks that a setting names, the paths of their files absolute."""
+    """The tasks that a setting names, with absolute paths of their files."""
     names = value.split(",") if setting == "eval_tasks" else [value]
     return [with_absolute_path(name.strip()) for name in names if name.strip()]
 

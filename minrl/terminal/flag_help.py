@@ -1,7 +1,7 @@
-"""What --help shows: the program in a line, examples, the flags used most, then every flag under the name of its group.
+"""The page of --help: the program in a line, examples, the flags used most, then every flag under its group.
 
 All of it is read from the config dataclasses: the program and its examples from the docstring, the flags used most from
-the attribute `often`, what a flag means from the string below its field.
+the attribute `often`, a flag's meaning from the string below its field.
 """
 
 import ast
@@ -23,11 +23,11 @@ INDENT = 28
 
 
 CONSOLE_SCRIPTS = {"python train.py": "minrl-train", "python evaluate.py": "minrl-evaluate"}
-"""What the scripts are called by in an installed package."""
+"""The names of the scripts in an installed package."""
 
 
 def as_typed(command: str) -> str:
-    """The command of a program, which is its console script where that was called or there is no checkout."""
+    """The command of a program: its console script if that was called or there is no checkout."""
     script = CONSOLE_SCRIPTS.get(command, command)
     in_checkout = (Path(minrl.__file__ or "").parents[1] / "train.py").exists()
     return script if Path(sys.argv[0]).name in CONSOLE_SCRIPTS.values() or not in_checkout else command
@@ -41,7 +41,7 @@ def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag],
         lines += ["--config FILE reads settings from YAML or from a run's config.json; flags go on top.", ""]
     lines += _section("used most", often, everything)
     hints = get_type_hints(cls)
-    for group in dict.fromkeys(flag.group for flag in flags.values()):
+    for group in dict.fromkeys(["", *(flag.group for flag in flags.values())]):
         inside = [flag for flag in flags.values() if flag.group == group and flag not in often]
         about = f"{group}: {first_paragraph(hints[group])}" if group else "run"
         lines += _section(about, inside, everything)
@@ -86,7 +86,7 @@ def _spelled(flag: Flag) -> str:
 
 
 def _default(value: Any) -> str:  # noqa: ANN401 - whatever a setting is
-    """What holds where the flag is not given."""
+    """The default, in brackets."""
     if isinstance(value, bool):
         return " [on]" if value else ""
     if not isinstance(value, str | int | float | tuple) or value in ("", ()):
@@ -106,11 +106,8 @@ def meanings(cls: type) -> Mapping[str, str]:
 
 
 def _strings_below(owner: type) -> Iterator[tuple[str, str]]:
-    (body,) = (
-        node.body
-        for node in ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        if isinstance(node, ast.ClassDef)
-    )
-    for field, below in pairwise(body):
+    tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+    declared = next(node for node in tree.body if isinstance(node, ast.ClassDef))
+    for field, below in pairwise(declared.body):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             yield ast.unparse(field.target), " ".join(str(below.value.value).split())

@@ -1,4 +1,4 @@
-"""Flags from dataclasses: which there are, and what a command line sets.
+"""Flags from dataclasses, and the values that a command line sets.
 
 A field `group_size` is the flag `--group-size`, which may be written with underscores too. A switch takes no value and
 is turned off by `--no-`; a tuple takes all words up to the next flag; where a flag is repeated, the last one counts.
@@ -14,13 +14,13 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from minrl.config.bounds import meant
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 ALONE = "alone"
-"""Metadata of a field: the value of its flag where no words follow it."""
+"""Metadata of a field: the value of its flag if no words follow it."""
 
 SWITCHED = ("true", "false", "yes", "no", "on", "off", "0", "1")
-"""What people write after a switch."""
+"""Words that people write after a switch, which takes none."""
 
 IS_FLAG = re.compile(r"--|-[A-Za-z]")
 SCALARS = (int, float, str, bool, Path)
@@ -39,7 +39,8 @@ class Flag:
     """The dataclass that declares it."""
     group: str
     """The heading under which --help shows it."""
-    alone: Any = None
+    alone: Any = ()
+    """Its value where no words follow."""
 
     @property
     def spelled(self) -> str:
@@ -77,7 +78,7 @@ def flags_of(cls: type, group: str = "", prefix: str = "", start: object = None)
         if dataclasses.is_dataclass(hints[field.name]):
             flags.update(flags_of(hints[field.name], field.name, prefix, default))
         else:
-            name, alone = prefix + field.name, field.metadata.get(ALONE)
+            name, alone = prefix + field.name, field.metadata.get(ALONE, ())
             flags[name] = Flag(name, hints[field.name], default, cls, group, alone)
     return flags
 
@@ -98,53 +99,35 @@ def read_flags(given: Sequence[Given], flags: Mapping[str, Flag], tasks: Iterabl
     """The values of the settings that were given. `tasks` are names that may stand where --task was forgotten."""
     values: dict[str, Any] = {}
     for one in given:
+        rest = one.words
         if one.flag:
-            flag, off = _find(one, flags)
-            taken = _taken(one, flag)
-            values[flag.name] = not off if flag.hint is bool else _value(one.words[:taken], flag)
-        else:
-            taken = 0
-        if one.words[taken:]:
-            raise UserError(_stray(one.words[taken], flags, tasks))
+            name, value, rest = _read(one, flags)
+            values[name] = value
+        if rest:
+            close = difflib.get_close_matches(rest[0], list(tasks), n=1) if "task" in flags else []
+            hint = f"did you mean --task {close[0]}?" if close else "--help lists all"
+            raise UserError(f"unknown flag {rest[0]}: {hint}")
     return values
 
 
-def _find(given: Given, flags: Mapping[str, Flag]) -> tuple[Flag, bool]:
-    """The flag that is spelled, and whether it is turned off by `--no-`."""
-    if given.name in flags:
-        return flags[given.name], False
-    switch = flags.get(given.name.removeprefix("no_"))
-    if switch is None or switch.hint is not bool:
-        raise UserError(
-            unknown(f"flag {given.flag}", given.flag.lstrip("-"), [flag.spelled[2:] for flag in flags.values()])
-        )
-    return switch, True
-
-
-def _taken(given: Given, flag: Flag) -> int:
-    """How many of the words are the flag's: none of a switch's, all of a tuple's, one of any other's."""
-    if flag.hint is not bool:
-        return len(given.words) if flag.several and not given.joined else 1
-    if given.joined or (given.words and given.words[0].lower() in SWITCHED):
-        raise UserError(
-            f"{flag.spelled} takes no value, got {given.words[0]!r}: {flag.spelled} turns it on and "
-            f"--no-{flag.spelled[2:]} off"
-        )
-    return 0
-
-
-def _value(words: Sequence[str], flag: Flag) -> Any:  # noqa: ANN401 - types are data here
+def _read(given: Given, flags: Mapping[str, Flag]) -> tuple[str, Any, tuple[str, ...]]:
+    """The name and the value of the setting that the flag sets, and the words that are left over."""
+    off, words = given.name not in flags, given.words
+    flag = flags.get(given.name.removeprefix("no_") if off else given.name)
+    if flag is None or (off and flag.hint is not bool):
+        raise unknown(f"flag {given.flag}", given.flag.lstrip("-"), (known.spelled[2:] for known in flags.values()))
+    if flag.hint is bool:
+        if given.joined or (words and words[0].lower() in SWITCHED):
+            raise UserError(
+                f"{flag.spelled} takes no value, got {words[0]!r}: {flag.spelled} turns it on and "
+                f"--no-{flag.spelled[2:]} off"
+            )
+        return flag.name, not off, words
     if not words and flag.several:
-        return () if flag.alone is None else flag.alone
-    if not words:
-        raise UserError(f"Missing value for argument '{flag.spelled}'. Expected 1 values.")
-    return _of_words(flag.spelled, flag.hint, words)
-
-
-def _stray(word: str, flags: Mapping[str, Flag], tasks: Iterable[str]) -> str:
-    """The message about a word that belongs to no flag."""
-    close = difflib.get_close_matches(word, list(tasks), n=1) if "task" in flags else []
-    return f"unknown flag {word}: " + (f"did you mean --task {close[0]}?" if close else "--help lists all")
+        return flag.name, flag.alone, words
+    require(bool(words), f"Missing value for argument '{flag.spelled}'. Expected 1 values.")
+    taken = len(words) if flag.several and not given.joined else 1
+    return flag.name, _of_words(flag.spelled, flag.hint, words[:taken]), words[taken:]
 
 
 def _of_words(spelled: str, hint: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - types are data here
@@ -155,27 +138,29 @@ def _of_words(spelled: str, hint: Any, words: Sequence[str]) -> Any:  # noqa: AN
     (word,) = words
     if get_origin(hint) is Literal:
         chosen = {str(choice): choice for choice in inner}
-        if word not in chosen:
-            raise UserError(
-                f"invalid choice {word!r} for argument '{spelled}'. Expected one of {inner}{meant(word, chosen)}"
-            )
+        require(
+            word in chosen,
+            f"invalid choice {word!r} for argument '{spelled}'. Expected one of {inner}{meant(word, chosen)}",
+        )
         return chosen[word]
     if NoneType in inner:
-        (hint,) = (one for one in inner if one is not NoneType)
-        return None if word == "None" else _of_words(spelled, hint, words)
-    if hint not in SCALARS:
-        raise UserError(f"{spelled} is of type {hint}, which no flag can set: set it in a --config file")
+        return None if word == "None" else _of_words(spelled, _without_none(hint), words)
+    require(hint in SCALARS, f"{spelled} is of type {hint}, which no flag can set: set it in a --config file")
     try:
         return hint(word)
     except ValueError as error:
         raise UserError(f"Error parsing {spelled}: {error}") from None
 
 
+def _without_none(hint: Any) -> Any:  # noqa: ANN401 - types are data here
+    return next(one for one in get_args(hint) if one is not NoneType)
+
+
 def checked(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
     """A value from a file as the type has it; refused where it is of another type."""
     inner = get_args(hint)
     if NoneType in inner:
-        return None if value is None else checked(name, next(one for one in inner if one is not NoneType), value)
+        return None if value is None else checked(name, _without_none(hint), value)
     if get_origin(hint) is tuple:
         if isinstance(value, list | tuple) and all(isinstance(v, inner[0]) for v in value):
             return tuple(value)
@@ -186,18 +171,15 @@ def checked(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types ar
             return float(value)
     elif not inner and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
-    raise UserError(f"{name} must be {_allowed(hint)}, got {value!r}{meant(value, inner)}")
-
-
-def _allowed(hint: Any) -> str:  # noqa: ANN401 - types are data here
-    inner = get_args(hint)
     if get_origin(hint) is tuple:
-        return f"a list of {inner[0].__name__}"
-    return f"one of {', '.join(map(str, inner))}" if inner else f"of type {hint.__name__}"
+        allowed = f"a list of {inner[0].__name__}"
+    else:
+        allowed = f"one of {', '.join(map(str, inner))}" if inner else f"of type {hint.__name__}"
+    raise UserError(f"{name} must be {allowed}, got {value!r}{meant(value, inner)}")
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """The message about a name that nothing has, with those that are near."""
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that nothing has, with the names that are near."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else "--help lists all"
-    return f"unknown {what}: {hint}"
+    return UserError(f"unknown {what}: {hint}")
