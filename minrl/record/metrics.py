@@ -7,7 +7,7 @@ step is there once.
 import gzip
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from loguru import logger
@@ -96,6 +96,7 @@ OPEN_PREFIXES = ("reward/part/", "reward/role/", "eval/", "baseline/")
 """Prefixes of tags that tasks name."""
 
 
+@runtime_checkable
 class Board(Protocol):
     """A viewer of curves, such as TensorBoard."""
 
