@@ -4,10 +4,11 @@ import io
 import re
 
 import pytest
+from loguru import logger
 from rich.console import Console
 
 from minrl.system.progress import activity, listening
-from minrl.terminal.bars import SHOWN_AFTER_S, Bars
+from minrl.terminal.bars import FILE_ONLY, SHOWN_AFTER_S, Bars
 
 
 @pytest.fixture
@@ -87,3 +88,35 @@ def test_nothing_is_drawn_where_nothing_is_shown():
 def test_an_activity_nobody_listens_to_costs_nothing_and_does_its_work():
     with activity("counting", 2) as report:
         report(1)
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_progress_is_a_line_every_half_minute_and_beside_bars_for_the_file_only(shown):
+    time, said = [100.0], []
+    sink = logger.add(lambda message: said.append((message.record["message"], FILE_ONLY in message.record["extra"])))
+    console = Console(file=io.StringIO(), force_terminal=shown)
+    bars = Bars(console, shown, logged=True, now=lambda: time[0])
+    with listening(bars), bars.bar("countdown", 150, done=10) as report:
+        for step, seconds in ((11, 10), (12, 19), (13, 1), (14, 29)):
+            time[0] += seconds
+            report(step, "reward 0.61")
+        with activity("evaluation", 2) as outer:
+            outer(1)
+            with activity("sampling", 512) as inner:
+                time[0] += 1
+                inner(12)
+    logger.remove(sink)
+    # 30 s for three steps, and 137 are left; then the second half minute is over within an activity.
+    expected = ["countdown 13/150  reward 0.61  10.0 s/step  23 min left", "evaluation 1/2  sampling 12/512"]
+    assert said == [(line, shown) for line in expected]
+
+
+def test_where_nothing_is_to_be_logged_nothing_is():
+    said = []
+    sink = logger.add(said.append)
+    bars = Bars(Console(file=io.StringIO()), shown=False, now=iter(range(0, 1000, 40)).__next__)
+    with bars.bar("countdown", 150) as report:
+        report(1, "")
+        report(2, "")
+    logger.remove(sink)
+    assert said == []

@@ -20,7 +20,7 @@ from minrl.run.run import write_summary
 from minrl.run.stopping import StepSignals
 from minrl.system.files import read_json
 from minrl.system.signals import exit_status
-from minrl.terminal.screen import FILE_ONLY
+from minrl.terminal.bars import FILE_ONLY
 from minrl.types import UserError
 
 

@@ -1,10 +1,11 @@
-"""Progress bars with the time left: one for the run, and below it one for each long activity inside."""
+"""Progress with the time left: bars in a terminal, and a line every 30 s in log.txt and where there is no terminal."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from loguru import logger
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,6 +23,12 @@ SHOWN_AFTER_S = 1.0
 PACE_OVER_S = 3600.0
 """The window over which the time left is estimated. It holds several steps even where a step takes minutes."""
 
+SAID_EVERY_S = 30.0
+"""Between two lines about progress."""
+
+FILE_ONLY = "file_only"
+"""Marks a message (`logger.bind`) that reaches the terminal by another way."""
+
 
 @dataclass
 class _Activity:
@@ -35,10 +42,13 @@ class _Activity:
 
 
 class Bars:
-    """The bars of one terminal; a listener of `minrl.system.progress`. Where `shown` is False nothing is drawn."""
+    """The bars of one terminal, drawn if `shown`. A listener of `minrl.system.progress`, which is logged if `logged`."""
 
-    def __init__(self, console: Console, shown: bool, now: Callable[[], float] = time.monotonic) -> None:
-        self.console, self.shown, self._now = console, shown, now
+    def __init__(
+        self, console: Console, shown: bool, logged: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console, self.shown, self.logged, self._now = console, shown, logged, now
+        self._said = now()
         self._drawn: Progress | None = None
         self._count = 0
         self._activities: list[_Activity] = []
@@ -46,14 +56,22 @@ class Bars:
     @contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
         """A bar that stays; yields `report(completed, note)`, with the note shown beside the bar."""
-        if not self.shown:
-            yield lambda completed, note: None
-            return
-        drawn, bar = self._add(title, total, done)
+        started = self._now()
+        drawn, bar = self._add(title, total, done) if self.shown else (None, None)
+
+        def report(completed: int, note: str) -> None:
+            if drawn is not None and bar is not None:
+                drawn.update(bar, completed=completed, note=note)
+            pace = (self._now() - started) / max(1, completed - done)
+            self._say(
+                f"{title} {completed}/{total}  {note}  {pace:.1f} s/step  {_minutes(pace * (total - completed))} left"
+            )
+
         try:
-            yield lambda completed, note: drawn.update(bar, completed=completed, note=note)
+            yield report
         finally:
-            self._drop()
+            if drawn is not None:
+                self._drop()
 
     def begin(self, name: str, total: int) -> None:
         """Start an activity. Its bar appears once the activity lasts, and at once where its length is unknown."""
@@ -69,6 +87,7 @@ class Bars:
             self._show()
         if activity.bar is not None and self._drawn is not None:
             self._drawn.update(activity.bar, completed=done)
+        self._say("  ".join(f"{one.name} {one.done}/{one.total}" for one in self._activities))
 
     def end(self) -> None:
         """End the innermost activity and remove its bar."""
@@ -76,6 +95,12 @@ class Bars:
         if activity.bar is not None and self._drawn is not None:
             self._drawn.remove_task(activity.bar)
             self._drop()
+
+    def _say(self, line: str) -> None:
+        """Log a line, unless the last one was a short while ago. Where bars are drawn it is for log.txt only."""
+        if self.logged and self._now() - self._said >= SAID_EVERY_S:
+            self._said = self._now()
+            (logger.bind(**{FILE_ONLY: True}) if self.shown else logger).info(line)
 
     def _show(self) -> None:
         """Add a bar for each activity without one, outermost first."""
@@ -97,6 +122,10 @@ class Bars:
         if self._count == 0 and self._drawn is not None:
             self._drawn.stop()
             self._drawn = None
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _new_progress(console: Console) -> Progress:

@@ -12,10 +12,7 @@ from rich.table import Table
 
 from minrl.system.disk import writing
 from minrl.system.progress import listening
-from minrl.terminal.bars import Bars
-
-FILE_ONLY = "file_only"
-"""Marks a message (`logger.bind`) that reaches the terminal by another way."""
+from minrl.terminal.bars import FILE_ONLY, Bars
 
 IN_FILE: dict[str, Any] = {
     "level": "INFO",
@@ -29,7 +26,7 @@ class Screen:
 
     def __init__(self, quiet: bool, show: bool = True) -> None:
         self.console = Console(stderr=True, quiet=not show)
-        self.bars = Bars(self.console, shown=show and not quiet and self.console.is_terminal)
+        self.bars = Bars(self.console, shown=show and not quiet and self.console.is_terminal, logged=show)
         self.quiet = quiet or not show
         self._early: list[str] = []
         logger.remove()
