@@ -53,6 +53,8 @@ def test_rows_come_out_in_order_with_their_rewards(score):
         ('{"completion": 5}', "`completion` must be a string, got int"),
         (json.dumps({"completion": RIGHT, "numbers": [3, 7, 5]}), "the row lacks 'target', which the reward reads"),
         (json.dumps({"completion": RIGHT, "numbers": None, "target": 9}), "TypeError"),
+        ('{"completion": "no answer"}', "the row lacks 'numbers', which the reward reads"),
+        ('{"completion": "no answer", "numbers": [3]}', "the row lacks 'target', which the reward reads"),
         ("[" * 100_000, "not JSON"),
         pytest.param('{"completion": "", "target": ' + "9" * 5000 + "}", "not JSON: Exceeds the limit", id="digits"),
     ],

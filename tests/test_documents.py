@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import get_args, get_type_hints
 
 import pytest
-import torch
 import yaml
 
 import train
 from minrl import algorithms
 from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.terminal import command_line
+from minrl.types import Reward
 
 ROOT = Path(__file__).parent.parent
 FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"))
@@ -278,12 +278,16 @@ def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
     assert ("reward/role/hider" in lines[-1]) == (name == "seek")
 
 
-def test_the_row_of_the_guide_compares_with_the_best_of_the_group(monkeypatch):
+def test_the_row_of_the_guide_compares_with_the_best_of_the_group(monkeypatch, make_rollout):
     (source,) = (block for _, block in FENCE.findall(PAGES["docs/algorithms.md"]) if "ALGORITHMS" in block)
     monkeypatch.setattr(algorithms, "ALGORITHMS", dict(algorithms.ALGORITHMS))
     names = {**vars(algorithms)}
     exec(source, names)
-    rewards = torch.tensor([1.0, 0.25, 5.0, 0.0, 0.5], dtype=torch.float64)
-    scorable = torch.tensor([True, True, False, True, True])
-    advantages, _ = names["ALGORITHMS"]["best"].advantage(rewards, scorable, torch.tensor([0, 0, 0, 1, 1]), [], {})
-    assert advantages.tolist() == [0.0, -0.75, 0.0, -0.5, 0.0]
+    rewards = {0: (1.0, 0.25, None), 1: (0.0, 0.5)}
+    rollouts = [
+        make_rollout([5], [6], group=group, reward=None if value is None else Reward(value))
+        for group, values in rewards.items()
+        for value in values
+    ]
+    advantages = names["ALGORITHMS"]["best"].advantages(rollouts, {})
+    assert advantages.values.tolist() == [0.0, -0.75, 0.0, -0.5, 0.0]

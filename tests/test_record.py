@@ -366,6 +366,18 @@ def test_a_run_that_was_told_to_stop_ends_with_the_signals_status_and_says_how_t
     assert told[-1].startswith("nothing to save before the first step; go on with: ")
 
 
+def test_a_signal_after_the_last_evaluation_does_not_keep_a_run_from_its_end(make_record, monkeypatch):
+    record = make_record(TrainState(step=4))
+    with record:
+        record.begin()
+        record.recorder.evaluation({"countdown": evaluated(0.5)})
+        record.end_step()
+        saving(monkeypatch, lambda *given: setattr(record._signals, "_came", 15))
+        record.save()
+        assert record.finish() == 0
+    assert json.loads((record.run.folder / "summary.json").read_text())["eval_after"]["pass@1"] == 0.5
+
+
 def test_an_evaluation_that_was_left_out_is_owed_by_the_run_that_goes_on(make_record):
     record = make_record(TrainState(step=2))
     with record:

@@ -109,7 +109,7 @@ class Session:
             self.save()
         if not self.interrupted and self.recorder.evaluated_at != self.state.step:
             self.evaluate(lambda: self.recorder.evaluations.update(self.parts.evaluate()))
-        self._signals.ask()
+            self._signals.ask()
         self.recorder.bar.close()
         if self.interrupted:
             saved = f"saved {self._saved}" if self._saved else "nothing to save before the first step"

@@ -50,7 +50,8 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _changes(name: str, was: Any, found: Any, before: Mapping[str, Any]) -> Iterator[str]:  # noqa: ANN401 - from JSON
     if isinstance(was, Mapping) and isinstance(found, Mapping):
-        for key in dict.fromkeys([*was, *found]):
+        recorded = [*was, *found] if name != "packages" else PACKAGES  # an older version recorded others too
+        for key in dict.fromkeys(recorded):
             if was.get(key) != found.get(key):
                 yield f"the file {key}" if name == "files" else f"{key} {was.get(key)} (now {found.get(key)})"
     elif was != found:

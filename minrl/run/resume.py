@@ -39,7 +39,7 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
 
 def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> Run:
     """The run that --resume names, with its stored settings except those that may change."""
-    changed = [flag.split("=")[0] for flag in flags if flag.startswith("--")]
+    changed = [flag.split("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")]
     extending = [f"--{name}" for name in program.extends]
     refused = sorted(set(changed) - {"--resume", *extending, "--runs-dir", "--checkpoints-dir", "--quiet"})
     if refused:

@@ -145,7 +145,7 @@ class SftConfig(FineTuningConfig):
     def translated(self) -> dict[str, Any]:
         """Without a task nothing is sampled, and no other engine is started."""
         engine = self.engine if self.reward.task else EngineConfig(engine="torch")
-        return {"steps": max(1, self.steps), "engine": engine}
+        return {"steps": max(1, self.steps), "prompts_per_step": self.batch_size, "engine": engine}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,10 +63,11 @@ def reward(completion: str, example: Example) -> Reward:
     >>> reward("<answer> 7 + 5 - 3 </answer>", example).value
     1.0
     """
+    numbers, target = example["numbers"], example["target"]
     parsed = evaluate_expression(extract_answer(completion) or "")
-    if parsed is None or sorted(parsed[1]) != sorted(example["numbers"]):
+    if parsed is None or sorted(parsed[1]) != sorted(numbers):
         return Reward(0.0, {"format": 0.0, "correct": 0.0})
-    correct = float(parsed[0] == example["target"])
+    correct = float(parsed[0] == target)
     return Reward(max(correct, FORMAT_REWARD), {"format": 1.0, "correct": correct})
 
 

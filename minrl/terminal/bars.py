@@ -42,7 +42,7 @@ class _Activity:
 
 
 class Bars:
-    """The bars of one terminal, drawn if `shown`. A listener of `minrl.system.progress`, which is logged if `logged`."""
+    """The bars of one terminal, drawn if `shown`. A listener of `minrl.system.progress`, logged if `logged`."""
 
     def __init__(
         self, console: Console, shown: bool, logged: bool = False, now: Callable[[], float] = time.monotonic
