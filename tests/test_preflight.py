@@ -228,14 +228,17 @@ def test_training_samples_are_not_those_of_the_preflight(policy, engine, workers
 def sampled_with(policy, engine, workers, monkeypatch):
     """Runs a preflight of 20 examples whose rollouts are given and took so long: its findings, examples and plan."""
 
-    def run(rollouts, seconds):
+    def run(rollouts, seconds, held_out=20):
         asked = []
         taken = iter([1000.0, seconds])  # what was waited for before is not the preflight's
         monkeypatch.setattr(workers, "take_seconds", lambda: next(taken))
         monkeypatch.setattr(
             "minrl.run.preflight.rollout", lambda *given: asked.append(given[4:]) or Rollouts(rollouts, [])
         )
-        dataset = Dataset([Example(str(n), str(n), {}) for n in range(20)], [Example("held out", "", {})])
+        dataset = Dataset(
+            [Example(str(n), str(n), {}) for n in range(20)],
+            [Example(f"held out {n}", "", {}) for n in range(held_out)],
+        )
         task = Task(dataset, lambda text, example: Reward(0.0), cheap=True)
         settings = RolloutConfig(group_size=3, max_tokens=5, temperature=0.7, stop_strings=("stop",))
         found = preflight(policy, engine, workers, task, TrainerConfig(rollout=settings, seed=9))
@@ -253,6 +256,12 @@ def test_eight_examples_are_sampled_as_training_would_sample_them(sampled_with, 
     assert plan == Plan(3, 5, 0.7, 9, "preflight", 0, stop_strings=("stop",))
     (finding,), _, _ = sampled_with(rollouts, 2.4)
     assert "a reward takes 1.2 s" in finding
+
+
+def test_fewer_than_twenty_held_out_examples_are_named(sampled_with, make_rollout):
+    rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
+    (finding,), _, _ = sampled_with(rollouts, 2.0, held_out=19)
+    assert finding.startswith("countdown has 19 held-out examples: with fewer than 20 the interval")
 
 
 def test_without_a_rollout_nothing_is_divided_by_their_number(policy, sampled_with):

@@ -637,13 +637,14 @@ def test_code_and_packages_that_changed_are_said(run, capfd):
     assert "changed since" not in capfd.readouterr().err
     path = Path(f"runs/{NAME}/config.json")
     record = read(path)
-    record |= {"sources": "0" * 64, "commit": "a" * 40, "packages": record["packages"] | {"torch": "1.0", "dropped": "2.0"}}
+    packages = record["packages"] | {"torch": "1.0", "dropped": "2.0"}
+    record |= {"sources": "0" * 64, "commit": "a" * 40, "packages": packages}
     path.write_text(json.dumps(record, indent=1))
     for _ in range(2):  # said each time: the start is what is compared with
         assert resume() == 0
         said = " ".join(capfd.readouterr().err.split())
         assert "changed since the run began" in said
-        assert "MinRL's code (commit aaaaaaaaaaaa); torch 1.0 (now " in said
+        assert "MinRL's code (commit aaaaaaaaaaaa); torch 1.0 (now " in said and "dropped" not in said
     record = read(path)
     assert record["commit"] == "a" * 40 and len(record["resumed"]) == 3
 

@@ -21,6 +21,7 @@ from minrl.run.stopping import StepSignals
 from minrl.system.files import read_json
 from minrl.system.signals import exit_status
 from minrl.terminal.bars import FILE_ONLY
+from minrl.terminal.flag_help import as_typed
 from minrl.types import UserError
 
 
@@ -134,3 +135,10 @@ class Session:
         command = "tensorboard" if shutil.which("tensorboard") else f"{Path(sys.executable).parent}/tensorboard"
         logger.info(f"curves: {command} --logdir {self.parts.config.logging.runs_dir} (tab CUSTOM SCALARS)")
         logger.info(f"report: python -m minrl.report {self.run.folder}")
+        logger.info(f"rollouts: python -m minrl.viewer {self.run.folder}")
+        if name:
+            evaluate = as_typed("python evaluate.py")
+            logger.info(f"evaluate: {evaluate} --checkpoint {self._saved} --task {self.parts.config.rollout.task}")
+        logger.info(f"continue: {self.run.resume_command} --{self.run.program.extends[0]} N")
+        if self.parts.policy.adapters is None:
+            logger.info(f'load: transformers.AutoModelForCausalLM.from_pretrained("{self._saved}")')

@@ -23,6 +23,7 @@ EXAMPLES = 8
 ANSWERS = 512
 """Examples of each split whose shortest answers are measured."""
 SLOW_REWARD_S = 1.0
+FEW_HELD_OUT = 20
 TRUNCATED_SHARE = 0.1
 """Largest share of completions that may be cut off: their reward says nothing about their answer."""
 LARGEST_RATE, LARGE_MODEL = 1e-5, 10**8
@@ -67,6 +68,12 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
     limits = settings.group_size, settings.max_tokens, settings.temperature
     plan = Plan(*limits, config.seed, "preflight", 0, stop_strings=settings.stop_strings)
     name = task_key(settings.task)
+    held_out = len(task.dataset.held_out)
+    if held_out < FEW_HELD_OUT:
+        findings.append(
+            f"{name} has {held_out} held-out examples: with fewer than {FEW_HELD_OUT} the interval of the score says "
+            "little; give the task more examples, or hold out a larger share"
+        )
     for examples in (task.dataset.train, task.dataset.held_out):
         findings += answer_findings(policy, name, task, list(examples)[:ANSWERS], settings.max_tokens)
     workers.take_seconds()
