@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, runtime_checkable
 
 from minrl.rewards.chat_client import no_answer
 from minrl.rewards.workers import Failure, Workers
@@ -19,9 +19,6 @@ from minrl.system.files import same_file, whole
 from minrl.system.json_text import json_text
 from minrl.tasks import Task
 from minrl.types import Example, Job, Reward, UserError
-
-if TYPE_CHECKING:  # it is imported only where there is a judge
-    from minrl.rewards.judge import Judge
 
 CHUNK = 1024
 """Rows scored together."""
@@ -33,6 +30,14 @@ VERDICT = ("reward", "solved", "parts", "error", GIVEN)
 """What scoring adds to a row."""
 
 _DECODER, _SPACE = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """`minrl.rewards.judge.Judge`, which is imported only if there is a judge."""
+
+    def reward(self, reward: Reward, prompt: Prompt | None, completion: str, example: Example) -> Reward:
+        """The reward with the judge's part."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class GivenRow:
     problem: str = ""
 
 
-def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: "Judge | None" = None) -> Counts:
+def score_file(task: Task, source: Path, output: Path, workers: Workers, judge: Judge | None = None) -> Counts:
     """Write a scored row for each row of `source`; the output is whole or not there.
 
     A judge is shown the row's `prompt` too, unless the judge's own prompt omits it.
@@ -100,7 +105,7 @@ def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict
 
 
 def _scored(
-    task: Task, lines: list[str], workers: Workers, judge: "Judge | None"
+    task: Task, lines: list[str], workers: Workers, judge: Judge | None
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """The verdict on each line, in order, with the scored row as text."""
     rows = [_parsed(line) for line in lines]
@@ -169,7 +174,7 @@ def _job(task: Task, row: dict[str, Any], number: int) -> Job:
     return Job(task.reward, (row["completion"], example), cheap=task.cheap)
 
 
-def _judged(judge: "Judge", jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
+def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
     """The rewards with the judge's part; failures are unchanged."""
     scored = [index for index, reward in enumerate(rewards) if isinstance(reward, Reward)]
     asked = []
