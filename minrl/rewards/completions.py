@@ -18,7 +18,7 @@ from minrl.rewards.workers import Failure, Workers
 from minrl.system.files import same_file, whole
 from minrl.system.json_text import json_text
 from minrl.tasks import Task
-from minrl.types import Example, Job, Reward, UserError
+from minrl.types import Example, Job, Prompt, Reward, UserError
 
 CHUNK = 1024
 """Rows scored together."""
