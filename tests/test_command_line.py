@@ -127,6 +127,8 @@ def test_every_option_of_a_task_is_a_flag_under_the_tasks_name(task):
         (["--countdown.max-number", "2"], "countdown.max_number must be at least 5, got 2"),
         (["--hanoi.min-disks", "6"], "hanoi needs 2 <= min_disks <= max_disks"),
         (["--config"], "--config needs a file"),
+        (["--config", "one.yaml", "--config=two.yaml"], "--config may be given once"),
+        (["--judge-temperature", "-inf"], "judge_temperature must be finite, got -inf"),
         (["--config", "/nowhere.yaml"], "cannot read the config file /nowhere.yaml: No such file"),
     ],
 )
@@ -148,6 +150,8 @@ def test_what_is_refused_is_refused_in_one_line(flags, message):
         ("stop_strings: END", "stop_strings must be a list of str, got 'END'"),
         ("stop_strings: [END, 5]", "stop_strings must be a list of str"),
         ("group_size: 0", "group_size must be at least 1, got 0"),
+        ("group_size: 4\ngroup-size: 8", "group_size may be given once, got it with hyphens and with underscores"),
+        ("tasks: {hanoi: {max_disks: 3, max-disks: 4}}", "max_disks may be given once"),
         ("tasks: 5", "tasks must hold options by task"),
         ("tasks: {countdown: 5}", "tasks must hold options by task"),
         ("tasks: {chess: {}}", "no task 'chess': choose one of "),
@@ -182,6 +186,8 @@ def test_flags_are_on_top_of_a_config_file(tmp_path, spelled):
         (["--steps=5", "--stop_strings", "a", "b"], 5, ("a", "b")),
         (["--steps", "5", "--steps", "1_000", "--stop-strings", "a", "--stop-strings", "b"], 1000, ("b",)),
         (["--stop-strings", "--steps", "7"], 7, ()),
+        (["--stop-strings=a", "b", "--steps", "7"], 7, ("a", "b")),
+        (["--stop-strings", "-- END", "-a = b", "-", "--steps", "7"], 7, ("-- END", "-a = b", "-")),
         (["--stop-strings=--steps", "--steps", "7", "--judge-temperature", "-1"], 7, ("--steps",)),
     ],
 )

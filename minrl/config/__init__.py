@@ -229,7 +229,7 @@ class JudgeConfig(Bounded):
     """The judge's share of the reward; the task's own reward has the rest. 0: shown, not paid."""
     judge_prompt: str = ""
     """A text, or a file with one, in which {prompt}, {reference} and {completion} are filled in. Empty: MinRL's own."""
-    judge_temperature: float = 0.0
+    judge_temperature: Annotated[float, Bound("finite", math.isfinite)] = 0.0
     """Temperature of the judge. Negative: left to the server, for models that take none."""
     judge_max_tokens: Count = 1024
     """Longest reply of the judge, in tokens; one that is cut off has no score."""

@@ -68,11 +68,13 @@ def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORC
     which overrides the defaults of what is trained.
     """
     given, in_file = given_flags(arguments), Layer()
-    for place, one in enumerate(given):
-        if one.flag == "--config":
-            require(any(one.words), "--config needs a file: YAML, or a run's config.json")
-            in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
-            given[place] = Given("", one.words[1:])
+    places = [place for place, one in enumerate(given) if one.flag == "--config"]
+    require(len(places) <= 1, "--config may be given once: put the settings into one file, and flags on top")
+    for place in places:
+        one = given[place]
+        require(any(one.words), "--config needs a file: YAML, or a run's config.json")
+        in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
+        given[place] = Given("", one.words[1:])
     flags = _flag_layer(given, cls, in_file.tasks)
     config: Any
     stored: Any
@@ -217,7 +219,14 @@ def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ())
 
 
 def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key).replace("-", "_"): value for key, value in values.items()}
+    """The values by the names of fields, which a file may write with hyphens."""
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        require(isinstance(key, str), f"the names of settings must be text, got {key!r}")
+        name = key.replace("-", "_")
+        require(name not in named, f"{name} may be given once, got it with hyphens and with underscores")
+        named[name] = value
+    return named
 
 
 def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) -> Layer:

@@ -22,7 +22,9 @@ ALONE = "alone"
 SWITCHED = ("true", "false", "yes", "no", "on", "off", "0", "1")
 """Words that people write after a switch, which takes none."""
 
-IS_FLAG = re.compile(r"--|-[A-Za-z]")
+IS_FLAG = re.compile(r"(?!-(inf|infinity|nan)$)(--|-[a-z])[^\s=]*(=|$)", re.IGNORECASE)
+"""A flag has no space before its `=`; what begins with dashes and has one is a value, and so is -inf."""
+
 SCALARS = (int, float, str, bool, Path)
 
 
@@ -126,7 +128,7 @@ def _read(given: Given, flags: Mapping[str, Flag]) -> tuple[str, Any, tuple[str,
     if not words and flag.several:
         return flag.name, flag.alone, words
     require(bool(words), f"Missing value for argument '{flag.spelled}'. Expected 1 values.")
-    taken = len(words) if flag.several and not given.joined else 1
+    taken = len(words) if flag.several else 1
     return flag.name, _of_words(flag.spelled, flag.hint, words[:taken]), words[taken:]
 
 
