@@ -159,11 +159,20 @@ def test_what_is_refused_is_refused_in_one_line(flags, message):
         ("- steps", "must hold settings by name"),
         ("steps: [", "is not YAML"),
         ("", "must hold settings by name"),
+        ("learning_rate: 1" + "0" * 400, "learning_rate must be of type float: the integer is too large for one"),
+        ("steps: 1" + "0" * 5000, "cannot be read: Exceeds the limit"),
+        ("5: 3", "the names of settings must be text, got 5"),
+        ("tasks: {3: {}}", "tasks must hold options by task"),
+        ("tasks: {hanoi: {3: 4}}", "the names of settings must be text, got 3"),
+        ('{"minrl_run": 1, "config": null}', "must hold settings by name"),
+        ("[" * 5000, "is nested too deeply"),
+        ("stop_strings: \xe4", "cannot be read: .*utf-8.* byte 0xe4"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_config_file_is_checked_like_flags(tmp_path, text, message):
     file = tmp_path / "config.yaml"
-    file.write_text(text)
+    file.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=message) as refused:
         parse_trainer(["--config", str(file)])
     assert "\n" not in str(refused.value)

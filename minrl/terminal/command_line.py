@@ -28,7 +28,7 @@ from minrl.system.signals import answered, exit_status, stop_at_once
 from minrl.system.streams import forgive_closed_streams
 from minrl.tasks import TASK_DEFINITIONS, flag_identifier, option_classes, with_absolute_path
 from minrl.terminal.flag_help import help_text
-from minrl.terminal.flags import Flag, Given, checked, flags_of, given_flags, read_flags, unknown
+from minrl.terminal.flags import Flag, Given, by_name, checked, flags_of, given_flags, read_flags, unknown
 from minrl.types import UserError, require
 
 T = TypeVar("T")
@@ -190,7 +190,7 @@ def _build(
 
 def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ()) -> Layer:
     """What a file sets, with checked types."""
-    left = _by_name(values)
+    left = by_name(values)
     tasks = list(named)
     for setting in TASK_NAMES:
         if isinstance(left.get(setting), str):
@@ -198,7 +198,9 @@ def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ())
             left[setting] = ",".join(found)
             tasks += found
     given = left.pop("tasks", {})
-    if not isinstance(given, Mapping) or not all(isinstance(chosen, Mapping) for chosen in given.values()):
+    if not isinstance(given, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, Mapping) for k, v in given.items()
+    ):
         raise UserError(f"tasks must hold options by task, such as `tasks: {{hanoi: {{skill: 0.5}}}}`, got {given!r}")
     flags = flags_of(cls)
     for name in left:
@@ -211,22 +213,11 @@ def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ())
     classes = option_classes(tasks)
     for key, own in given.items():
         hints = get_type_hints(classes[key])
-        for name, value in _by_name(own).items():
+        for name, value in by_name(own).items():
             if name not in hints:
                 raise unknown(f"option {name!r} of {classes[key].__name__}", name, sorted(hints))
             chosen[f"{key}.{name}"] = checked(name, hints[name], value)
     return Layer(chosen, tasks)
-
-
-def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values by the names of fields, which a file may write with hyphens."""
-    named: dict[str, Any] = {}
-    for key, value in values.items():
-        require(isinstance(key, str), f"the names of settings must be text, got {key!r}")
-        name = key.replace("-", "_")
-        require(name not in named, f"{name} may be given once, got it with hyphens and with underscores")
-        named[name] = value
-    return named
 
 
 def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) -> Layer:
@@ -274,17 +265,23 @@ def _names_in(setting: str, value: str) -> list[str]:
     return [with_absolute_path(name.strip()) for name in names if name.strip()]
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[Any, Any]:
     """The settings in a YAML file or in a run's config.json."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the config file {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:  # bytes that are no UTF-8, numbers of too many digits, days that there are not
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply: settings are nested three deep at most") from error
+    if isinstance(values, dict) and "minrl_run" in values:
+        values = values.get("config", values)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, such as `learning_rate: 3e-4`")
-    return values.get("config", values) if "minrl_run" in values else values
+    return values
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value

@@ -4,7 +4,6 @@ A field `group_size` is the flag `--group-size`, which may be written with under
 is turned off by `--no-`; a tuple takes all words up to the next flag; where a flag is repeated, the last one counts.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import re
@@ -52,7 +51,7 @@ class Flag:
     @property
     def several(self) -> bool:
         """Whether it takes all words up to the next flag."""
-        return get_origin(self.hint) in (tuple, list)
+        return get_origin(_required(self.hint)) in (tuple, list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,50 +133,93 @@ def _read(given: Given, flags: Mapping[str, Flag]) -> tuple[str, Any, tuple[str,
 
 def _of_words(spelled: str, hint: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - types are data here
     """The words as a value of the type."""
-    inner = get_args(hint)
+    if NoneType in get_args(hint) and words == ("None",):
+        return None
+    hint = _required(hint)
     if get_origin(hint) in (tuple, list):
-        return get_origin(hint)(_of_words(spelled, inner[0], [word]) for word in words)
+        kinds = _kinds(hint, len(words))
+        require(len(kinds) == len(words), f"{spelled} takes {len(kinds)} values, got {len(words)}")
+        return get_origin(hint)(_of_words(spelled, kind, [word]) for kind, word in zip(kinds, words, strict=True))
     (word,) = words
-    if get_origin(hint) is Literal:
-        chosen = {str(choice): choice for choice in inner}
+    if get_origin(hint) is Literal or hint is bool:
+        choices = get_args(hint) or (True, False)
+        chosen = {str(choice): choice for choice in choices} | ({"true": True, "false": False} if hint is bool else {})
         require(
             word in chosen,
-            f"invalid choice {word!r} for argument '{spelled}'. Expected one of {inner}{meant(word, chosen)}",
+            f"invalid choice {word!r} for argument '{spelled}'. Expected one of {choices}{meant(word, chosen)}",
         )
         return chosen[word]
-    if NoneType in inner:
-        return None if word == "None" else _of_words(spelled, _without_none(hint), words)
-    require(hint in SCALARS, f"{spelled} is of type {hint}, which no flag can set: set it in a --config file")
     try:
         return hint(word)
     except ValueError as error:
         raise UserError(f"Error parsing {spelled}: {error}") from None
 
 
-def _without_none(hint: Any) -> Any:  # noqa: ANN401 - types are data here
-    return next(one for one in get_args(hint) if one is not NoneType)
+def _required(hint: Any) -> Any:  # noqa: ANN401 - types are data here
+    """The type without its `| None`."""
+    return next(one for one in get_args(hint) if one is not NoneType) if NoneType in get_args(hint) else hint
+
+
+def _kinds(hint: Any, count: int) -> Sequence[Any]:  # noqa: ANN401 - types are data here
+    """The types of the elements of a list or tuple of so many."""
+    inner = get_args(hint)
+    return [inner[0]] * count if get_origin(hint) is list or inner[-1] is Ellipsis else inner
 
 
 def checked(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
     """A value from a file as the type has it; refused where it is of another type."""
+    try:
+        return _fitted(hint, value)
+    except OverflowError:
+        raise UserError(f"{name} must be {_allowed(hint)}: the integer is too large for one") from None
+    except (TypeError, ValueError):
+        choices = get_args(_required(hint)) if get_origin(_required(hint)) is Literal else ()
+        raise UserError(f"{name} must be {_allowed(hint)}, got {value!r}{meant(value, choices)}") from None
+
+
+def _fitted(hint: Any, value: Any) -> Any:  # noqa: ANN401 - types are data here
+    """The value as the type has it. TypeError or ValueError if it is of another type."""
+    if NoneType in get_args(hint) and value is None:
+        return None
+    hint = _required(hint)
+    if get_origin(hint) in (tuple, list) and isinstance(value, list | tuple):
+        kinds = _kinds(hint, len(value))
+        return get_origin(hint)(_fitted(kind, one) for kind, one in zip(kinds, value, strict=True))
+    if get_origin(hint) is Literal and value in get_args(hint):
+        return value
+    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
+        return float(value)  # YAML reads 3e-4 as a string
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint in SCALARS and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise TypeError(hint)
+
+
+def _allowed(hint: Any) -> str:  # noqa: ANN401 - types are data here
+    """What the type takes, in words."""
+    hint = _required(hint)
     inner = get_args(hint)
-    if NoneType in inner:
-        return None if value is None else checked(name, _without_none(hint), value)
-    if get_origin(hint) is tuple:
-        if isinstance(value, list | tuple) and all(isinstance(v, inner[0]) for v in value):
-            return tuple(value)
-    elif inner and value in inner:
-        return value
-    elif hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        with contextlib.suppress(ValueError):  # YAML reads 3e-4 as a string
-            return float(value)
-    elif not inner and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    if get_origin(hint) is tuple:
-        allowed = f"a list of {inner[0].__name__}"
-    else:
-        allowed = f"one of {', '.join(map(str, inner))}" if inner else f"of type {hint.__name__}"
-    raise UserError(f"{name} must be {allowed}, got {value!r}{meant(value, inner)}")
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if get_origin(hint) is tuple and inner[-1] is not Ellipsis:
+        return f"a list of {len(inner)}: {', '.join(map(_word, inner))}"
+    return f"a list of {_word(inner[0])}" if inner else f"of type {_word(hint)}"
+
+
+def _word(hint: Any) -> str:  # noqa: ANN401 - types are data here
+    return _allowed(hint) if get_args(hint) else hint.__name__
+
+
+def by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values by the names of fields, which a file may write with hyphens."""
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        require(isinstance(key, str), f"the names of settings must be text, got {key!r}")
+        name = key.replace("-", "_")
+        require(name not in named, f"{name} may be given once, got it with hyphens and with underscores")
+        named[name] = value
+    return named
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
