@@ -41,6 +41,8 @@ class EvaluateConfig(Bounded):
     python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl
     """
 
+    default_task = DEFAULT_TASK
+
     often = ("checkpoint", "models", "task", "tasks", "completions", "output", "examples", "samples", "temperature")
 
     models: tuple[str, ...] = ()

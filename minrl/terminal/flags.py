@@ -4,10 +4,13 @@ A field `group_size` is the flag `--group-size`, which may be written with under
 is turned off by `--no-`; a tuple takes all words up to the next flag; where a flag is repeated, the last one counts.
 """
 
+import ast
 import dataclasses
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -17,6 +20,9 @@ from minrl.types import UserError, require
 
 ALONE = "alone"
 """Metadata of a field: the value of its flag if no words follow it."""
+
+ROWS = "rows"
+"""Metadata of a field: the table whose keys are its values."""
 
 SWITCHED = ("true", "false", "yes", "no", "on", "off", "0", "1")
 """Words that people write after a switch, which takes none."""
@@ -42,6 +48,8 @@ class Flag:
     """The heading under which --help shows it."""
     alone: Any = ()
     """Its value where no words follow."""
+    table: str = ""
+    """The table whose keys are its values, such as `minrl.algorithms.ALGORITHMS`."""
 
     @property
     def spelled(self) -> str:
@@ -76,11 +84,13 @@ def flags_of(cls: type, group: str = "", prefix: str = "", start: object = None)
     for field in dataclasses.fields(cls):
         made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         default = made if start is None else getattr(start, field.name)
+        if not field.init:
+            continue
         if dataclasses.is_dataclass(hints[field.name]):
             flags.update(flags_of(hints[field.name], field.name, prefix, default))
         else:
-            name, alone = prefix + field.name, field.metadata.get(ALONE, ())
-            flags[name] = Flag(name, hints[field.name], default, cls, group, alone)
+            name, alone, table = prefix + field.name, field.metadata.get(ALONE, ()), field.metadata.get(ROWS, "")
+            flags[name] = Flag(name, hints[field.name], default, cls, group, alone, table)
     return flags
 
 
@@ -96,13 +106,36 @@ def given_flags(arguments: Sequence[str]) -> list[Given]:
     return given
 
 
-def read_flags(given: Sequence[Given], flags: Mapping[str, Flag], tasks: Iterable[str] = ()) -> dict[str, Any]:
-    """The values of the settings that were given. `tasks` are names that may stand where --task was forgotten."""
+@cache
+def rows_of(table: str) -> tuple[str, ...]:
+    """The keys of a table, read from the source of its module, which may import torch."""
+    module, _, name = table.rpartition(".")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    (rows,) = (n.value for n in tree.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == name)
+    assert isinstance(rows, ast.Dict)
+    return tuple(ast.literal_eval(key) for key in rows.keys if key is not None)
+
+
+def in_its_table(flag: Flag, value: Any) -> Any:  # noqa: ANN401 - whatever a setting is
+    """The value, refused if the flag has a table and the table does not have it."""
+    rows = rows_of(flag.table) if flag.table else (value,)
+    require(value in rows, f"no {flag.name} {value!r}: choose one of {', '.join(map(str, rows))}{meant(value, rows)}")
+    return value
+
+
+def read_flags(
+    given: Sequence[Given], flags: Mapping[str, Flag], tasks: Iterable[str] = (), others: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The values of the settings that were given. `tasks` are names that may stand where --task was forgotten, `others`
+    the flags that set nothing.
+    """
     values: dict[str, Any] = {}
     for one in given:
         rest = one.words
         if one.flag:
-            name, value, rest = _read(one, flags)
+            name, value, rest = _read(one, flags, others)
             values[name] = value
         if rest:
             close = difflib.get_close_matches(rest[0], list(tasks), n=1) if "task" in flags else []
@@ -111,12 +144,13 @@ def read_flags(given: Sequence[Given], flags: Mapping[str, Flag], tasks: Iterabl
     return values
 
 
-def _read(given: Given, flags: Mapping[str, Flag]) -> tuple[str, Any, tuple[str, ...]]:
+def _read(given: Given, flags: Mapping[str, Flag], others: Sequence[str]) -> tuple[str, Any, tuple[str, ...]]:
     """The name and the value of the setting that the flag sets, and the words that are left over."""
     off, words = given.name not in flags, given.words
     flag = flags.get(given.name.removeprefix("no_") if off else given.name)
     if flag is None or (off and flag.hint is not bool):
-        raise unknown(f"flag {given.flag}", given.flag.lstrip("-"), (known.spelled[2:] for known in flags.values()))
+        known = [*(one.spelled for one in flags.values()), *others]
+        raise unknown(f"flag {given.flag}", given.flag.lstrip("-"), [one.lstrip("-") for one in known])
     if flag.hint is bool:
         if given.joined or (words and words[0].lower() in SWITCHED):
             raise UserError(
@@ -128,7 +162,7 @@ def _read(given: Given, flags: Mapping[str, Flag]) -> tuple[str, Any, tuple[str,
         return flag.name, flag.alone, words
     require(bool(words), f"Missing value for argument '{flag.spelled}'. Expected 1 values.")
     taken = len(words) if flag.several else 1
-    return flag.name, _of_words(flag.spelled, flag.hint, words[:taken]), words[taken:]
+    return flag.name, in_its_table(flag, _of_words(flag.spelled, flag.hint, words[:taken])), words[taken:]
 
 
 def _of_words(spelled: str, hint: Any, words: Sequence[str]) -> Any:  # noqa: ANN401 - types are data here
@@ -222,8 +256,9 @@ def by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
     return named
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that nothing has, with the names that are near."""
-    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+def unknown(what: str, name: str, known: Sequence[str]) -> UserError:
+    """The error for a name that nothing has, with the names that are near: those of the task if it is a task's."""
+    inside = [one for one in known if one.startswith(f"{name}.")]
+    close = inside[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else "--help lists all"
     return UserError(f"unknown {what}: {hint}")
