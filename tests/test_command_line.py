@@ -339,12 +339,22 @@ def test_a_line_is_shown_before_the_slow_imports(monkeypatch, capfd, flags, rank
     assert capfd.readouterr() == ("", shown)
 
 
+SED = (["--sed", "1"], "unknown flag --sed: did you mean seed")
+
+
 @pytest.mark.parametrize(
-    "script", [["train.py"], ["evaluate.py"], ["-m", "minrl.sft"], ["-m", "minrl.sft.expert_iteration"]]
+    ("script", "flags", "message"),
+    [
+        (["train.py"], *SED),
+        (["train.py"], ["--algorithm", "gpro"], "no algorithm 'gpro'"),
+        (["evaluate.py"], *SED),
+        (["-m", "minrl.sft"], *SED),
+        (["-m", "minrl.sft.expert_iteration"], *SED),
+    ],
 )
-def test_a_wrong_flag_is_answered_before_torch_is_imported(script):
+def test_a_wrong_flag_is_answered_before_torch_is_imported(script, flags, message):
     finished = subprocess.run(
-        [sys.executable, "-X", "importtime", *script, "--sed", "1"],
+        [sys.executable, "-X", "importtime", *script, *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -352,7 +362,7 @@ def test_a_wrong_flag_is_answered_before_torch_is_imported(script):
     )
     imports, said = finished.stderr.rsplit("\n", 2)[:2]
     assert (finished.returncode, finished.stdout) == (2, "")
-    assert said.startswith("error: unknown flag --sed: did you mean seed")
+    assert said.startswith(f"error: {message}")
     assert "minrl.terminal.command_line" in imports and not re.search(r"\| +torch$", imports, re.MULTILINE)
 
 
