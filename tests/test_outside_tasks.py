@@ -13,7 +13,7 @@ from minrl.run.base_model import base_model_path
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes
 from minrl.tasks.outside import installed_tasks
 from minrl.tasks.programs import files_outside, programs_outside
-from minrl.terminal.command_line import from_dict, parse_trainer, parse_with_tasks, to_dict
+from minrl.terminal.command_line import from_dict, parse_trainer, parse_with_tasks, plain_options, to_dict
 from minrl.types import Job, UserError
 
 SOURCE = """
@@ -141,6 +141,7 @@ def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
         config = parse_trainer(arguments)
         assert from_dict(json.loads(json.dumps(to_dict(*config))), TrainerConfig) == config
     options = config[1]["elevens"]
+    assert json.dumps(plain_options(options))  # an evaluation's settings.json holds it too
     assert (options.words, options.weights, options.place) == (["a", "b"], (0.5,), Path("c"))
     assert (options.levels, options.board, options.limit) == (("hard", "easy"), (5, 6), 7)
     assert options.strict is False

@@ -148,10 +148,7 @@ def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN40
     values: dict[str, Any] = {}
     for name, value in vars(config).items():
         values.update(vars(value) if is_dataclass(value) else {name: value})
-    tasks = {
-        key: {one.name: _plain(getattr(own, one.name)) for one in fields(own) if one.init}
-        for key, own in options.items()
-    }
+    tasks = {key: plain_options(own) for key, own in options.items()}
     return {**{name: _plain(value) for name, value in values.items()}, "tasks": tasks}
 
 
@@ -287,6 +284,11 @@ def read_config_file(path: Path) -> dict[Any, Any]:
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, such as `learning_rate: 3e-4`")
     return values
+
+
+def plain_options(own: Any) -> dict[str, Any]:  # noqa: ANN401 - a task's options
+    """The options of one task as JSON can hold them, by name."""
+    return {one.name: _plain(getattr(own, one.name)) for one in fields(own) if one.init}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value
