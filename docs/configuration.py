@@ -16,6 +16,7 @@ from minrl.report.__main__ import ReportConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.terminal.flag_help import first_paragraph, meanings
+from minrl.terminal.flags import ROWS, rows_of
 from minrl.viewer.__main__ import ViewerConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -77,13 +78,16 @@ def _table(config: type, names: Iterable[str], prefix: str = "") -> list[str]:
     for field in dataclasses.fields(config):
         if field.name in names:
             flag = f"--{prefix}{field.name}".replace("_", "-")
-            meaning = (meanings(config)[field.name] + _choices(hints[field.name])).replace("|", "\\|")
+            table = field.metadata.get(ROWS)
+            choices = rows_of(table) if table else _choices(hints[field.name])
+            said = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else ""
+            meaning = (meanings(config)[field.name] + said).replace("|", "\\|")
             rows.append(f"| `{flag}` | {_default(field)} | {meaning} |")
     return ["| flag | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
 
 
-def _choices(hint: object) -> str:
-    return f" One of {', '.join(f'`{choice}`' for choice in get_args(hint))}." if get_origin(hint) is Literal else ""
+def _choices(hint: object) -> tuple[object, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -12,13 +12,23 @@ from typing import get_type_hints
 import pytest
 
 import train
+from minrl.algorithms import ALGORITHMS
 from minrl.config import TrainerConfig
 from minrl.config.defaults import REINFORCEMENT, defaults
 from minrl.pipeline.config import EvaluateConfig
 from minrl.report.__main__ import ReportConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.terminal.command_line import before_imports, from_dict, parse_trainer, parse_with_tasks, run_main, to_dict
+from minrl.terminal.command_line import (
+    before_imports,
+    from_dict,
+    parse_config,
+    parse_trainer,
+    parse_with_tasks,
+    run_main,
+    to_dict,
+)
+from minrl.terminal.flags import rows_of
 from minrl.types import UserError
 from minrl.viewer.__main__ import ViewerConfig
 
@@ -48,7 +58,7 @@ DEFAULTS = dict(values_of(TrainerConfig()))
 OTHER = {
     # Values that differ from the default and pass the checks, where adding one to the default would not.
     "adam_beta1": 0.5, "adam_beta2": 0.5, "clip_low": 0.3, "clip_dual": 3.0, "base_heads": 6, "engine": "torch",
-    "task": "hanoi", "eval_tasks": "hanoi",
+    "task": "hanoi", "eval_tasks": "hanoi", "algorithm": "dapo",
     "device": "cpu", "dtype": "float32", "max_unscorable_frac": 0.25, "chat_template_options": '{"a": 1}',
     "preflight_only": True, "engine_memory_frac": 0.3, "kl_estimator": "k2", "overlong": "mask",
     "judge_weight": 0.3, "judge_prompt": "Grade {completion}", "judge_base_url": "http://127.0.0.1:8000/v1",
@@ -126,7 +136,14 @@ def test_every_option_of_a_task_is_a_flag_under_the_tasks_name(task):
         (["--preflight-only", "--no-preflight"], "preflight_only contradicts no-preflight"),
         (["--countdown.max-number", "2"], "countdown.max_number must be at least 5, got 2"),
         (["--hanoi.min-disks", "6"], "hanoi needs 2 <= min_disks <= max_disks"),
+        (["--hlp"], "unknown flag --hlp: did you mean help"),
+        (["--helpall"], "unknown flag --helpall: did you mean help-all or help"),
+        (["--confg", "a.yaml"], "unknown flag --confg: did you mean config"),
+        (["--hanoi", "3"], "unknown flag --hanoi: did you mean hanoi.min-disks or hanoi.max-disks or hanoi.peg-names"),
+        (["--algorithm", "gpro"], r"no algorithm 'gpro': choose one of grpo, dr_grpo, .*: did you mean grpo or gspo\?"),
         (["--config"], "--config needs a file"),
+        (["--config", "one.yaml", "--config=two.yaml"], "--config may be given once"),
+        (["--judge-temperature", "-inf"], "judge_temperature must be finite, got -inf"),
         (["--config", "/nowhere.yaml"], "cannot read the config file /nowhere.yaml: No such file"),
     ],
 )
@@ -148,6 +165,9 @@ def test_what_is_refused_is_refused_in_one_line(flags, message):
         ("stop_strings: END", "stop_strings must be a list of str, got 'END'"),
         ("stop_strings: [END, 5]", "stop_strings must be a list of str"),
         ("group_size: 0", "group_size must be at least 1, got 0"),
+        ("group_size: 4\ngroup-size: 8", "group_size may be given once, got it with hyphens and with underscores"),
+        ("tasks: {hanoi: {max_disks: 3, max-disks: 4}}", "max_disks may be given once"),
+        ("algorithm: gpro", "no algorithm 'gpro': choose one of grpo, "),
         ("tasks: 5", "tasks must hold options by task"),
         ("tasks: {countdown: 5}", "tasks must hold options by task"),
         ("tasks: {chess: {}}", "no task 'chess': choose one of "),
@@ -155,11 +175,20 @@ def test_what_is_refused_is_refused_in_one_line(flags, message):
         ("- steps", "must hold settings by name"),
         ("steps: [", "is not YAML"),
         ("", "must hold settings by name"),
+        ("learning_rate: 1" + "0" * 400, "learning_rate must be of type float: the integer is too large for one"),
+        ("steps: 1" + "0" * 5000, "cannot be read: Exceeds the limit"),
+        ("5: 3", "the names of settings must be text, got 5"),
+        ("tasks: {3: {}}", "tasks must hold options by task"),
+        ("tasks: {hanoi: {3: 4}}", "the names of settings must be text, got 3"),
+        ('{"minrl_run": 1, "config": null}', "must hold settings by name"),
+        ("[" * 5000, "is nested too deeply"),
+        ("stop_strings: \xe4", "cannot be read: .*utf-8.* byte 0xe4"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_a_config_file_is_checked_like_flags(tmp_path, text, message):
     file = tmp_path / "config.yaml"
-    file.write_text(text)
+    file.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=message) as refused:
         parse_trainer(["--config", str(file)])
     assert "\n" not in str(refused.value)
@@ -182,6 +211,8 @@ def test_flags_are_on_top_of_a_config_file(tmp_path, spelled):
         (["--steps=5", "--stop_strings", "a", "b"], 5, ("a", "b")),
         (["--steps", "5", "--steps", "1_000", "--stop-strings", "a", "--stop-strings", "b"], 1000, ("b",)),
         (["--stop-strings", "--steps", "7"], 7, ()),
+        (["--stop-strings=a", "b", "--steps", "7"], 7, ("a", "b")),
+        (["--stop-strings", "-- END", "-a = b", "-", "--steps", "7"], 7, ("-- END", "-a = b", "-")),
         (["--stop-strings=--steps", "--steps", "7", "--judge-temperature", "-1"], 7, ("--steps",)),
     ],
 )
@@ -222,7 +253,26 @@ def test_help_shows_examples_then_groups_with_defaults_and_the_named_tasks_optio
     assert re.search(r"\n  --steps INT +Turns of the loop: rollout, update, sync \[150\]\n", page)
     assert "--no-preflight" in page and "--countdown.max-number" not in page
     for name in DEFAULTS:
-        assert len(re.findall(rf"\n  --(no-)?{name.replace('_', '-')}[ \n]", page)) == 1, name
+        assert len(re.findall(rf"\n  --{name.replace('_', '-')}[ ,\n]", page)) == 1, name
+    said = " ".join(page.split())
+    assert "--preflight, --no-preflight Before step 1, sample a little" in said
+    assert "model. Empty: the small base model that MinRL makes itself" in said
+    assert "One of grpo, dr_grpo, " in said and "; --task NAME --help" in said
+
+
+def test_help_shows_the_default_tasks_options_beside_other_named_ones(capsys):
+    page = help_of(capsys, parse_trainer, ["--eval-tasks", "hanoi", "--help"])
+    assert "--hanoi.skill" in page and "--countdown.max-number" in page
+    page = help_of(capsys, lambda flags: parse_config(SftConfig, flags), ["--help"])
+    assert "\ntask " not in page
+    page = help_of(capsys, lambda flags: parse_with_tasks(ReportConfig, flags), ["--help-all"])
+    assert "\ntask " not in page
+    page = help_of(capsys, lambda flags: parse_with_tasks(ReportConfig, flags), ["--help"])
+    assert page.endswith("\n--help-all shows whole descriptions.\n")
+
+
+def test_the_names_of_algorithms_are_read_from_the_source():
+    assert rows_of("minrl.algorithms.ALGORITHMS") == tuple(ALGORITHMS)
 
 
 def test_help_all_shows_every_tasks_options_in_whole(capsys):
@@ -289,12 +339,22 @@ def test_a_line_is_shown_before_the_slow_imports(monkeypatch, capfd, flags, rank
     assert capfd.readouterr() == ("", shown)
 
 
+SED = (["--sed", "1"], "unknown flag --sed: did you mean seed")
+
+
 @pytest.mark.parametrize(
-    "script", [["train.py"], ["evaluate.py"], ["-m", "minrl.sft"], ["-m", "minrl.sft.expert_iteration"]]
+    ("script", "flags", "message"),
+    [
+        (["train.py"], *SED),
+        (["train.py"], ["--algorithm", "gpro"], "no algorithm 'gpro'"),
+        (["evaluate.py"], *SED),
+        (["-m", "minrl.sft"], *SED),
+        (["-m", "minrl.sft.expert_iteration"], *SED),
+    ],
 )
-def test_a_wrong_flag_is_answered_before_torch_is_imported(script):
+def test_a_wrong_flag_is_answered_before_torch_is_imported(script, flags, message):
     finished = subprocess.run(
-        [sys.executable, "-X", "importtime", *script, "--sed", "1"],
+        [sys.executable, "-X", "importtime", *script, *flags],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -302,7 +362,7 @@ def test_a_wrong_flag_is_answered_before_torch_is_imported(script):
     )
     imports, said = finished.stderr.rsplit("\n", 2)[:2]
     assert (finished.returncode, finished.stdout) == (2, "")
-    assert said.startswith("error: unknown flag --sed: did you mean seed")
+    assert said.startswith(f"error: {message}")
     assert "minrl.terminal.command_line" in imports and not re.search(r"\| +torch$", imports, re.MULTILINE)
 
 

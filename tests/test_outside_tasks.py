@@ -13,7 +13,7 @@ from minrl.run.base_model import base_model_path
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes
 from minrl.tasks.outside import installed_tasks
 from minrl.tasks.programs import files_outside, programs_outside
-from minrl.terminal.command_line import from_dict, parse_trainer, parse_with_tasks, to_dict
+from minrl.terminal.command_line import from_dict, parse_trainer, parse_with_tasks, plain_options, to_dict
 from minrl.types import Job, UserError
 
 SOURCE = """
@@ -103,6 +103,58 @@ def test_a_stored_config_finds_the_file_and_its_options_again(file, tmp_path, mo
     assert parse_trainer([*stored, "--elevens.most", "30"])[1]["elevens"].most == 30
 
 
+TYPES = """    most: int = 50
+    words: list[str] = field(default_factory=list)
+    weights: tuple[float, ...] = (1, 2)
+    place: Path = Path("a/b")
+    levels: tuple[Literal["easy", "hard"], ...] = ()
+    board: tuple[int, int] = (3, 4)
+    limit: int | None = None
+    strict: bool | None = None
+"""
+
+
+def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
+    imports = "from dataclasses import field\nfrom pathlib import Path\nfrom typing import Literal\n"
+    file.write_text(imports + SOURCE.replace("    most: int = 50\n", TYPES))
+    flags = [
+        "words",
+        "a,b",
+        "weights",
+        "0.5",
+        "place",
+        "c",
+        "levels",
+        "hard,easy",
+        "board",
+        "5,6",
+        "limit",
+        "7",
+        "strict",
+        "false",
+    ]
+    given = [
+        w for name, value in zip(flags[::2], flags[1::2], strict=True) for w in (f"--elevens.{name}", *value.split(","))
+    ]
+    named = ["--task", f"{file}:elevens"]
+    for arguments in (named, [*named, *given]):
+        config = parse_trainer(arguments)
+        assert from_dict(json.loads(json.dumps(to_dict(*config))), TrainerConfig) == config
+    options = config[1]["elevens"]
+    assert json.dumps(plain_options(options))  # an evaluation's settings.json holds it too
+    assert (options.words, options.weights, options.place) == (["a", "b"], (0.5,), Path("c"))
+    assert (options.levels, options.board, options.limit) == (("hard", "easy"), (5, 6), 7)
+    assert options.strict is False
+    with pytest.raises(UserError, match=r"--elevens.board takes 2 values, got 1"):
+        parse_trainer([*named, "--elevens.board", "5"])
+    for value, message in (
+        ({"board": [5]}, "a list of 2: int, int"),
+        ({"levels": ["mild"]}, "a list of one of easy, hard"),
+    ):
+        with pytest.raises(UserError, match=f"must be {message}, got"):
+            from_dict({"task": f"{file}:elevens", "tasks": {"elevens": value}}, TrainerConfig)
+
+
 def test_evaluate_takes_the_same_names_and_flags(file):
     flags = ["--task", f"{file}:elevens", "--elevens.most", "20", "--completions", "rows.jsonl"]
     config, options = parse_with_tasks(EvaluateConfig, flags)
@@ -160,6 +212,27 @@ def test_an_attribute_that_is_no_task_is_refused(file, attribute, message):
         ("leaving_task.py", "import sys; sys.exit('enough')", "cannot be imported: SystemExit: enough"),
         ("empty_task.py", "", "TASK is not there; of TaskDefinitions .* has none: make one, as in README"),
         ("plain_task.py", SOURCE.replace("@dataclass(frozen=True, kw_only=True)", ""), "options must be a dataclass"),
+        (
+            "any_task.py",
+            SOURCE.replace("int = 50", '"Any" = 20'),
+            "types of Options cannot be resolved: NameError: .*Any",
+        ),
+        (
+            "mapping_task.py",
+            SOURCE.replace("int = 50", "dict = None"),
+            r"Options\.most is of type .*dict.*, which no flag",
+        ),
+        (
+            "union_task.py",
+            SOURCE.replace("int = 50", "int | str = 5"),
+            r"Options\.most is of type int \| str, which no",
+        ),
+        ("nested_task.py", SOURCE.replace("int = 50", "list[list[int]] = ()"), r"Options\.most is of type list\[list"),
+        (
+            "bare_task.py",
+            SOURCE.replace("int = 50", "tuple = ()"),
+            r"Options\.most is of type .*tuple.*, which no flag",
+        ),
         ("needy_task.py", SOURCE.replace(" = 50", ""), r"needs a default, Options\.most has none"),
     ],
 )

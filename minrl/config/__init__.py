@@ -78,7 +78,7 @@ class ModelConfig(Bounded):
     """JSON object handed to the chat template, such as {"enable_thinking": false}. Empty: none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy trains. auto: CUDA where there is a card."""
-    threads: Annotated[int, from_zero("one per core")] = 0
+    threads: Annotated[int, Bound("0 (one per core) or more, at most 1024", lambda count: 0 <= count <= 1024)] = 0
     """CPU threads of torch. 0: one per core that this process may use."""
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
     """Keep only each layer's input for the backward pass, and compute the rest again. auto: where it would not fit the
@@ -155,7 +155,7 @@ class RolloutConfig(Bounded):
 class EvaluationConfig(Bounded):
     """How the held-out score is measured: before, during and after."""
 
-    eval_every: Annotated[int, from_zero("off")] = 25
+    eval_every: Annotated[int, from_zero("only before and after")] = 25
     """Evaluate after every so many steps, beside before and after. 0: only before and after."""
     eval_examples: Count = 512
     """Held-out examples in each evaluation (all where the task has fewer)."""
@@ -182,9 +182,9 @@ class LoggingConfig(Bounded):
     """Folder of the runs: metrics, rollouts, summary."""
     checkpoints_dir: str = field(default="checkpoints", metadata=PATH)
     """Folder of the checkpoints and of the cached base model."""
-    save_every: Annotated[int, from_zero("off")] = 25
+    save_every: Annotated[int, from_zero("only the last checkpoint")] = 25
     """Save a checkpoint after every so many steps, beside the last one. 0: only the last."""
-    keep_checkpoints: Annotated[int, from_zero("off")] = 3
+    keep_checkpoints: Annotated[int, from_zero("keeps all")] = 3
     """How many checkpoints of this run stay on disk. 0: all."""
     rollouts_every: Annotated[int, from_zero("off")] = 10
     """Write the rollouts of every so many steps to the run's folder. 0: never."""
@@ -229,7 +229,7 @@ class JudgeConfig(Bounded):
     """The judge's share of the reward; the task's own reward has the rest. 0: shown, not paid."""
     judge_prompt: str = ""
     """A text, or a file with one, in which {prompt}, {reference} and {completion} are filled in. Empty: MinRL's own."""
-    judge_temperature: float = 0.0
+    judge_temperature: Annotated[float, Bound("finite", math.isfinite)] = 0.0
     """Temperature of the judge. Negative: left to the server, for models that take none."""
     judge_max_tokens: Count = 1024
     """Longest reply of the judge, in tokens; one that is cut off has no score."""

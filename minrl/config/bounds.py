@@ -80,6 +80,7 @@ class Bounded:
 
 
 def meant(word: object, choices: Iterable[object]) -> str:
-    """A suggestion to append, where one of the choices is near."""
-    close = difflib.get_close_matches(str(word), [one for one in choices if isinstance(one, str)], n=1, cutoff=0.5)
-    return f": did you mean {close[0]}?" if close else ""
+    """A suggestion to append, where one or two of the choices are near."""
+    names = [one for one in choices if isinstance(one, str)]
+    close = sorted(difflib.get_close_matches(str(word), names, n=2, cutoff=0.5), key=names.index)
+    return f": did you mean {' or '.join(close)}?" if close else ""

@@ -1,7 +1,7 @@
 """The settings of the loss, the optimizer, adapters and sampling: part of `TrainerConfig`."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from minrl.config.bounds import Bound, Bounded, Count, Natural, from_zero, share_below_one
@@ -12,7 +12,7 @@ from minrl.types import require
 class AlgorithmConfig(Bounded):
     """How rewards become a gradient."""
 
-    algorithm: str = "grpo"
+    algorithm: str = field(default="grpo", metadata={"rows": "minrl.algorithms.ALGORITHMS"})
     """A row of ALGORITHMS."""
     clip_low: Annotated[float, share_below_one("in (0, 1), or 0 (the algorithm's own)")] = 0.0
     """The ratio of a token with negative advantage stops counting below 1 - clip_low. 0: the algorithm's own."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig
-from minrl.config.bounds import Bounded, Calls, Count, Natural, Seconds, from_zero
+from minrl.config.bounds import Bounded, Calls, Count, Natural, Seconds, Seed, from_zero
 from minrl.terminal.flags import ALONE
 from minrl.types import require
 
@@ -41,6 +41,8 @@ class EvaluateConfig(Bounded):
     python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl
     """
 
+    default_task = DEFAULT_TASK
+
     often = ("checkpoint", "models", "task", "tasks", "completions", "output", "examples", "samples", "temperature")
 
     models: tuple[str, ...] = ()
@@ -73,7 +75,7 @@ class EvaluateConfig(Bounded):
     """Longest completion of one turn, in tokens. A run: its own. Other models that MinRL did not make: 1024."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion, beside the model's own end tokens."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the samples."""
     batch_size: Count = 256
     """Episodes that a local model plays at a time; what is lost when the program is killed. Less needs less memory."""

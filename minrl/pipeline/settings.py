@@ -11,6 +11,7 @@ from minrl.pipeline.config import STAGES, Stage
 from minrl.pipeline.plan import EvaluationPlan, PlannedTask
 from minrl.rewards.judge import asked_by
 from minrl.system.stable_text import digest_of
+from minrl.terminal.command_line import plain_options
 from minrl.types import UserError
 
 JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")
@@ -44,7 +45,7 @@ def settings_of(plan: EvaluationPlan, options: TaskOptions) -> StageSettings:
                 task.name: {
                     "examples": _examples_digest(task),
                     SAMPLES: task.held_samples,
-                    "options": vars(options[task.name]),
+                    "options": plain_options(options[task.name]),
                 }
                 for task in plan.tasks
             },

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 CLOSED = (errno.EPIPE, errno.EIO)
 """Errors of a write to a pipe without a reader, and to a closed terminal."""
@@ -55,8 +55,15 @@ class Forgiving:
 
 
 def forgive_closed_streams() -> None:
-    """Make standard output and error forgiving."""
+    """Make standard output and error forgiving. One that the program started without (`2>&-`) goes nowhere."""
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, Forgiving):
+        stream = getattr(sys, name) or _nowhere()
+        if not isinstance(stream, Forgiving):
             setattr(sys, name, Forgiving(stream))
+
+
+def _nowhere() -> TextIO:
+    """A stream that discards. It takes the lowest free number, which is the closed stream's; children inherit it."""
+    stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the program ends
+    os.set_inheritable(stream.fileno(), True)
+    return stream

@@ -9,7 +9,9 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from minrl.types import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 
@@ -114,6 +116,37 @@ class TaskDefinition:
         required = [f.name for f in fields(self.options) if f.default is MISSING and f.default_factory is MISSING]
         if required:
             raise UserError(f"each option of a task needs a default, {self.options.__name__}.{required[0]} has none")
+        _require_settable(self.options)
+
+
+def _require_settable(options: type) -> None:
+    """Refuse options that a flag cannot set, or that config.json cannot hold."""
+    try:
+        hints = get_type_hints(options)
+    except Exception as error:  # an annotation is the user's and may raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"the types of {options.__name__} cannot be resolved: {reason}") from error
+    for one in fields(options):
+        if one.init and not _settable(hints[one.name]):
+            raise UserError(
+                f"{options.__name__}.{one.name} is of type {hints[one.name]}, which no flag can set: take int, "
+                "float, str, bool, Literal, Path, a tuple or list of the first five, or one of these | None"
+            )
+
+
+def _settable(hint: object) -> bool:
+    inner = [kind for kind in get_args(hint) if kind is not NoneType]
+    if NoneType in get_args(hint):
+        return len(inner) == 1 and _settable(inner[0])
+    if get_origin(hint) in (tuple, list):
+        return bool(inner) and all(kind is Ellipsis or _is_simple(kind) for kind in inner)
+    return hint is Path or _is_simple(hint)
+
+
+def _is_simple(hint: object) -> bool:
+    if get_origin(hint) is Literal:
+        return all(isinstance(choice, str | int) for choice in get_args(hint))
+    return hint in (int, float, str, bool)
 
 
 def chat(system: str, user: str) -> list[Message]:

@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -28,7 +28,7 @@ from minrl.system.signals import answered, exit_status, stop_at_once
 from minrl.system.streams import forgive_closed_streams
 from minrl.tasks import TASK_DEFINITIONS, flag_identifier, option_classes, with_absolute_path
 from minrl.terminal.flag_help import help_text
-from minrl.terminal.flags import Flag, Given, checked, flags_of, given_flags, read_flags, unknown
+from minrl.terminal.flags import Flag, Given, by_name, checked, flags_of, given_flags, in_its_table, read_flags, unknown
 from minrl.types import UserError, require
 
 T = TypeVar("T")
@@ -41,9 +41,6 @@ REFUSED = (
 
 TASK_NAMES = ("task", "eval_tasks", "tasks")
 """The settings that name tasks: one, several separated by commas, several as words."""
-
-DEFAULT_TASK = "countdown"
-"""The task whose options --help shows if none is named."""
 
 HELP = ("-h", "--help", "--help-all")
 
@@ -68,12 +65,14 @@ def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORC
     which overrides the defaults of what is trained.
     """
     given, in_file = given_flags(arguments), Layer()
-    for place, one in enumerate(given):
-        if one.flag == "--config":
-            require(any(one.words), "--config needs a file: YAML, or a run's config.json")
-            in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
-            given[place] = Given("", one.words[1:])
-    flags = _flag_layer(given, cls, in_file.tasks)
+    places = [place for place, one in enumerate(given) if one.flag == "--config"]
+    require(len(places) <= 1, "--config may be given once: put the settings into one file, and flags on top")
+    for place in places:
+        one = given[place]
+        require(any(one.words), "--config needs a file: YAML, or a run's config.json")
+        in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
+        given[place] = Given("", one.words[1:])
+    flags = _flag_layer(given, cls, in_file)
     config: Any
     stored: Any
     stored, config = _build(cls, in_file)[0], _build(cls, in_file, flags)[0]
@@ -91,7 +90,7 @@ def parse_with_tasks(
     cls: type[T], arguments: Sequence[str], default: T | None = None, options: TaskOptions | None = None
 ) -> tuple[T, TaskOptions]:
     """A config, and the options of the tasks named. Flags override the defaults given here."""
-    return _build(cls, _flag_layer(given_flags(arguments), cls), default=default, options=options)
+    return _build(cls, _flag_layer(given_flags(arguments), cls, Layer()), default=default, options=options)
 
 
 def parse(cls: type[T], arguments: Sequence[str]) -> T:
@@ -149,7 +148,7 @@ def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN40
     values: dict[str, Any] = {}
     for name, value in vars(config).items():
         values.update(vars(value) if is_dataclass(value) else {name: value})
-    tasks = {name: {k: _plain(v) for k, v in vars(value).items()} for name, value in options.items()}
+    tasks = {key: plain_options(own) for key, own in options.items()}
     return {**{name: _plain(value) for name, value in values.items()}, "tasks": tasks}
 
 
@@ -186,9 +185,9 @@ def _build(
     return config, chosen
 
 
-def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ()) -> Layer:
+def _file_layer(values: Mapping[Any, Any], cls: type, named: Sequence[str] = ()) -> Layer:
     """What a file sets, with checked types."""
-    left = _by_name(values)
+    left = by_name(values)
     tasks = list(named)
     for setting in TASK_NAMES:
         if isinstance(left.get(setting), str):
@@ -196,48 +195,51 @@ def _file_layer(values: Mapping[str, Any], cls: type, named: Sequence[str] = ())
             left[setting] = ",".join(found)
             tasks += found
     given = left.pop("tasks", {})
-    if not isinstance(given, Mapping) or not all(isinstance(chosen, Mapping) for chosen in given.values()):
+    if not isinstance(given, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, Mapping) for k, v in given.items()
+    ):
         raise UserError(f"tasks must hold options by task, such as `tasks: {{hanoi: {{skill: 0.5}}}}`, got {given!r}")
     flags = flags_of(cls)
     for name in left:
         if name not in flags:
             known = [flag.spelled[2:] for flag in flags.values()]
             raise unknown(f"setting {name!r}", name.replace("_", "-"), known)
-    chosen = {name: checked(name, flags[name].hint, value) for name, value in left.items()}
+    chosen = {name: in_its_table(flags[name], checked(name, flags[name].hint, v)) for name, v in left.items()}
     keys = [task_key(name) for name in tasks]
     tasks += [key for key in given if key not in keys]
     classes = option_classes(tasks)
     for key, own in given.items():
-        hints = get_type_hints(classes[key])
-        for name, value in _by_name(own).items():
-            if name not in hints:
-                raise unknown(f"option {name!r} of {classes[key].__name__}", name, sorted(hints))
-            chosen[f"{key}.{name}"] = checked(name, hints[name], value)
+        options = flags_of(classes[key])
+        for name, value in by_name(own).items():
+            if name not in options:
+                raise unknown(f"option {name!r} of {classes[key].__name__}", name, sorted(options))
+            chosen[f"{key}.{name}"] = checked(name, options[name].hint, value)
     return Layer(chosen, tasks)
 
 
-def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key).replace("-", "_"): value for key, value in values.items()}
-
-
-def _flag_layer(given: Sequence[Given], cls: type, known: Sequence[str] = ()) -> Layer:
-    """What flags set. The options of the `known` tasks, and of those that the flags name, are flags too."""
+def _flag_layer(given: Sequence[Given], cls: type, in_file: Layer) -> Layer:
+    """What flags set. The options of the tasks that the file and the flags name are flags too."""
     given, named = list(given), list[str]()
     for place, one in enumerate(given):
         if one.name in TASK_NAMES:
             found = [_names_in(one.name, word) for word in one.words]
             given[place] = replace(one, words=tuple(map(",".join, found)))
             named += chain.from_iterable(found if one.name == "tasks" else found[:1])
-    named += _tasks_of_options(given, [flag_identifier(task_key(name)) for name in (*known, *named)])
     flags = flags_of(cls)
-    options = _option_flags([*known, *named])
+    named += _tasks_of_options(given, flags, [flag_identifier(task_key(name)) for name in (*in_file.tasks, *named)])
+    options = _option_flags([*in_file.tasks, *named])
     asked = {one.flag for one in given} & set(HELP)
     if asked:
-        usual = [] if options or "task" not in flags else [flags["task"].default or DEFAULT_TASK]
-        shown = _option_flags([*known, *named, *(TASK_DEFINITIONS if "--help-all" in asked else usual)])
+        more: Iterable[str] = ()
+        if "task" in flags and "--help-all" in asked:
+            more = TASK_DEFINITIONS
+        elif "task" in flags and not {"task", "tasks"} & {*in_file.values, *(one.name for one in given)}:
+            more = filter(None, [flags["task"].default or getattr(cls, "default_task", "")])
+        shown = _option_flags([*in_file.tasks, *named, *more])
         sys.stdout.write(help_text(cls, flags, shown, everything="--help-all" in asked))
         raise SystemExit(0)
-    values = read_flags(given, flags | options, TASK_DEFINITIONS)
+    others = (*HELP, "--config") if hasattr(cls, "trainer") else HELP
+    values = read_flags(given, flags | options, TASK_DEFINITIONS, others)
     own = {name: f"{flag.group}.{name.partition('.')[2]}" for name, flag in options.items()}
     return Layer({own.get(name, name): value for name, value in values.items()}, named)
 
@@ -250,12 +252,12 @@ def _option_flags(tasks: Iterable[str]) -> dict[str, Flag]:
     return flags
 
 
-def _tasks_of_options(given: Sequence[Given], named: Sequence[str]) -> Iterator[str]:
+def _tasks_of_options(given: Sequence[Given], flags: Collection[str], named: Sequence[str]) -> Iterator[str]:
     """The built-in tasks, beside those `named`, whose options are given or nearly: their flags are suggested."""
     names = {flag_identifier(name): name for name in TASK_DEFINITIONS}
     for one in given:
         task, dot, _ = one.name.partition(".")
-        if dot and task not in named:
+        if task not in named and (dot or (task in names and task not in flags)):
             yield from (names[near] for near in difflib.get_close_matches(task, names, n=1))
 
 
@@ -265,18 +267,29 @@ def _names_in(setting: str, value: str) -> list[str]:
     return [with_absolute_path(name.strip()) for name in names if name.strip()]
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
+def read_config_file(path: Path) -> dict[Any, Any]:
     """The settings in a YAML file or in a run's config.json."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the config file {path}: {error.strerror}") from error
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:  # bytes that are no UTF-8, numbers of too many digits, days that there are not
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply: settings are nested three deep at most") from error
+    if isinstance(values, dict) and "minrl_run" in values:
+        values = values.get("config", values)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, such as `learning_rate: 3e-4`")
-    return values.get("config", values) if "minrl_run" in values else values
+    return values
+
+
+def plain_options(own: Any) -> dict[str, Any]:  # noqa: ANN401 - a task's options
+    """The options of one task as JSON can hold them, by name."""
+    return {one.name: _plain(getattr(own, one.name)) for one in fields(own) if one.init}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value
-    return list(value) if isinstance(value, tuple) else value
+    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value

@@ -6,6 +6,7 @@ the attribute `often`, a flag's meaning from the string below its field.
 
 import ast
 import inspect
+import re
 import shutil
 import sys
 import textwrap
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import minrl
-from minrl.terminal.flags import Flag
+from minrl.terminal.flags import Flag, rows_of
 
 INDENT = 28
 """Columns before the meaning of a flag."""
 
+SENTENCE_END = re.compile(r"(?<=[^.]\.) ")
+SPECIAL_VALUE = re.compile(r"[\w-]+( [\w-]+)?: ")
+"""How a sentence on a special value begins, such as `0: off` or `Not given: the model's`."""
 
 CONSOLE_SCRIPTS = {"python train.py": "minrl-train", "python evaluate.py": "minrl-evaluate"}
 """The names of the scripts in an installed package."""
@@ -48,9 +52,8 @@ def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag],
     for task in dict.fromkeys(flag.group for flag in options.values()):
         lines += _section(f"task {task}", [flag for flag in options.values() if flag.group == task], everything)
     if not everything:
-        lines.append(
-            "--help-all shows whole descriptions and the options of every task; --task NAME --help those of one."
-        )
+        of_tasks = " and the options of every task; --task NAME --help those of one" if "task" in flags else ""
+        lines.append(f"--help-all shows whole descriptions{of_tasks}.")
     page = "\n".join(lines) + "\n"
     for command in CONSOLE_SCRIPTS:
         page = page.replace(command, as_typed(command))
@@ -64,7 +67,10 @@ def _section(about: str, flags: list[Flag], everything: bool) -> list[str]:
     for flag in flags:
         meaning = meanings(flag.owner).get(flag.name.rpartition(".")[2], "")
         whole = everything or get_origin(flag.hint) is Literal
-        text = (meaning if whole else meaning.split(". ")[0]).rstrip(".") + _default(flag.default)
+        text = meaning if whole else _brief(meaning)
+        if flag.table:
+            text += f" One of {', '.join(rows_of(flag.table))}"
+        text = text.rstrip(".") + _default(flag.default)
         head = f"  {_spelled(flag)} "
         lines += [] if len(head) <= INDENT else [head.rstrip()]
         start = head.ljust(INDENT) if len(head) <= INDENT else " " * INDENT
@@ -72,10 +78,16 @@ def _section(about: str, flags: list[Flag], everything: bool) -> list[str]:
     return [*lines, ""] if flags else []
 
 
+def _brief(meaning: str) -> str:
+    """The first sentence, and those that say what a special value means."""
+    first, *others = SENTENCE_END.split(meaning)
+    return " ".join([first, *filter(SPECIAL_VALUE.match, others)])
+
+
 def _spelled(flag: Flag) -> str:
     """The flag with what follows it, such as `--steps INT`."""
     if flag.hint is bool:
-        return f"--no-{flag.spelled[2:]}" if flag.default is True else flag.spelled
+        return f"{flag.spelled}, --no-{flag.spelled[2:]}" if flag.default is True else flag.spelled
     kind = flag.hint
     while inner := [one for one in get_args(kind) if one is not type(None)]:
         if get_origin(kind) is Literal:
@@ -89,9 +101,9 @@ def _default(value: Any) -> str:  # noqa: ANN401 - whatever a setting is
     """The default, in brackets."""
     if isinstance(value, bool):
         return " [on]" if value else ""
-    if not isinstance(value, str | int | float | tuple) or value in ("", ()):
+    if not isinstance(value, str | int | float | tuple | list | Path) or value in ("", (), []):
         return ""
-    return f" [{' '.join(map(str, value)) if isinstance(value, tuple) else value}]"
+    return f" [{' '.join(map(str, value)) if isinstance(value, tuple | list) else value}]"
 
 
 def first_paragraph(cls: type) -> str:
