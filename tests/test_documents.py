@@ -201,7 +201,11 @@ def test_each_flag_that_is_named_exists(name):
     own = [span for span in spans(PAGES[name]) if not PROGRAM.match(span) and span.split()[0] not in ELSEWHERE]
     named = {flag for span in own for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", span)}
     benchmarks = " ".join(path.read_text() for path in ROOT.glob("benchmarks/*.py"))
-    known = known_flags() | set(re.findall(r'"(--[a-z-]+)"', benchmarks)) | {"--config", "--help-all", "--beads.most", "--no-"}
+    known = (
+        known_flags()
+        | set(re.findall(r'"(--[a-z-]+)"', benchmarks))
+        | {"--config", "--help-all", "--beads.most", "--no-"}
+    )
     assert sorted(named - known) == []
 
 
