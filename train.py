@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         if config.preflight_only:
             return 0
         session.begin()
-        if session.recorder.owed or (parts.state.step == 0 and config.evaluation.eval_first):
+        if session.owes_evaluation:
             session.evaluate()
             session.end_step()
         train(session)

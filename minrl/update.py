@@ -10,7 +10,6 @@ gradients are summed. Every process has the whole batch.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 import torch
@@ -95,7 +94,7 @@ def update_policy(
             with activity("update", len(streams)) as report, policy.casts_kept():
                 for number, stream in enumerate(streams, 1):
                     logprobs, entropy = policy.score(stream, temperature)
-                    tokens = tokens_of(stream, batch, known, logprobs, entropy, cap)
+                    tokens = tokens_of(stream, known, logprobs, entropy, cap)
                     loss, importance_weights, sums = policy_loss(tokens, algorithm, settings)
                     loss.backward()
                     trace.add(stream, logprobs.detach(), importance_weights, sums)
@@ -139,7 +138,6 @@ def token_weights(
 
 def tokens_of(
     stream: Stream,
-    batch: Batch,
     known: Mapping[str, Tensor],
     logprobs: Float[Tensor, " s"],
     entropy: Float[Tensor, " s"],
@@ -148,7 +146,9 @@ def tokens_of(
     """The stream's s tokens: their new log-probabilities, and the `known` values of all S in the stream's order.
     Without old log-probabilities the policy has not changed since sampling, and the new ones take their place.
     """
-    at = {name: values[stream.token_index].to(logprobs.dtype) for name, values in known.items()}
+    at = {name: values[stream.token_index] for name, values in known.items()}
+    rollout_of = at.pop("rollout_of")
+    at = {name: values.to(logprobs.dtype) for name, values in at.items()}
     return Tokens(
         logprobs=logprobs,
         entropy=entropy,
@@ -157,7 +157,7 @@ def tokens_of(
         ref_logprobs=at.get("ref_logprobs"),
         advantages=at["advantages"],
         token_weights=at["token_weights"],
-        rollout_of=batch.rollout_of.to(logprobs.device)[stream.token_index],
+        rollout_of=rollout_of,
         importance_cap=importance_cap,
     )
 
@@ -166,15 +166,21 @@ def _known(
     policy: Policy, batch: Batch, shares: Sequence[Sequence[int]], config: TrainerConfig, temperature: float
 ) -> dict[str, Tensor]:
     """Values of the S tokens that are known before the first optimizer step, on the policy's device."""
-    settings = config.algorithm
-    known = {"advantages": batch.advantages[batch.rollout_of], "rollout_logprobs": batch.rollout_logprobs}
+    settings, rollout_of = config.algorithm, batch.rollout_of
+    known = {
+        "rollout_of": rollout_of,
+        "advantages": batch.advantages[rollout_of],
+        "rollout_logprobs": batch.rollout_logprobs,
+    }
     known = {name: values.to(policy.device) for name, values in known.items()}
-    streams = partial(_streams, policy, batch, sorted(chain.from_iterable(shares)), config.optimizer)
-    if settings.passes_per_step * settings.minibatches_per_pass > 1:
-        known["old_logprobs"] = _frozen_logprobs(policy, policy.model, streams(), temperature, len(batch.rollout_of))
+    several = settings.passes_per_step * settings.minibatches_per_pass > 1
+    if several or settings.kl_coef:
+        streams = _streams(policy, batch, sorted(chain.from_iterable(shares)), config.optimizer)
+    if several:
+        known["old_logprobs"] = _frozen_logprobs(policy, policy.model, streams, temperature, len(rollout_of))
     if settings.kl_coef:
         with policy.as_reference() as reference:
-            known["ref_logprobs"] = _frozen_logprobs(policy, reference, streams(), temperature, len(batch.rollout_of))
+            known["ref_logprobs"] = _frozen_logprobs(policy, reference, streams, temperature, len(rollout_of))
     return known
 
 

@@ -90,6 +90,7 @@ def ours(policy, known, row, changes):
     logprobs, entropy = known.logprobs.clone().requires_grad_(), known.entropy.clone().requires_grad_()
     weights = token_weights(batch, algorithm, counted_rollouts(batch, config.algorithm), range(len(known.rollouts)), 16)
     of_tokens = {
+        "rollout_of": batch.rollout_of,
         "advantages": batch.advantages[batch.rollout_of],
         "rollout_logprobs": known.rollout_logprobs,
         "old_logprobs": known.old_logprobs,
@@ -98,7 +99,7 @@ def ours(policy, known, row, changes):
     if config.algorithm.kl_coef:
         of_tokens["ref_logprobs"] = known.ref_logprobs
     index = stream.token_index
-    tokens = tokens_of(stream, batch, of_tokens, logprobs[index], entropy[index], config.algorithm.importance_cap)
+    tokens = tokens_of(stream, of_tokens, logprobs[index], entropy[index], config.algorithm.importance_cap)
     loss, _, _ = policy_loss(tokens, algorithm, config.algorithm)
     loss.backward()
     return loss, logprobs.grad, entropy.grad

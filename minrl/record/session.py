@@ -62,6 +62,14 @@ class Session:
         """Whether the run is to stop after this step: a signal came to one of its processes."""
         return self._signals.stopped_by > 0
 
+    @property
+    def owes_evaluation(self) -> bool:
+        """Whether the held-out score is measured before the next step: before the first, or where a stopped run left
+        it to this one.
+        """
+        first = self.state.step == 0 and self.parts.config.evaluation.eval_first
+        return self.recorder.owed or first
+
     def preflight(self, findings: Sequence[str]) -> None:
         """Report the findings of the preflight, a line each."""
         for finding in findings:

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
             session.begin()
             if session.recorder.main:
                 write_json(parts.run.folder / "data.json", fingerprint(settings))
-            if session.recorder.owed or (parts.state.step == 0 and settings.evaluation.eval_first):
+            if session.owes_evaluation:
                 session.evaluate(partial(measure, session, rows.held_out))
                 session.end_step()
             fine_tune(session, rows)

@@ -218,7 +218,7 @@ def main(arguments: Sequence[str]) -> int:
             )
         with Session(parts, started) as session:
             session.begin()
-            if session.recorder.owed or (parts.state.step == 0 and settings.evaluation.eval_first):
+            if session.owes_evaluation:
                 session.evaluate(partial(measure, session, []))
                 session.end_step()
             improve(session, settings)
