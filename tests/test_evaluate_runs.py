@@ -2,8 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import make_dataclass, replace
 
 import pytest
 
@@ -53,7 +52,7 @@ def trained(place, tmp_path, monkeypatch):
 
     def make(name, held_out_share=0.2, **changes):
         task = f"{place}/run_tasks.py:even"
-        options = {"even": SimpleNamespace(count=40, held_out_share=held_out_share)}
+        options = {"even": make_dataclass("Options", ["count", "held_out_share"])(40, held_out_share)}
         return save_run(tmp_path, name, str(place / "model0"), task, options=options, **changes)
 
     return make

@@ -288,8 +288,7 @@ def read_config_file(path: Path) -> dict[Any, Any]:
 
 def plain_options(own: Any) -> dict[str, Any]:  # noqa: ANN401 - a task's options
     """The options of one task as JSON can hold them, by name."""
-    derived = {one.name for one in fields(own) if not one.init} if is_dataclass(own) else set()
-    return {name: _plain(value) for name, value in vars(own).items() if name not in derived}
+    return {one.name: _plain(getattr(own, one.name)) for one in fields(own) if one.init}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value
