@@ -3,12 +3,14 @@
 import gc
 import os
 import signal
+import sysconfig
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny matrices: a second thread only costs
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:  # as in a shell's background: what tests start inherits it
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+sysconfig.get_path = cache(sysconfig.get_path)  # each sink of loguru's asks for 48 of them, which takes 15 ms
 
 
 def pytest_collection_finish() -> None:

@@ -308,6 +308,7 @@ def test_a_runs_config_json_is_a_config_file(tmp_path):
     assert parse_trainer(["--config", str(file)]) == (config, options)
 
 
+@pytest.mark.slow
 def test_the_script_ends_with_one_line_and_status_2(tmp_path):
     finished = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), "--model-id", "nobody/nothing", "--quiet"],

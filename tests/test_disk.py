@@ -117,6 +117,7 @@ def test_a_save_that_finds_no_room_leaves_the_checkpoint_before_and_nothing_else
     assert save_checkpoint(tmp_path, policy, optimizer, TrainState(step=2), keep=1) == newest_complete(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_that_finds_no_room_ends_in_one_line_and_goes_on_when_there_is_some(start, tmp_path, capsys):
     assert start(tmp_path / "whole/runs", tmp_path / "whole/kept") == 0
     whole = ending(tmp_path / "whole")

@@ -73,6 +73,7 @@ def test_one_folder_has_everything(whole):
     assert "| model1 | " in (whole / "summary.md").read_text()
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_where_they_are_missing(whole, models, tasks, tmp_path):
     drawn = shutil.copytree(whole, tmp_path / "drawn")
     command = ["--models", *models, "--tasks", *tasks, "--output", drawn]
@@ -179,6 +180,7 @@ def stop_after(monkeypatch, owner, name, calls):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "calls"),
     [(local.LocalSampler, "_play", 3), (local.LocalSampler, "_play", 9), (score, "score_rows", 5), (report, "tidy", 0)],

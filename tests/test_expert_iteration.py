@@ -186,6 +186,7 @@ def assert_as_never_stopped(folder, whole):
 MOMENTS = [("sample_round", 1), ("keep_correct", 2), ("sft_step", 2), ("measure", 3), ("save_checkpoint", 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "call"), MOMENTS)
 def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, uninterrupted, with_base, moment, call):
     with_base(tmp_path)
@@ -205,6 +206,7 @@ def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_a
     assert [line["step"] for line in lines_of(tmp_path)] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--lora-rank", "4"]], ids=["all weights", "adapters"])
 def test_a_round_can_begin_with_the_start_model(tmp_path, with_base, monkeypatch, more):
     # With the same kept completions in every round, rounds that begin anew end with the weights of the first alone.

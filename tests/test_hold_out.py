@@ -12,11 +12,12 @@ from minrl.tasks import TASK_DEFINITIONS, load_task, rust
 from minrl.tasks.code.game import CONSTRUCTS, TOPICS
 from minrl.tasks.countdown import CountdownOptions, sums
 from minrl.tasks.hanoi import HanoiOptions, distance, moved
-from minrl.tasks.task import DeferredDataset, Task
+from minrl.tasks.task import Task
 from minrl.types import Example, Prompt
 
 DEMONSTRATIONS = 200
-GENERATED = [name for name in TASK_DEFINITIONS if not isinstance(load_task(name).dataset, DeferredDataset)]
+GENERATED = ("countdown", "hanoi", "tictactoe", "code_game")
+"""The tasks that make their own examples."""
 
 
 def text_of(prompt: Prompt) -> str:

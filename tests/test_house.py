@@ -265,6 +265,7 @@ NOT_FOR_COUNTDOWN = (
 """Modules that a run of countdown has no use for: other tasks, sandbox, judge, boards, pages, other programs."""
 
 
+@pytest.mark.slow
 def test_a_run_of_countdown_imports_nothing_of_other_tasks():
     code = (
         "import sys, train\n"

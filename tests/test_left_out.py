@@ -30,6 +30,7 @@ SETTINGS = "[pytest]\nmarkers =\n    gpu: needs a card\n    slow: takes long\n  
 needs_workers = pytest.mark.skipif(find_spec("xdist") is None, reason="needs pytest-xdist: make setup")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [[], pytest.param(["-n", "2"], marks=needs_workers)], ids=["alone", "workers"])
 def test_each_reason_is_one_line_with_its_count_and_what_runs_the_excluded(tmp_path, workers):
     (tmp_path / "pytest.ini").write_text(SETTINGS)

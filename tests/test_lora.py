@@ -384,6 +384,7 @@ def test_a_regular_expression_names_whole_paths(policy):
     assert sorted(adapted_layers(policy.model)) == [f"model.layers.1.self_attn.{name}_proj" for name in "koqv"]
 
 
+@pytest.mark.slow
 @pytest.mark.learns
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
 def test_a_run_with_adapters_learns_and_its_checkpoint_evaluates_by_itself(loop, policy, tmp_path, kind):

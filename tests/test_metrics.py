@@ -379,6 +379,7 @@ def test_a_summary_is_json_whatever_it_holds(tmp_path):
     assert strict((tmp_path / "summary.json").read_text()) == {"loss": None, "rounds": [{"kept": None}]}
 
 
+@pytest.mark.slow
 def test_what_few_runs_need_is_imported_when_it_is_used():
     record = "minrl.record.metrics, minrl.record.rollout_metrics, minrl.report.charts, minrl.evaluation"
     rewards = "minrl.rewards.completions, minrl.rewards.judge, minrl.rewards.workers"

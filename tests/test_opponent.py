@@ -147,6 +147,7 @@ def weights_of(runs, name):
     return json.loads((runs / name / "summary.json").read_text())["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, tmp_path):
     assert train.main(run_flags) == 0
     with killed_at(train, "update_policy", 3):
@@ -165,6 +166,7 @@ def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, 
         train.main(["--resume", str(runs / "tictactoe-spiral-seed0-3"), "--steps", "5"])
 
 
+@pytest.mark.slow
 def test_evaluate_takes_an_opponent_too(run_flags, tmp_path, monkeypatch):
     # A task whose held-out examples have a frozen role; the reward says who it was.
     words = []

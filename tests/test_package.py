@@ -60,6 +60,7 @@ def test_in_a_checkout_the_console_scripts_are_its_files(monkeypatch, capsys):
         assert f"\nminrl-{name} " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_wheel_of_the_archive_of_the_sources_is_the_same(wheel, tmp_path):
     shutil.unpack_archive(build("build_sdist", tmp_path), tmp_path / "unpacked")
     (source,) = (tmp_path / "unpacked").iterdir()

@@ -73,6 +73,7 @@ def test_the_example_of_a_task_trains_goes_on_and_scores_completions(beads, tmp_
     assert [json.loads(line)["reward"] for line in scored.read_text().splitlines()] == [1.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.learns
 def test_the_example_of_a_task_learns_problems_that_it_never_trained_on(beads, tmp_path, monkeypatch):
     # Over five seeds and three instruction sets pass@1 of held-out problems rose by 0.167 to 0.309 (LOG.md).

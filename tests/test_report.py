@@ -145,6 +145,7 @@ def test_a_run_that_has_not_come_to_an_evaluation_has_no_after(make_run, capsys)
     assert "| a | sevens | grpo | 0 | 1 | 40.0% (30.0 to 50.0) | - | 60.0% to - |" in text
 
 
+@pytest.mark.slow
 def test_each_comparison_has_a_folder_of_its_own(make_run, capsys, tmp_path):
     for name in ("a", "b", "c", "d" * 100, "e" * 100, "f" * 100):
         make_run(name, steps=1)

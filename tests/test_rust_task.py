@@ -386,6 +386,7 @@ def test_clippy_is_not_silenced(reward, example):
     assert reward(fenced(silenced), example).parts["clippy"] == 0.0
 
 
+@pytest.mark.slow
 @needs_cargo
 def test_a_solution_that_wants_a_panic_needs_an_ordinary_test_too(reward, tmp_path):
     tests = (

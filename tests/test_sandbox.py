@@ -600,6 +600,7 @@ def mixed(level, count, at_once=0):
     return set(Path("/tmp").iterdir()) - before
 
 
+@pytest.mark.slow
 def test_mixed_snippets_leave_no_process_and_no_file_behind(level):
     if level == "limits" and not ROOT:
         pytest.skip("without root and without walls a program may write where its user may")

@@ -461,6 +461,7 @@ def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
     assert json.loads((run / "config.json").read_text())["program"] == "python -m minrl.sft"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("moment", "call"), [("sft_step", 2), ("measure", 2), ("save_checkpoint", 2), ("sft_step", 6)])
 def test_a_run_that_ends_anywhere_continues_to_the_same_weights(place, rows_file, uninterrupted, moment, call):
     with killed_at(session_module if moment == "save_checkpoint" else sft, moment, call):
@@ -487,6 +488,7 @@ def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_a
     assert [line["step"] for line in lines_of(place)] == [1]
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
     # The rate falls with the number of steps: a constant one lets a shorter run be continued to the same weights.
     shutil.copytree(place / "checkpoints", place / "twice" / "checkpoints")
@@ -500,6 +502,7 @@ def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
     assert summary(place / "twice")["weights_sha256"] == once["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_epochs_lengthen_a_run_that_began_with_steps_and_end_none_before_its_step(place, rows_file):
     places = ["--runs-dir", str(place / "runs")]
     begun = [*FLAGS, *folders(place), "--data", str(rows_file), "--eval-every", "0", "--steps", "2"]

@@ -270,6 +270,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_saves_its_step(tmp_path, command):
     ours, theirs = os.openpty()
     process = started([sys.executable, "-c", WITH_TERMINAL, *command], stdin=theirs, stdout=theirs, stderr=theirs)

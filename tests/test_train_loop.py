@@ -72,6 +72,7 @@ def test_the_reward_goes_up(loop, algorithm):
     assert curve == {0: found["eval_before"]["pass@1"], 10: found["eval_after"]["pass@1"]}
 
 
+@pytest.mark.slow
 @pytest.mark.learns
 def test_several_updates_per_step_learn_too(loop):
     _, run = loop("--steps", "8", "--learning-rate", "1e-2", "--passes-per-step", "2", "--minibatches-per-pass", "2")

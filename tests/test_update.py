@@ -561,6 +561,7 @@ def test_each_weight_is_cast_once_for_all_micro_batches(rollouts, monkeypatch):
     assert all(gradient.dtype == torch.float32 for gradient in steps[0].values())
 
 
+@pytest.mark.slow
 def test_the_gradient_does_not_depend_on_the_number_of_processes(policy, rollouts, whole, tmp_path):
     root = Path(__file__).parent.parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}

@@ -71,6 +71,7 @@ def write(folder, steps, **options):
     log.close(finished=True)
 
 
+@pytest.mark.slow
 def test_a_run_lands_in_wandb_and_in_tensorboard(tmp_path):
     folder = tmp_path / "sevens-grpo-seed0"
     write(folder, [0, 1, 2], settings={"learning_rate": 3e-4})
@@ -189,6 +190,7 @@ for logger in sorted(LOGGERS):  # the files of tensorboard are written with eith
 """
 
 
+@pytest.mark.slow
 def test_a_step_pays_for_no_import(tmp_path):
     """Neither pandas, which W&B imports with the first text, nor the part of numpy that chooses a number of bars."""
     command = [sys.executable, "-c", IMPORTS, str(tmp_path)]

@@ -12,6 +12,7 @@ minrl.types.UserError: group_size must be at least 1, got 0
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, get_type_hints
 
 from minrl.types import require
@@ -73,10 +74,16 @@ class Bounded:
     """What messages put before the name of a setting, such as `countdown.` for a task's options."""
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            for bound in getattr(hint, "__metadata__", ()):
-                value = getattr(self, name)
-                require(bound.holds(value), f"{self.prefix}{name} must be {bound.says}, got {value}")
+        for name, bound in _bounds(type(self)):
+            value = getattr(self, name)
+            require(bound.holds(value), f"{self.prefix}{name} must be {bound.says}, got {value}")
+
+
+@cache
+def _bounds(cls: type) -> list[tuple[str, Bound]]:
+    """The settings of a class that have a bound, each with its bound."""
+    hints = get_type_hints(cls, include_extras=True)
+    return [(name, bound) for name, hint in hints.items() for bound in getattr(hint, "__metadata__", ())]
 
 
 def meant(word: object, choices: Iterable[object]) -> str:

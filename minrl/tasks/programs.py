@@ -4,7 +4,8 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import minrl
@@ -72,16 +73,17 @@ def _file_of(module: str, root: Path, own: str) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-def _imports(source: bytes, package: str) -> Iterator[str]:
+@cache
+def _imports(source: bytes, package: str) -> list[str]:
     """Every module that a source imports, and each name that it imports from one, which may be a module too. It also
     finds MinRL's modules in a text that another process runs.
     """
-    yield from (name.decode() for name in re.findall(rb"(?:from|import) (minrl(?:\.\w+)+)", source))
+    found = [name.decode() for name in re.findall(rb"(?:from|import) (minrl(?:\.\w+)+)", source)]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             module = ".".join([*above, *filter(None, [node.module])])
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            found += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return found
