@@ -252,8 +252,8 @@ def test_rollouts_are_written_with_the_followed_ones_and_nothing_where_no_file_i
 
 @pytest.mark.parametrize(("step", "metrics", "held_out", "note"), [
     (0, {"reward/mean": 0.5}, None, ""),
-    (1, {"reward/mean": 0.5, "speed/tokens_per_s": 1234.6}, None, "reward 0.50  1,235 tokens/s"),
-    (1, {"sft/loss": 0.12345}, 0.5, "loss 0.123  held-out 50%"),
+    (1, {"reward/mean": 0.5}, 0.754, "reward 0.50  held-out 75 %"),
+    (1, {"sft/loss": 0.12345}, 0.5, "loss 0.123  held-out 50 %"),
     (1, {}, float("nan"), ""),
 ])  # fmt: skip
 def test_what_stands_beside_the_bar(step, metrics, held_out, note, make_record):

@@ -1,7 +1,7 @@
 """The terminal of a run: a progress bar, messages, a table at the end. No bars where the output is not a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,13 @@ class Screen:
         self._keeping = logger.add(self._early.append, **IN_FILE)
 
     def __enter__(self) -> "Screen":
-        self._listening = listening(self.bars)
-        self._listening.__enter__()
+        self._open = ExitStack()
+        self._open.enter_context(self.bars)
+        self._open.enter_context(listening(self.bars))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._listening.__exit__(None, None, None)
+        self._open.close()
 
     def log_to(self, path: Path) -> None:
         """Write the messages to a file too, including the earlier ones."""
