@@ -151,7 +151,7 @@ def test_what_nobody_reports_is_said_by_a_thread(monkeypatch):
     monkeypatch.setattr("minrl.terminal.bars.TICK_S", 0.001)
     said, came = [], Event()
     sink = logger.add(lambda message: (said.append(message.record["message"]), came.set()))
-    clock = count()  # a second at each look
+    clock = count(0.0, 1.0)  # a second at each look
     bars = Bars(Console(file=io.StringIO()), shown=False, logged=True, now=lambda: next(clock))
     with bars, listening(bars), activity("starting vLLM"):
         assert came.wait(60)
@@ -162,7 +162,7 @@ def test_what_nobody_reports_is_said_by_a_thread(monkeypatch):
 def test_where_nothing_is_to_be_logged_nothing_is():
     said = []
     sink = logger.add(said.append)
-    bars = Bars(Console(file=io.StringIO()), shown=False, now=iter(range(0, 1000, 40)).__next__)
+    bars = Bars(Console(file=io.StringIO()), shown=False, now=count(0.0, 40.0).__next__)
     with bars.bar("countdown", 150) as report:
         report(1, "")
         report(2, "")

@@ -270,11 +270,13 @@ def page_of(folder):
 def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
     MetricsLog(tmp_path, tasks=["countdown", "hanoi"]).close()
     first, *others = page_of(tmp_path).category
-    reward, held_out, length, gap = first.chart
+    reward, *held_out, length, gap = first.chart
     assert not first.closed and all(row.closed for row in others)
     assert list(reward.multiline.tag) == ["^reward/mean$", "^reward/solved_frac$"]
-    intervals = [(s.value, s.lower, s.upper) for s in held_out.margin.series]
-    assert intervals[1] == ("eval/hanoi/pass@1", "eval/hanoi/pass@1_low", "eval/hanoi/pass@1_high")
+    for task, chart in zip(("countdown", "hanoi"), held_out, strict=True):
+        assert chart.title.startswith(f"{task}: ")
+        intervals = [(s.value, s.lower, s.upper) for s in chart.margin.series]
+        assert intervals == [(f"eval/{task}/pass@1", f"eval/{task}/pass@1_low", f"eval/{task}/pass@1_high")]
     assert list(length.multiline.tag) == ["^rollout/(limit|truncated)_frac$"]
     assert "^engine/logprob_gap_mean$" in gap.multiline.tag and "^policy/ref_kl$" in gap.multiline.tag
 

@@ -24,6 +24,7 @@ from minrl.run.run import Run
 from minrl.scoring import LARGEST_GAP
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.terminal.screen import Screen
+from minrl.terminal.commands import as_typed
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
 from minrl.viewer.build import PAGE, packed_steps
@@ -329,7 +330,7 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_record, tol
     assert (record.run.checkpoints / "step_000004").is_dir()
     assert any(line.startswith("4 steps in 5") and "step_000004" in line for line in told)
     assert any(line.startswith("curves: ") for line in told)
-    assert f"report: python -m minrl.report {record.run.folder}" in told
+    assert f"report: {as_typed('python -m minrl.report')} {record.run.folder}" in told
 
 
 def test_what_is_evaluated_and_saved_already_is_not_again(make_record, monkeypatch):

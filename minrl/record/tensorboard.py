@@ -101,14 +101,12 @@ class EventFile:
 
 
 def page(tasks: Sequence[str]) -> Layout:
-    """The rows of charts, with the held-out score of these tasks."""
-    intervals = [
-        MarginChartContent.Series(value=f"eval/{t}/pass@1", lower=f"eval/{t}/pass@1_low", upper=f"eval/{t}/pass@1_high")
-        for t in tasks
-    ]
+    """The rows of charts, with the held-out score of these tasks, each in a chart that it names: TensorBoard puts the
+    pages of all runs together, and shows a chart that two of them have once.
+    """
     first = [
         _lines("reward, and share of rollouts solved", [r"reward/mean", r"reward/solved_frac"]),
-        Chart(title="held-out pass@1, 95 % interval", margin=MarginChartContent(series=intervals)),
+        *map(_held_out, tasks),
         _lines("length as a share of the limit, and share truncated", [r"rollout/(limit|truncated)_frac"]),
         _lines("gap of engine and policy, and KL, nats", [r"engine/logprob_gap_mean", r"engine/kl", r"policy/ref_kl"]),
     ]
@@ -116,6 +114,12 @@ def page(tasks: Sequence[str]) -> Layout:
     for title, charts in ROWS.items():
         rows.append(Category(title=title, chart=[_lines(name, tags) for name, tags in charts.items()], closed=True))
     return Layout(category=rows)
+
+
+def _held_out(task: str) -> Chart:
+    tag = f"eval/{task}/pass@1"
+    interval = MarginChartContent.Series(value=tag, lower=f"{tag}_low", upper=f"{tag}_high")
+    return Chart(title=f"{task}: held-out pass@1, 95 % interval", margin=MarginChartContent(series=[interval]))
 
 
 def _lines(title: str, tags: Sequence[str]) -> Chart:
