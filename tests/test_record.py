@@ -23,8 +23,8 @@ from minrl.run.parts import Parts
 from minrl.run.run import Run
 from minrl.scoring import LARGEST_GAP
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.terminal.screen import Screen
 from minrl.terminal.commands import as_typed
+from minrl.terminal.screen import Screen
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
 from minrl.viewer.build import PAGE, packed_steps
