@@ -78,7 +78,7 @@ def read_demonstrations(path: Path, prompt_column: str, response_column: str) ->
     return list(rows.values())
 
 
-def _demonstration(row: dict[str, Any], prompt_column: str, response_column: str) -> Demonstration:
+def _demonstration(row: Any, prompt_column: str, response_column: str) -> Demonstration:  # noqa: ANN401 - from a file
     """A row's prompt and response, or those of its chat messages."""
     lacking = not {prompt_column, response_column} <= row.keys()
     if lacking and isinstance(row.get("messages"), list) and row["messages"]:
