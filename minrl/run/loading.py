@@ -54,8 +54,8 @@ def _check_threads(threads: int, cores: int) -> None:
     """Say once that there are more threads than cores."""
     if threads > cores:
         logger.warning(
-            f"--threads {threads} is more than the {cores} cores that this process may use: they wait for each other; "
-            f"leave it out, or give at most {cores}"
+            f"--threads {threads}: this process may use {cores} of the machine's cores, and more threads wait for each "
+            f"other; leave the flag out, or give at most {cores}"
         )
 
 

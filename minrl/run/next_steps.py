@@ -40,7 +40,7 @@ def _chat(checkpoint: Path, prompt: Prompt | None, max_tokens: int) -> str:
     example = prompt if isinstance(prompt, str) else prompt[-1]["content"] if prompt else ""
     such = f", such as {example!r}" if 0 < len(example) <= LONGEST_SHOWN else ""
     program = (
-        "import sys; from transformers import pipeline; "
+        "import sys; from transformers import logging, pipeline; logging.set_verbosity_error(); "
         f'model = pipeline("text-generation", {json.dumps(str(checkpoint))}, max_new_tokens={max_tokens}); '
         f'[print(model({asked}, return_full_text=False)[0]["generated_text"], flush=True) for line in sys.stdin]'
     )
