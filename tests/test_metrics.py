@@ -23,7 +23,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from minrl.record import metrics as metrics_module
 from minrl.record.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, cut_metrics, read_metrics
 from minrl.record.rollout_metrics import rollout_metrics
-from minrl.record.tensorboard import HEADERS, page
+from minrl.record.tensorboard import HEADERS, LEADING, page
 from minrl.system.files import write_json
 from minrl.types import PlayedTurn, Reward
 from minrl.viewer.lines import rollout_line
@@ -296,6 +296,7 @@ def test_every_chart_shows_tags_that_there_are():
 
 def test_hyperparameters_say_the_config_and_whether_the_run_ended(tmp_path):
     settings = {"learning_rate": 3e-4, "algorithm": "grpo", "curriculum": False, "stop_strings": ["a", "b"]}
+    settings |= {f"other_{number}": number for number in range(LEADING)}
     log = MetricsLog(tmp_path, tasks=["countdown"], settings=settings)
     log.log(1, {"reward/mean": 0.5})
     log.close(finished=True)
@@ -307,6 +308,8 @@ def test_hyperparameters_say_the_config_and_whether_the_run_ended(tmp_path):
     given = plugin[SESSION_START_INFO_TAG].session_start_info.hparams
     assert given["learning_rate"].number_value == 3e-4 and given["algorithm"].string_value == "grpo"
     assert given["curriculum"].string_value == "False" and given["stop_strings"].string_value == "['a', 'b']"
+    infos = plugin[EXPERIMENT_TAG].experiment.hparam_infos
+    assert [info.name for info in infos if info.differs] == list(settings)[:LEADING]
     shown = [info.name.tag for info in plugin[EXPERIMENT_TAG].experiment.metric_infos]
     assert shown == ["reward/mean", "eval/countdown/pass@1"]
     assert plugin[SESSION_END_INFO_TAG].session_end_info.status == Status.STATUS_SUCCESS

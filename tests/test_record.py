@@ -329,7 +329,7 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_record, tol
     assert 50 < found["seconds"] < 110
     assert (record.run.checkpoints / "step_000004").is_dir()
     assert any(line.startswith("4 steps in 5") and "step_000004" in line for line in told)
-    assert any(line.startswith("curves: ") for line in told)
+    assert any(line.startswith("curves, at http") for line in told)
     assert f"report: {as_typed('python -m minrl.report')} {record.run.folder}" in told
 
 

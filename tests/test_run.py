@@ -10,7 +10,14 @@ import pytest
 from loguru import logger
 
 import minrl
-from minrl.config import EngineConfig, EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
+from minrl.config import (
+    EngineConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    RolloutConfig,
+    TrainerConfig,
+    with_absolute_paths,
+)
 from minrl.evaluation import Evaluation
 from minrl.run import run as run_module
 from minrl.run.checkpoint import weights_sha256
@@ -224,14 +231,13 @@ def test_hyperparameters_are_every_setting_and_the_options_of_the_runs_own_tasks
 
 @pytest.mark.parametrize("settings", [TrainerConfig, SftConfig, ExpertIterationConfig])
 def test_the_hyperparameters_that_matter_come_first(make_run, settings):
-    chosen = settings(engine=EngineConfig(engine_cache_gib=7.0))
+    chosen = settings(seed=4, engine=EngineConfig(engine_cache_gib=7.0), logging=LoggingConfig(runs_dir="elsewhere"))
     options = {**OPTIONS, "countdown": replace(OPTIONS["countdown"], max_number=17)}
-    names = list(hyperparameters(make_run(settings=chosen, options=options)))
-    often = [name for name in settings.often if name != "resume"]
-    assert names[: len(often)] == often
-    own = ["engine_cache_gib", *(["countdown.max_number"] if chosen.trainer.task_names else [])]
-    assert names[len(often) : len(often) + len(own)] == own
-    assert len(names) == len(set(names)) and "resume" in names
+    names = list(hyperparameters(make_run(settings=with_absolute_paths(chosen), options=options)))
+    own = ["seed", "engine_cache_gib", *(["countdown.max_number"] if chosen.trainer.task_names else [])]
+    often = [name for name in settings.often if name not in ("seed", "resume")]
+    assert names[: len(own) + len(often)] == [*own, *often]
+    assert len(names) == len(set(names)) and {"resume", "runs_dir"} <= set(names)
 
 
 def evaluated(value):

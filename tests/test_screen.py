@@ -54,7 +54,7 @@ def of(score):
     """An evaluation with a score of so many per cent."""
     return {
         "pass@1": score / 100,
-        "ci95": (score / 100 - 0.05, min(1, score / 100 + 0.05)),
+        "ci95": (score / 100 - 0.05, min(1.0, score / 100 + 0.05)),
         "pass@1_greedy": 0.5,
         "n": 512,
     }
@@ -86,7 +86,7 @@ def test_tables_fit_eighty_columns(capsys, monkeypatch):
     ]
     with Screen(quiet=False) as screen:
         screen.before_and_after({}, {name: of(89.9) for name in tasks})
-        screen.before_and_after({name: of(100) for name in tasks}, {"countdown": without, tasks[1]: of(99.9)})
+        screen.before_and_after({name: of(100.0) for name in tasks}, {"countdown": without, tasks[1]: of(99.9)})
         screen.rounds(rounds)
     shown = capsys.readouterr().err
     assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown

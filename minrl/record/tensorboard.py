@@ -26,6 +26,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
 )
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG, PLUGIN_NAME
 from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import histogram, hparams, text
 
@@ -67,6 +68,9 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
 }
 """The collapsed rows: charts by title, each with regular expressions of its tags."""
+
+LEADING = 5
+"""The columns that the tab HPARAMS opens with."""
 
 BINS = 64
 """Bins of a histogram, as W&B draws. NumPy's "auto" imports more of NumPy within the first step that uses it."""
@@ -147,7 +151,7 @@ class TensorBoardLog:
         self._begun, self._ended = bool(settings), Summary()
         if settings:
             experiment, begun, self._ended = hparams(shown, results)
-            self._add(experiment, 0)
+            self._add(_leading(experiment), 0)
             self._add(begun, 0)
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -175,6 +179,18 @@ class TensorBoardLog:
 
     def _add(self, summary: Summary, step: int) -> None:
         self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
+
+
+def _leading(experiment: Summary) -> Summary:
+    """The experiment with its first hyperparameters marked as those that differ, which the tab shows before the others;
+    both in alphabetical order.
+    """
+    (value,) = experiment.value
+    content = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+    for info in content.experiment.hparam_infos[:LEADING]:
+        info.differs = True
+    value.metadata.plugin_data.content = content.SerializeToString()
+    return experiment
 
 
 def _page_summary(tasks: Sequence[str]) -> Summary:

@@ -119,14 +119,16 @@ def _outside_files(run: Run) -> list[Path]:
 
 def hyperparameters(run: Run) -> dict[str, Any]:
     """Every setting by its flag's name; options of the trained and evaluated tasks as `task.option`. First come those
-    that are given most, then those of this run that are not the default.
+    of this run that are not the default, then those that are given most, then the options of its tasks.
     """
     defaults = with_absolute_paths(type(run.settings)())
     values = _by_flag(run, run.settings, run.options)
     usual = _by_flag(run, defaults, {name: type(own)() for name, own in run.options.items()})
-    first = [name for name in run.settings.often if name != "resume"]
-    chosen = [name for name, value in values.items() if value != usual[name]]
-    return {name: values[name] for name in dict.fromkeys([*first, *chosen, *values])}
+    often = [name for name in run.settings.often if name != "resume"]
+    aside = vars(run.config.logging)  # where files are does not matter
+    chosen = [name for name in (*often, *values) if values[name] != usual[name] and name not in aside]
+    of_tasks = [name for name in values if "." in name]
+    return {name: values[name] for name in dict.fromkeys([*chosen, *often, *of_tasks, *values])}
 
 
 def _by_flag(run: Run, settings: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - of any program
