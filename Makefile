@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml requirements/pins.txt requirements/overrides.txt
 		--constraints requirements/pins.txt --overrides requirements/overrides.txt
 	@echo "compiling bytecode: about a minute the first time"
 # Here, for machines whose Python keeps nothing of what it compiles. Packages may hold templates that do not compile.
-	@$(call TICKING,compiling) $(BIN)/python -m compileall -qq -j 0 $(PACKAGES) minrl || true
+	@$(call TICKING,compiling) $(BIN)/python -W ignore -m compileall -qq -j 0 $(PACKAGES) minrl || true
 	@touch $@
 
 clean:
