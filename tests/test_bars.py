@@ -2,6 +2,8 @@
 
 import io
 import re
+from itertools import count
+from threading import Event
 
 import pytest
 from loguru import logger
@@ -59,9 +61,13 @@ def test_what_an_activity_is_part_of_is_shown_too(screen):
     assert outside.index("evaluation") < inside.index("sampling")
 
 
-def test_an_activity_of_unknown_length_is_shown_at_once(screen):
-    drawn, bars, _ = screen
+def test_an_activity_that_reports_nothing_is_shown_once_it_lasts(screen):
+    drawn, bars, time = screen
     with listening(bars), activity("starting vLLM"):
+        bars.tick()
+        assert not drawn.getvalue()
+        time[0] += SHOWN_AFTER_S
+        bars.tick()
         assert "starting vLLM" in drawn.getvalue()
 
 
@@ -96,25 +102,67 @@ def test_progress_is_a_line_every_half_minute_and_beside_bars_for_the_file_only(
     sink = logger.add(lambda message: said.append((message.record["message"], FILE_ONLY in message.record["extra"])))
     console = Console(file=io.StringIO(), force_terminal=shown)
     bars = Bars(console, shown, logged=True, now=lambda: time[0])
-    with listening(bars), bars.bar("countdown", 150, done=10) as report:
-        for step, seconds in ((11, 10), (12, 19), (13, 1), (14, 29)):
+    with listening(bars), bars.bar("step", 150) as report:
+        with activity("evaluation", 1), activity("sampling", 500) as inner:
+            time[0] += 2
+            inner(50)
+            time[0] += 18
+            inner(450)
+        report(0, "")
+        for step, seconds in ((1, 0.5), (2, 1.5), (3, 13), (4, 17), (5, 20)):
             time[0] += seconds
-            report(step, "reward 0.61")
-        with activity("evaluation", 2) as outer:
-            outer(1)
-            with activity("sampling", 512) as inner:
-                time[0] += 1
-                inner(12)
+            report(step, "reward 0.61  held-out 75 %")
+        with activity("evaluation", 1), activity("scoring", 9):
+            time[0] += 10
+            bars.tick()
     logger.remove(sink)
-    # 30 s for three steps, and 137 are left; then the second half minute is over within an activity.
-    expected = ["countdown 13/150  reward 0.61  10.0 s/step  23 min left", "evaluation 1/2  sampling 12/512"]
+    expected = [
+        "step 0/150  evaluation 0/1  sampling 50/500  18 s left",
+        # What came before the first step does not count: two steps in 2 s, four in 32 s, five in 62 s.
+        "step 2/150  reward 0.61  held-out 75 %  1.0 s/step  2 min left",
+        "step 4/150  reward 0.61  held-out 75 %  8.0 s/step  19 min left",
+        "step 5/150  reward 0.61  held-out 75 %  12.4 s/step  30 min left  evaluation 0/1  scoring 0/9",
+    ]
     assert said == [(line, shown) for line in expected]
+
+
+def test_each_phase_is_named_once_it_lasts_and_again_each_half_minute():
+    time, said = [0.0], []
+    sink = logger.add(lambda message: said.append(message.record["message"]))
+    bars = Bars(Console(file=io.StringIO()), shown=False, logged=True, now=lambda: time[0])
+    with listening(bars):
+        for name in ("loading", "reading"):
+            with activity(name):
+                bars.tick()
+                for seconds in (1, 28, 2, 1):
+                    time[0] += seconds
+                    bars.tick()
+        with bars.bar("making", 700) as report:
+            time[0] += 4
+            report(10, "loss 0.123")
+    logger.remove(sink)
+    assert said == [
+        *("loading for 1 s", "loading for 31 s", "reading for 1 s", "reading for 31 s"),
+        "making 10/700  loss 0.123  5 min left",  # 0.4 s for each of 690
+    ]
+
+
+def test_what_nobody_reports_is_said_by_a_thread(monkeypatch):
+    monkeypatch.setattr("minrl.terminal.bars.TICK_S", 0.001)
+    said, came = [], Event()
+    sink = logger.add(lambda message: (said.append(message.record["message"]), came.set()))
+    clock = count(0.0, 1.0)  # a second at each look
+    bars = Bars(Console(file=io.StringIO()), shown=False, logged=True, now=lambda: next(clock))
+    with bars, listening(bars), activity("starting vLLM"):
+        assert came.wait(60)
+    logger.remove(sink)
+    assert said[0].startswith("starting vLLM for ") and not bars._thread.is_alive()
 
 
 def test_where_nothing_is_to_be_logged_nothing_is():
     said = []
     sink = logger.add(said.append)
-    bars = Bars(Console(file=io.StringIO()), shown=False, now=iter(range(0, 1000, 40)).__next__)
+    bars = Bars(Console(file=io.StringIO()), shown=False, now=count(0.0, 40.0).__next__)
     with bars.bar("countdown", 150) as report:
         report(1, "")
         report(2, "")

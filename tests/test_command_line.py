@@ -327,7 +327,7 @@ def test_the_script_ends_with_one_line_and_status_2(tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "rank", "shown"),
-    [([], None, "loading\n"), ([], "0", "loading\n"), ([], "1", ""), (["--quiet"], None, "")],
+    [([], None, "loading: 5 to 15 s\n"), ([], "0", "loading: 5 to 15 s\n"), ([], "1", ""), (["--quiet"], None, "")],
 )
 def test_a_line_is_shown_before_the_slow_imports(monkeypatch, capfd, flags, rank, shown):
     monkeypatch.setattr(sys, "argv", ["train.py", *flags])

@@ -23,7 +23,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from minrl.record import metrics as metrics_module
 from minrl.record.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, cut_metrics, read_metrics
 from minrl.record.rollout_metrics import rollout_metrics
-from minrl.record.tensorboard import HEADERS, page
+from minrl.record.tensorboard import HEADERS, LEADING, page
 from minrl.system.files import write_json
 from minrl.types import PlayedTurn, Reward
 from minrl.viewer.lines import rollout_line
@@ -270,11 +270,13 @@ def page_of(folder):
 def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
     MetricsLog(tmp_path, tasks=["countdown", "hanoi"]).close()
     first, *others = page_of(tmp_path).category
-    reward, held_out, length, gap = first.chart
+    reward, *held_out, length, gap = first.chart
     assert not first.closed and all(row.closed for row in others)
     assert list(reward.multiline.tag) == ["^reward/mean$", "^reward/solved_frac$"]
-    intervals = [(s.value, s.lower, s.upper) for s in held_out.margin.series]
-    assert intervals[1] == ("eval/hanoi/pass@1", "eval/hanoi/pass@1_low", "eval/hanoi/pass@1_high")
+    for task, chart in zip(("countdown", "hanoi"), held_out, strict=True):
+        assert chart.title.startswith(f"{task}: ")
+        intervals = [(s.value, s.lower, s.upper) for s in chart.margin.series]
+        assert intervals == [(f"eval/{task}/pass@1", f"eval/{task}/pass@1_low", f"eval/{task}/pass@1_high")]
     assert list(length.multiline.tag) == ["^rollout/(limit|truncated)_frac$"]
     assert "^engine/logprob_gap_mean$" in gap.multiline.tag and "^policy/ref_kl$" in gap.multiline.tag
 
@@ -294,6 +296,7 @@ def test_every_chart_shows_tags_that_there_are():
 
 def test_hyperparameters_say_the_config_and_whether_the_run_ended(tmp_path):
     settings = {"learning_rate": 3e-4, "algorithm": "grpo", "curriculum": False, "stop_strings": ["a", "b"]}
+    settings |= {f"other_{number}": number for number in range(LEADING)}
     log = MetricsLog(tmp_path, tasks=["countdown"], settings=settings)
     log.log(1, {"reward/mean": 0.5})
     log.close(finished=True)
@@ -305,6 +308,8 @@ def test_hyperparameters_say_the_config_and_whether_the_run_ended(tmp_path):
     given = plugin[SESSION_START_INFO_TAG].session_start_info.hparams
     assert given["learning_rate"].number_value == 3e-4 and given["algorithm"].string_value == "grpo"
     assert given["curriculum"].string_value == "False" and given["stop_strings"].string_value == "['a', 'b']"
+    infos = plugin[EXPERIMENT_TAG].experiment.hparam_infos
+    assert [info.name for info in infos if info.differs] == list(settings)[:LEADING]
     shown = [info.name.tag for info in plugin[EXPERIMENT_TAG].experiment.metric_infos]
     assert shown == ["reward/mean", "eval/countdown/pass@1"]
     assert plugin[SESSION_END_INFO_TAG].session_end_info.status == Status.STATUS_SUCCESS

@@ -1,5 +1,6 @@
 """From prompts to token ids and back, and what a policy knows of its model."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -186,6 +187,15 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path, processes, c
     with pytest.raises(UserError) as refused:
         load_policy(str(folder), CPU, processes)
     assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+
+
+def test_more_threads_than_cores_are_said_once(tmp_path, policy, processes, monkeypatch, said):
+    save_policy(policy, tmp_path)
+    monkeypatch.setattr("minrl.run.loading.cpu_cores", lambda: 3)
+    for threads in (0, 3, 70, 70):  # 0: one for each core
+        load_policy(str(tmp_path), replace(CPU, threads=threads), processes)
+    (line,) = said
+    assert line.startswith("--threads 70: this process may use 3 ") and line.endswith("at most 3\n")
 
 
 def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path, policy, processes):

@@ -23,6 +23,7 @@ from minrl.run.parts import Parts
 from minrl.run.run import Run
 from minrl.scoring import LARGEST_GAP
 from minrl.tasks import TASK_DEFINITIONS
+from minrl.terminal.commands import as_typed
 from minrl.terminal.screen import Screen
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
@@ -252,8 +253,8 @@ def test_rollouts_are_written_with_the_followed_ones_and_nothing_where_no_file_i
 
 @pytest.mark.parametrize(("step", "metrics", "held_out", "note"), [
     (0, {"reward/mean": 0.5}, None, ""),
-    (1, {"reward/mean": 0.5, "speed/tokens_per_s": 1234.6}, None, "reward 0.50  1,235 tokens/s"),
-    (1, {"sft/loss": 0.12345}, 0.5, "loss 0.123  held-out 50%"),
+    (1, {"reward/mean": 0.5}, 0.754, "reward 0.50  held-out 75 %"),
+    (1, {"sft/loss": 0.12345}, 0.5, "loss 0.123  held-out 50 %"),
     (1, {}, float("nan"), ""),
 ])  # fmt: skip
 def test_what_stands_beside_the_bar(step, metrics, held_out, note, make_record):
@@ -328,8 +329,8 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_record, tol
     assert 50 < found["seconds"] < 110
     assert (record.run.checkpoints / "step_000004").is_dir()
     assert any(line.startswith("4 steps in 5") and "step_000004" in line for line in told)
-    assert any(line.startswith("curves: ") for line in told)
-    assert f"report: python -m minrl.report {record.run.folder}" in told
+    assert any(line.startswith("curves, at http") for line in told)
+    assert f"report: {as_typed('python -m minrl.report')} {record.run.folder}" in told
 
 
 def test_what_is_evaluated_and_saved_already_is_not_again(make_record, monkeypatch):

@@ -1,3 +1,6 @@
+import codecs
+import csv
+import io
 import json
 
 import pytest
@@ -23,6 +26,44 @@ def test_jsonl_and_a_json_list_hold_the_same_rows(tmp_path):
     assert load_rows(SOURCE, str(lines)) == {"all": ROWS}
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert read_rows(path) == ROWS
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+def test_csv_holds_the_same_rows(tmp_path, delimiter, mark):
+    rows = [*ROWS, {"question": 'he said "1, 2; 3"\nand went', "answer": "6"}]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, ["question", "answer"], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    (tmp_path / "all.CSV").write_bytes(mark + text.getvalue().encode())
+    assert load_rows(SOURCE, str(tmp_path / "all.CSV")) == {"all": rows}
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / name).write_bytes(mark + text.getvalue().encode())
+    assert load_rows(SOURCE, str(tmp_path)) == {"train": rows, "held_out": rows}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("question\n1\n", "row 1 of .* lacks answer"),
+        ("question,answer\n1,2\n\n3,4,5\n", "line 4 of .* has 3 values for 2 columns"),
+        ('question,answer\n1,"2\n', "line 2 of .* is not CSV: unexpected end of data"),
+        ("question,answer\n", "has no rows"),
+        ("", "has no rows"),
+    ],
+)
+def test_a_broken_csv_file_is_refused_in_one_line(tmp_path, text, said):
+    (tmp_path / "rows.csv").write_text(text)
+    with pytest.raises(UserError, match=said) as caught:
+        load_rows(SOURCE, str(tmp_path / "rows.csv"))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_folder_keeps_the_splits_of_its_files(tmp_path):
     write(tmp_path / "train.jsonl", ROWS[:1])
     write(tmp_path / "test.jsonl", ROWS[1:])
@@ -43,7 +84,9 @@ def test_a_folder_that_lacks_a_split_is_refused(tmp_path):
         ("[1]", "row 1 of .* must be a JSON object, got int"),
         ("[" * 100_000, "is not JSON"),
         ("", "has no rows"),
-        (b"\xff\xfe", "cannot read"),
+        ('{"question": "é"}'.encode("latin-1"), r"is not UTF-8 text .byte 0xe9 at 14.*iconv -f WINDOWS-1252 -t UTF-8"),
+        ('{"question": "1"}'.encode("utf-16"), r"is not UTF-8 text .byte 0xff at 0.*iconv -f UTF-16 -t UTF-8"),
+        (b"PAR1\x15\x84", "is not UTF-8 text .*: give JSONL, JSON or CSV"),
     ],
 )
 def test_a_broken_file_is_refused_in_one_line(tmp_path, text, said):
@@ -55,7 +98,7 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, text, said):
 
 
 def test_a_path_that_is_not_there_says_what_would_be_read(tmp_path):
-    with pytest.raises(UserError, match="does not exist: a JSONL or JSON file with the columns question, answer"):
+    with pytest.raises(UserError, match="does not exist: a JSONL, JSON or CSV file with the columns question, answer"):
         load_rows(SOURCE, str(tmp_path / "nowhere.jsonl"))
 
 

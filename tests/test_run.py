@@ -1,22 +1,36 @@
 """What a run writes down of itself: its config, its hyperparameters, its summary."""
 
 import json
+import shlex
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from loguru import logger
 
 import minrl
-from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
+from minrl.config import (
+    EngineConfig,
+    EvaluationConfig,
+    LoggingConfig,
+    RolloutConfig,
+    TrainerConfig,
+    with_absolute_paths,
+)
 from minrl.evaluation import Evaluation
 from minrl.run import run as run_module
 from minrl.run.checkpoint import weights_sha256
+from minrl.run.next_steps import next_steps
 from minrl.run.provenance import changes, provenance
-from minrl.run.run import RUN_RECORD, Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
+from minrl.run.resume import is_run, open_run
+from minrl.run.run import Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
+from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.terminal.flag_help import as_typed
+from minrl.terminal.commands import as_typed
 from minrl.types import TrainState
 
+CHECKOUT = Path(minrl.__file__).parents[1]
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
 
 
@@ -48,22 +62,80 @@ def make_run(tmp_path):
     return make
 
 
-def test_a_run_says_how_to_go_on_by_its_program_and_its_folder(make_run, tmp_path):
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    """An environment whose programs the shell finds, and the checkout as the current folder."""
+    programs = tmp_path / "my environment/bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "minrl-train", "tensorboard"):
+        (programs / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.chdir(CHECKOUT)
+    return programs
+
+
+def test_a_run_says_how_to_go_on_by_its_program_and_its_folder(make_run, tmp_path, environment):
     assert make_run().resume_command == f"python train.py --resume {tmp_path}/run"
-    other = make_run(program=Program("python -m minrl.sft"))
-    assert other.resume_command == f"python -m minrl.sft --resume {tmp_path}/run"
+    other = make_run(program=Program("python -m minrl.sft"), folder=tmp_path / "my runs/run")
+    assert other.resume_command == f"python -m minrl.sft --resume '{tmp_path}/my runs/run'"
     assert make_run().config == make_run().settings
 
 
+def test_commands_work_where_no_environment_is_activated(environment, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    assert as_typed("python train.py") == f"'{environment}/python' train.py"
+    assert as_typed("python -m minrl.sft") == f"'{environment}/python' -m minrl.sft"
+    monkeypatch.chdir(tmp_path)
+    assert as_typed("python train.py") == f"'my environment/bin/python' {CHECKOUT}/train.py"
+    monkeypatch.setattr(sys, "argv", ["minrl-train"])
+    assert as_typed("python train.py") == "'my environment/bin/minrl-train'"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/python").touch(mode=0o755)  # another environment's
+    monkeypatch.setenv("PATH", f"{tmp_path}/other:{environment}")
+    assert as_typed("python -m minrl.sft") == "'my environment/bin/python' -m minrl.sft"
+
+
+def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(make_run, tmp_path, environment):
+    run = make_run(folder=tmp_path / "my runs/run")
+    run = replace(run, settings=replace(run.settings, steps=30, rollout=RolloutConfig(task="a b.py:task")))
+    checkpoint = tmp_path / "it's here/step_000030"
+    found = {}
+    for line in next_steps(run, checkpoint, "2 + 3 :"):
+        purpose, _, command = line.partition(": ") if not line.startswith("chat") else line.partition("): ")
+        found[purpose.partition(",")[0].partition(" ")[0]] = shlex.split(command)
+    assert found.pop("load")[-1]  # Python, which quotes differ in
+    *chat, program = found.pop("chat")
+    assert chat == ["python", "-c"] and str(checkpoint) in program and compile(program, "", "exec")
+    assert found == {
+        "curves": ["tensorboard", "--logdir", str(tmp_path)],
+        "report": ["python", "-m", "minrl.report", str(run.folder)],
+        "rollouts": ["python", "-m", "minrl.viewer", str(run.folder)],
+        "evaluate": ["python", "evaluate.py", "--checkpoint", str(checkpoint), "--task", "a b.py:task"],
+        "continue": ["python", "train.py", "--resume", str(run.folder), "--steps", "60"],
+    }
+
+
+def test_a_run_without_a_task_names_no_evaluation_and_goes_on_by_what_it_was_asked_for(make_run, environment):
+    run = make_run(program=Program("python -m minrl.sft", ("steps", "epochs")))
+    run = replace(run, settings=SftConfig(data="rows.jsonl", epochs=1.5))
+    purposes = [line.partition(":")[0].partition(" ")[0] for line in next_steps(run, Path("c"), None)]
+    assert "evaluate" not in purposes and "chat" in purposes
+    assert any(line.endswith("--epochs 3") for line in next_steps(run, Path("c"), None))
+
+
 @pytest.mark.parametrize("called", ["/usr/bin/minrl-train", "minrl-train"])
-def test_a_run_of_the_console_script_goes_on_by_the_console_script(called, make_run, tmp_path, monkeypatch):
+def test_a_run_of_the_console_script_goes_on_by_the_console_script(
+    called, make_run, tmp_path, monkeypatch, environment
+):
     monkeypatch.setattr(sys, "argv", [called, "--steps", "3"])
     assert make_run().resume_command == f"minrl-train --resume {tmp_path}/run"
     other = make_run(program=Program("python -m minrl.sft"))
     assert other.resume_command == f"python -m minrl.sft --resume {tmp_path}/run"
 
 
-def test_without_a_checkout_every_program_names_the_console_script(make_run, tmp_path, monkeypatch):
+def test_without_a_checkout_every_program_names_the_console_script(tmp_path, monkeypatch, environment):
     monkeypatch.setattr(minrl, "__file__", str(tmp_path / "site-packages/minrl/__init__.py"))
     monkeypatch.setattr(sys, "argv", ["python"])
     assert as_typed("python train.py") == "minrl-train"
@@ -78,13 +150,25 @@ def test_a_run_is_the_same_programs_whatever_it_was_called_by(make_run, monkeypa
     assert json.loads((run.folder / "config.json").read_text())["program"] == "python train.py"
 
 
+@pytest.mark.parametrize("style", [{"indent": 4, "sort_keys": True}, {"separators": (",", ":")}])
+def test_a_run_is_known_by_its_config_in_any_layout(make_run, monkeypatch, tmp_path, style):
+    monkeypatch.setattr(run_module, "provenance", lambda files: {})
+    run = make_run()
+    write_config(run)
+    path = run.folder / "config.json"
+    path.write_text("\n" + json.dumps(json.loads(path.read_text()), **style))
+    latest = TrainerConfig(resume="latest", logging=LoggingConfig(runs_dir=str(tmp_path)))
+    assert is_run(run.folder) and open_run(latest, {}, []).folder == run.folder
+    for other in ({"minrl_run": "run"}, {"config": {}}, ["minrl_run", "config"]):
+        path.write_text(json.dumps(other))
+        assert not is_run(run.folder)
+
+
 def test_the_config_says_all_that_the_numbers_depend_on(make_run, monkeypatch):
     monkeypatch.setattr(run_module, "provenance", lambda files: {"commit": "c", "python": "3"})
     run = make_run()
     write_config(run)
-    text = (run.folder / "config.json").read_text()
-    assert text.startswith(RUN_RECORD)
-    record = json.loads(text)
+    record = json.loads((run.folder / "config.json").read_text())
     assert record.pop("config")["seed"] == 3
     assert record == {
         "minrl_run": "run",
@@ -143,6 +227,17 @@ def test_hyperparameters_are_every_setting_and_the_options_of_the_runs_own_tasks
     assert (values["seed"], values["eval_tasks"], values["learning_rate"]) == (3, "hanoi", 3e-4)
     assert {name.split(".")[0] for name in values if "." in name} == {"countdown", "hanoi"}
     assert "tasks" not in values
+
+
+@pytest.mark.parametrize("settings", [TrainerConfig, SftConfig, ExpertIterationConfig])
+def test_the_hyperparameters_that_matter_come_first(make_run, settings):
+    chosen = settings(seed=4, engine=EngineConfig(engine_cache_gib=7.0), logging=LoggingConfig(runs_dir="elsewhere"))
+    options = {**OPTIONS, "countdown": replace(OPTIONS["countdown"], max_number=17)}
+    names = list(hyperparameters(make_run(settings=with_absolute_paths(chosen), options=options)))
+    own = ["seed", "engine_cache_gib", *(["countdown.max_number"] if chosen.trainer.task_names else [])]
+    often = [name for name in settings.often if name not in ("seed", "resume")]
+    assert names[: len(own) + len(often)] == [*own, *often]
+    assert len(names) == len(set(names)) and {"resume", "runs_dir"} <= set(names)
 
 
 def evaluated(value):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from loguru import logger
 
-from minrl.terminal.screen import FILE_ONLY, Screen
+from minrl.terminal.screen import FILE_ONLY, RESULT, Screen
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,50 @@ def test_quiet_shows_warnings_only_and_keeps_all(tmp_path, capsys):
         logger.warning("damaged")
     assert "evaluated" in (tmp_path / "log.txt").read_text()
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def of(score):
+    """An evaluation with a score of so many per cent."""
+    return {
+        "pass@1": score / 100,
+        "ci95": (score / 100 - 0.05, min(1.0, score / 100 + 0.05)),
+        "pass@1_greedy": 0.5,
+        "n": 512,
+    }
+
+
+def test_quiet_shows_the_result_and_where_it_is(tmp_path, capsys):
+    with Screen(quiet=True) as screen:
+        screen.log_to(tmp_path / "log.txt")
+        logger.info("evaluated")
+        screen.before_and_after({"countdown": of(39.1)}, {"countdown": of(88.2)})
+        logger.bind(**{RESULT: True}).info("150 steps in 12 s; checkpoint kept/step_000150")
+        screen.rounds([{"round": 0}])
+    table, where = capsys.readouterr().err.split("countdown ")
+    assert "before" in table and where.split() == [
+        *("39.1", "(34.1", "to", "44.1)", "88.2", "(83.2", "to", "93.2)", "50.0", "to", "50.0", "512"),
+        *(where.split()[12], "INFO", "150", "steps", "in", "12", "s;", "checkpoint", "kept/step_000150"),
+    ]
+    assert "150 steps" in (tmp_path / "log.txt").read_text()
+
+
+def test_tables_fit_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    tasks = ["countdown", "reasoning_gym/a_task_with_a_long_name"]
+    without = {"pass@1": None, "ci95": None, "pass@1_greedy": None, "n": 0}
+    rounds = [
+        {"round": 0, "pass@1": "38.2% (33.5-43.0)", "entropy": "0.512", "s": "3"},
+        {"round": 10, "correct": "45.6%", "kept": "12345 (56%)", "solved": 12345}
+        | {"pass@1": "100.0% (100.0-100.0)", "entropy": "0.123", "s": "1234"},
+    ]
+    with Screen(quiet=False) as screen:
+        screen.before_and_after({}, {name: of(89.9) for name in tasks})
+        screen.before_and_after({name: of(100.0) for name in tasks}, {"countdown": without, tasks[1]: of(99.9)})
+        screen.rounds(rounds)
+    shown = capsys.readouterr().err
+    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
+    assert all(str(cell) in shown for row in rounds for cell in row.values())
+    assert shown.count("89.9 (84.9 to 94.9)") == 2 and "99.9 (94.9 to 100)" in shown and "100 (95.0 to 100)" in shown
 
 
 def test_a_file_that_cannot_be_written_any_more_does_not_stop_what_is_said(tmp_path, capsys):

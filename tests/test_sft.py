@@ -266,8 +266,8 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "row 2 of .* is not JSON"),
-        ("[]", "row 2 of .*: a row must be a JSON object with `prompt` and `response`"),
+        ("{", "line 2 of .* is not JSON"),
+        ("[]", "row 2 of .* must be a JSON object, got list"),
         ('{"prompt": "1"}', "`response` must be a string, got NoneType"),
         ('{"prompt": "", "response": "1"}', "`prompt` must be a text or a list of messages"),
         ('{"prompt": [{"role": "user"}], "response": "1"}', "`prompt` must be a text or a list of messages"),
@@ -279,6 +279,12 @@ def test_what_is_no_row_is_refused_with_its_number(tmp_path, line, message):
     with pytest.raises(UserError, match=message) as refused:
         read_demonstrations(tmp_path / "rows.jsonl", "prompt", "response")
     assert "\n" not in str(refused.value)
+
+
+def test_rows_may_be_a_table(tmp_path):
+    (tmp_path / "rows.csv").write_text('q,a,other\n1,2,x\n"a\nb","c,d",y\n')
+    found = read_demonstrations(tmp_path / "rows.csv", "q", "a")
+    assert found == [Demonstration("1", "2"), Demonstration("a\nb", "c,d")]
 
 
 def test_a_number_of_distinct_rows_is_chosen_by_the_seed_and_contains_smaller_choices(tiny):
@@ -522,7 +528,7 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_fil
 
     own = write(place / "rows.jsonl", [json.loads(line) for line in rows_file.read_text().splitlines()])
     assert sft.main([*FLAGS, *folders(place), "--data", str(own), "--steps", "1"]) == 0
-    with pytest.raises(UserError, match=r"is not one of python train.py: go on with python -m minrl.sft --resume"):
+    with pytest.raises(UserError, match=r"is not one of python train.py: go on with .*python -m minrl.sft --resume"):
         train.main(["--resume", NAME, "--runs-dir", str(place / "runs")])
     with pytest.raises(UserError, match="finds no run"):
         train.main(["--resume", "latest", "--runs-dir", str(place / "runs")])
@@ -538,7 +544,7 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_fil
     [
         ([], "name the rows to train on with --data"),
         (["--data", "nowhere.jsonl"], "name the model to train with --model-id, or a --task"),
-        (["--data", "nowhere.jsonl", *BASE], r"cannot read the rows in .*nowhere.jsonl"),
+        (["--data", "nowhere.jsonl", *BASE], r"cannot read .*nowhere.jsonl"),
         (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["--group-size", "4"], "unknown flag --group-size"),
     ],

@@ -191,7 +191,7 @@ class LoggingConfig(Bounded):
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
     """Where curves are looked at. wandb: in Weights & Biases (the wandb extra) beside TensorBoard."""
     quiet: bool = False
-    """No progress bar and only warnings on the screen."""
+    """No progress bar; only warnings and the result on the screen."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from minrl.run.folder import begin
 from minrl.run.parts import Parts
 from minrl.run.run import hyperparameters
 from minrl.system.files import write_json
+from minrl.terminal.bars import STEP
 from minrl.types import Rollout
 from minrl.update import Update
 from minrl.viewer.lines import readable, training_lines
@@ -74,8 +75,7 @@ class Recorder:
         for name, task in self.parts.tasks.items():
             for note in task.notes():
                 logger.info(f"{name}: {note}")
-        title = task_key(config.rollout.task) or self.run.name
-        self._report = self.bar.enter_context(self.parts.screen.progress(title, config.steps, done=step))
+        self._report = self.bar.enter_context(self.parts.screen.progress(STEP, config.steps, done=step))
         logged = any(line["step"] == step for line in read_metrics(self.run.folder))
         self.owed = bool(self.state.unfinished) and not self.parts.policy.processes.gather([logged])[0]
         self._metrics = dict(self.state.unfinished) if self.owed else {}
@@ -185,9 +185,7 @@ class Recorder:
         note = f"reward {metrics['reward/mean']:.2f}" if step and "reward/mean" in metrics else ""
         note += f"loss {metrics['sft/loss']:.3f}" if "sft/loss" in metrics else ""
         if held_out is not None and held_out.measured:
-            note += f"  held-out {held_out.pass_at_1:.0%}"
-        if "speed/tokens_per_s" in metrics:
-            note += f"  {metrics['speed/tokens_per_s']:,.0f} tokens/s"
+            note += f"  held-out {100 * held_out.pass_at_1:.0f} %"
         return note
 
 

@@ -1,7 +1,5 @@
 """A run while it goes on: signals, evaluations, checkpoints, and its end."""
 
-import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,13 +13,14 @@ from minrl.evaluation import Evaluation, is_solved
 from minrl.record.recorder import Recorder
 from minrl.run.checkpoint import last_saved, save_checkpoint, step_name
 from minrl.run.folder import note_saved
+from minrl.run.next_steps import next_steps
 from minrl.run.parts import Parts
 from minrl.run.run import write_summary
 from minrl.run.stopping import StepSignals
 from minrl.system.files import read_json
 from minrl.system.signals import exit_status
 from minrl.terminal.bars import FILE_ONLY
-from minrl.terminal.flag_help import as_typed
+from minrl.terminal.screen import RESULT
 from minrl.types import UserError
 
 
@@ -139,14 +138,8 @@ class Session:
             screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
             first = {is_solved(one): one for one in reversed(after[name].rollouts)}
             screen.samples({solved: self.parts.policy.decode_all(one.ids) for solved, one in first.items()})
-        logger.info(f"{self.state.step} steps in {self.state.seconds:.0f} s; checkpoint {self._saved}")
-        command = "tensorboard" if shutil.which("tensorboard") else f"{Path(sys.executable).parent}/tensorboard"
-        logger.info(f"curves: {command} --logdir {self.parts.config.logging.runs_dir} (tab CUSTOM SCALARS)")
-        logger.info(f"report: python -m minrl.report {self.run.folder}")
-        logger.info(f"rollouts: python -m minrl.viewer {self.run.folder}")
-        if name:
-            evaluate = as_typed("python evaluate.py")
-            logger.info(f"evaluate: {evaluate} --checkpoint {self._saved} --task {self.parts.config.rollout.task}")
-        logger.info(f"continue: {self.run.resume_command} --{self.run.program.extends[0]} N")
-        if self.parts.policy.adapters is None:
-            logger.info(f'load: transformers.AutoModelForCausalLM.from_pretrained("{self._saved}")')
+        result = f"{self.state.step} steps in {self.state.seconds:.0f} s; checkpoint {self._saved}"
+        logger.bind(**{RESULT: True}).info(result)
+        prompt = self.parts.task.dataset.held_out[0].prompt if name else None
+        for line in next_steps(self.run, Path(self._saved or ""), prompt):
+            logger.info(line)

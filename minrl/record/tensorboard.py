@@ -26,6 +26,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
 )
 from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG, PLUGIN_NAME
 from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard.summary import histogram, hparams, text
 
@@ -68,6 +69,9 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 """The collapsed rows: charts by title, each with regular expressions of its tags."""
 
+LEADING = 5
+"""The columns that the tab HPARAMS opens with."""
+
 BINS = 64
 """Bins of a histogram, as W&B draws. NumPy's "auto" imports more of NumPy within the first step that uses it."""
 
@@ -101,14 +105,12 @@ class EventFile:
 
 
 def page(tasks: Sequence[str]) -> Layout:
-    """The rows of charts, with the held-out score of these tasks."""
-    intervals = [
-        MarginChartContent.Series(value=f"eval/{t}/pass@1", lower=f"eval/{t}/pass@1_low", upper=f"eval/{t}/pass@1_high")
-        for t in tasks
-    ]
+    """The rows of charts, with the held-out score of these tasks, each in a chart that it names: TensorBoard puts the
+    pages of all runs together, and shows a chart that two of them have once.
+    """
     first = [
         _lines("reward, and share of rollouts solved", [r"reward/mean", r"reward/solved_frac"]),
-        Chart(title="held-out pass@1, 95 % interval", margin=MarginChartContent(series=intervals)),
+        *map(_held_out, tasks),
         _lines("length as a share of the limit, and share truncated", [r"rollout/(limit|truncated)_frac"]),
         _lines("gap of engine and policy, and KL, nats", [r"engine/logprob_gap_mean", r"engine/kl", r"policy/ref_kl"]),
     ]
@@ -116,6 +118,12 @@ def page(tasks: Sequence[str]) -> Layout:
     for title, charts in ROWS.items():
         rows.append(Category(title=title, chart=[_lines(name, tags) for name, tags in charts.items()], closed=True))
     return Layout(category=rows)
+
+
+def _held_out(task: str) -> Chart:
+    tag = f"eval/{task}/pass@1"
+    interval = MarginChartContent.Series(value=tag, lower=f"{tag}_low", upper=f"{tag}_high")
+    return Chart(title=f"{task}: held-out pass@1, 95 % interval", margin=MarginChartContent(series=[interval]))
 
 
 def _lines(title: str, tags: Sequence[str]) -> Chart:
@@ -143,7 +151,7 @@ class TensorBoardLog:
         self._begun, self._ended = bool(settings), Summary()
         if settings:
             experiment, begun, self._ended = hparams(shown, results)
-            self._add(experiment, 0)
+            self._add(_leading(experiment), 0)
             self._add(begun, 0)
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -171,6 +179,18 @@ class TensorBoardLog:
 
     def _add(self, summary: Summary, step: int) -> None:
         self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
+
+
+def _leading(experiment: Summary) -> Summary:
+    """The experiment with its first hyperparameters marked as those that differ, which the tab shows before the others;
+    both in alphabetical order.
+    """
+    (value,) = experiment.value
+    content = HParamsPluginData.FromString(value.metadata.plugin_data.content)
+    for info in content.experiment.hparam_infos[:LEADING]:
+        info.differs = True
+    value.metadata.plugin_data.content = content.SerializeToString()
+    return experiment
 
 
 def _page_summary(tasks: Sequence[str]) -> Summary:

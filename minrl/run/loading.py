@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ from minrl.model.lora import adapted_layers, base_of, fold_in, require_peft
 from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.scoring import LARGEST_GAP, sampled_rollout, score, supports_packing
+from minrl.system.cores import cpu_cores
+from minrl.system.progress import activity
 from minrl.types import CausalModel, UserError
 
 WINDOW = 4
@@ -29,7 +32,9 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     base = base_of(path)
     if base is not None:
         require_peft(f"{path} holds LoRA adapters and")
-    model, tokenizer = load_model(base or path)
+    _check_threads(config.threads, processes.split(cpu_cores()))
+    with activity(f"loading {Path(path).name}"):
+        model, tokenizer = load_model(base or path)
     if base is not None:
         fold_in(model, Path(path), base)
     elif adapted_layers(model):
@@ -42,6 +47,16 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
             "completion together: beyond them LongRoPE changes what every token before was sampled from"
         )
     return policy
+
+
+@cache
+def _check_threads(threads: int, cores: int) -> None:
+    """Say once that there are more threads than cores."""
+    if threads > cores:
+        logger.warning(
+            f"--threads {threads}: this process may use {cores} of the machine's cores, and more threads wait for each "
+            f"other; leave the flag out, or give at most {cores}"
+        )
 
 
 @torch.no_grad()

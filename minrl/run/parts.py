@@ -74,7 +74,8 @@ def assemble(run: Run) -> Iterator[Parts]:
         Screen(config.logging.quiet, show=processes.main) as screen,
         owned(run, processes) as run,
     ):
-        tasks = load_tasks(run) if config.rollout.task else {}
+        with activity("reading the examples"):
+            tasks = load_tasks(run) if config.rollout.task else {}
         with judging(config, processes) as judged:
             takes_vllm(config.engine, processes.device.type)  # refused now, not after the base model is made
             yield from _on_screen(run, tasks, judged, processes, screen)

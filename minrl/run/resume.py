@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,10 +12,10 @@ from typing import Any
 from minrl.config import TaskOptions, with_absolute_paths
 from minrl.run.checkpoint import MANIFEST, find_checkpoint
 from minrl.run.folder import OWNER
-from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
+from minrl.run.run import TRAIN, Program, Run, Settings
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
-from minrl.terminal.flag_help import as_typed
+from minrl.terminal.commands import as_typed, documented
 from minrl.types import UserError, require
 
 
@@ -135,8 +136,8 @@ def _own_place(folder: Path) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Whether the folder is that of a run."""
-    path = folder / "config.json"
-    return isinstance(read_json(path), dict) and path.read_text().startswith(RUN_RECORD)
+    record = read_json(folder / "config.json")
+    return isinstance(record, dict) and "minrl_run" in record and isinstance(record.get("config"), dict)
 
 
 def _program_of(folder: Path) -> str:
@@ -148,7 +149,8 @@ def _of_program(folder: Path, program: Program) -> Path:
     """The run's folder, refused if another command made it."""
     command = _program_of(folder)
     if command != program.command:
-        raise UserError(f"run {folder} is not one of {program.typed}: go on with {as_typed(command)} --resume {folder}")
+        mend = f"{as_typed(command)} --resume {shlex.quote(str(folder))}"
+        raise UserError(f"run {folder} is not one of {documented(program.command)}: go on with {mend}")
     return folder
 
 

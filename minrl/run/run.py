@@ -1,5 +1,6 @@
 """A run and its records: config.json and summary.json. `minrl.run.folder` finds and claims its folders."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from loguru import logger
 
-from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key
+from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key, with_absolute_paths
 from minrl.evaluation import Evaluation
 from minrl.policy import Policy
 from minrl.run import checkpoint
@@ -15,11 +16,8 @@ from minrl.run.provenance import changes, provenance
 from minrl.system.files import read_json, write_json
 from minrl.tasks.programs import files_outside
 from minrl.terminal.command_line import to_dict
-from minrl.terminal.flag_help import as_typed
+from minrl.terminal.commands import as_typed
 from minrl.types import TrainState
-
-RUN_RECORD = '{\n "minrl_run"'
-"""The beginning of a run's config.json."""
 
 
 @runtime_checkable
@@ -87,7 +85,7 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return f"{self.program.typed} --resume {self.folder}"
+        return f"{self.program.typed} --resume {shlex.quote(str(self.folder))}"
 
 
 def write_config(run: Run) -> None:
@@ -120,8 +118,21 @@ def _outside_files(run: Run) -> list[Path]:
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """Every setting by its flag's name; options of the trained and evaluated tasks as `task.option`."""
-    values = to_dict(run.settings, run.options)
+    """Every setting by its flag's name; options of the trained and evaluated tasks as `task.option`. First come those
+    of this run that are not the default, then those that are given most, then the options of its tasks.
+    """
+    defaults = with_absolute_paths(type(run.settings)())
+    values = _by_flag(run, run.settings, run.options)
+    usual = _by_flag(run, defaults, {name: type(own)() for name, own in run.options.items()})
+    often = [name for name in run.settings.often if name != "resume"]
+    aside = vars(run.config.logging)  # where files are does not matter
+    chosen = [name for name in (*often, *values) if values[name] != usual[name] and name not in aside]
+    of_tasks = [name for name in values if "." in name]
+    return {name: values[name] for name in dict.fromkeys([*chosen, *often, *of_tasks, *values])}
+
+
+def _by_flag(run: Run, settings: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - of any program
+    values = to_dict(settings, options)
     tasks, names = values.pop("tasks"), {task_key(name) for name in run.config.task_names}
     return {**values, **{f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}}
 

@@ -103,7 +103,7 @@ class SftConfig(FineTuningConfig):
     often = ("data", "model_id", "task", "epochs", "learning_rate", "batch_size", "max_examples", "seed", "resume")
 
     data: str = field(default="", metadata=PATH)
-    """JSONL file of rows with a prompt (text or chat messages) and a response (text)."""
+    """File of rows (JSONL, a JSON list, CSV) with a prompt (text or chat messages) and a response (text)."""
     prompt_column: str = "prompt"
     """Where a row has its prompt. Rows with `messages` that end with the assistant's need neither column."""
     response_column: str = "response"
@@ -118,7 +118,7 @@ class SftConfig(FineTuningConfig):
     held_out_share: Annotated[float, share_below_one()] = 0.05
     """Share of the file's prompts that are not trained on and whose loss is measured. 0: none."""
     eval_data: str = field(default="", metadata=PATH)
-    """JSONL file of rows whose loss is measured, in place of a share of the file."""
+    """File of rows whose loss is measured, in place of a share of the file."""
     steps: Natural = 0
     """Optimizer steps. 0: as many as the epochs take."""
     epochs: Epochs = 3.0

@@ -17,10 +17,10 @@ from loguru import logger
 
 from minrl.model.chat import as_rollout
 from minrl.policy import Policy
-from minrl.rewards.completions import read_lines
 from minrl.run.unknown_words import check_words, shown_text
 from minrl.sft.config import SftConfig
 from minrl.tasks import Task
+from minrl.tasks.rows import read_rows
 from minrl.tasks.task import is_held_out
 from minrl.types import Prompt, Rollout, UserError
 
@@ -67,23 +67,19 @@ def key_of(prompt: Prompt) -> str:
 
 
 def read_demonstrations(path: Path, prompt_column: str, response_column: str) -> list[Demonstration]:
-    """The distinct rows of a file. A line that is no row is refused with its number."""
+    """The distinct rows of a file. What is no row is refused with its number."""
     rows: dict[tuple[str, str], Demonstration] = {}
-    for number, line in enumerate(read_lines(path, "rows"), 1):
+    for number, row in enumerate(read_rows(path), 1):
         try:
-            found = _demonstration(json.loads(line), prompt_column, response_column)
+            found = _demonstration(row, prompt_column, response_column)
         except UserError as error:
             raise UserError(f"row {number} of {path}: {error}") from error
-        except (ValueError, RecursionError) as error:  # ValueError also for integers with more digits than Python reads
-            raise UserError(f"row {number} of {path} is not JSON: {error}") from error
         rows.setdefault((found.prompt_key, found.response), found)
     return list(rows.values())
 
 
-def _demonstration(row: Any, prompt_column: str, response_column: str) -> Demonstration:  # noqa: ANN401 - from JSON
+def _demonstration(row: Any, prompt_column: str, response_column: str) -> Demonstration:  # noqa: ANN401 - from a file
     """A row's prompt and response, or those of its chat messages."""
-    if not isinstance(row, dict):
-        raise UserError(f"a row must be a JSON object with `{prompt_column}` and `{response_column}`")
     lacking = not {prompt_column, response_column} <= row.keys()
     if lacking and isinstance(row.get("messages"), list) and row["messages"]:
         *prompt, last = row["messages"]

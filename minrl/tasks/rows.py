@@ -1,6 +1,9 @@
 """The rows of a task's examples: a public dataset, or a local copy with the same columns."""
 
+import codecs
+import csv
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +14,9 @@ from minrl.tasks.task import Dataset, DeferredDataset, in_order_of_identity, spl
 from minrl.types import Example, UserError, require
 
 Row = Mapping[str, Any]
+
+SUFFIXES = (".jsonl", ".json", ".csv")
+"""The files of a folder that are read, in this order."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ def identity(text: str) -> str:
 def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]:
     """The rows by split: `train` and `held_out` if the source has them, else all under `all`.
 
-    `data_path` is a JSONL file, a JSON file with a list, or a folder with a file for each split, such as
+    `data_path` is a JSONL file, a JSON file with a list, a CSV file, or a folder with a file for each split, such as
     `train.jsonl` and `test.jsonl`. Empty: the hub's dataset. A single file has no splits.
     """
     splits = _local(source, Path(data_path)) if data_path else _from_hub(source)
@@ -98,7 +104,7 @@ def _local(source: Source, path: Path) -> dict[str, list[dict[str, Any]]]:
         return {"all": read_rows(path)}
     found = {}
     for name, file_name in source.splits.items():
-        files = [path / f"{file_name}{suffix}" for suffix in (".jsonl", ".json")]
+        files = [path / f"{file_name}{suffix}" for suffix in SUFFIXES]
         file = next((file for file in files if file.is_file()), None)
         if file is None:
             raise UserError(f"--data-path {path} is a folder without {files[0].name}: {_expected(source)}")
@@ -107,11 +113,18 @@ def _local(source: Source, path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, or of a JSON file that holds a list of them."""
+    """The objects of a JSONL file, or of a JSON file that holds a list of them; the rows of a CSV file, as texts."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets and Windows begin UTF-8 with a mark
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): give JSONL, JSON or "
+            f"CSV, and convert other encodings with iconv -f {_encoding(error.object)} -t UTF-8"
+        ) from error
+    if path.suffix.lower() == ".csv":
+        return _csv_rows(path, text)
     if text.lstrip().startswith("["):
         rows = _parsed(path, 1, text)
     else:  # a string may hold U+2028, which splitlines() splits at
@@ -121,10 +134,31 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _encoding(data: bytes) -> str:
+    """The encoding that the text most likely has."""
+    return "UTF-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "WINDOWS-1252"
+
+
+def _csv_rows(path: Path, text: str) -> list[dict[str, Any]]:
+    """The rows of a CSV file, with the delimiter of its first line."""
+    header = text.partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=True)
+    try:
+        columns = next(reader, [])
+        rows = []
+        for cells in filter(None, reader):
+            if len(cells) != len(columns):
+                raise UserError(f"line {reader.line_num} of {path} has {len(cells)} values for {len(columns)} columns")
+            rows.append(dict(zip(columns, cells, strict=True)))
+    except csv.Error as error:
+        raise UserError(f"line {reader.line_num} of {path} is not CSV: {error}") from error
+    return rows
+
+
 def _parsed(path: Path, line: int, text: str) -> Any:  # noqa: ANN401 - whatever the JSON says
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError also for integers of more digits than Python reads
         raise UserError(f"line {line} of {path} is not JSON ({error}): give JSON objects, one a line") from error
 
 
@@ -149,4 +183,4 @@ def _from_hub(source: Source) -> dict[str, list[dict[str, Any]]]:
 
 def _expected(source: Source) -> str:
     files = " and ".join(f"{name}.jsonl" for name in source.splits.values())
-    return f"a JSONL or JSON file with the columns {', '.join(source.columns)}, or a folder with {files}"
+    return f"a JSONL, JSON or CSV file with the columns {', '.join(source.columns)}, or a folder with {files}"

@@ -1,5 +1,10 @@
-"""Progress with the time left: bars in a terminal, and a line every 30 s in log.txt and where there is no terminal."""
+"""Progress with the time left: bars in a terminal, and lines in log.txt and where there is no terminal.
 
+A line is logged where an activity has lasted for a second for the first time, and then every 30 s, by a thread: nothing
+that lasts long is silent.
+"""
+
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +23,7 @@ from rich.progress import (
 )
 
 SHOWN_AFTER_S = 1.0
-"""A shorter activity has no bar, which would only flicker."""
+"""A shorter activity has no bar, which would only flicker, and no line."""
 
 PACE_OVER_S = 3600.0
 """The window over which the time left is estimated. It holds several steps even where a step takes minutes."""
@@ -26,85 +31,135 @@ PACE_OVER_S = 3600.0
 SAID_EVERY_S = 30.0
 """Between two lines about progress."""
 
+TICK_S = 1.0
+"""How often the thread looks whether a line or a bar is due."""
+
+STEP = "step"
+"""The bar of a run's steps."""
+
 FILE_ONLY = "file_only"
 """Marks a message (`logger.bind`) that reaches the terminal by another way."""
 
 
 @dataclass
 class _Activity:
-    """An activity, and its bar once it has one."""
+    """An activity, and its bar once it has one. `begun` is how much was done when it started."""
 
     name: str
     total: int
     started: float
     done: int = 0
+    begun: int = 0
+    note: str = ""
     bar: TaskID | None = None
+
+    def line(self, now: float) -> str:
+        """How much is done, and the time left if that is known."""
+        line = f"{self.name} {self.done}/{self.total}" if self.total else f"{self.name} for {_time(now - self.started)}"
+        parts = [line, *filter(None, [self.note])]
+        if self.total and self.done > self.begun:
+            pace = (now - self.started) / (self.done - self.begun)
+            parts += [f"{pace:.1f} s/step" if pace >= 0.1 else f"{pace:.2g} s/step"] if self.name == STEP else []
+            parts += [f"{_time(pace * (self.total - self.done))} left"]
+        return "  ".join(parts)
 
 
 class Bars:
-    """The bars of one terminal, drawn if `shown`. A listener of `minrl.system.progress`, logged if `logged`."""
+    """The bars of one terminal, drawn if `shown`. A listener of `minrl.system.progress`, logged if `logged`.
+
+    Inside its context a thread draws and logs what is due while nobody reports.
+    """
 
     def __init__(
         self, console: Console, shown: bool, logged: bool = False, now: Callable[[], float] = time.monotonic
     ) -> None:
         self.console, self.shown, self.logged, self._now = console, shown, logged, now
-        self._said = now()
+        self._said, self._named = now(), set[str]()
         self._drawn: Progress | None = None
         self._count = 0
+        self._steps: list[_Activity] = []
         self._activities: list[_Activity] = []
+        self._lock, self._ended = threading.RLock(), threading.Event()
+
+    def __enter__(self) -> "Bars":
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
     @contextmanager
     def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
         """A bar that stays; yields `report(completed, note)`, with the note shown beside the bar."""
-        started = self._now()
-        drawn, bar = self._add(title, total, done) if self.shown else (None, None)
+        steps = _Activity(title, total, self._now(), done, done)
+        with self._lock:
+            drawn, bar = self._add(title, total, done) if self.shown else (None, None)
+            self._steps.append(steps)
 
         def report(completed: int, note: str) -> None:
-            if drawn is not None and bar is not None:
-                drawn.update(bar, completed=completed, note=note)
-            pace = (self._now() - started) / max(1, completed - done)
-            self._say(
-                f"{title} {completed}/{total}  {note}  {pace:.1f} s/step  {_minutes(pace * (total - completed))} left"
-            )
+            with self._lock:
+                if completed == done:  # what came before the first step does not tell how long a step takes
+                    steps.started = self._now()
+                steps.done, steps.note = completed, note
+                if drawn is not None and bar is not None:
+                    drawn.update(bar, completed=completed, note=note)
+                self.tick()
 
         try:
             yield report
         finally:
-            if drawn is not None:
-                self._drop()
+            with self._lock:
+                self._steps.remove(steps)
+                if drawn is not None:
+                    self._drop()
 
     def begin(self, name: str, total: int) -> None:
-        """Start an activity. Its bar appears once the activity lasts, and at once where its length is unknown."""
-        self._activities.append(_Activity(name, total, self._now()))
-        if not total:
-            self._show()
+        """Start an activity. Its bar appears once the activity lasts."""
+        with self._lock:
+            self._activities.append(_Activity(name, total, self._now()))
 
     def advance(self, done: int) -> None:
         """Set how much of the innermost activity is done."""
-        activity = self._activities[-1]
-        activity.done = done
-        if activity.bar is None and self._now() - self._activities[0].started >= SHOWN_AFTER_S:
-            self._show()
-        if activity.bar is not None and self._drawn is not None:
-            self._drawn.update(activity.bar, completed=done)
-        self._say("  ".join(f"{one.name} {one.done}/{one.total}" for one in self._activities))
+        with self._lock:
+            activity = self._activities[-1]
+            activity.done = done
+            self.tick()
+            if activity.bar is not None and self._drawn is not None:
+                self._drawn.update(activity.bar, completed=done)
 
     def end(self) -> None:
         """End the innermost activity and remove its bar."""
-        activity = self._activities.pop()
-        if activity.bar is not None and self._drawn is not None:
-            self._drawn.remove_task(activity.bar)
-            self._drop()
+        with self._lock:
+            activity = self._activities.pop()
+            if activity.bar is not None and self._drawn is not None:
+                self._drawn.remove_task(activity.bar)
+                self._drop()
 
-    def _say(self, line: str) -> None:
-        """Log a line, unless the last one was a short while ago. Where bars are drawn it is for log.txt only."""
-        if self.logged and self._now() - self._said >= SAID_EVERY_S:
-            self._said = self._now()
-            (logger.bind(**{FILE_ONLY: True}) if self.shown else logger).info(line)
+    def tick(self) -> None:
+        """Draw the bars that are due, and log the line that is due."""
+        with self._lock:
+            now, outermost = self._now(), self._activities[:1] or [one for one in self._steps if one.done > one.begun]
+            lasting = [one.name for one in outermost if now - one.started >= SHOWN_AFTER_S]
+            if self.shown and lasting and self._activities and self._activities[-1].bar is None:
+                self._show()
+            new = not self._named.issuperset(lasting)
+            if self.logged and (new or now - self._said >= SAID_EVERY_S) and (self._steps or self._activities):
+                self._said = now
+                self._named.update(lasting)
+                line = "  ".join(one.line(now) for one in (*self._steps, *self._activities))
+                # Where bars are drawn, the line is for log.txt only.
+                (logger.bind(**{FILE_ONLY: True}) if self.shown else logger).info(line)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(TICK_S):
+            self.tick()
 
     def _show(self) -> None:
         """Add a bar for each activity without one, outermost first."""
-        for depth, activity in enumerate(self._activities if self.shown else (), 1):
+        for depth, activity in enumerate(self._activities, 1):
             if activity.bar is None:
                 drawn, activity.bar = self._add("  " * depth + activity.name, activity.total or None, activity.done)
                 drawn.tasks[-1].start_time = drawn.get_time() - (self._now() - activity.started)
@@ -124,7 +179,7 @@ class Bars:
             self._drawn = None
 
 
-def _minutes(seconds: float) -> str:
+def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 

@@ -111,7 +111,7 @@ def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) ->
         logger.enable("minrl")
     quiet = getattr(config, "logging", config).quiet
     if not quiet and os.environ.get("RANK", "0") == "0":
-        sys.stderr.write("loading\n")
+        sys.stderr.write("loading: 5 to 15 s\n")
 
 
 def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:

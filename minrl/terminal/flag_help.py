@@ -8,7 +8,6 @@ import ast
 import inspect
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -16,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import minrl
+from minrl.terminal.commands import CONSOLE_SCRIPTS, documented
 from minrl.terminal.flags import Flag, rows_of
 
 INDENT = 28
@@ -25,16 +24,6 @@ INDENT = 28
 SENTENCE_END = re.compile(r"(?<=[^.]\.) ")
 SPECIAL_VALUE = re.compile(r"[\w-]+( [\w-]+)?: ")
 """How a sentence on a special value begins, such as `0: off` or `Not given: the model's`."""
-
-CONSOLE_SCRIPTS = {"python train.py": "minrl-train", "python evaluate.py": "minrl-evaluate"}
-"""The names of the scripts in an installed package."""
-
-
-def as_typed(command: str) -> str:
-    """The command of a program: its console script if that was called or there is no checkout."""
-    script = CONSOLE_SCRIPTS.get(command, command)
-    in_checkout = (Path(minrl.__file__ or "").parents[1] / "train.py").exists()
-    return script if Path(sys.argv[0]).name in CONSOLE_SCRIPTS.values() or not in_checkout else command
 
 
 def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag], everything: bool) -> str:
@@ -56,7 +45,7 @@ def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag],
         lines.append(f"--help-all shows whole descriptions{of_tasks}.")
     page = "\n".join(lines) + "\n"
     for command in CONSOLE_SCRIPTS:
-        page = page.replace(command, as_typed(command))
+        page = page.replace(command, documented(command))
     return page
 
 

@@ -1,7 +1,10 @@
-"""The terminal of a run: a progress bar, messages, a table at the end. No bars where the output is not a terminal."""
+"""The terminal of a run: a progress bar, messages, a table at the end. No bars where the output is not a terminal.
+
+`--quiet` leaves the warnings, and the result.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,9 @@ from rich.table import Table
 from minrl.system.disk import writing
 from minrl.system.progress import listening
 from minrl.terminal.bars import FILE_ONLY, Bars
+
+RESULT = "result"
+"""Marks a message (`logger.bind`) that is shown with --quiet too."""
 
 IN_FILE: dict[str, Any] = {
     "level": "INFO",
@@ -30,23 +36,26 @@ class Screen:
         self.quiet = quiet or not show
         self._early: list[str] = []
         logger.remove()
-        level = "WARNING" if self.quiet else "INFO"
         logger.add(
             self._write,
-            level=level,
+            level="INFO",
             format="{time:HH:mm:ss} {level: <7} {message}",
             colorize=False,
-            filter=lambda record: FILE_ONLY not in record["extra"],
+            filter=lambda record: (
+                FILE_ONLY not in (extra := record["extra"])
+                and (not self.quiet or RESULT in extra or record["level"].no >= logger.level("WARNING").no)
+            ),
         )
         self._keeping = logger.add(self._early.append, **IN_FILE)
 
     def __enter__(self) -> "Screen":
-        self._listening = listening(self.bars)
-        self._listening.__enter__()
+        self._open = ExitStack()
+        self._open.enter_context(self.bars)
+        self._open.enter_context(listening(self.bars))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._listening.__exit__(None, None, None)
+        self._open.close()
 
     def log_to(self, path: Path) -> None:
         """Write the messages to a file too, including the earlier ones."""
@@ -62,25 +71,33 @@ class Screen:
 
     def before_and_after(self, before: Mapping[str, dict], after: Mapping[str, dict]) -> None:
         """Held-out pass@1 before and after with 95 % intervals, one row per task."""
-        if self.quiet:
-            return
-        table = Table(title="held-out pass@1 (95 % interval)")
-        for column in ("task", "before", "after", "greedy before", "greedy after", "samples"):
-            table.add_column(column, justify="left" if column == "task" else "right")
-        for name, new in after.items():
-            cells = [_interval(before.get(name)), _interval(new), _greedy(before.get(name)), _greedy(new)]
-            table.add_row(name, *cells, str(new["n"]))
-        self.console.print(table)
+        rows = [
+            {
+                "task": name,
+                "before": _interval(before.get(name)),
+                "after": _interval(new),
+                "greedy": " to ".join(_greedy(one) for one in (before.get(name), new)),
+                "samples": new["n"],
+            }
+            for name, new in after.items()
+        ]
+        self._table("held-out pass@1 in %, 95 % interval", rows)
 
     def rounds(self, rows: Sequence[Mapping[str, object]]) -> None:
         """What each round of an expert iteration kept and reached, one row per round."""
         if self.quiet or not rows:
             return
-        table = Table(
-            title="rounds: kept completions and examples, held-out pass@1 (95 % interval), entropy in nats, seconds"
-        )
+        title = "rounds: kept completions and examples, held-out pass@1, entropy in nats, seconds"
+        self._table(title, rows)
+
+    def _table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """A table that fits 80 columns: long names of tasks are folded."""
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for column in rows[-1]:
-            table.add_column(column, justify="right")
+            if column == "task":
+                table.add_column(column, overflow="fold", min_width=9)
+            else:
+                table.add_column(column, justify="right", no_wrap=True)
         for row in rows:
             table.add_row(*[str(row.get(column, "-")) for column in rows[-1]])
         self.console.print(table)
@@ -108,10 +125,14 @@ def _interval(evaluation: dict | None) -> str:
     if evaluation is None or evaluation["pass@1"] is None:
         return "-"
     low, high = evaluation["ci95"]
-    return f"{evaluation['pass@1']:.1%} ({low:.1%} to {high:.1%})"
+    return f"{_percent(evaluation['pass@1'])} ({_percent(low)} to {_percent(high)})"
 
 
 def _greedy(evaluation: dict | None) -> str:
     if evaluation is None or evaluation["pass@1_greedy"] is None:
         return "-"
-    return f"{evaluation['pass@1_greedy']:.1%}"
+    return _percent(evaluation["pass@1_greedy"])
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f}" if part < 1 else "100"

@@ -1,0 +1,47 @@
+"""What can be done with a finished run: commands that work as they are printed."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from minrl.run.run import Run
+from minrl.terminal.commands import as_typed, tool
+from minrl.types import Prompt
+
+BOARD = "http://localhost:6006/#custom_scalars"
+"""Where TensorBoard has the page of a run; it opens elsewhere."""
+
+LONGEST_SHOWN = 60
+"""Characters of a prompt that is shown as an example."""
+
+
+def next_steps(run: Run, checkpoint: Path, prompt: Prompt | None) -> Iterator[str]:
+    """A line for each: its purpose, a colon, the command. `prompt` is one of the task's, if there is a task."""
+    folder = shlex.quote(str(run.folder))
+    yield f"curves, at {BOARD}: {tool('tensorboard')} --logdir {shlex.quote(run.config.logging.runs_dir)}"
+    yield f"report: {as_typed('python -m minrl.report')} {folder}"
+    yield f"rollouts: {as_typed('python -m minrl.viewer')} {folder}"
+    if run.config.rollout.task:
+        chosen = shlex.join(["--checkpoint", str(checkpoint), "--task", run.config.rollout.task])
+        yield f"evaluate: {as_typed('python evaluate.py')} {chosen}"
+    yield _chat(checkpoint, prompt, run.config.rollout.max_tokens)
+    extended = {name: getattr(run.settings, name) for name in run.program.extends}
+    name, value = next((name, value) for name, value in extended.items() if value)
+    yield f"continue: {run.resume_command} --{name} {2 * value:g}"
+    model = f"AutoModelForCausalLM.from_pretrained({json.dumps(str(checkpoint))})"
+    yield f"load, in Python: from transformers import AutoModelForCausalLM; model = {model}"
+
+
+def _chat(checkpoint: Path, prompt: Prompt | None, max_tokens: int) -> str:
+    """A command that answers each line as the task's prompts are answered. transformers' own `chat` needs a server."""
+    plain = isinstance(prompt, str)
+    asked = "line.strip()" if plain else '[{"role": "user", "content": line.strip()}]'
+    example = prompt if isinstance(prompt, str) else prompt[-1]["content"] if prompt else ""
+    such = f", such as {example!r}" if 0 < len(example) <= LONGEST_SHOWN else ""
+    program = (
+        "import sys; from transformers import logging, pipeline; logging.set_verbosity_error(); "
+        f'model = pipeline("text-generation", {json.dumps(str(checkpoint))}, max_new_tokens={max_tokens}); '
+        f'[print(model({asked}, return_full_text=False)[0]["generated_text"], flush=True) for line in sys.stdin]'
+    )
+    return f"chat (type a prompt and Enter{such}): {tool('python')} -c {shlex.quote(program)}"
