@@ -48,7 +48,7 @@ def test_a_number_of_any_kind_is_a_reward(value, number):
 @pytest.mark.parametrize(
     ("value", "got"),
     [
-        (None, "the reward is None .NoneType.: return a number (float, int, bool, a tensor or array of one value)"),
+        (None, "the reward is None (NoneType): return a number (float, int, bool, a tensor or array of one value)"),
         ("1", "the value of a reward must be a finite number, got '1' (str)"),
         (b"1", "the value of a reward must be a finite number, got b'1' (bytes)"),
         (float("nan"), "the value of a reward must be a finite number, got nan (float)"),

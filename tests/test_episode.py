@@ -5,6 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure
@@ -125,6 +126,22 @@ def test_an_episode_in_which_nobody_took_a_turn_is_a_failure():
     play.advance(7)
     assert play.failure.endswith("the episode ended before the policy took a turn")
     assert play.lost
+
+
+def test_what_an_episode_prints_is_counted_and_a_run_draws_its_bars_meanwhile(said, capfd):
+    def episode():
+        yield Turn(SOLO, "one")
+        Console(stderr=True).print("a bar")
+        print("mine", end="")
+        return {SOLO: 1.0}
+
+    play = playing(episode())
+    play.advance(None)
+    play.advance("said")
+    assert play.rewards == {SOLO: Reward(1.0)}
+    assert said == ["printed by the task: mine\n"]
+    printed = capfd.readouterr()
+    assert "a bar" in printed.err and "mine" not in printed.out
 
 
 def test_a_job_is_waited_for_as_a_turn_is():

@@ -59,11 +59,11 @@ def _examples(rows: Iterable[Row], example_of: Callable[[Row], Example], where: 
     for number, row in enumerate(rows, 1):
         try:
             example = example_of(row)
+            require_example(example)
         except UserError as error:
             raise UserError(f"row {number} of {where}: {error}") from error
         except KeyError as error:
             raise UserError(f"row {number} of {where} lacks {error} (it has {', '.join(map(str, row))})") from error
-        require_example(example)
         examples.setdefault(example.id, example)
     return examples
 
