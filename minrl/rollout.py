@@ -161,7 +161,7 @@ class _Playing(Play):
         self.may_freeze = task.frozen_opponent
         self.seats: dict[str, _Seat] = {}
         self.played: list[PlayedTurn] = []
-        super().__init__(task.play(example, random.Random(self._seed(EPISODE, 0))))
+        super().__init__(task, example, random.Random(self._seed(EPISODE, 0)))
 
     def request(self) -> Request | None:
         """The next request to the engine; None if the context has no room for another turn."""

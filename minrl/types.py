@@ -21,12 +21,15 @@ CausalModel = Any
 SOLO = "policy"
 """The role in a task with a single player."""
 
-
 LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 
 
 class UserError(ValueError):
     """A mistake that the user can fix. The message is one line: what was given and what is allowed."""
+
+
+class Mistake(UserError):
+    """A mistake in a task's own code, which no completion can be blamed for."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -61,7 +64,7 @@ class Reward:
     """What a task paid for one completion. `value` is trained on; `parts` are for the curves.
 
     Only a full solution has the maximum, unless the task sets `full`, as a task that also pays for style does. All
-    numbers are stored as floats. Raises `UserError` if one is not finite or the value exceeds the maximum.
+    numbers are stored as floats. Raises `Mistake` if one is not finite or the value exceeds the maximum.
 
     >>> Reward(0.7 + 0.2 + 0.1).solved, Reward(0.9).solved
     (True, False)
@@ -74,19 +77,21 @@ class Reward:
 
     def __post_init__(self) -> None:
         for name in ("value", "maximum"):
-            object.__setattr__(self, name, _finite(f"the {name} of a reward", getattr(self, name)))
-        parts = {str(name): _finite(f"part {name!r} of a reward", part) for name, part in self.parts.items()}
+            object.__setattr__(self, name, finite(f"the {name} of a reward", getattr(self, name)))
+        if not isinstance(self.parts, Mapping):
+            raise Mistake(f"the parts of a reward must be a dict, got {self.parts!r:.80}")
+        parts = {str(name): finite(f"part {name!r} of a reward", part) for name, part in self.parts.items()}
         object.__setattr__(self, "parts", parts)
-        require(
-            self.value <= self.maximum or self._at_maximum,
-            f"a reward must be at most its maximum, got {self.value:g} of {self.maximum:g}: pay less, or give Reward "
-            "the highest value that a completion can have as `maximum`",
-        )
+        if not (self.value <= self.maximum or self._at_maximum):
+            raise Mistake(
+                f"a reward must be at most its maximum, got {self.value:g} of {self.maximum:g}: pay less, or give "
+                "Reward the highest value that a completion can have as `maximum`"
+            )
 
     @property
     def solved(self) -> bool:
         """Whether this is the reward of a full solution."""
-        return self._at_maximum if self.full is None else self.full
+        return self._at_maximum if self.full is None else bool(self.full)
 
     @property
     def _at_maximum(self) -> bool:
@@ -94,13 +99,16 @@ class Reward:
         return math.isclose(self.value, self.maximum, rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give anything
+def finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give anything
     """The number as a float within the range of float32. A larger one would be infinite in the loss."""
     try:
-        value = float(number)
-    except (TypeError, ValueError, OverflowError):
+        held = number.item() if hasattr(number, "item") else number  # of a tensor or an array
+        value = math.nan if isinstance(held, str | bytes) else float(held)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor of several values
         value = math.nan
-    require(abs(value) <= LARGEST_FLOAT32, f"{what} must be a finite number, got {number!r}: float32 ends at 3.4e38")
+    if not abs(value) <= LARGEST_FLOAT32:
+        got = f"{number!r:.80} ({type(number).__name__})"
+        raise Mistake(f"{what} must be a finite number, got {got}: float32 ends at 3.4e38")
     return value
 
 
@@ -130,7 +138,7 @@ class Job:
     waits: bool = False
 
 
-Episode = Generator[Turn | Job, Any, Mapping[str, Reward]]
+Episode = Generator[Turn | Job, Any, Mapping[str, Reward | float]]
 """One play of a task. It yields turns and jobs, and returns the reward of each role."""
 
 
@@ -240,11 +248,6 @@ class TrainState:
     solve_rates: dict[str, float] = field(default_factory=dict)
     unfinished: dict[str, float] = field(default_factory=dict)
     """The metrics of a step whose evaluation is still to come."""
-
-    @classmethod
-    def from_dict(cls, values: dict) -> "TrainState":
-        """The state that `asdict` made."""
-        return cls(**values)
 
 
 def part_means(rewards: Sequence[Reward]) -> dict[str, float]:

@@ -11,3 +11,13 @@ def cannot_judge_2(completion: str, example: Example) -> Reward:
     if completion == "2":
         raise RuntimeError("cannot judge 2")
     return Reward(1.0)
+
+
+def forgets_to_return(completion: str, example: Example) -> float | None:
+    if max(example["numbers"]) == 5:
+        return 1.0
+
+
+def sorts_its_numbers(completion: str, example: Example) -> float:
+    example["numbers"].sort()
+    return 1.0 / example["numbers"][0]

@@ -78,7 +78,7 @@ def test_without_the_optimizers_moments_it_would_not(tmp_path, trained, processe
 
 def test_the_state_goes_to_the_disk_and_back(tmp_path, trained):
     assert load_state(save_checkpoint(tmp_path, *trained, STATE, keep=0)) == STATE
-    assert TrainState.from_dict(json.loads(json.dumps(asdict(STATE)))) == STATE
+    assert TrainState(**json.loads(json.dumps(asdict(STATE)))) == STATE
 
 
 def test_a_tokenizer_and_its_template_come_back(tmp_path, trained, processes):

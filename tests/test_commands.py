@@ -82,6 +82,15 @@ OTHERS = {
     "accelerate launch": "torchrun --nproc-per-node 2 train.py",
     "python train.py --task countdown --judge-model NAME --judge-base-url http://127.0.0.1:8000/v1 "
     "--judge-weight 0.2": ("test_judge.py::test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped"),
+    "python train.py --task path/to/quiz.py:quiz --data-path questions.jsonl --model-id path/to/model": (
+        "test_documents.py::test_the_tasks_of_the_guide_are_played_and_trained_on"
+    ),
+    "python train.py --task path/to/quiz.py:quiz --data-path questions.jsonl --model-id path/to/model "
+    "--preflight-only": "python train.py --task path/to/quiz.py:quiz --data-path questions.jsonl --model-id "
+    "path/to/model",
+    "python -m pytest path/to/test_quiz.py": (
+        "test_documents.py::test_the_tests_of_the_guide_pass_and_fail_with_their_task"
+    ),
     "python train.py --task path/to/guess.py:guess --guess.most 8 --max-tokens 4": (
         "test_documents.py::test_the_tasks_of_the_guide_are_played_and_trained_on"
     ),

@@ -150,15 +150,16 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path):
 
 
 def test_a_reward_that_is_none_is_null_and_says_why(tmp_path):
-    paid = {"float": 1.0, "more": Reward(2.0, maximum=2.0), "right": Reward(0.7 + 0.2 + 0.1)}
+    paid = {"number": 1, "text": "1", "more": Reward(2.0, maximum=2.0), "right": Reward(0.7 + 0.2 + 0.1)}
 
     def reward(text, example):
         return paid[text] if text in paid else Reward(2.0)
 
     task = Task(load_task("countdown").dataset, reward, cheap=True)
     (tmp_path / "in.jsonl").write_text("".join(f'{{"completion": "{text}"}}\n' for text in (*paid, "above")))
-    assert score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", Workers(1, 1.0)) == Counts(4, 2, 2)
+    assert score_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", Workers(1, 1.0)) == Counts(5, 3, 2)
     written = (tmp_path / "out.jsonl").read_text()
-    first, second, third, fourth = map(json.loads, written.splitlines())
-    assert first["error"] == "the task's reward must return a Reward, got 1.0" and second["solved"] and third["solved"]
-    assert "must be at most its maximum, got 2 of 1" in fourth["error"]
+    number, text, *solved, above = map(json.loads, written.splitlines())
+    assert number["reward"] == 1.0 and all(one["solved"] for one in (number, *solved))
+    assert text["error"].startswith("mistake in the task, example '1': the value of a reward must be a finite number")
+    assert "must be at most its maximum, got 2 of 1" in above["error"]

@@ -18,6 +18,7 @@ import yaml
 
 import train
 from minrl import algorithms
+from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.terminal import command_line
 from minrl.types import Reward
@@ -46,6 +47,9 @@ EXAMPLES = {
     for name in re.findall(r"^(\w+) = TaskDefinition", block, re.MULTILINE)
 }
 """The tasks that are shown whole, by name."""
+
+TESTS_TO_COPY = [block for _, block in FENCE.findall(PAGES["docs/task.md"]) if "\ndef test_" in block]
+"""Tests of the tasks that are shown, for users to copy."""
 
 
 def loaded(path: Path) -> ModuleType:
@@ -204,7 +208,7 @@ def test_each_flag_that_is_named_exists(name):
     known = (
         known_flags()
         | set(re.findall(r'"(--[a-z-]+)"', benchmarks))
-        | {"--config", "--help-all", "--beads.most", "--no-"}
+        | {"--config", "--help-all", "--beads.most", "--quiz.instruction", "--no-"}
     )
     assert sorted(named - known) == []
 
@@ -273,13 +277,43 @@ def test_the_page_of_all_settings_is_written_from_the_settings():
 @pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - {"beads"}))  # README's is tried in test_readme.py
 @pytest.mark.usefixtures("beside_the_example")
 def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
-    base = "--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 1 --base-batch-size 8 --no-eval-first"
+    base = "--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 1 --base-batch-size 8"
+    if name == "quiz":
+        questions = [{"question": f"{a} + {b} =", "answer": str(a + b)} for a in range(9) for b in range(9)]
+        Path("questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
+        tokenizer = word_tokenizer(["+", "=", *map(str, range(17))])
+        for part in (small_qwen3(tokenizer, 64, 1, 2, 0), tokenizer):
+            part.save_pretrained("path/to/model")
+        base = "--data-path questions.jsonl --model-id path/to/model --learning-rate 1e-3"
     sizes = "--steps 2 --prompts-per-step 4 --group-size 8 --max-tokens 4 --eval-examples 4 --eval-samples 1"
-    flags = [*base.split(), *sizes.split(), "--threads", "1", "--device", "cpu", "--quiet"]
+    flags = [*base.split(), *sizes.split(), "--no-eval-first", "--threads", "1", "--device", "cpu", "--quiet"]
     assert train.main(["--task", f"path/to/{name}.py:{name}", *flags]) == 0
     lines = [json.loads(line) for line in Path(f"runs/{name}-grpo-seed0/metrics.jsonl").read_text().splitlines()]
     assert [line["reward/unscorable_frac"] for line in lines if "reward/mean" in line] == [0.0, 0.0]
     assert ("reward/role/hider" in lines[-1]) == (name == "seek")
+
+
+def test_the_tasks_of_the_guide_are_short_and_of_three_kinds():
+    assert EXAMPLES.keys() == {"beads", "quiz", "guess", "seek"}
+    assert [name for name, source in EXAMPLES.items() if len(source.splitlines()) > 40] == []
+
+
+@pytest.mark.usefixtures("beside_the_example")
+def test_the_tests_of_the_guide_pass_and_fail_with_their_task(monkeypatch):
+    monkeypatch.syspath_prepend("path/to")
+    assert len(TESTS_TO_COPY) == 2
+    for source in TESTS_TO_COPY:
+        assert len(list(filter(None, source.splitlines()))) <= 6
+        (task,) = re.findall(r"^from (quiz|guess) import", source, re.MULTILINE)
+        names: dict[str, object] = {}
+        exec(source, names)
+        (test,) = (value for name, value in names.items() if name.startswith("test_"))
+        test()
+        right, wrong = {"quiz": ("words[-1:]", "words[:1]"), "guess": ("range(number)", "range(0)")}[task]
+        assert right in EXAMPLES[task]
+        exec(EXAMPLES[task].replace(right, wrong), names)
+        with pytest.raises(AssertionError):
+            test()
 
 
 def test_the_row_of_the_guide_compares_with_the_best_of_the_group(monkeypatch, make_rollout):

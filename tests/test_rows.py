@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from minrl.tasks.rows import Source, load_rows, read_rows
-from minrl.tasks.task import weighted
-from minrl.types import UserError
+from minrl.tasks.rows import Source, dataset_of, load_rows, read_rows
+from minrl.tasks.task import is_held_out, weighted
+from minrl.types import Example, UserError
 
 SOURCE = Source("someone/sums", ("question", "answer"), {"train": "train", "held_out": "test"})
 ROWS = [{"question": "1 + 1", "answer": "2"}, {"question": "a\u2028b", "answer": "3"}]
@@ -100,6 +100,39 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, text, said):
 def test_a_path_that_is_not_there_says_what_would_be_read(tmp_path):
     with pytest.raises(UserError, match="does not exist: a JSONL, JSON or CSV file with the columns question, answer"):
         load_rows(SOURCE, str(tmp_path / "nowhere.jsonl"))
+
+
+def test_rows_without_a_dataset_of_the_hub_are_those_of_the_users_file(tmp_path):
+    mine = Source(columns=("question", "answer"))
+    with pytest.raises(
+        UserError, match=r"no data of its own: give --data-path a JSONL or .* the columns question, answer"
+    ):
+        load_rows(mine, "")
+    path = write(tmp_path / "train.jsonl", [{"question": str(n), "answer": "2"} for n in range(20)])
+    example_of = lambda row: Example(row["question"], row["question"], {"answer": row["answer"]})  # noqa: E731
+    for place in (path, tmp_path):
+        dataset = dataset_of(mine, str(place), example_of)
+        assert len(dataset.train) + len(dataset.held_out) == 20
+        assert dataset.held_out == [one for one in dataset.held_out if is_held_out(one.id, 0.2)] != []
+
+
+@pytest.mark.parametrize(
+    ("example_of", "line"),
+    [
+        (
+            lambda row: Example(row["question"], row["text"], {}),
+            r"row 1 of .*rows.jsonl \(all\) lacks 'text' \(it has q",
+        ),
+        (
+            lambda row: {"prompt": row["question"]},
+            r"row 1 of .*rows.jsonl \(all\): a dataset holds Examples, got {'pro",
+        ),
+    ],
+)
+def test_a_row_that_becomes_no_example_is_named(tmp_path, example_of, line):
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(UserError, match=line):
+        len(dataset_of(Source(), str(path), example_of).train)
 
 
 def test_a_hub_that_cannot_be_reached_names_the_dataset_and_the_way_out(monkeypatch):

@@ -152,10 +152,10 @@ def test_a_target_out_of_reach_ends_at_the_limit():
 def test_an_earlier_checkpoints_temperature_is_gone_on_from(make_rollout):
     # A state is the temperature alone, as it has always been stored.
     config = config_of(target_reward_std=0.27)
-    state = TrainState.from_dict({"step": 3, "temperature": 1.2})
+    state = TrainState(step=3, temperature=1.2)
     observe(state, config, groups(make_rollout, [1, 0], [1, 1]))
     assert state.temperature == pytest.approx(1.2 * 1.0392305, abs=1e-6)
-    resumed = TrainState.from_dict(json.loads(json.dumps(asdict(state))))
+    resumed = TrainState(**json.loads(json.dumps(asdict(state))))
     for one in (state, resumed):
         observe(one, config, groups(make_rollout, [1, 0], [0, 1]))
     assert resumed == state
@@ -181,7 +181,7 @@ def test_solve_rates_are_remembered_and_survive_a_checkpoint(make_rollout):
     assert state.solve_rates == {"example": 0.5}
     observe(state, config, groups(make_rollout, [1, 1]))
     assert state.solve_rates == {"example": 0.75}
-    assert TrainState.from_dict(json.loads(json.dumps(asdict(state)))) == state
+    assert TrainState(**json.loads(json.dumps(asdict(state)))) == state
 
 
 def test_the_curriculum_prefers_what_is_solved_sometimes():

@@ -283,7 +283,7 @@ def test_the_split_is_the_same_every_time():
 
 def test_a_leak_between_train_and_held_out_is_noticed():
     example = Example("same", "", {})
-    with pytest.raises(AssertionError, match="held-out problems among the training ones"):
+    with pytest.raises(UserError, match="held-out problems among the training ones"):
         Dataset([example], [example])
     with pytest.raises(UserError, match="needs held-out examples, got none beside 1"):
         Dataset([example], [])
@@ -382,9 +382,9 @@ def test_what_is_no_finite_number_is_refused_in_every_place(number):
 def test_a_reward_is_made_of_floats_whatever_the_task_gave(workers):
     """In a worker, where nothing checks the types of arguments, as it is outside the tests."""
     paid, none, text = workers.run([Job(Reward, (value, PARTS, 1)) for value in (np.float32(0.5), None, "1,5")])
-    assert [one.reason.splitlines()[-1].partition("Error: ")[2] for one in (none, text)] == [
+    assert [one.reason for one in (none, text)] == [
         f"the value of a reward must be a finite number, got {value}: float32 ends at 3.4e38"
-        for value in ("None", "'1,5'")
+        for value in ("None (NoneType)", "'1,5' (str)")
     ]
     assert [type(number) for number in (paid.value, paid.maximum, *paid.parts.values())] == [float] * 4
     assert json.dumps([paid.value, dict(paid.parts)]) == '[0.5, {"right": 1.0, "words": 3.0}]'

@@ -289,8 +289,27 @@ def test_a_large_job_and_a_large_result_pass(pool):
     assert pool.run([Job(_identity, (text,))] * 3) == [text] * 3
 
 
-def test_printing_in_a_reward_does_no_harm(pool):
-    assert pool.run([Job(print, ("x" * 100_000,)), Job(int, ("7",))]) == [None, 7]
+@pytest.mark.parametrize("cheap", [True, False])
+def test_of_what_is_printed_the_first_lines_are_shown_and_the_others_counted(pool, cheap, said, capfd):
+    # Three jobs of 2,001 lines: the 200 kB of a reward that shows what it compares, and a line of its own length.
+    assert pool.run([Job(_prints, (cheap,), cheap=cheap)] * 3 + [Job(int, ("7",))]) == ["printed"] * 3 + [7]
+    pool.close()  # reads what is left
+    lines = [line.rstrip("\n") for line in said]
+    assert lines[0] == "printed by the task: " + "x" * 200 + " ..."
+    assert len(lines) == 22 and set(lines[1:20]) == {"printed by the task:   [31m" + "y" * 96}  # no control characters
+    assert lines[20] == "printed by the task: more than 20 lines; the others are counted"
+    assert lines[21] == "printed by the task: 6,003 lines in all, of which the first 20 are shown"
+    assert "".join(capfd.readouterr()).count("y") <= 19 * 96  # where messages go to
+
+
+def test_what_a_reward_prints_before_it_hangs_is_shown(said):
+    workers = Workers(1, deadline_s=60.0)
+    for workers.deadline_s in DEADLINES_S:
+        workers.run([Job(_prints_and_hangs)])
+        workers.close()
+        if said:
+            break
+    assert said == ["printed by the task: before the loop\n"]
 
 
 def test_nothing_runs_after_close():
@@ -309,6 +328,20 @@ def test_workers_end_when_the_process_that_started_them_is_killed():
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert gone_soon(int(killed.stdout))
+
+
+def _prints(cheap):
+    print("x" * 100_000)
+    for number in range(2000):
+        print("\t\x1b[31m" + "y" * 96, file=sys.stderr if number % 2 else sys.stdout)
+    if not cheap:
+        subprocess.run(["true"])  # a child has the worker's output, as the trainer has not
+    return "printed"
+
+
+def _prints_and_hangs():
+    print("before the loop")
+    time.sleep(600)
 
 
 def _signalled(number):

@@ -134,7 +134,7 @@ class _Replay:
         self._changed_since = of_other_programs(row.get(JOBS), planned.programs)
         self._example = planned.examples[self.key.index].id
         rng = episode_rng(plan.config.seed, self.key.index, self.key.sample)
-        self.play = Play(planned.task.play(planned.examples[self.key.index], rng))
+        self.play = Play(planned.task, planned.examples[self.key.index], rng)
         self.advance(None)
 
     def advance(self, value: Any) -> None:  # noqa: ANN401 - a job's result

@@ -72,7 +72,7 @@ class ServedSampler:
         """One episode from its first turn to its last."""
         key = Key(self.model.name, task.name, batch.mode.name, index, sample)
         example, recorder = task.examples[index], Recorder(task.task)
-        play = Play(recorder.task.play(example, episode_rng(self.config.seed, index, sample)))
+        play = Play(recorder.task, example, episode_rng(self.config.seed, index, sample))
         said: dict[str, _Conversation] = {}
         refused = ""
         play.advance(None)

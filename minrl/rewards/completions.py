@@ -169,9 +169,8 @@ def _members(text: str) -> list[tuple[str, str]]:
 
 
 def _job(task: Task, row: dict[str, Any], number: int) -> Job:
-    assert task.reward is not None
     example = Example(str(row.get("id", number)), "", row)
-    return Job(task.reward, (row["completion"], example), cheap=task.cheap)
+    return task.paid(row["completion"], example)
 
 
 def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers) -> list[Any]:
@@ -188,14 +187,12 @@ def _judged(judge: Judge, jobs: list[Job], rewards: list[Any], workers: Workers)
     return rewards
 
 
-def _verdict(result: Any) -> dict[str, Any]:  # noqa: ANN401 - the task's own code may return anything
+def _verdict(result: Reward | Failure) -> dict[str, Any]:
     if isinstance(result, Failure):
         reason = result.reason.strip().splitlines()[-1]
         if reason.startswith("KeyError: "):
             reason = f"the row lacks {reason.removeprefix('KeyError: ')}, which the reward reads"
         return {"reward": None, "error": reason}
-    if not isinstance(result, Reward):
-        return {"reward": None, "error": f"the task's reward must return a Reward, got {result!r}"}
     return {"reward": result.value, "solved": result.solved, "parts": dict(result.parts)}
 
 

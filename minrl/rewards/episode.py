@@ -5,10 +5,14 @@ An engine, a server or the record of an earlier play answers what is `pending`.
 
 import traceback
 from collections.abc import Iterable, Mapping
+from random import Random
 from typing import Any
 
+from minrl.rewards.printed import caught
 from minrl.rewards.workers import Failure
-from minrl.types import Episode, Job, Reward, Turn
+from minrl.tasks import Task
+from minrl.tasks.checked import mistaken
+from minrl.types import Example, Job, Mistake, Reward, Turn
 
 
 class Play:
@@ -17,8 +21,9 @@ class Play:
     `roles` are those that have taken a turn, each with whether it is frozen.
     """
 
-    def __init__(self, episode: Episode) -> None:
-        self.generator = episode
+    def __init__(self, task: Task, example: Example, rng: Random) -> None:
+        self.generator = task.play(example, rng)
+        self._named = task.name, example
         self.pending: Turn | Job | None = None
         self.rewards: Mapping[str, Reward] = {}
         self.failure: str | None = None
@@ -31,9 +36,12 @@ class Play:
         if isinstance(self.pending, Turn):
             self.roles[self.pending.role] = self.pending.frozen
         try:
-            self.pending = self.generator.send(value)
+            with caught():
+                self.pending = self.generator.send(value)
         except StopIteration as end:
             self._end(end.value)
+        except Mistake as error:
+            self.fail(str(error))
         except Exception:  # the task's own code: its rollouts become unscorable and are counted
             self.fail(traceback.format_exc())
 
@@ -54,7 +62,7 @@ class Play:
         """
         reasons = [self.unscorable(role) for role, frozen in self.roles.items() if not frozen]
         reasons += [
-            f"the episode returned a reward for {role!r}, which took no turn: {_names(self.roles)} did"
+            self._mistaken(f"the episode returned a reward for {role!r}, which took no turn: {_names(self.roles)} did")
             for role in self.rewards
             if role not in self.roles
         ]
@@ -64,19 +72,17 @@ class Play:
         """Why a role that took a turn has no reward; None if it has one."""
         if self.failure is not None or role in self.rewards:
             return self.failure
-        return f"the episode returned no reward for {role!r}, which took a turn: it paid {_names(self.rewards)}"
+        what = f"the episode returned no reward for {role!r}, which took a turn: it paid {_names(self.rewards)}"
+        return self._mistaken(what)
 
-    def _end(self, rewards: Any) -> None:  # noqa: ANN401 - the task's own code may return anything
-        """Check and keep the rewards of a finished episode."""
-        self.pending = None
-        if not isinstance(rewards, Mapping):
-            return self.fail(f"an episode must return the reward of each role, got {rewards!r}")
+    def _end(self, rewards: Mapping[str, Reward]) -> None:
+        """Keep the rewards of a finished episode."""
+        self.pending, self.rewards = None, rewards
         if all(self.roles.values()):
-            return self.fail("the episode ended before the policy took a turn")
-        for role, reward in rewards.items():
-            if not isinstance(reward, Reward):
-                return self.fail(f"the reward of {role!r} must be a Reward, got {reward!r}")
-        self.rewards = rewards
+            self.fail(self._mistaken("the episode ended before the policy took a turn"))
+
+    def _mistaken(self, what: str) -> str:
+        return str(mistaken(*self._named, what))
 
 
 def _names(roles: Iterable[str]) -> str:

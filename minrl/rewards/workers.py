@@ -21,10 +21,11 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from minrl.rewards.printed import PRINTED, caught
 from minrl.system.cores import cpu_cores
 from minrl.system.progress import activity
 from minrl.system.signals import ignore_stop_signals
-from minrl.types import Job
+from minrl.types import Job, Mistake
 
 MOST_THREADS = 256
 """Concurrent jobs that wait for a server."""
@@ -68,7 +69,8 @@ class Workers:
 
     def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
         results = dict(in_threads({index: job for index, job in enumerate(jobs) if job.waits}))
-        results.update({index: call(job) for index, job in enumerate(jobs) if job.cheap})
+        with caught():
+            results.update({index: call(job) for index, job in enumerate(jobs) if job.cheap})
         waiting = [index for index, job in enumerate(jobs) if not (job.cheap or job.waits)][::-1]
         while waiting or self._busy:
             while waiting and len(self._busy) < self.count:
@@ -98,7 +100,9 @@ class Workers:
         """End all workers."""
         for worker in [*self._idle, *self._busy.values()]:
             worker.kill()
+            worker.reader.join(timeout=1.0)  # what it started outside its session may hold the pipe
         self._idle, self._busy = [], {}
+        PRINTED.close()
 
     def _finished(self) -> list[tuple["_Worker", Any]]:
         """Workers that answered, died or missed their deadline, each with its result."""
@@ -126,14 +130,26 @@ class _Worker:
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "minrl.rewards.workers", str(theirs.fileno())],  # -P: no working directory
+            [
+                sys.executable,
+                "-P",
+                "-u",
+                "-m",
+                "minrl.rewards.workers",
+                str(theirs.fileno()),
+            ],  # -P: no working directory
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
             env={**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
         theirs.close()
+        self.reader = Thread(target=PRINTED.read, args=(self.process.stdout,), daemon=True)
+        self.reader.start()
         self.index: int  # of the current job, as the deadline
         self.deadline: float
 
@@ -167,9 +183,11 @@ class _Worker:
 
 
 def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
-    """The job's result, or a `Failure` with its traceback."""
+    """The job's result, or a `Failure` with its traceback, of a mistake with its message."""
     try:
         return job.function(*job.arguments)
+    except Mistake as error:
+        return Failure(str(error))
     except (Exception, SystemExit):  # of a task's own code: the rollout becomes unscorable and is counted
         return Failure(traceback.format_exc())
 

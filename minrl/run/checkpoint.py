@@ -65,7 +65,7 @@ def load_state(checkpoint: Path) -> TrainState:
         f"{checkpoint / STATE} holds {', '.join(unknown)}, which this version of MinRL does not know: go on with the "
         f"version that wrote it, or begin a new run from its weights with --model-id {checkpoint}",
     )
-    return TrainState.from_dict(values)
+    return TrainState(**values)
 
 
 def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:

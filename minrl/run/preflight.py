@@ -17,6 +17,7 @@ from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
 from minrl.system.disk import free_bytes
 from minrl.tasks import Dataset, Task
+from minrl.tasks.checked import refuse_mistakes
 from minrl.types import Example, Rollout, require
 
 EXAMPLES = 8
@@ -78,6 +79,7 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
         findings += answer_findings(policy, name, task, list(examples)[:ANSWERS], settings.max_tokens)
     workers.take_seconds()
     sampled = rollout(policy, engine, workers, task, list(task.dataset.train)[:EXAMPLES], plan)
+    refuse_mistakes(sampled.failures)
     findings += rollout_findings(sampled.rollouts, sampled.failures, policy, settings.max_tokens, len(sampled.lost))
     per_reward = max(policy.processes.gather([workers.take_seconds()])) / max(1, len(sampled.rollouts))
     if per_reward > SLOW_REWARD_S:

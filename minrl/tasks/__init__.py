@@ -5,6 +5,7 @@ import importlib
 import keyword
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TypeVar, cast
 
 from minrl.config import task_key
@@ -16,7 +17,7 @@ from minrl.tasks.outside import (
     with_absolute_path,
 )
 from minrl.tasks.task import Dataset, Task, TaskDefinition
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 T = TypeVar("T")
 
@@ -72,7 +73,9 @@ def load_task(name: str, options: Mapping[str, object] | None = None, data_path:
     """The task of that name, made from what `options` holds for it (its defaults where that is nothing)."""
     definition = find_definition(name)
     chosen = (options or {}).get(task_key(name))
-    return definition.make(definition.options() if chosen is None else chosen, data_path)
+    task = definition.make(definition.options() if chosen is None else chosen, data_path)
+    require(isinstance(task, Task), f"`make` of {name} must return a Task, got {type(task).__name__}")
+    return replace(task, name=task_key(name))
 
 
 def find_definition(name: str) -> TaskDefinition:

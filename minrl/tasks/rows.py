@@ -6,10 +6,11 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minrl.tasks.checked import require_example
 from minrl.tasks.task import Dataset, DeferredDataset, in_order_of_identity, split
 from minrl.types import Example, UserError, require
 
@@ -21,20 +22,21 @@ SUFFIXES = (".jsonl", ".json", ".csv")
 
 @dataclass(frozen=True)
 class Source:
-    """The dataset of a task if no local file is named.
+    """The rows of a task: their columns, and the hub's dataset that holds them if no local file is named.
 
-    Each row needs all `columns`. `splits` maps the task's names to the dataset's: `train` and `held_out`, `held_out`
-    alone for evaluation only, or `all`, which is split by identity.
+    `Source(columns=("question", "answer"))` has no dataset: the rows are those of `--data-path`. Each row needs all
+    `columns`. `splits` maps the task's names to the dataset's: `train` and `held_out`, `held_out` alone for evaluation
+    only, or `all`, which is split by identity.
     """
 
-    hub_name: str
-    columns: tuple[str, ...]
-    splits: Mapping[str, str]
+    hub_name: str = ""
+    columns: tuple[str, ...] = ()
+    splits: Mapping[str, str] = field(default_factory=lambda: {"all": "train"})
     configuration: str | None = None
 
 
 def dataset_of(
-    source: Source, data_path: str, example_of: Callable[[Row], Example], held_out_share: float
+    source: Source, data_path: str, example_of: Callable[[Row], Example], held_out_share: float = 0.2
 ) -> DeferredDataset:
     """The examples of the rows, read when they are first used.
 
@@ -63,8 +65,11 @@ def _examples(rows: Iterable[Row], example_of: Callable[[Row], Example], where: 
     for number, row in enumerate(rows, 1):
         try:
             example = example_of(row)
+            require_example(example)
         except UserError as error:
             raise UserError(f"row {number} of {where}: {error}") from error
+        except KeyError as error:
+            raise UserError(f"row {number} of {where} lacks {error} (it has {', '.join(map(str, row))})") from error
         examples.setdefault(example.id, example)
     return examples
 
@@ -84,6 +89,9 @@ def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]
     `data_path` is a JSONL file, a JSON file with a list, a CSV file, or a folder with a file for each split, such as
     `train.jsonl` and `test.jsonl`. Empty: the hub's dataset. A single file has no splits.
     """
+    require(
+        bool(data_path or source.hub_name), f"the task has no data of its own: give --data-path {_expected(source)}"
+    )
     splits = _local(source, Path(data_path)) if data_path else _from_hub(source)
     where = data_path or source.hub_name
     for name, rows in splits.items():

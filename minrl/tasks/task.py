@@ -4,6 +4,7 @@ A hash of the problem's identity (`Example.id`) splits training and held-out exa
 problem is held out in every run, and in the warm start of the base model.
 """
 
+import functools
 import hashlib
 import math
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from minrl.tasks.checked import played, require_example, reward_of
 from minrl.types import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 
 Demonstration = str | Sequence[tuple[Prompt, str]]
@@ -20,6 +22,8 @@ Demonstration = str | Sequence[tuple[Prompt, str]]
 
 Demonstrations = Callable[[Example, random.Random], Demonstration]
 """An imperfect play of the example, for the warm start of the embedded base model."""
+
+SPLIT = "make one with split(examples, held_out_share=0.2)"
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,11 @@ class Dataset:
 
     def __post_init__(self) -> None:
         count = len(self.train)
+        for example in (*self.train, *self.held_out):
+            require_example(example)
         require(len(self.held_out) > 0, f"a dataset needs held-out examples, got none beside {count} training ones")
         shared = set(map(self.key, self.train)) & set(map(self.key, self.held_out))
-        assert not shared, f"held-out problems among the training ones: {sorted(shared)[:3]}"
+        require(not shared, f"held-out problems among the training ones: {sorted(shared)[:3]}")
 
     def sizes(self) -> tuple[int, int]:
         """The numbers of training and held-out examples. Reads the rows if that was deferred."""
@@ -72,10 +78,11 @@ class Task:
     `shortest_answer(example)` is a shortest solution in the form of the demonstrations. If it has more tokens than a
     completion may have, a run says so before it starts.
     `notes()` are lines that a run shows at its start; it raises UserError if the task cannot run on this machine.
+    `name` is set by `load_task`, for messages.
     """
 
     dataset: Dataset
-    reward: Callable[[str, Example], Reward] | None
+    reward: Callable[[str, Example], Reward | float] | None
     episode: Callable[[Example, random.Random], Episode] | None = None
     demonstrations: Demonstrations | None = None
     vocabulary: tuple[str, ...] = ()
@@ -83,18 +90,26 @@ class Task:
     cheap: bool = False
     frozen_opponent: bool = False
     notes: Callable[[], Sequence[str]] = tuple
+    name: str = ""
 
     def __post_init__(self) -> None:
-        assert self.reward is not None or self.episode is not None, "a task needs a reward or an episode"
+        require(
+            isinstance(self.dataset, Dataset), f"a task takes a Dataset, got {type(self.dataset).__name__}: {SPLIT}"
+        )
+        require(self.reward is not None or self.episode is not None, "a task needs a reward or an episode")
 
     def play(self, example: Example, rng: random.Random) -> Episode:
-        """One episode of the example: the task's own, or a single turn."""
-        return (self.episode or self._single_turn)(example, rng)
+        """One episode of the example: the task's own, or a single turn. It pays in `Reward`s."""
+        return played(self.name, self.episode, example, rng) if self.episode else self._single_turn(example)
 
-    def _single_turn(self, example: Example, _: random.Random) -> Episode:
+    def paid(self, completion: str, example: Example) -> Job:
+        """The work that makes the `Reward` of a completion."""
         assert self.reward is not None
+        return Job(functools.partial(reward_of, self.name, self.reward), (completion, example), cheap=self.cheap)
+
+    def _single_turn(self, example: Example) -> Episode:
         completion = yield Turn(SOLO, example.prompt)
-        return {SOLO: (yield Job(self.reward, (completion, example), cheap=self.cheap))}
+        return {SOLO: (yield self.paid(completion, example))}
 
 
 @dataclass(frozen=True)
@@ -195,6 +210,9 @@ def split(examples: Iterable[Example], held_out_share: float, by: Callable[[Exam
 
 def in_order_of_identity(examples: Iterable[Example]) -> list[Example]:
     """The examples in a pseudo-random order, so that the first n are a sample."""
+    examples = list(examples)
+    for example in examples:
+        require_example(example)
     return sorted(examples, key=lambda example: (_fraction(example.id), example.id))
 
 

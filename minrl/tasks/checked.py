@@ -1,0 +1,171 @@
+"""What the code of a task hands over, checked: examples, turns and rewards.
+
+A `Mistake` is of the code, not of a completion. Its message is one line that begins with MISTAKE and names the task and
+the example.
+"""
+
+import pickle
+import traceback
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import closing
+from numbers import Real
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Any
+
+from minrl import types
+from minrl.system.stable_text import stable_text
+from minrl.types import Episode, Example, Job, Mistake, Reward, Turn, finite
+
+MISTAKE = "mistake in "
+
+REWARDS = "return a number (float, int, bool, a tensor or array of one value) or a Reward made of numbers"
+PROMPTS = 'a string or a list of messages such as {"role": "user", "content": "2 + 2 ="}'
+
+
+def refuse_mistakes(failures: Iterable[str]) -> None:
+    """Raise the first mistake among the reasons why rewards failed."""
+    mistakes = [reason for reason in failures if reason.startswith(MISTAKE)]
+    if mistakes:
+        raise Mistake(f"{mistakes[0]} (the first of {len(mistakes)})")
+
+
+def mistaken(task: str, example: Example, what: str) -> Mistake:
+    """A mistake in the task's code, of which the message may know the task and the example already."""
+    line, named = " ".join(what.split()), f"task {task}" if task else "the task"
+    return Mistake(line if line.startswith(MISTAKE) else f"{MISTAKE}{named}, example {example.id!r:.80}: {line}")
+
+
+class Checking:
+    """Inside, mistakes get the names of the task and the example, and the example must stay as it is."""
+
+    def __init__(self, task: str, example: Example) -> None:
+        self._task, self._example, self._before = task, example, _state(example)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None and _state(self._example) != self._before:
+            error = Mistake(
+                f"the task's code changed {_changed(self._before, self._example)} of the example, by which its other "
+                "completions are played and rewarded: change a copy, such as copy.deepcopy(example.fields)"
+            )
+        if isinstance(error, Mistake):
+            raise mistaken(self._task, self._example, f"{error}{_place(error)}") from error
+
+
+def _place(error: Mistake) -> str:
+    """The line of the task's code that the mistake came from, if it is known."""
+    own = {__file__, types.__file__}
+    lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename not in own]
+    lines = [one for one in lines if one.filename[0] != "<" and "beartype" not in one.filename]
+    return f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
+
+
+def reward_of(task: str, function: Callable[[str, Example], Any], completion: str, example: Example) -> Reward:
+    """What a task's reward function pays for a completion."""
+    with Checking(task, example):
+        return as_reward(function(completion, example))
+
+
+def as_reward(paid: Any) -> Reward:  # noqa: ANN401 - a task's code may return anything
+    """The reward, of which a task may return the value alone."""
+    if isinstance(paid, Reward):
+        return paid
+    if paid is None:
+        raise Mistake(f"the reward is None (NoneType): {REWARDS}, from every branch")
+    try:
+        return Reward(finite("the value of a reward", paid))
+    except Mistake as error:
+        raise Mistake(f"{error}{'' if isinstance(paid, Real) else f'; {REWARDS}'}") from error
+
+
+def played(task: str, function: Callable[[Example, Random], Any], example: Example, rng: Random) -> Episode:
+    """A task's episode, which yields turns and jobs and returns the reward of each role."""
+    with Checking(task, example):
+        episode = function(example, rng)
+        if not isinstance(episode, Generator):
+            raise Mistake(f"an episode must be a function that yields turns, got one that returns {_shown(episode)}")
+        with closing(episode):
+            value = None
+            while True:
+                try:
+                    asked = episode.send(value)
+                except StopIteration as end:
+                    return _by_role(end.value)
+                value = yield _asked(asked)
+
+
+def _asked(asked: Any) -> Turn | Job:  # noqa: ANN401 - a task's code may yield anything
+    if not isinstance(asked, Turn | Job):
+        raise Mistake(f"an episode must yield a Turn or a Job, got {_shown(asked)}")
+    if isinstance(asked, Turn) and not is_prompt(asked.message):
+        raise Mistake(f"the message of a Turn must be {PROMPTS}, got {_shown(asked.message)}")
+    return asked
+
+
+def _by_role(rewards: Any) -> dict[str, Reward]:  # noqa: ANN401 - a task's code may return anything
+    if not isinstance(rewards, Mapping):
+        raise Mistake(f"an episode must return the reward of each role, such as {{SOLO: 1.0}}, got {_shown(rewards)}")
+    paid = {}
+    for role, reward in rewards.items():
+        try:
+            paid[role] = as_reward(reward)
+        except Mistake as error:
+            raise Mistake(f"the reward of {role!r}: {error}") from error
+    return paid
+
+
+def require_example(example: Any) -> None:  # noqa: ANN401 - a task's code may make anything
+    """Refuse what is no example, or one that cannot be told from others or shown."""
+    if not isinstance(example, Example):
+        raise Mistake(f"a dataset holds Examples, got {_shown(example)}")
+    if not isinstance(example.id, str):
+        raise Mistake(f"the id of an example must be a string, such as str(number), got {_shown(example.id)}")
+    for name, is_right, right in (
+        ("prompt", is_prompt(example.prompt), PROMPTS),
+        ("fields", isinstance(example.fields, Mapping), "a dict of what the reward reads"),
+    ):
+        if not is_right:
+            got = _shown(getattr(example, name))
+            raise Mistake(f"the {name} of an example must be {right}, got {got} in example {example.id!r:.80}")
+
+
+def is_prompt(prompt: object) -> bool:
+    """Whether this is a text or a list of chat messages."""
+    messages = prompt if isinstance(prompt, list) else None
+    return isinstance(prompt, str) or (
+        messages is not None and all(isinstance(one, Mapping) and {"role", "content"} <= one.keys() for one in messages)
+    )
+
+
+def _state(example: Example) -> bytes | str:
+    """What an example holds now, to be compared with what it holds later."""
+    return _frozen((example.prompt, example.category, example.fields))
+
+
+def _frozen(value: Any) -> bytes | str:  # noqa: ANN401 - whatever a task keeps in an example
+    try:
+        return pickle.dumps(value)
+    except Exception:  # a value may be of any kind, such as a lambda
+        return stable_text(value)
+
+
+def _changed(before: bytes | str, example: Example) -> str:
+    """What differs of the example now."""
+    if isinstance(before, str):
+        return "something"
+    prompt, _, fields = pickle.loads(before)
+    if _frozen(fields) == _frozen(example.fields):
+        return "the category" if prompt == example.prompt else "the prompt"
+    names = [
+        name for name in {**fields, **example.fields} if _frozen(fields.get(name)) != _frozen(example.fields.get(name))
+    ]
+    return " and ".join(map(repr, names)) or "the fields"
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 - whatever a task hands over
+    """The value in a line, with its type."""
+    return f"{' '.join(repr(value).split()):.80} ({type(value).__name__})"

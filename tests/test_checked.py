@@ -1,0 +1,186 @@
+"""What a task's code hands over: numbers of all kinds are rewards, and each mistake is one line."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from minrl.config import RolloutConfig, TrainerConfig
+from minrl.rewards.workers import Workers
+from minrl.run.preflight import preflight
+from minrl.tasks import Task, TaskDefinition, load_task
+from minrl.tasks.checked import reward_of
+from minrl.tasks.task import Dataset, split
+from minrl.types import Example, Mistake, Reward, UserError
+from tests import rewards
+from tests.say_sevens import NoOptions, sevens
+
+EXAMPLE = Example("3,4", "add 3 4", {"numbers": [3, 4], "check": lambda total: total == 7})
+WHERE = "mistake in task mine, example '3,4': "
+
+
+def paid(value):
+    """What the task pays whose reward function returns the value, or raises it where it is a mistake."""
+    return reward_of("mine", lambda completion, example: value, "7", EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (0.5, 0.5),
+        (1, 1.0),
+        (True, 1.0),
+        (np.float32(0.25), 0.25),
+        (np.bool_(True), 1.0),
+        (np.array([0.5]), 0.5),
+        (torch.tensor(0.5), 0.5),
+        (torch.tensor([[0.25]], requires_grad=True), 0.25),
+        (torch.tensor(True), 1.0),
+        (Reward(0.5), 0.5),
+    ],
+    ids=repr,
+)
+def test_a_number_of_any_kind_is_a_reward(value, number):
+    assert paid(value) == Reward(number) and type(paid(value).value) is float
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (None, "the reward is None (NoneType): return a number (float, int, bool, a tensor or array of one value)"),
+        ("1", "the value of a reward must be a finite number, got '1' (str)"),
+        (b"1", "the value of a reward must be a finite number, got b'1' (bytes)"),
+        (float("nan"), "the value of a reward must be a finite number, got nan (float)"),
+        (-np.inf, "the value of a reward must be a finite number, got -inf (float)"),
+        (torch.tensor(float("nan")), "the value of a reward must be a finite number, got tensor(nan) (Tensor)"),
+        (torch.zeros(2, 9), "the value of a reward must be a finite number, got tensor([[0., 0.,"),
+        (np.array([0.0, 1.0]), "the value of a reward must be a finite number, got array([0., 1.]) (ndarray)"),
+        ([1.0], "the value of a reward must be a finite number, got [1.0] (list)"),
+        ({"value": 1.0}, "the value of a reward must be a finite number, got {'value': 1.0} (dict)"),
+        (2.0, "a reward must be at most its maximum, got 2 of 1: pay less"),
+    ],
+    ids=str,
+)
+def test_what_is_no_reward_is_a_line_that_says_what_is_taken(value, got):
+    with pytest.raises(Mistake) as refused:
+        paid(value)
+    line = str(refused.value)
+    assert line.startswith(WHERE + got) and "\n" not in line
+    assert ("return a number" in line) == (not isinstance(value, float))
+
+
+@pytest.mark.parametrize(
+    ("values", "got"),
+    [
+        ({"parts": {"form": None}}, "part 'form' of a reward must be a finite number, got None (NoneType)"),
+        ({"parts": {"form": "1"}}, "part 'form' of a reward must be a finite number, got '1' (str)"),
+        ({"parts": {"form": float("nan")}}, "part 'form' of a reward must be a finite number, got nan (float)"),
+        ({"parts": [0.5]}, "the parts of a reward must be a dict, got [0.5]"),
+        ({"value": "1"}, "the value of a reward must be a finite number, got '1' (str)"),
+    ],
+)
+def test_a_reward_that_is_made_of_no_numbers_is_a_line_that_names_its_place(values, got):
+    def reward(completion, example):
+        made = object.__new__(Reward)  # nothing checks the types of its arguments outside the tests
+        vars(made).update({"value": 1.0, "parts": {}, "maximum": 1.0, "full": None, **values})
+        made.__post_init__()
+        return made
+
+    with pytest.raises(Mistake) as refused:
+        reward_of("mine", reward, "7", EXAMPLE)
+    line, place = str(refused.value), reward.__code__.co_firstlineno + 3
+    assert line.startswith(WHERE + got) and line.endswith(f"(test_checked.py, line {place})")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda example: example["numbers"].sort(reverse=True), "'numbers'"),
+        (lambda example: example.fields.update(answer=7), "'answer'"),
+        (lambda example: example.fields.pop("numbers"), "'numbers'"),
+        (lambda example: example.prompt.append({"role": "user", "content": "more"}), "the prompt"),
+        (lambda example: example.category.update(level="1"), "the category"),
+        (lambda example: (example.fields.pop("numbers"), example.fields.update(answer=7)), "'numbers' and 'answer'"),
+    ],
+)
+def test_an_example_that_a_reward_changes_is_named(change, named):
+    example = Example("3,4", [{"role": "user", "content": "add"}], {"numbers": [3, 4]}, {})
+    with pytest.raises(Mistake, match=f"^{WHERE}the task's code changed {named} of the example"):
+        reward_of("mine", lambda completion, example: [change(example), 1.0][1], "7", example)
+    assert reward_of("mine", lambda completion, example: 1.0, "7", example) == Reward(1.0)
+
+
+def test_an_example_may_hold_what_cannot_be_pickled():
+    assert reward_of("mine", lambda text, example: example["check"](7), "7", EXAMPLE) == Reward(1.0)
+    example = replace(EXAMPLE, fields={**EXAMPLE.fields, "numbers": [3, 4]})
+    with pytest.raises(Mistake, match="changed something of the example"):
+        reward_of("mine", lambda text, example: [example["numbers"].pop(), 1.0][1], "7", example)
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+@pytest.mark.parametrize(
+    ("reward", "line"),
+    [
+        (
+            rewards.forgets_to_return,
+            "the reward is None .NoneType.: return a number .* from every branch .the first of 2.",
+        ),
+        (rewards.sorts_its_numbers, "the task's code changed 'numbers' of the example"),
+    ],
+)
+def test_one_mistake_ends_the_run_before_step_1(policy, engine, cheap, reward, line):
+    # Two completions that the reward has no mistake in, and two that it has.
+    examples = [Example(str(n), f"numbers {n}", {"numbers": [n, 5]}) for n in (3, 4, 6, 7)]
+    task = Task(Dataset(examples, [Example("8", "numbers 8", {})]), reward, cheap=cheap, name="mine")
+    workers = Workers(1, deadline_s=120.0)
+    try:
+        with pytest.raises(UserError, match=f"^mistake in task mine, example '[67]': {line}") as refused:
+            preflight(policy, engine, workers, task, TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=2)))
+    finally:
+        workers.close()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("examples", "line"),
+    [
+        ([{"id": "1"}], r"a dataset holds Examples, got \{'id': '1'\} \(dict\)"),
+        ([object.__new__(Example)], "the id of an example must be a string"),
+    ],
+)
+def test_a_dataset_of_no_examples_is_refused_in_a_line(examples, line):
+    for one in examples:
+        if isinstance(one, Example):
+            vars(one).update(id=1, prompt="", fields={}, category={})
+    with pytest.raises(UserError, match=line):
+        split(iter(examples), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("prompt", None, "the prompt of an example must be a string or a list of messages .* got None .* example 'a'"),
+        ("prompt", ["add"], "the prompt of an example must be a string or a list of messages .* got .'add'. .list."),
+        (
+            "fields",
+            "7",
+            "the fields of an example must be a dict of what the reward reads, got '7' .str. in example 'a'",
+        ),
+    ],
+)
+def test_an_example_that_cannot_be_shown_or_read_is_refused_in_a_line(name, value, line):
+    example = Example("a", "add", {})
+    vars(example)[name] = value
+    with pytest.raises(UserError, match=line):
+        Dataset([], [example])
+
+
+def test_a_task_has_the_name_that_it_was_loaded_by(monkeypatch):
+    from minrl.tasks import TASK_DEFINITIONS
+
+    monkeypatch.setitem(TASK_DEFINITIONS, "mine", sevens)
+    assert load_task("mine").name == "mine"
+    monkeypatch.setitem(TASK_DEFINITIONS, "mine", TaskDefinition(NoOptions, lambda options, data_path: None))
+    with pytest.raises(UserError, match="`make` of mine must return a Task, got NoneType"):
+        load_task("mine")
