@@ -16,6 +16,7 @@ from typing import get_args, get_type_hints
 import pytest
 import yaml
 
+import minrl
 import train
 from minrl import algorithms
 from minrl.tasks import TASK_DEFINITIONS, option_classes
@@ -23,7 +24,7 @@ from minrl.terminal import command_line
 from minrl.types import Reward
 
 ROOT = Path(__file__).parent.parent
-FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"))
+FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 LOG = {section.split("\n", 1)[0]: " ".join(section.split()) for section in (ROOT / "LOG.md").read_text().split("\n## ")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -204,7 +205,7 @@ def test_each_flag_that_is_named_exists(name):
     known = (
         known_flags()
         | set(re.findall(r'"(--[a-z-]+)"', benchmarks))
-        | {"--config", "--help-all", "--beads.most", "--no-"}
+        | {"--config", "--help", "--help-all", "--version", "--beads.most", "--no-"}
     )
     assert sorted(named - known) == []
 
@@ -259,7 +260,8 @@ def test_the_citation_and_the_changelog_know_the_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"message", "title", "authors", "version"} <= citation.keys()  # those that CFF 1.2 requires, and the version
     assert citation["cff-version"] == "1.2.0" and citation["authors"] == [{"name": "The MinRL developers"}]
-    assert (citation["version"], citation["license"]) == (PROJECT["project"]["version"], PROJECT["project"]["license"])
+    assert (citation["version"], citation["license"]) == (minrl.__version__, PROJECT["project"]["license"])
+    assert citation["keywords"] == PROJECT["project"]["keywords"]
     heads = re.findall(r"^#+ .*", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heads[:2] == ["# Changelog", "## [Unreleased]"]
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

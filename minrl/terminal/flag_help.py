@@ -31,8 +31,12 @@ CONSOLE_SCRIPTS = {"python train.py": "minrl-train", "python evaluate.py": "minr
 
 
 def as_typed(command: str) -> str:
-    """The command of a program: its console script if that was called or there is no checkout."""
+    """The command of a program: its console script if that was called or there is no checkout, or as `python -m minrl`
+    was told.
+    """
     script = CONSOLE_SCRIPTS.get(command, command)
+    if ("-m", "minrl") in pairwise(sys.orig_argv):
+        return script.replace("minrl-", "python -m minrl ")
     in_checkout = (Path(minrl.__file__ or "").parents[1] / "train.py").exists()
     return script if Path(sys.argv[0]).name in CONSOLE_SCRIPTS.values() or not in_checkout else command
 
