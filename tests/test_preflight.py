@@ -127,12 +127,16 @@ def test_failing_rewards_are_named_with_the_last_line_of_the_first(policy, make_
 
 
 def test_memory_that_is_too_small_is_named(policy, monkeypatch):
-    assert memory_findings(policy) == []
+    assert memory_findings(policy, TrainerConfig()) == []
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 1000)
-    (finding,) = memory_findings(policy)
+    (finding,) = memory_findings(policy, TrainerConfig())
     assert "choose a smaller model" in finding
+    assert "--optimizer adamw8bit" in finding and "--lora-rank 16" in finding
+    small = TrainerConfig(lora=LoraConfig(lora_rank=4), optimizer=OptimizerConfig(optimizer="adamw8bit"))
+    (finding,) = memory_findings(policy, small)
+    assert "--optimizer adamw8bit" not in finding and "--lora-rank 16" not in finding
     monkeypatch.setattr(type(policy), "free_memory", lambda self: None)
-    assert memory_findings(policy) == []
+    assert memory_findings(policy, TrainerConfig()) == []
 
 
 def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
@@ -381,20 +385,28 @@ def test_unscorable_completions_are_not_equal_rewards(policy, make_rollout):
     assert findings(policy, [make_rollout([1], [5, END], reward=None)] * 2) == []
 
 
-def test_training_needs_gradients_and_moments_beside_what_is_loaded(policy, monkeypatch):
-    # 16 bytes for a weight that trains, of which 4 are there already; 4 for one that does not, which are there.
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 8), ("adamw8bit", 2)])
+def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
+    policy, monkeypatch, optimizer, moments
+):
     weights = list(policy.model.parameters())
     for weight in weights[1:]:
         weight.requires_grad_(False)
-    more = 12 * weights[0].numel()
+    # A gradient of 4 bytes and the moments for each weight that trains; for each of 2 x 3 x 5 tokens the inputs of two
+    # layers of 64 in 4 bytes, and twice the 40 x 64 + 16 x (1 x 32) + 16 x 192 bytes that one layer keeps.
+    more = (4 + moments) * weights[0].numel() + 30 * (2 * 64 * 4 + 2 * (40 * 64 + 16 * 32 + 16 * 192))
+    rollouts = RolloutConfig(prompts_per_step=2, group_size=3, max_tokens=5)
+    config = TrainerConfig(rollout=rollouts, optimizer=OptimizerConfig(optimizer=optimizer))
     for free, count in ((more + 1, 0), (more, 1)):
         monkeypatch.setattr(type(policy), "free_memory", lambda self, free=free: free)
-        assert len(memory_findings(policy)) == count
+        assert len(memory_findings(policy, config)) == count
+    fewer = replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=29))
+    assert memory_findings(policy, fewer) == []
 
 
 def test_what_training_needs_is_said_in_gib(policy, monkeypatch):
     weights = [SimpleNamespace(numel=lambda: 2**30, requires_grad=trains) for trains in (True, False)]
-    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: weights))
+    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: weights, config=policy.model.config))
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 3 * 2**30)
-    (finding,) = memory_findings(policy)
-    assert finding.startswith("training 2.1B weights needs about 20 GiB and 3 GiB are free")
+    (finding,) = memory_findings(policy, TrainerConfig())
+    assert finding.startswith("training 2.1B weights needs about 20 GiB, of which 8 are taken, and 3 GiB are free")

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from loguru import logger
 
 from minrl.config import TrainerConfig, task_key
 from minrl.engines import Engine
+from minrl.model.memory import MOMENT_BYTES, needed
 from minrl.policy import Policy, master_weights
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
@@ -40,10 +42,6 @@ RATES = {
 }
 """A tenth and ten times the defaults of minrl.config.defaults. Adapters of large models are trained at up to a hundred
 times: what is best for them varies more."""
-BYTES_PER_WEIGHT = 16
-"""float32 weight, gradient and AdamW's two moments."""
-MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
-"""Bytes in a checkpoint of both moments of a weight."""
 
 
 def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
@@ -75,7 +73,7 @@ def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) ->
 
 def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:
     """Findings, one line each; empty when all is well. Raises `UserError` if no completion could be rewarded."""
-    findings = memory_findings(policy) + disk_findings(policy, config) + rate_findings(policy, config)
+    findings = memory_findings(policy, config) + disk_findings(policy, config) + rate_findings(policy, config)
     settings = config.rollout
     limits = settings.group_size, settings.max_tokens, settings.temperature
     plan = Plan(*limits, config.seed, "preflight", 0, stop_strings=settings.stop_strings)
@@ -203,16 +201,27 @@ def _reason(failure: str) -> str:
     return failure.strip().splitlines()[-1] + (f" ({':'.join(places[-1])})" if places else "")
 
 
-def memory_findings(policy: Policy) -> list[str]:
-    """Whether weights, gradients and optimizer fit in the free memory."""
+def memory_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+    """Whether what an update holds fits in the free memory; the weights are loaded already."""
     weights = sum(weight.numel() for weight in policy.model.parameters())
     trained = sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
-    needed, free = trained * BYTES_PER_WEIGHT + (weights - trained) * 4, policy.free_memory()
-    if free is None or needed - weights * 4 < free:
+    settings, bfloat16 = config.rollout, policy.processes.dtype == torch.bfloat16
+    sampled = policy.processes.split(settings.prompts_per_step * settings.group_size) * settings.max_tokens
+    tokens = min(config.optimizer.micro_batch_tokens, sampled)
+    text = policy.model.config.get_text_config()
+    need = needed(weights, trained, config.optimizer.optimizer, text, tokens, bfloat16)
+    free = policy.free_memory()
+    if free is None or need.total - need.weights < free:
         return []
+    smaller = (
+        "" if config.optimizer.optimizer == "adamw8bit" else ", keep the moments in 8 bits (--optimizer adamw8bit)"
+    )
+    if not config.lora.lora_rank:
+        smaller += ", or train adapters with --lora-rank 16"
     return [
-        f"training {weights / 1e9:.1f}B weights needs about {needed / 2**30:.0f} GiB and {free / 2**30:.0f} GiB are "
-        "free: choose a smaller model or a larger machine, or train adapters with --lora-rank 16"
+        f"training {weights / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB, of which "
+        f"{need.weights / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: choose a smaller model or larger "
+        f"machine{smaller}, or lower --micro-batch-tokens (docs/hardware.md)"
     ]
 
 
