@@ -19,6 +19,7 @@ import yaml
 import minrl
 import train
 from minrl import algorithms
+from minrl.scripts import PROGRAMS
 from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.terminal import command_line
 from minrl.types import Reward
@@ -121,6 +122,10 @@ def start(path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if words[:2] == ["-m", "pytest"]:
         check_pytest(words[2:])
+        return
+    if words[:2] == ["-m", "minrl"]:
+        for program in words[2:3]:
+            check_python(["-m", PROGRAMS[program].removeprefix("minrl.scripts."), *words[3:]], monkeypatch)
         return
     module = words[0] == "-m"
     name, arguments = (words[1], words[2:]) if module else (words[0], words[1:])
