@@ -16,15 +16,17 @@ from typing import get_args, get_type_hints
 import pytest
 import yaml
 
+import minrl
 import train
 from minrl import algorithms
 from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.scripts import PROGRAMS
 from minrl.tasks import TASK_DEFINITIONS, option_classes
 from minrl.terminal import command_line
 from minrl.types import Reward
 
 ROOT = Path(__file__).parent.parent
-FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/*.md"))
+FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 LOG = {section.split("\n", 1)[0]: " ".join(section.split()) for section in (ROOT / "LOG.md").read_text().split("\n## ")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -125,6 +127,10 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if words[:2] == ["-m", "pytest"]:
         check_pytest(words[2:])
         return
+    if words[:2] == ["-m", "minrl"]:
+        for program in words[2:3]:
+            check_python(["-m", PROGRAMS[program].removeprefix("minrl.scripts."), *words[3:]], monkeypatch)
+        return
     module = words[0] == "-m"
     name, arguments = (words[1], words[2:]) if module else (words[0], words[1:])
     path = ROOT / (name.replace(".", "/") if module else name)
@@ -182,7 +188,8 @@ def test_each_command_parses(page, command, monkeypatch):
         if words[0] == "make":
             check_make(words[1:], monkeypatch)
         elif words[0] == "python":
-            if words[1:] not in (["benchmarks/NAME.py"], ["docs/configuration.py"]):  # the latter has a test of its own
+            own_test = (["benchmarks/NAME.py"], ["docs/configuration.py"], ["docs/hardware.py"])
+            if words[1:] not in own_test:
                 check_python([word for word in words[1:] if word != "RUN"] if "..." in one else words[1:], monkeypatch)
         else:
             assert words[0] in ELSEWHERE, f"{page}: {command}"
@@ -208,7 +215,7 @@ def test_each_flag_that_is_named_exists(name):
     known = (
         known_flags()
         | set(re.findall(r'"(--[a-z-]+)"', benchmarks))
-        | {"--config", "--help-all", "--beads.most", "--quiz.instruction", "--no-"}
+        | {"--config", "--help", "--help-all", "--version", "--beads.most", "--quiz.instruction", "--no-"}
     )
     assert sorted(named - known) == []
 
@@ -263,7 +270,8 @@ def test_the_citation_and_the_changelog_know_the_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"message", "title", "authors", "version"} <= citation.keys()  # those that CFF 1.2 requires, and the version
     assert citation["cff-version"] == "1.2.0" and citation["authors"] == [{"name": "The MinRL developers"}]
-    assert (citation["version"], citation["license"]) == (PROJECT["project"]["version"], PROJECT["project"]["license"])
+    assert (citation["version"], citation["license"]) == (minrl.__version__, PROJECT["project"]["license"])
+    assert citation["keywords"] == PROJECT["project"]["keywords"]
     heads = re.findall(r"^#+ .*", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert heads[:2] == ["# Changelog", "## [Unreleased]"]
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

@@ -52,6 +52,7 @@ ROOMS = [
     "sft",
     "pipeline",
     "scripts",
+    "__main__",
     "train",
     "evaluate",
 ]

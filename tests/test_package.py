@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import minrl
 from minrl import scripts
+from minrl.report.__main__ import main as report
+from minrl.terminal.command_line import parse_trainer
+from minrl.types import UserError
+from minrl.viewer.__main__ import main as viewer
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("minrl", "train.py", "evaluate.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -58,6 +63,42 @@ def test_in_a_checkout_the_console_scripts_are_its_files(monkeypatch, capsys):
             run()
         assert not stop.value.code
         assert f"\nminrl-{name} " in capsys.readouterr().out
+
+
+def test_the_version_has_one_source(wheel, capsys):
+    assert wheel.name == f"minrl-{minrl.__version__}-py3-none-any.whl"
+    for program in (parse_trainer, scripts.main, report, viewer):
+        with pytest.raises(SystemExit) as stop:
+            program(["--version"])
+        assert not stop.value.code
+        assert capsys.readouterr().out == f"minrl {minrl.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_python_m_minrl_lists_the_programs(arguments, capsys):
+    assert scripts.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:] if line[2] != " "] == list(scripts.PROGRAMS)
+    assert "  train             Make a language model better at a task." in lines
+    assert all(len(line) <= 80 for line in lines)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # other tests imported it
+@pytest.mark.parametrize("name", scripts.PROGRAMS)
+def test_python_m_minrl_runs_each_program_in_the_name_that_was_typed(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-P", "-m", "minrl", name, "--help"])
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "minrl" / "__main__.py"), name, "--help"])
+    with pytest.raises(SystemExit) as stop:
+        scripts.main(sys.argv[1:])
+    assert not stop.value.code
+    shown = capsys.readouterr().out
+    typed = f"python -m minrl {name} " if name in ("train", "evaluate") else f"python -m {scripts.PROGRAMS[name]} "
+    assert f"\n{typed.replace('.__main__', '')}" in shown
+
+
+def test_a_program_that_there_is_not_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match=r"unknown program 'trian': did you mean train\?"):
+        scripts.main(["trian"])
 
 
 @pytest.mark.slow

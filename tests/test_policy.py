@@ -1,5 +1,7 @@
 """From prompts to token ids and back, and what a policy knows of its model."""
 
+import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -212,6 +214,33 @@ def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path, policy, proces
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(UserError, match="is not a model folder that transformers can load"):
         load_policy(str(tmp_path), CPU, processes)
+
+
+@pytest.mark.parametrize("added", ["a word", "a special token", "an id far above"])
+def test_a_tokenizer_with_tokens_that_the_embedding_lacks_is_refused_as_it_is_loaded(
+    tmp_path, policy, processes, added
+):
+    rows = len(policy.tokenizer)
+    if added == "an id far above":  # the tokenizer of another model
+        known = sorted(policy.tokenizer.get_vocab().keys() - word_tokenizer([]).get_vocab().keys())
+        policy.tokenizer = word_tokenizer([*known, "further", "last"])
+        expected = f"has 2 tokens that the model's embedding of {rows} rows lacks, 'last' with id {rows + 1} among them"
+    else:
+        kind = "extra_special_tokens" if added == "a special token" else None
+        policy.tokenizer.add_special_tokens({kind: ["<tool>"]}) if kind else policy.tokenizer.add_tokens(["<tool>"])
+        expected = f"has 1 tokens that the model's embedding of {rows} rows lacks, '<tool>' with id {rows} among them"
+    save_model(policy.model, policy.tokenizer, tmp_path)
+    with pytest.raises(UserError, match=re.escape(expected)) as refused:
+        load_policy(str(tmp_path), CPU, processes)
+    assert "resize_token_embeddings" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_placeholder_for_images_needs_no_row(tmp_path, policy, processes):
+    save_model(policy.model, policy.tokenizer, tmp_path)
+    stored = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**stored, "image_token": "<image>"}))
+    loaded = load_policy(str(tmp_path), CPU, processes)
+    assert loaded.tokenizer.convert_tokens_to_ids("<image>") == len(policy.tokenizer)
 
 
 def test_weights_that_are_not_finite_are_not_saved(policy, tmp_path):

@@ -1,5 +1,6 @@
 """What would go wrong is said before step 1, in one line each, with what to do."""
 
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from together import together
 
-from minrl.config import LoggingConfig, LoraConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.config import LoggingConfig, LoraConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.config.defaults import REINFORCEMENT, defaults
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.loading import word_tokenizer
 from minrl.optimizer import make_optimizer
@@ -17,7 +19,9 @@ from minrl.run.checkpoint import save_checkpoint
 from minrl.run.preflight import (
     answer_findings,
     checkpoint_bytes,
+    context_findings,
     disk_findings,
+    drawn,
     leave_out_unusable,
     memory_findings,
     preflight,
@@ -123,12 +127,16 @@ def test_failing_rewards_are_named_with_the_last_line_of_the_first(policy, make_
 
 
 def test_memory_that_is_too_small_is_named(policy, monkeypatch):
-    assert memory_findings(policy) == []
+    assert memory_findings(policy, TrainerConfig()) == []
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 1000)
-    (finding,) = memory_findings(policy)
+    (finding,) = memory_findings(policy, TrainerConfig())
     assert "choose a smaller model" in finding
+    assert "--optimizer adamw8bit" in finding and "--lora-rank 16" in finding
+    small = TrainerConfig(lora=LoraConfig(lora_rank=4), optimizer=OptimizerConfig(optimizer="adamw8bit"))
+    (finding,) = memory_findings(policy, small)
+    assert "--optimizer adamw8bit" not in finding and "--lora-rank 16" not in finding
     monkeypatch.setattr(type(policy), "free_memory", lambda self: None)
-    assert memory_findings(policy) == []
+    assert memory_findings(policy, TrainerConfig()) == []
 
 
 def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
@@ -209,12 +217,64 @@ def test_several_processes_find_what_one_would(make_policy, sevens):
 
 
 @pytest.mark.parametrize("cheap", [True, False])
-def test_a_raising_reward_is_found_before_step_1(policy, engine, workers, sevens, cheap):
+def test_a_reward_that_always_raises_ends_the_run_in_one_line_with_its_place(policy, engine, workers, sevens, cheap):
     task = Task(sevens.dataset, unfinished, cheap=cheap)
     config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=3))
-    found = preflight(policy, engine, workers, task, config)
-    assert any("NotImplementedError" in finding for finding in found)
-    assert all("\n" not in finding for finding in found)
+    line = unfinished.__code__.co_firstlineno
+    with pytest.raises(UserError) as refused:
+        preflight(policy, engine, workers, task, config)
+    count = 2 * len(sevens.dataset.train)
+    assert f"every reward of countdown failed in the preflight, {count} of {count}" in str(refused.value)
+    assert "NotImplementedError" in str(refused.value) and "--no-preflight" in str(refused.value)
+    (place,) = re.findall(r"rewards\.py:(\d+)\)", str(refused.value))
+    assert line < int(place) <= line + 3
+    assert "\n" not in str(refused.value)
+
+
+def test_one_reward_that_is_computed_lets_the_run_begin(policy, engine, workers, sevens):
+    def moody(text, example):
+        if example.id != sevens.dataset.train[0].id:
+            raise KeyError("answer")
+        return Reward(0.0)
+
+    config = TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=3))
+    found = preflight(policy, engine, workers, Task(sevens.dataset, moody, cheap=True), config)
+    assert any(f"{len(sevens.dataset.train) - 1} of {len(sevens.dataset.train)} rewards failed" in one for one in found)
+
+
+def test_examples_are_drawn_from_everywhere_the_same_for_a_seed():
+    examples = lengths(*range(1000))
+    chosen = [int(one.id) for one in drawn(examples, 100, 7)]
+    assert (
+        chosen == [int(one.id) for one in drawn(examples, 100, 7)] != [int(one.id) for one in drawn(examples, 100, 8)]
+    )
+    assert len(set(chosen)) == 100
+    assert sum(number >= 500 for number in chosen) > 25  # of the first 100 none would be
+    assert sorted(one.id for one in drawn(examples[:3], 8, 7)) == ["0", "1", "2"]
+
+
+def test_prompts_that_leave_a_completion_less_than_its_tokens_are_named():
+    assert context_findings("mine", [3, 6], 4, 10) == []
+    (finding,) = context_findings("mine", [3, 7, 8], 4, 10)
+    assert finding.startswith(
+        "2 of 3 prompts of mine leave no room for the 4 tokens of --max-tokens in the 10 that the"
+    )
+    assert "the longest has 8: set --max-tokens 2" in finding
+    assert context_findings("mine", [], 4, 10) == []
+
+
+def test_the_preflight_measures_all_prompts_and_of_episodes_those_that_were_played(policy, engine, workers):
+    policy.model.config.max_position_embeddings = 24
+    many = [Example(f"{n}", " ".join(["1"] * (20 if n == 11 else 3)), {}) for n in range(12)]
+    held_out = [Example(f"held out {n}", "1 1", {}) for n in range(20)]
+    one_turn = Task(Dataset(many, held_out), lambda text, example: Reward(float(len(text) % 2)), cheap=True)
+    config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=8))
+    (finding,) = (one for one in preflight(policy, engine, workers, one_turn, config) if "--max-tokens in the" in one)
+    assert finding.startswith("1 of 32 prompts") and "set --max-tokens 4" in finding
+    played = replace(one_turn, episode=one_turn._single_turn)
+    chosen = [one.id for one in drawn(many, 8, 0)]
+    found = [one for one in preflight(policy, engine, workers, played, config) if "--max-tokens in the" in one]
+    assert [one[:15] for one in found] == (["2 of 16 prompts"] if "11" in chosen else [])
 
 
 def test_training_samples_are_not_those_of_the_preflight(policy, engine, workers, sevens):
@@ -252,7 +312,7 @@ def test_eight_examples_are_sampled_as_training_would_sample_them(sampled_with, 
     rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
     found, examples, plan = sampled_with(rollouts, 2.0)
     assert found == []  # a second for each reward is not slow
-    assert examples == [str(n) for n in range(8)]
+    assert examples == [one.id for one in drawn([Example(str(n), str(n), {}) for n in range(20)], 20, 9)][:8]
     assert plan == Plan(3, 5, 0.7, 9, "preflight", 0, stop_strings=("stop",))
     (finding,), _, _ = sampled_with(rollouts, 2.4)
     assert "a reward takes 1.2 s" in finding
@@ -285,36 +345,68 @@ def test_a_limit_that_cuts_every_completion_is_named_before_the_template(policy,
 
 
 @pytest.mark.parametrize(
-    ("weights", "rate", "rank", "count"),
-    [(10**8, 2e-5, 0, 1), (10**8, 1e-5, 0, 0), (10**8, 2e-5, 8, 0), (10**6, 1.0, 0, 0)],
+    ("weights", "rate", "rank", "said"),
+    [
+        (10**8, 2e-5, 0, "all 0.1B weights are trained at a learning rate of 2e-05, where 1e-06 is usual: the model"),
+        (10**8, 1e-5, 0, ""),
+        (10**8, 1e-7, 0, ""),
+        (10**8, 1e-8, 0, "--learning-rate 1e-06"),
+        (10**9, 1e-3, 8, ""),
+        (10**9, 2e-3, 8, "adapters of a model of 1.0B weights are trained at a learning rate of 0.002, where 1e-05 is"),
+        (10**6, 3e-3, 0, ""),
+        (10**6, 1.0, 0, "all 1.0M weights are trained at a learning rate of 1, where 0.0003 is usual: the model may"),
+        (10**6, 1e-6, 0, "little will be learned; raise it, such as to --learning-rate 0.0003"),
+        (10**6, 1e-5, 8, "--learning-rate 0.003"),
+        (5 * 10**7, 1.0, 0, ""),
+    ],
 )
-def test_a_learning_rate_that_destroys_a_large_model_is_named(policy, monkeypatch, weights, rate, rank, count):
-    large = [SimpleNamespace(numel=lambda: weights)]
-    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: large))
+def test_a_learning_rate_that_suits_another_size_or_other_weights_is_named(
+    policy, monkeypatch, weights, rate, rank, said
+):
+    sized = [SimpleNamespace(numel=lambda: weights)]
+    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: sized))
     config = TrainerConfig(optimizer=OptimizerConfig(learning_rate=rate), lora=LoraConfig(lora_rank=rank))
     found = rate_findings(policy, config)
-    assert len(found) == count
-    assert all("all 0.1B weights are trained at a learning rate of 2e-05" in finding for finding in found)
+    assert len(found) == bool(said) and all(said in finding for finding in found)
+    assert all(("--lora-rank 16" in finding) == (weights >= 10**8 and not rank and rate > 1e-6) for finding in found)
+
+
+@pytest.mark.parametrize("model", ["", "some/model"])
+@pytest.mark.parametrize("rank", [0, 8])
+def test_no_default_learning_rate_is_named(policy, monkeypatch, model, rank):
+    config = TrainerConfig(model=ModelConfig(model_id=model), lora=LoraConfig(lora_rank=rank))
+    rate = defaults(config, REINFORCEMENT)["learning_rate"]
+    sized = [SimpleNamespace(numel=lambda: 10**9 if model else 10**6)]
+    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: sized))
+    assert rate_findings(policy, replace(config, optimizer=OptimizerConfig(learning_rate=rate))) == []
 
 
 def test_unscorable_completions_are_not_equal_rewards(policy, make_rollout):
     assert findings(policy, [make_rollout([1], [5, END], reward=None)] * 2) == []
 
 
-def test_training_needs_gradients_and_moments_beside_what_is_loaded(policy, monkeypatch):
-    # 16 bytes for a weight that trains, of which 4 are there already; 4 for one that does not, which are there.
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 8), ("adamw8bit", 2)])
+def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
+    policy, monkeypatch, optimizer, moments
+):
     weights = list(policy.model.parameters())
     for weight in weights[1:]:
         weight.requires_grad_(False)
-    more = 12 * weights[0].numel()
+    # A gradient of 4 bytes and the moments for each weight that trains; for each of 2 x 3 x 5 tokens the inputs of two
+    # layers of 64 in 4 bytes, and twice the 40 x 64 + 16 x (1 x 32) + 16 x 192 bytes that one layer keeps.
+    more = (4 + moments) * weights[0].numel() + 30 * (2 * 64 * 4 + 2 * (40 * 64 + 16 * 32 + 16 * 192))
+    rollouts = RolloutConfig(prompts_per_step=2, group_size=3, max_tokens=5)
+    config = TrainerConfig(rollout=rollouts, optimizer=OptimizerConfig(optimizer=optimizer))
     for free, count in ((more + 1, 0), (more, 1)):
         monkeypatch.setattr(type(policy), "free_memory", lambda self, free=free: free)
-        assert len(memory_findings(policy)) == count
+        assert len(memory_findings(policy, config)) == count
+    fewer = replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=29))
+    assert memory_findings(policy, fewer) == []
 
 
 def test_what_training_needs_is_said_in_gib(policy, monkeypatch):
     weights = [SimpleNamespace(numel=lambda: 2**30, requires_grad=trains) for trains in (True, False)]
-    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: weights))
+    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: weights, config=policy.model.config))
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 3 * 2**30)
-    (finding,) = memory_findings(policy)
-    assert finding.startswith("training 2.1B weights needs about 20 GiB and 3 GiB are free")
+    (finding,) = memory_findings(policy, TrainerConfig())
+    assert finding.startswith("training 2.1B weights needs about 20 GiB, of which 8 are taken, and 3 GiB are free")

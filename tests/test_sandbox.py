@@ -36,8 +36,6 @@ def level(request):
     reason = sandbox._unavailable(request.param)
     if reason:
         pytest.skip(f"this machine does not give {request.param}: {reason}")
-    if request.param == "limits" and sys.platform != "linux":
-        pytest.skip("tested on Linux")
     return request.param
 
 

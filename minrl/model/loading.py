@@ -71,7 +71,26 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
             f"{path} lacks {len(lacking)} weights of its own shape, {lacking[0]} among them: the folder is incomplete, "
             "or its config.json is another model's"
         )
+    refuse_tokens_without_a_row(path, model, tokenizer)
     return model, tokenizer
+
+
+def refuse_tokens_without_a_row(path: str, model: CausalModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer with ids beyond the model's embedding, which the first text with one of them would show.
+
+    Placeholders of images and sounds, which Gemma 3's tokenizer keeps for a model of text alone, stand in no text: they
+    are the special tokens with a name that transformers does not give every tokenizer.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    every = PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES
+    placeholders = {token for name, token in tokenizer.special_tokens_map.items() if name not in every}
+    beyond = {id: token for token, id in tokenizer.get_vocab().items() if id >= rows and token not in placeholders}
+    if beyond:
+        raise UserError(
+            f"{path}: the tokenizer has {len(beyond)} tokens that the model's embedding of {rows} rows lacks, "
+            f"{beyond[max(beyond)]!r} with id {max(beyond)} among them: put the model's own tokenizer there, or, where "
+            "tokens were added, save the model again after model.resize_token_embeddings(len(tokenizer))"
+        )
 
 
 def hub_reachable() -> bool:

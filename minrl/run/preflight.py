@@ -1,38 +1,48 @@
 """Checks before step 1.
 
-A few training examples are sampled and rewarded. Each finding is one line: what is wrong and how to mend it.
+A few training examples, drawn with the run's seed, are sampled and rewarded. Each finding is one line: what is wrong
+and how to mend it. A reward that fails for all of them ends the run.
 """
 
 import math
+import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from loguru import logger
 
 from minrl.config import TrainerConfig, task_key
 from minrl.engines import Engine
+from minrl.model.memory import MOMENT_BYTES, needed
 from minrl.policy import Policy, master_weights
 from minrl.rewards.workers import Workers
-from minrl.rollout import Plan, rollout
+from minrl.rollout import Plan, Rollouts, rollout
 from minrl.system.disk import free_bytes
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
-from minrl.types import Example, Rollout, require
+from minrl.types import Example, Rollout, UserError, require
 
 EXAMPLES = 8
-ANSWERS = 512
-"""Examples of each split whose shortest answers are measured."""
+MEASURED = 512
+"""Examples of each split whose prompts and shortest answers are measured."""
 SLOW_REWARD_S = 1.0
 FEW_HELD_OUT = 20
 TRUNCATED_SHARE = 0.1
 """Largest share of completions that may be cut off: their reward says nothing about their answer."""
-LARGEST_RATE, LARGE_MODEL = 1e-5, 10**8
-"""No reinforcement learning in minrl.config.defaults trains all weights of so large a model at a higher rate."""
-BYTES_PER_WEIGHT = 16
-"""float32 weight, gradient and AdamW's two moments."""
-MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
-"""Bytes in a checkpoint of both moments of a weight."""
+SMALL_MODEL, LARGE_MODEL = 10**7, 10**8
+"""Weights up to which a model is small, as the one that MinRL makes, and from which it is large."""
+RATES = {
+    # large, adapters: the lowest, a usual and the highest learning rate
+    (True, False): (1e-7, 1e-6, 1e-5),
+    (True, True): (1e-6, 1e-5, 1e-3),
+    (False, False): (3e-5, 3e-4, 3e-3),
+    (False, True): (3e-4, 3e-3, 3e-2),
+}
+"""A tenth and ten times the defaults of minrl.config.defaults. Adapters of large models are trained at up to a hundred
+times: what is best for them varies more."""
 
 
 def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
@@ -63,8 +73,8 @@ def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) ->
 
 
 def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:
-    """Findings, one line each; empty when all is well."""
-    findings = memory_findings(policy) + disk_findings(policy, config) + rate_findings(policy, config)
+    """Findings, one line each; empty when all is well. Raises `UserError` if no completion could be rewarded."""
+    findings = memory_findings(policy, config) + disk_findings(policy, config) + rate_findings(policy, config)
     settings = config.rollout
     limits = settings.group_size, settings.max_tokens, settings.temperature
     plan = Plan(*limits, config.seed, "preflight", 0, stop_strings=settings.stop_strings)
@@ -75,11 +85,17 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
             f"{name} has {held_out} held-out examples: with fewer than {FEW_HELD_OUT} the interval of the score says "
             "little; give the task more examples, or hold out a larger share"
         )
-    for examples in (task.dataset.train, task.dataset.held_out):
-        findings += answer_findings(policy, name, task, list(examples)[:ANSWERS], settings.max_tokens)
+    splits = [drawn(examples, MEASURED, config.seed) for examples in (task.dataset.train, task.dataset.held_out)]
+    for examples in splits:
+        findings += answer_findings(policy, name, task, examples, settings.max_tokens)
     workers.take_seconds()
-    sampled = rollout(policy, engine, workers, task, list(task.dataset.train)[:EXAMPLES], plan)
+    sampled = rollout(policy, engine, workers, task, splits[0][:EXAMPLES], plan)
     refuse_mistakes(sampled.failures)
+    prompts = [one.prompt_length for one in sampled.rollouts]
+    if task.episode is None:
+        prompts = [len(policy.encode_prompt(example.prompt)) for examples in splits for example in examples]
+    findings += context_findings(name, prompts, settings.max_tokens, engine.context_length)
+    require_a_reward(name, sampled)
     findings += rollout_findings(sampled.rollouts, sampled.failures, policy, settings.max_tokens, len(sampled.lost))
     per_reward = max(policy.processes.gather([workers.take_seconds()])) / max(1, len(sampled.rollouts))
     if per_reward > SLOW_REWARD_S:
@@ -89,16 +105,49 @@ def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, conf
     return findings
 
 
-def rate_findings(policy: Policy, config: TrainerConfig) -> list[str]:
-    """Whether all weights of a large model are trained at too high a learning rate."""
-    weights = sum(weight.numel() for weight in policy.model.parameters())
-    rate = config.optimizer.learning_rate
-    if config.lora.lora_rank or weights < LARGE_MODEL or rate <= LARGEST_RATE:
+def drawn(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
+    """At most so many of the examples, at random: neighbours in a file are alike."""
+    return random.Random(seed).sample(list(examples), min(count, len(examples)))
+
+
+def require_a_reward(name: str, sampled: Rollouts) -> None:
+    """Raise `UserError` if every reward failed."""
+    if sampled.failures and all(one.reward is None for one in sampled.rollouts):
+        raise UserError(
+            f"every reward of {name} failed in the preflight, {len(sampled.failures)} of {len(sampled.failures)}, the "
+            f"first with: {_reason(sampled.failures[0])}; mend the task's reward (--no-preflight begins all the same)"
+        )
+
+
+def context_findings(name: str, prompts: Sequence[int], max_tokens: int, limit: int) -> list[str]:
+    """Whether prompts of these lengths leave room for the longest completion in the tokens that the model takes."""
+    cut = sum(length + max_tokens > limit for length in prompts)
+    if not cut:
         return []
     return [
-        f"all {weights / 1e9:.1f}B weights are trained at a learning rate of {rate:g}, where published runs take "
-        "1e-06: lower --learning-rate, or train adapters with --lora-rank 16"
+        f"{cut} of {len(prompts)} prompts of {name} leave no room for the {max_tokens} tokens of --max-tokens in the "
+        f"{limit} that the model takes; the longest has {max(prompts)}: set --max-tokens {limit - max(prompts)}, or "
+        "choose shorter prompts or a model with a longer context"
     ]
+
+
+def rate_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+    """Whether the learning rate is far from what is usual for the size of the model and for what is trained."""
+    weights = sum(weight.numel() for weight in policy.model.parameters())
+    rate, adapted = config.optimizer.learning_rate, config.lora.lora_rank > 0
+    if SMALL_MODEL < weights < LARGE_MODEL:
+        return []
+    lowest, usual, highest = RATES[weights >= LARGE_MODEL, adapted]
+    if lowest <= rate <= highest:
+        return []
+    size = f"{weights / 1e9:.1f}B" if weights >= LARGE_MODEL else f"{weights / 1e6:.1f}M"
+    trained = f"adapters of a model of {size} weights" if adapted else f"all {size} weights"
+    if rate < lowest:
+        mend = f"little will be learned; raise it, such as to --learning-rate {usual:g}"
+    else:
+        adapters = ", or train adapters with --lora-rank 16" if weights >= LARGE_MODEL and not adapted else ""
+        mend = f"the model may be destroyed; lower it, such as to --learning-rate {usual:g}{adapters}"
+    return [f"{trained} are trained at a learning rate of {rate:g}, where {usual:g} is usual: {mend}"]
 
 
 def answer_findings(policy: Policy, name: str, task: Task, examples: Sequence[Example], max_tokens: int) -> list[str]:
@@ -135,9 +184,8 @@ def rollout_findings(
             "for shorter answers in the prompt"
         )
     if failures:
-        last_line = failures[0].strip().splitlines()[-1]
         findings.append(
-            f"{len(failures)} of {len(rollouts) + num_lost} rewards failed, the first with: {last_line}; "
+            f"{len(failures)} of {len(rollouts) + num_lost} rewards failed, the first with: {_reason(failures[0])}; "
             "mend the task's reward"
         )
     values = {rollout.reward.value for rollout in rollouts if rollout.reward is not None}
@@ -149,16 +197,33 @@ def rollout_findings(
     return findings
 
 
-def memory_findings(policy: Policy) -> list[str]:
-    """Whether weights, gradients and optimizer fit in the free memory."""
+def _reason(failure: str) -> str:
+    """The last line of a failure, and the place in the code where it was raised."""
+    places = re.findall(r'File "(.+)", line (\d+)', failure)
+    return failure.strip().splitlines()[-1] + (f" ({':'.join(places[-1])})" if places else "")
+
+
+def memory_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+    """Whether what an update holds fits in the free memory; the weights are loaded already."""
     weights = sum(weight.numel() for weight in policy.model.parameters())
     trained = sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
-    needed, free = trained * BYTES_PER_WEIGHT + (weights - trained) * 4, policy.free_memory()
-    if free is None or needed - weights * 4 < free:
+    settings, bfloat16 = config.rollout, policy.processes.dtype == torch.bfloat16
+    sampled = policy.processes.split(settings.prompts_per_step * settings.group_size) * settings.max_tokens
+    tokens = min(config.optimizer.micro_batch_tokens, sampled)
+    text = policy.model.config.get_text_config()
+    need = needed(weights, trained, config.optimizer.optimizer, text, tokens, bfloat16)
+    free = policy.free_memory()
+    if free is None or need.total - need.weights < free:
         return []
+    smaller = (
+        "" if config.optimizer.optimizer == "adamw8bit" else ", keep the moments in 8 bits (--optimizer adamw8bit)"
+    )
+    if not config.lora.lora_rank:
+        smaller += ", or train adapters with --lora-rank 16"
     return [
-        f"training {weights / 1e9:.1f}B weights needs about {needed / 2**30:.0f} GiB and {free / 2**30:.0f} GiB are "
-        "free: choose a smaller model or a larger machine, or train adapters with --lora-rank 16"
+        f"training {weights / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB, of which "
+        f"{need.weights / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: choose a smaller model or larger "
+        f"machine{smaller}, or lower --micro-batch-tokens (docs/hardware.md)"
     ]
 
 

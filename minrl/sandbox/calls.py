@@ -200,6 +200,7 @@ def run_all(calls: Sequence[Call], at_once: int = 0, level_name: str = "") -> li
 
 def level() -> str:
     """The name of the strongest level that works on this machine."""
+    require(sys.platform == "linux", f"untrusted code needs Linux, whose walls it runs behind: this is {sys.platform}")
     working = next((name for name in LEVELS if not _unavailable(name)), "")
     failures = {} if working else {name: _unavailable(name) for name in LEVELS}
     require(not failures, f"no sandbox works on this machine, so untrusted code cannot run: {failures}")

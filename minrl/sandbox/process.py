@@ -18,7 +18,6 @@ from typing import Any
 from minrl.sandbox import walls as walls
 from minrl.sandbox.files import LIBC, MIB, Call
 from minrl.sandbox.slot import Slot, kill_uid
-from minrl.sandbox.walls import LINUX
 
 TICK_S = 0.05
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
@@ -157,7 +156,7 @@ class Watch:
             return "output"
         if left_s <= 0:
             return "timeout"
-        if LINUX and time.monotonic() - self._looked > TICK_S:
+        if time.monotonic() - self._looked > TICK_S:
             self._looked = time.monotonic()
             if bytes_held(os.getpid()) > self.call["memory_mib"] * MIB:
                 return "memory"
@@ -194,7 +193,7 @@ class Watch:
                 return
             if self.slot.uid != os.geteuid():
                 kill_uid(self.slot.uid)
-            for pid in list(descendants(os.getpid())) if LINUX else [-self.pid]:
+            for pid in list(descendants(os.getpid())):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
@@ -226,8 +225,7 @@ def main(connection: int) -> None:
     for fd in (connection, call["channel"]):
         if fd >= 0:
             os.set_inheritable(fd, False)
-    if LINUX:
-        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.umask(0o022)
     try:
         slot = Slot(call["folder"])

@@ -8,7 +8,6 @@ import fcntl
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable, Iterator
 
 from minrl.sandbox import filter as sandbox_filter
@@ -28,7 +27,6 @@ from minrl.sandbox.files import (
 )
 
 STARTED = b"started\n"
-LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # <linux/prctl.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x4000000, 0x8000000, 0x10000000  # <linux/sched.h>
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
@@ -147,7 +145,7 @@ LAUNCH: dict[str, Callable[[Call, int, str, list[int]], None]] = {
 def processes_allowed(call: Call, uid: int) -> int:
     """The call's limit, plus the user's threads if the uid is the user's: the kernel counts all threads of a uid."""
     allowed = int(call["processes"])
-    if uid != os.geteuid() or not LINUX:
+    if uid != os.geteuid():
         return allowed
     for name in os.listdir("/proc"):
         try:
@@ -167,9 +165,8 @@ def set_limits(call: Call, processes: int) -> None:
         resource.RLIMIT_NOFILE: (256, 256),
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_NPROC: (processes, processes),
+        resource.RLIMIT_AS: (memory, memory),
     }
-    if LINUX:  # macOS refuses to limit the address space
-        limits[resource.RLIMIT_AS] = (memory, memory)
     for name, (soft, hard) in limits.items():
         most = resource.getrlimit(name)[1]
         if soft != resource.RLIM_INFINITY:
@@ -185,9 +182,8 @@ def drop_privileges(uid: int) -> None:
         os.setresuid(uid, uid, uid)
         if os.getresuid() != (uid, uid, uid) or uid == 0:
             raise PermissionError(f"cannot become uid {uid}")
-    if LINUX:
-        checked(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-        die_with_parent()
+    checked(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    die_with_parent()
 
 
 def enter(call: Call, uid: int, home: str, processes: int, streams: list[int]) -> None:

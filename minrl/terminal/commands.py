@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import minrl
@@ -12,7 +13,11 @@ CONSOLE_SCRIPTS = {"python train.py": "minrl-train", "python evaluate.py": "minr
 
 
 def documented(command: str) -> str:
-    """The command of a program: its console script if that was called or there is no checkout."""
+    """The command of a program: as `python -m minrl` was told, or its console script if that was called or there is no
+    checkout.
+    """
+    if ("-m", "minrl") in pairwise(sys.orig_argv):
+        return CONSOLE_SCRIPTS.get(command, command).replace("minrl-", "python -m minrl ")
     called = Path(sys.argv[0]).name in CONSOLE_SCRIPTS.values()
     return CONSOLE_SCRIPTS.get(command, command) if called or not (_checkout() / "train.py").exists() else command
 

@@ -9,12 +9,14 @@ import dataclasses
 import difflib
 import importlib.util
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from minrl import __version__
 from minrl.config.bounds import meant
 from minrl.types import UserError, require
 
@@ -94,8 +96,16 @@ def flags_of(cls: type, group: str = "", prefix: str = "", start: object = None)
     return flags
 
 
+def show_version(arguments: Sequence[str]) -> None:
+    """End the program with its version where the arguments ask for it."""
+    if "--version" in arguments:
+        sys.stdout.write(f"minrl {__version__}\n")
+        raise SystemExit(0)
+
+
 def given_flags(arguments: Sequence[str]) -> list[Given]:
     """The command line as flags and the words after each."""
+    show_version(arguments)
     given = [Given("")]
     for argument in arguments:
         if IS_FLAG.match(argument):

@@ -1,0 +1,221 @@
+"""Writes docs/hardware.md: which model fits which card or laptop, by the estimate of the preflight.
+
+    python docs/hardware.py
+
+`tests/test_hardware.py` compares the page with what this makes, and the shapes with transformers' models.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from minrl.config import OptimizerConfig
+from minrl.model.memory import Need, needed
+
+PAGE = Path(__file__).with_name("hardware.md")
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A Qwen-shaped decoder, by the names of its config."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    tie_word_embeddings: bool
+    model_type: str = "qwen2"
+    num_hidden_layers: int = 28
+    head_dim: int = 128
+
+    @property
+    def layer(self) -> list[tuple[int, int]]:
+        """Inputs and outputs of a layer's matrices."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        queries, keys = (heads * self.head_dim for heads in (self.num_attention_heads, self.num_key_value_heads))
+        return [*[(hidden, queries)], *[(hidden, keys)] * 2, (queries, hidden), *[(hidden, inner)] * 2, (inner, hidden)]
+
+    @property
+    def weights(self) -> int:
+        """All weights: matrices, norms, Qwen 2's biases or Qwen 3's norms of queries and keys, embedding, head."""
+        heads = self.num_attention_heads + 2 * self.num_key_value_heads
+        own = 2 * self.head_dim if self.model_type == "qwen3" else heads * self.head_dim
+        layer = sum(inputs * outputs for inputs, outputs in self.layer) + 2 * self.hidden_size + own
+        ends = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * layer + self.hidden_size + ends
+
+    def adapters(self, rank: int) -> int:
+        """Weights of adapters on every matrix of the layers."""
+        return self.num_hidden_layers * sum(rank * (inputs + outputs) for inputs, outputs in self.layer)
+
+
+MODELS = {
+    "Qwen/Qwen3-0.6B": Shape(
+        vocab_size=151936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+        model_type="qwen3",
+    ),
+    "Qwen/Qwen2.5-1.5B": Shape(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "Qwen/Qwen2.5-7B": Shape(
+        vocab_size=152064,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+    ),
+}
+CARDS, LAPTOPS = (8, 16, 24, 48, 80, 141), (8, 16, 32)
+USABLE = 0.92
+"""The share of a card's memory that CUDA and fragmentation leave."""
+SYSTEM_GIB = 4
+"""What a laptop's system and Python itself take."""
+VLLM_SHARE = 0.45
+"""--engine-memory-frac, of the card while vLLM samples."""
+CACHE_GIB, SMALL_CACHE_GIB = 4, 1
+"""The embedded engine's memory: at most as its default, and as set below."""
+RANK = 16
+METHODS = {"full": "", "8-bit": "--optimizer adamw8bit", "LoRA": f"--lora-rank {RANK}"}
+"""What is trained, the most thorough first, and its flags."""
+SMALL_TOKENS = 2048
+SMALL = f"--engine torch --engine-cache-gib {SMALL_CACHE_GIB} --micro-batch-tokens {SMALL_TOKENS}"
+"""The flags where memory is short."""
+
+
+def need(shape: Shape, method: str, card: bool, small: bool) -> Need:
+    """What an update of the model holds."""
+    tokens = SMALL_TOKENS if small else OptimizerConfig().micro_batch_tokens
+    trained = shape.adapters(RANK) if method == "LoRA" else shape.weights
+    weights = shape.weights + (trained if method == "LoRA" else 0)
+    return needed(weights, trained, "adamw8bit" if method == "8-bit" else "adamw", shape, tokens, bfloat16=card)
+
+
+def fits(shape: Shape, method: str, memory_gib: int, card: bool, small: bool) -> bool:
+    """Whether the update fits, and sampling."""
+    usable = USABLE * memory_gib if card else memory_gib - SYSTEM_GIB
+    update = need(shape, method, card, small)
+    state = update.weights + update.moments
+    if card and not small:  # vLLM's weights stay while the policy trains
+        copy, sampling = 2 * shape.weights, state + VLLM_SHARE * memory_gib * GIB
+    else:
+        copy, sampling = 0, state + update.casts + (SMALL_CACHE_GIB if small else CACHE_GIB) * GIB
+    return max(update.total + copy, sampling) <= usable * GIB
+
+
+def fitting(shape: Shape, memory_gib: int, card: bool) -> str:
+    """The methods that fit, and those that do in the small settings."""
+    found = []
+    for method in METHODS:
+        if fits(shape, method, memory_gib, card, small=False):
+            found.append(method)
+        elif fits(shape, method, memory_gib, card, small=True):
+            found.append(f"{method} (small)")
+    return ", ".join(found) or "none"
+
+
+def page() -> str:
+    """The whole page."""
+    names = [name.rpartition("-")[2] for name in MODELS]
+    table = [_row("memory", *names), _row(*["---"] * (len(names) + 1))]
+    for kind, sizes in (("card", CARDS), ("laptop", LAPTOPS)):
+        for size in sizes:
+            cells = (fitting(shape, size, kind == "card") for shape in MODELS.values())
+            table.append(_row(f"{kind} of {size} GB", *cells))
+    return TEXT.format(
+        fits="\n".join(table),
+        flags="\n".join(_flags()),
+        needs="\n".join(_needs()),
+        cache=CACHE_GIB,
+        share=VLLM_SHARE,
+        system=SYSTEM_GIB,
+        usable=USABLE,
+        rank=RANK,
+        tokens=OptimizerConfig().micro_batch_tokens,
+    )
+
+
+def _flags() -> Iterator[str]:
+    yield from (_row("in the table", "flags"), _row("---", "---"))
+    for method, flags in METHODS.items():
+        yield _row(method, f"`{flags}`" if flags else "none")
+    yield _row("small", f"`{SMALL}`")
+
+
+def _needs() -> Iterator[str]:
+    parts = tuple(Need.__annotations__)
+    yield from (_row("model, what is trained", *parts), _row(*["---"] * (len(parts) + 1)))
+    for name, shape in MODELS.items():
+        for method in METHODS:
+            held = vars(need(shape, method, card=True, small=False))
+            yield _row(f"{name.rpartition('-')[2]}, {method}", *(_about(held[part]) for part in parts))
+
+
+def _about(size: int) -> str:
+    return f"about {size / GIB:.1f}" if size / GIB >= 0.05 else "less than 0.1"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+TEXT = """# Hardware
+
+Which model fits, trained how. These are estimates by the function with which the preflight warns
+(`minrl/model/memory.py`), from a model's shape; none was measured on a card. This page is written by
+`python docs/hardware.py`.
+
+## What fits
+
+{fits}
+
+{flags}
+
+```sh
+python train.py --model-id Qwen/Qwen3-0.6B --task gsm8k
+python train.py --model-id Qwen/Qwen2.5-1.5B --task gsm8k --optimizer adamw8bit
+python train.py --model-id Qwen/Qwen2.5-7B --task gsm8k --lora-rank {rank}
+```
+
+`adamw8bit` needs the extra `optim8bit` (Linux), adapters the extra `lora`. On a card vLLM samples: it keeps a copy of
+the weights in bfloat16 while the policy trains, and takes {share} of the card while it samples
+(`--engine-memory-frac`). In the small settings, and on a laptop, the embedded engine samples in at most {cache} GiB, or
+what `--engine-cache-gib` says. {system} GiB of a laptop are counted for its system, and a share of {usable} of a card
+is used.
+
+Memory is not time. On a laptop's processor a 0.6B model is for trying out, with few and short completions
+(`--prompts-per-step 4 --group-size 4 --max-tokens 128`). The small base model that MinRL makes runs on any laptop.
+
+## Where it goes
+
+GiB of an update on a card, with `--micro-batch-tokens {tokens}`:
+
+{needs}
+
+Weights, gradients and moments are in float32, but for the moments of `adamw8bit`. Casts are the weights in bfloat16 for
+the products on a card; a processor computes in float32 and has none. The activations are the fewest that do: each
+layer's input, and one layer that is computed again; where there is room, more are kept
+(`--activation-checkpointing`). A KL term (`--kl-coef`) without adapters adds the reference's weights. A prompt with its
+completion is computed whole, also where it is longer than `--micro-batch-tokens`.
+
+## Several processes
+
+`torchrun --nproc-per-node 2 train.py` trains in two processes on one machine ([runs.md](runs.md)). Each has the whole
+model and its own engine: the table holds for each card. On a processor they divide the memory and the cores.
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
