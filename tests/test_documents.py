@@ -275,9 +275,9 @@ def test_the_page_of_all_settings_is_written_from_the_settings():
 def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
     base = "--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 1 --base-batch-size 8 --no-eval-first"
     sizes = "--steps 2 --prompts-per-step 4 --group-size 8 --max-tokens 4 --eval-examples 4 --eval-samples 1"
-    flags = [*base.split(), *sizes.split(), "--threads", "1", "--device", "cpu", "--quiet"]
+    flags = [*base.split(), *sizes.split(), "--threads", "1", "--device", "cpu", "--quiet", "--run-name", name]
     assert train.main(["--task", f"path/to/{name}.py:{name}", *flags]) == 0
-    lines = [json.loads(line) for line in Path(f"runs/{name}-grpo-seed0/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in Path(f"runs/{name}/metrics.jsonl").read_text().splitlines()]
     assert [line["reward/unscorable_frac"] for line in lines if "reward/mean" in line] == [0.0, 0.0]
     assert ("reward/role/hider" in lines[-1]) == (name == "seek")
 

@@ -396,8 +396,8 @@ SMALL = f"""--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 2
     --device cpu --task hanoi {HANOI} --max-tokens 16 --eval-examples 8 --eval-samples 1"""
 BASE = SMALL.split()
 STEPS = "--steps 6 --batch-size 4 --save-every 2 --eval-every 3 --rollouts-every 2"
-FLAGS = [*BASE, *STEPS.split()]
-NAME = "rows-sft-seed0"
+NAME = "rows-sft"
+FLAGS = [*BASE, *STEPS.split(), "--run-name", NAME]
 
 
 @pytest.fixture(scope="module")

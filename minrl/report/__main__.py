@@ -1,5 +1,6 @@
-"""A summary of runs side by side, as Markdown with pictures.
+"""A summary of runs side by side, as Markdown with pictures; without a name, the list of all runs.
 
+    python -m minrl.report
     python -m minrl.report runs/countdown-grpo-seed0
     python -m minrl.report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
 
@@ -15,20 +16,29 @@ from typing import Annotated
 
 from minrl.config.bounds import Bounded, share_below_one
 from minrl.report.charts import require_matplotlib
+from minrl.report.listing import listing
 from minrl.report.pictures import draw
 from minrl.report.runs import RunData, read_runs
 from minrl.report.tables import markdown
 from minrl.system.files import write_text
 from minrl.terminal.command_line import parse, run_main
+from minrl.types import require
 
 LONGEST_NAME = 160
 """Largest number of bytes in a folder's name that is made of runs' names; file systems allow 255."""
 
 
+NO_RUN = (
+    "--output and --smoothing are for the report of a run: python -m minrl.report RUN, such as countdown-grpo-seed0"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Bounded):
-    """Summarize runs side by side, as Markdown with pictures. The runs come first, by folder or by name.
+    """Summarize runs side by side, as Markdown with pictures. The runs come first, by folder or by name; without any,
+    all runs are listed.
 
+    python -m minrl.report
     python -m minrl.report runs/countdown-grpo-seed0
     python -m minrl.report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
     """
@@ -46,6 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     """Read the runs, draw, write, and say where."""
     first_flag = next((place for place, given in enumerate(arguments) if given.startswith("-")), len(arguments))
     config = parse(ReportConfig, arguments[first_flag:])
+    if not first_flag:
+        require(config == ReportConfig(runs_dir=config.runs_dir), NO_RUN)
+        sys.stdout.writelines(listing(Path(config.runs_dir)))
+        return 0
     runs = read_runs(arguments[:first_flag], Path(config.runs_dir))
     require_matplotlib("a report")
     folder = Path(config.output or _default_folder(runs, arguments[0], config.runs_dir))

@@ -2,16 +2,28 @@
 
 import difflib
 import json
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minrl.config import task_key
 from minrl.record.metrics import read_metrics
 from minrl.types import UserError, require
 
-NOT_SETTINGS = ("resume", "runs_dir", "checkpoints_dir", "quiet", "preflight", "preflight_only", "logger")
+NOT_SETTINGS = (
+    "resume",
+    "runs_dir",
+    "checkpoints_dir",
+    "quiet",
+    "preflight",
+    "preflight_only",
+    "logger",
+    "run_name",
+    "note",
+)
 """Settings that do not affect what is learned."""
 
 
@@ -46,9 +58,8 @@ class RunData:
     @property
     def tasks(self) -> list[str]:
         """The evaluated tasks, the trained one first."""
-        trained = self.summary.get("task") or str(self.record["config"].get("task", "")).rpartition(":")[2]
         found = [tag[len("eval/") : -len("/pass@1")] for line in self.lines for tag in line if tag.endswith("/pass@1")]
-        return sorted(dict.fromkeys(found), key=lambda task: task != trained)
+        return sorted(dict.fromkeys(found), key=lambda task: task != self.trained)
 
     @property
     def unfinished(self) -> str:
@@ -59,8 +70,26 @@ class RunData:
 
     @property
     def last_step(self) -> int:
-        """The last step that was written."""
-        return self.lines[-1]["step"]
+        """The last step that was written; 0 before the first."""
+        return self.lines[-1]["step"] if self.lines else 0
+
+    @property
+    def trained(self) -> str:
+        """The task that is trained, or without one the file of rows."""
+        config = self.record["config"]
+        name = self.summary.get("task") or task_key(str(config.get("task", "")))
+        return name or Path(str(config.get("data", ""))).name
+
+    @property
+    def model(self) -> str:
+        """The model that is trained: a hub's name, or the path of a local one, as short as it can be written here."""
+        name = str(self.record["config"].get("model_id", "")) or "own base model"
+        return os.path.relpath(name) if os.path.isabs(name) and Path(name).is_relative_to(Path.cwd()) else name
+
+    @property
+    def note(self) -> str:
+        """What the user noted about the run, in one line."""
+        return " ".join(str(self.record["config"].get("note", "")).split())
 
     def curve(self, tag: str) -> tuple[list[float], list[float]]:
         """Steps and values of a tag, where it has one."""
@@ -108,17 +137,39 @@ def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunData]:
 
 def read_run(folder: Path) -> RunData:
     """A run from its files. Raises `UserError` in one line if one is missing or torn."""
+    run = _read(folder, read_metrics)
+    require(bool(run.lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
+    return run
+
+
+def read_ends(folder: Path) -> RunData:
+    """As `read_run`, but of its steps, which may be none yet, those that were evaluated and the last only."""
+    return _read(folder, _ends)
+
+
+def _read(folder: Path, read_lines: Callable[[Path], list[dict[str, Any]]]) -> RunData:
     record = _json(folder / "config.json")
     summary = _json(folder / "summary.json") if (folder / "summary.json").exists() else {}
-    require("config" in record, f"{folder}/config.json is not a run's: it has no `config`")
+    for name, kind in (("config", dict), ("minrl_run", str)):
+        require(isinstance(record.get(name), kind), f"{folder}/config.json is not a run's: it has no `{name}`")
     try:
-        lines = read_metrics(folder)
+        lines = read_lines(folder)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{folder}/metrics.jsonl is damaged: a line is not JSON ({error.msg}: {error.doc[:40]!r})"
         ) from error
-    require(bool(lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
+    except (AttributeError, TypeError) as error:  # JSON, but no objects
+        raise UserError(f"{folder}/metrics.jsonl is not a run's: {error}") from error
+    require(all("step" in line for line in lines), f"{folder}/metrics.jsonl is not a run's: a line has no `step`")
     return RunData(folder.resolve().name, record, lines, summary)
+
+
+def _ends(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    wanted = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
+    lines = [json.loads(line.decode(errors="backslashreplace"), parse_constant=lambda name: None) for line in wanted]
+    return [{tag: value for tag, value in line.items() if value is not None} for line in lines]
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
@@ -154,8 +205,10 @@ def _folder(name: str, runs_dir: Path) -> Path:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # neither JSON nor, perhaps, a text
         raise UserError(f"{path} is damaged: {error}") from error
+    require(isinstance(value, dict), f"{path} is damaged: it holds no object")
+    return value
