@@ -1,4 +1,4 @@
-"""A summary of runs side by side, as Markdown with pictures; without a name, the list of all runs.
+"""A summary of runs side by side, as a page and as Markdown with pictures; without a name, the list of all runs.
 
     python -m minrl.report
     python -m minrl.report runs/countdown-grpo-seed0
@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Annotated
 
 from minrl.config.bounds import Bounded, share_below_one
-from minrl.report.charts import require_matplotlib
 from minrl.report.listing import listing
-from minrl.report.pictures import draw
+from minrl.report.page import page
+from minrl.report.pictures import before_and_after, curves, seconds
 from minrl.report.runs import RunData, read_runs
+from minrl.report.seeds import groups_of
+from minrl.report.svg import alone, sheet
 from minrl.report.tables import markdown
 from minrl.system.files import write_text
 from minrl.terminal.command_line import parse, run_main
 from minrl.types import require
+
+MOST_CHARTS = 6
+"""Charts in the picture of Markdown; the page has all."""
 
 LONGEST_NAME = 160
 """Largest number of bytes in a folder's name that is made of runs' names; file systems allow 255."""
@@ -35,8 +40,8 @@ NO_RUN = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Bounded):
-    """Summarize runs side by side, as Markdown with pictures. The runs come first, by folder or by name; without any,
-    all runs are listed.
+    """Summarize runs side by side, as a page and as Markdown with pictures. The runs come first, by folder or by
+    name; without any, all runs are listed.
 
     python -m minrl.report
     python -m minrl.report runs/countdown-grpo-seed0
@@ -60,18 +65,35 @@ def main(arguments: Sequence[str]) -> int:
         require(config == ReportConfig(runs_dir=config.runs_dir), NO_RUN)
         sys.stdout.writelines(listing(Path(config.runs_dir)))
         return 0
+    sys.stderr.write(f"reading {', '.join(arguments[:first_flag])}\n")
     runs = read_runs(arguments[:first_flag], Path(config.runs_dir))
-    require_matplotlib("a report")
     folder = Path(config.output or _default_folder(runs, arguments[0], config.runs_dir))
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m minrl.report", *arguments])
-    text = markdown(runs, draw(runs, folder, config.smoothing), command)
-    write_text(folder / "report.md", text)
-    sys.stdout.write(f"{folder / 'report.md'}\n")
+    written = {
+        "report.md": markdown(runs, _draw(runs, folder, config.smoothing), command),
+        "report.html": page(runs, config.smoothing, command),
+    }
+    for name, text in written.items():
+        write_text(folder / name, text)
+        sys.stdout.write(f"{folder / name}\n")
     for run in runs:
         if run.unfinished:
             sys.stderr.write(f"{run.unfinished}\n")
     return 0
+
+
+def _draw(runs: Sequence[RunData], folder: Path, smoothing: float) -> dict[str, str]:
+    """Write all pictures that the runs have numbers for: file names by caption."""
+    groups = groups_of(runs)
+    drawn = curves(groups, "step", smoothing)[:MOST_CHARTS]
+    bars = [("Held-out pass@1 before and after, with 95 % intervals", one) for one in before_and_after(runs)]
+    bars += [("Seconds of a step by phase", one) for one in [seconds(runs)] if one]
+    pictures = {"curves.svg": (f"Curves, smoothed with weight {smoothing:g}", sheet(drawn, [g.name for g in groups]))}
+    pictures |= {f"bars-{number}.svg": (caption, alone(one)) for number, (caption, one) in enumerate(bars, 1)}
+    for name, (_, text) in pictures.items():
+        write_text(folder / name, text)
+    return {caption: name for name, (caption, _) in pictures.items()}
 
 
 def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:

@@ -27,6 +27,10 @@ NOT_SETTINGS = (
 """Settings that do not affect what is learned."""
 
 
+AXES = {"step": "step", "tokens": "tokens", "seconds": "seconds"}
+"""What curves may be drawn over, and how it is called."""
+
+
 @dataclass(frozen=True)
 class Score:
     """Held-out pass@1 at a step, with its 95 % interval, and the greedy one (None: nothing could be scored)."""
@@ -95,6 +99,21 @@ class RunData:
         """Steps and values of a tag, where it has one."""
         lines = [line for line in self.lines if tag in line]
         return [float(line["step"]) for line in lines], [float(line[tag]) for line in lines]
+
+    def positions(self, axis: str) -> dict[float, float]:
+        """Where each step is on an axis of `AXES`; tokens and seconds add up from step 1, 0 where they are unknown."""
+        passed, places = 0.0, {}
+        for line in self.lines:
+            took = line.get("time/step_s", 0.0) if line["step"] else 0.0
+            tokens = line.get("sft/tokens") or line.get("speed/tokens_per_s", 0.0) * took
+            passed += {"step": 0.0, "tokens": tokens, "seconds": took}[axis]
+            places[float(line["step"])] = float(line["step"]) if axis == "step" else passed
+        return places
+
+    def over(self, axis: str, tag: str) -> list[tuple[float, float]]:
+        """The values of a tag and where they are on an axis."""
+        places = self.positions(axis)
+        return [(places[step], value) for step, value in zip(*self.curve(tag), strict=True)]
 
     def scores(self, task: str) -> list[Score]:
         """The held-out scores of a task over the run."""
