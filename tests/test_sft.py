@@ -551,6 +551,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags,
 def test_a_model_is_trained_without_a_task(place, rows_file, uninterrupted):
     model = str(next((uninterrupted[0] / "checkpoints").glob("base-*")))
     flags = ["--model-id", model, "--device", "cpu", "--threads", "1", "--epochs", "0.5", "--batch-size", "8"]
+    flags += ["--run-name", NAME]
     assert sft.main([*flags, *folders(place), "--data", str(rows_file), "--max-examples", "16"]) == 0
     found = summary(place)
     assert found["steps"] == 1 and found["train_rows"] == 16  # half of 16 rows are one batch of 8

@@ -81,7 +81,7 @@ class RunData:
     def trained(self) -> str:
         """The task that is trained, or without one the file of rows."""
         config = self.record["config"]
-        name = self.summary.get("task") or task_key(str(config.get("task", "")))
+        name = str(self.summary.get("task") or task_key(str(config.get("task", ""))))
         return name or Path(str(config.get("data", ""))).name
 
     @property

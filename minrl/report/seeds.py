@@ -68,4 +68,6 @@ def student(free: int) -> float:
     """
     if free <= len(T975):
         return T975[free - 1]
-    return Z975 + (Z975**3 + Z975) / (4 * free) + (5 * Z975**5 + 16 * Z975**3 + 3 * Z975) / (96 * free**2)
+    z = Z975
+    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return z + sum(term / free**power for power, term in enumerate(terms, 1))

@@ -165,16 +165,16 @@ def _axes(title: str, x_label: str, x: tuple[float, float], y: tuple[float, floa
 def ticks(low: float, high: float, scale: str) -> list[tuple[float, str]]:
     """Up to six round numbers between two others, and how they are written; those of a log axis are exponents.
 
-    >>> ticks(0, 150, "linear")
+    >>> ticks(0.0, 150.0, "linear")
     [(0.0, '0'), (50.0, '50'), (100.0, '100'), (150.0, '150')]
     >>> ticks(0.4, 0.6, "share")
     [(0.4, '40%'), (0.45, '45%'), (0.5, '50%'), (0.55, '55%'), (0.6, '60%')]
     >>> ticks(-6.6, -3.9, "log")
-    [(-6, '1e-06'), (-5, '1e-05'), (-4, '0.0001')]
+    [(-6.0, '1e-06'), (-5.0, '1e-05'), (-4.0, '0.0001')]
     """
     if scale == "log" and high - low >= 1:
         every = max(1, math.ceil((high - low) / 5))
-        return [(power, f"{10.0**power:g}") for power in range(math.ceil(low), math.floor(high) + 1, every)]
+        return [(float(power), f"{10.0**power:g}") for power in range(math.ceil(low), math.floor(high) + 1, every)]
     rough = (high - low) / 4
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
