@@ -300,7 +300,9 @@ def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interva
     text, written, _ = report(capsys, *runs[:2])
     assert text.startswith("# x, 2 seeds\n") and table(*over_seeds(groups[:1])) in text
     source = (written / "report.html").read_text()
-    assert "Over seeds" in source and 'class="band"' in source
+    assert "Over seeds" in source and 'class="band"' not in source  # that of two seeds would hide everything
+    _, written, _ = report(capsys, *runs[:2], make_run("x-seed2", seed=2))
+    assert 'class="band"' in (written / "report.html").read_text()
     assert over_seeds(groups[1:])[1] == []
 
 
@@ -337,6 +339,7 @@ def test_ticks_are_few_round_and_different():
         assert 2 <= len(found) <= 6 and len({text for _, text in found}) == len(found)
         assert all(low - 1e-9 <= value <= high + 1e-9 for value, _ in found)
     assert [text for _, text in ticks(0.0, 2e6, "linear")] == ["0", "500k", "1M", "1.5M", "2M"]
+    assert [text for _, text in ticks(0.0, 0.01, "share")] == ["0%", "0.25%", "0.5%", "0.75%", "1%"]
 
 
 def test_the_settings_of_a_single_run_are_those_that_are_not_at_their_defaults(make_run):

@@ -37,7 +37,7 @@ def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
         for number, group in enumerate(groups)
     ]
     several = over_seeds(groups)
-    about = "Thin lines: each seed. Thick: the mean over seeds at the same step, with its 95 % interval (Student's t)."
+    about = "Thin lines: each seed. Thick: their mean; from three seeds on with its 95 % interval (Student's t)."
     parts = [
         *(f"<p>{escape(one)}</p>" for one in remarks(runs)),
         _table(results(runs)),

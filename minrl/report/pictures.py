@@ -26,6 +26,10 @@ PANELS = (
 """Title, tag and scale of the panels beside the held-out score, in the order in which they are wanted."""
 
 
+FEWEST_FOR_A_BAND = 3
+"""Seeds of a mean with a band: the interval of two is 13 standard errors wide and would hide the curves."""
+
+
 def curves(groups: Sequence[Group], axis: str, smoothing: float) -> list[str]:
     """A chart of each tag that the runs have, over `axis` of `AXES`; the held-out scores come second."""
     drawn = []
@@ -72,7 +76,7 @@ def _curve(number: int, values: Sequence[Mapping[float, float]], group: Group, a
     band = [
         (x[step], max(floor, one.low), min(ceiling, one.high))
         for step, one in means.items()
-        if one.low is not None and one.high is not None
+        if one.low is not None and one.high is not None and len(group.runs) >= FEWEST_FOR_A_BAND
     ]
     each = [[(place[step], value) for step, value in one.items()] for place, one in zip(positions, values, strict=True)]
     return Curve(number, [(x[step], one.value) for step, one in means.items()], band, each if len(each) > 1 else ())

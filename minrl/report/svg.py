@@ -180,17 +180,17 @@ def ticks(low: float, high: float, scale: str) -> list[tuple[float, str]]:
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     values = [round(number * step, 12) for number in range(first, last + 1)]
-    return [(value, _written(value, step, scale)) for value in values]
+    return [(value, _written(value, scale)) for value in values]
 
 
-def _written(value: float, step: float, scale: str) -> str:
+def _written(value: float, scale: str) -> str:
     if scale == "share":
-        return f"{100 * value:.{max(0, -math.floor(math.log10(step * 100) + 1e-9))}f}%"
+        return f"{round(100 * value, 9):g}%"
     if scale == "log":
         return f"{10.0**value:.2g}"
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+            return f"{value / size:g}{letter}"
     return f"{value:g}"
 
 
