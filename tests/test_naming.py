@@ -1,5 +1,6 @@
 """A run's name says which settings are not at their defaults, and is a folder's name."""
 
+import json
 import shlex
 
 import pytest
@@ -68,6 +69,20 @@ def test_a_name_that_is_no_folders_is_refused_in_one_line(name):
     with pytest.raises(UserError, match=r"run_name must be a folder's name .* got") as error:
         LoggingConfig(run_name=name)
     assert "\n" not in str(error.value)
+
+
+def test_a_note_is_a_text():
+    assert LoggingConfig(note="über\nzwei Zeilen").note
+    with pytest.raises(UserError, match=r"^note must be a text in UTF-8, got '\\udcff'$"):
+        LoggingConfig(note="\udcff")  # as Python keeps a byte that is not UTF-8
+
+
+def test_another_run_with_a_runs_config_takes_over_neither_its_name_nor_its_note(tmp_path):
+    config = {"task": "countdown", "run_name": "mine", "note": "first", "group_size": 4}
+    for record, name in (({"minrl_run": "mine", "config": config}, ""), (config, "mine")):
+        (tmp_path / "config.json").write_text(json.dumps(record))
+        settings = parse_trainer(["--config", str(tmp_path / "config.json")])[0]
+        assert (settings.logging.run_name, settings.rollout.group_size) == (name, 4)
 
 
 def test_a_folders_name_is_taken():

@@ -162,6 +162,15 @@ def test_each_comparison_has_a_folder_of_its_own(make_run, capsys, tmp_path):
     assert report(capsys, "a", "b", *where)[1] == folders[0]
 
 
+def test_all_folders_of_runs_may_be_named_also_after_a_report_of_several(make_run, capsys, tmp_path):
+    folders = [make_run("a"), make_run("b", seed=1)]
+    where = ["--runs-dir", tmp_path / "runs"]
+    report(capsys, *folders, *where)
+    assert (tmp_path / "runs/report/a+b/report.html").exists()
+    text, _, _ = report(capsys, *sorted((tmp_path / "runs").glob("*")), *where)
+    assert text.startswith("# a and others, 2 seeds\n")
+
+
 def broken_json(folder):
     (folder / "config.json").write_text("{")
 

@@ -212,6 +212,8 @@ class LoggingConfig(Bounded):
             f"run_name must be a folder's name of at most 200 letters, digits and . _ - + =, a letter or digit first, "
             f"and not latest, report, base-... or step_..., which mean something else; got {self.run_name!r}",
         )
+        is_text = self.note.encode(errors="ignore").decode() == self.note  # bytes of another encoding are kept apart
+        require(is_text, f"note must be a text in UTF-8, got {self.note!a}")
 
 
 @dataclass(frozen=True, kw_only=True)

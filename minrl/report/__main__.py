@@ -18,7 +18,7 @@ from minrl.config.bounds import Bounded, share_below_one
 from minrl.report.listing import listing
 from minrl.report.page import page
 from minrl.report.pictures import before_and_after, curves, seconds
-from minrl.report.runs import RunData, read_runs
+from minrl.report.runs import REPORTS, RunData, read_runs
 from minrl.report.seeds import groups_of
 from minrl.report.svg import alone, sheet
 from minrl.report.tables import markdown
@@ -105,7 +105,7 @@ def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
     name = "+".join(run.name for run in runs)
     if len(name.encode()) > LONGEST_NAME:
         name = f"{runs[0].name[: LONGEST_NAME // 2]}+{len(runs) - 1}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return Path(runs_dir) / "report" / name
+    return Path(runs_dir) / REPORTS / name
 
 
 if __name__ == "__main__":

@@ -7,13 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from minrl.report.runs import RunData, Score, read_ends
+from minrl.report.runs import RunData, Score, is_report, read_ends
 from minrl.system.files import LOCK, holder, is_locked
 from minrl.terminal.flag_help import as_typed
 from minrl.types import UserError, require
-
-REPORTS = "report"
-"""The folder beside the runs that holds reports of several."""
 
 WRITTEN = ("config.json", "metrics.jsonl", "log.txt")
 """The files whose age says when a run last wrote something; a report of it does not count."""
@@ -25,7 +22,7 @@ def listing(runs_dir: Path) -> Iterator[str]:
     folders = [path for path in sorted(runs_dir.iterdir()) if path.is_dir() or path.is_symlink()]
     runs: list[tuple[float, str]] = []
     for folder in folders:
-        if folder.name.startswith(".") or folder.name == REPORTS:
+        if folder.name.startswith(".") or is_report(folder):
             continue
         try:
             text = _described(folder, read_ends(folder))

@@ -27,6 +27,9 @@ NOT_SETTINGS = (
 """Settings that do not affect what is learned."""
 
 
+REPORTS = "report"
+"""The folder beside the runs that holds reports of several."""
+
 AXES = {"step": "step", "tokens": "tokens", "seconds": "seconds"}
 """What curves may be drawn over, and how it is called."""
 
@@ -148,10 +151,15 @@ def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunData]:
     require(
         bool(names), "name one or more runs: python -m minrl.report RUN [RUN ...], such as runs/countdown-grpo-seed0"
     )
-    found = [read_run(_folder(name, runs_dir)) for name in names]
+    found = [read_run(_folder(name, runs_dir)) for name in names if len(names) == 1 or not is_report(Path(name))]
     for name, count in sorted(Counter(run.name for run in found).items()):
         require(count == 1, f"two of the runs are called {name}: name each once, or rename one of the folders")
     return found
+
+
+def is_report(folder: Path) -> bool:
+    """Whether a folder, which `runs/*` names too, has the reports of several runs."""
+    return folder.name == REPORTS and not (folder / "config.json").exists()
 
 
 def read_run(folder: Path) -> RunData:
