@@ -19,7 +19,7 @@ TRAINING = "--steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 8 --no-pr
 ROUNDS = "--rounds 1 --examples-per-round 2 --samples-per-example 2 --max-tokens 8"
 
 HERE = {
-    "python train.py --threads 1": f"{SIZES} {TRAINING}",
+    "python train.py --threads 1": f"{SIZES} {TRAINING} --run-name countdown-grpo-seed0",
     "python train.py --resume latest": "--steps 2",
     "python train.py --model-id Qwen/Qwen3-0.6B": f"{MODEL} {TRAINING}",
     "python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl": "--reward-workers 1",

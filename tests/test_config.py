@@ -87,7 +87,7 @@ def test_the_config_cannot_be_changed_after_its_checks():
 
 def test_the_runs_name_says_what_is_trained():
     config = TrainerConfig(seed=3, rollout=RolloutConfig(task="own/game"), algorithm=AlgorithmConfig(algorithm="gpg"))
-    assert config.run_name == "own-game-gpg-seed3"
+    assert config.what == "own-game-gpg"
 
 
 def test_other_tasks_are_the_names_between_commas():

@@ -295,8 +295,9 @@ def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
         base = "--data-path questions.jsonl --model-id path/to/model --learning-rate 1e-3"
     sizes = "--steps 2 --prompts-per-step 4 --group-size 8 --max-tokens 4 --eval-examples 4 --eval-samples 1"
     flags = [*base.split(), *sizes.split(), "--no-eval-first", "--threads", "1", "--device", "cpu", "--quiet"]
+    flags += ["--run-name", name]
     assert train.main(["--task", f"path/to/{name}.py:{name}", *flags]) == 0
-    lines = [json.loads(line) for line in Path(f"runs/{name}-grpo-seed0/metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in Path(f"runs/{name}/metrics.jsonl").read_text().splitlines()]
     assert [line["reward/unscorable_frac"] for line in lines if "reward/mean" in line] == [0.0, 0.0]
     assert ("reward/role/hider" in lines[-1]) == (name == "seek")
 

@@ -36,8 +36,8 @@ ROOT = Path(__file__).parent.parent
 SETTINGS = f"""{SAY_SEVENS} --threads 1 --device cpu --rounds 3 --examples-per-round 8 --sample-batch-size 4
     --samples-per-example 8 --batch-size 4 --max-per-example 0 --no-deduplicate --learning-rate 2e-3 --warmup-steps 2
     --eval-examples 4 --eval-samples 2"""
-FLAGS = SETTINGS.split()
-NAME = "sevens-expert-iteration-seed0"
+NAME = "sevens-expert-iteration"
+FLAGS = [*SETTINGS.split(), "--run-name", NAME]
 
 
 @pytest.fixture(scope="module")

@@ -153,17 +153,20 @@ def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, 
     with killed_at(train, "update_policy", 3):
         train.main(run_flags)
     runs = tmp_path / "runs"
-    assert train.main(["--resume", str(runs / "tictactoe-spiral-seed0-2"), "--runs-dir", str(runs)]) == 0
-    whole, resumed = weights_of(runs, "tictactoe-spiral-seed0"), weights_of(runs, "tictactoe-spiral-seed0-2")
+    first, second = sorted(path.name for path in runs.iterdir())
+    assert second == f"{first}-2"
+    assert train.main(["--resume", str(runs / second), "--runs-dir", str(runs)]) == 0
+    whole, resumed = weights_of(runs, first), weights_of(runs, second)
     assert whole == resumed
     # Another opponent makes another run: it is the opponent's moves that were learned from.
     assert train.main([*run_flags, "--opponent", str(tmp_path / "model1")]) == 0
-    assert weights_of(runs, "tictactoe-spiral-seed0-3") != whole
+    (third,) = {path.name for path in runs.iterdir()} - {first, second}
+    assert "opponent=model1" in third and weights_of(runs, third) != whole
     # And the run goes on against the same one only.
     shutil.rmtree(tmp_path / "model1")
     shutil.copytree(tmp_path / "model0", tmp_path / "model1")
-    with pytest.raises(UserError, match=r"the opponent of run .*-3 in .*model1 has other weights than when the run"):
-        train.main(["--resume", str(runs / "tictactoe-spiral-seed0-3"), "--steps", "5"])
+    with pytest.raises(UserError, match=r"the opponent of run .* in .*model1 has other weights than when the run"):
+        train.main(["--resume", str(runs / third), "--steps", "5"])
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ def test_evaluate_takes_the_same_names_and_flags(file):
 
 def test_a_run_is_named_after_the_task_and_not_its_path(file):
     for name, expected in ((f"{file}:elevens", "elevens"), (f"{file}:TASK", "elevens_task"), ("hanoi", "hanoi")):
-        assert parse_trainer(["--task", name])[0].run_name == f"{expected}-grpo-seed0"
+        assert parse_trainer(["--task", name])[0].what == f"{expected}-grpo"
 
 
 def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
@@ -291,7 +291,7 @@ def test_an_installed_package_offers_tasks_by_entry_points(install):
     install("elevens_package", SOURCE, **{"elevens": "elevens_package:TASK", "more-elevens": "elevens_package:other"})
     assert set(installed_tasks()) == {"elevens", "more-elevens"}
     config, options = parse_trainer(["--task", "more-elevens", "--more-elevens.most", "9"])
-    assert config.run_name == "more-elevens-grpo-seed0"
+    assert config.what == "more-elevens-grpo"
     assert len(load_task("more-elevens", options).dataset.train) < 9
     values = json.loads(json.dumps(to_dict(config, options)))
     assert from_dict(values, TrainerConfig) == (config, options)

@@ -21,8 +21,8 @@ from minrl.viewer.__main__ import main as viewer
 ROOT = Path(__file__).parent.parent
 SOURCES = ("minrl", "train.py", "evaluate.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 BUILD = "import sys; from setuptools.build_meta import build_sdist, build_wheel; {}(sys.argv[1])"
-TINY = """--steps 1 --device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8 --max-tokens 12
-    --rollouts-every 1 --eval-samples 4 --base-steps 20 --base-hidden-size 64 --base-heads 2
+TINY = """--run-name countdown-grpo-seed0 --steps 1 --device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8
+    --max-tokens 12 --rollouts-every 1 --eval-samples 4 --base-steps 20 --base-hidden-size 64 --base-heads 2
     --base-batch-size 16 --reward-workers 1"""
 
 

@@ -12,8 +12,9 @@ import train
 from minrl.tasks import find_definition
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = """--device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8 --max-tokens 12 --eval-samples 4
-    --base-steps 60 --base-hidden-size 64 --base-heads 2 --base-batch-size 16 --reward-workers 1"""
+SETTINGS = """--run-name beads-grpo-seed0 --device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8
+    --max-tokens 12 --eval-samples 4 --base-steps 60 --base-hidden-size 64 --base-heads 2 --base-batch-size 16
+    --reward-workers 1"""
 README = (ROOT / "README.md").read_text()
 
 
@@ -78,8 +79,9 @@ def test_the_example_of_a_task_trains_goes_on_and_scores_completions(beads, tmp_
 def test_the_example_of_a_task_learns_problems_that_it_never_trained_on(beads, tmp_path, monkeypatch):
     # Over five seeds and three instruction sets pass@1 of held-out problems rose by 0.167 to 0.309 (LOG.md).
     monkeypatch.chdir(tmp_path)
-    flags = """--device cpu --threads 1 --quiet --prompts-per-step 8 --group-size 8 --max-tokens 24 --eval-samples 8
-        --base-steps 200 --base-hidden-size 64 --base-heads 2 --base-batch-size 32 --steps 20 --eval-every 0
+    flags = """--run-name beads-grpo-seed0 --device cpu --threads 1 --quiet --prompts-per-step 8 --group-size 8
+        --max-tokens 24 --eval-samples 8 --base-steps 200 --base-hidden-size 64 --base-heads 2 --base-batch-size 32
+        --steps 20 --eval-every 0
         --reward-workers 1 --rollouts-every 0"""
     assert train.main(["--task", f"{beads}:beads", *flags.split()]) == 0
     summary = json.loads((tmp_path / "runs/beads-grpo-seed0/summary.json").read_text())

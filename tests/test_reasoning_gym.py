@@ -266,7 +266,7 @@ def test_the_library_is_named_where_it_is_missing(monkeypatch):
 
 def test_its_options_are_flags_under_its_name():
     config, options = parse_trainer(["--task", LEGS, "--reasoning-gym-leg-counting.size", "30"])
-    assert options[LEGS] == ReasoningGymOptions(size=30) and config.run_name == "reasoning_gym-leg_counting-grpo-seed0"
+    assert options[LEGS] == ReasoningGymOptions(size=30) and config.what == "reasoning_gym-leg_counting-grpo"
     pickle.dumps(load_task(LEGS, options).reward)  # it goes to the workers
 
 

@@ -1,17 +1,23 @@
-"""A report says what the runs' files say, of whole runs and of those that were killed."""
+"""A report says what the runs' files say, of whole runs and of those that were killed; so does the list of all runs."""
 
 import json
-import math
+import os
 import re
-import struct
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from minrl.record.metrics import MetricsLog
 from minrl.report.__main__ import main
 from minrl.report.runs import differences, read_run, smoothed
-from minrl.report.tables import results, table
+from minrl.report.seeds import T975, groups_of, mean, student
+from minrl.report.svg import Curve, chart, ticks
+from minrl.report.tables import over_seeds, results, settings, table
+from minrl.system.files import LOCK, append_jsonl, lock
 from minrl.types import UserError
 
 
@@ -19,9 +25,9 @@ from minrl.types import UserError
 def make_run(tmp_path):
     """A run's folder under runs/, with steps 0 to `steps`; pass@1 goes up by 0.1 at every second step."""
 
-    def make(name, steps=4, finished=True, **settings):
+    def make(name, steps=4, finished=True, not_default=None, **settings):
         folder = tmp_path / "runs" / name
-        log = MetricsLog(folder)
+        folder.mkdir(parents=True)
         for step in range(steps + 1):
             line = {"time/step_s": 2.0, "time/rollout_s": 1.5, "time/update_s": 0.5, "time/log_s": 0.0}
             if step:
@@ -30,10 +36,10 @@ def make_run(tmp_path):
             if step % 2 == 0:
                 line |= {"eval/sevens/pass@1": 0.4 + step / 20, "eval/sevens/pass@1_low": 0.3 + step / 20}
                 line |= {"eval/sevens/pass@1_high": 0.5 + step / 20, "eval/sevens/pass@1_greedy": 0.6}
-            log.log(step, line)
-        log.close()
+            append_jsonl(folder / "metrics.jsonl", [{"step": step, **line}])
         config = {"task": "sevens", "algorithm": "grpo", "seed": 0, "runs_dir": name, "tasks": {"sevens": {"most": 9}}}
         record = {"minrl_run": name, "config": {**config, **settings}, "commit": "a" * 40}
+        record |= {} if not_default is None else {"not_default": not_default}
         (folder / "config.json").write_text(json.dumps(record))
         if finished:
             summary = {"task": "sevens", "algorithm": settings.get("algorithm", "grpo"), "seconds": 12.4}
@@ -44,23 +50,24 @@ def make_run(tmp_path):
 
 
 def report(capsys, *arguments):
-    """The report's text and its folder."""
+    """The report's text, its folder, and what was said but for the first line."""
     assert main([*map(str, arguments)]) == 0
     said = capsys.readouterr()
-    path = Path(said.out.strip())
-    return path.read_text(), path.parent, said.err
+    path, page = map(Path, said.out.splitlines())
+    assert page == path.with_name("report.html")
+    first, *remarks = said.err.splitlines(keepends=True)
+    assert first.startswith("reading ")
+    return path.read_text(), path.parent, "".join(remarks)
 
 
-def size(path):
-    """Width and height in a PNG's header."""
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    return struct.unpack(">II", data[16:24])
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_an_after_that_was_measured_before_the_last_step_says_when(make_run):
     for name, steps, said in (("whole", 4, ""), ("longer", 5, " at step 4")):
-        assert f"| 40.0% (30.0 to 50.0) | 60.0% (50.0 to 70.0){said} |" in results([read_run(make_run(name, steps))])
+        assert f"| 40.0% (30.0 to 50.0) | 60.0% (50.0 to 70.0){said} |" in table(
+            *results([read_run(make_run(name, steps))])
+        )
 
 
 def test_options_of_what_is_evaluated_beside_the_task_are_compared(make_run):
@@ -93,15 +100,17 @@ def test_runs_stand_side_by_side(make_run, capsys, tmp_path):
     assert "--runs-dir" not in text and "--seed" not in text.split("## Settings")[1].split("Made by")[0]
     assert "| ... rollout | 1.500 | 1.500 |" in text and "| peak memory, GiB | 2.00 | 2.00 |" in text
     pictures = re.findall(r"\]\((.*?)\)", text)
-    assert pictures == ["curves.png", "scores.png", "seconds.png"]
-    assert all(size(folder / name)[0] >= 600 for name in pictures)
+    assert pictures == ["curves.svg", "bars-1.svg", "bars-2.svg"]
+    for name in pictures:
+        drawn = ElementTree.parse(folder / name).getroot()
+        assert drawn.tag == f"{SVG}svg" and "prefers-color-scheme: dark" in drawn.find(f"{SVG}style").text
 
 
 def test_a_run_is_found_by_its_name_and_reported_in_its_folder(make_run, capsys, tmp_path):
-    folder = make_run("a")
+    folder = make_run("a", not_default={"seed": 3})
     text, written, _ = report(capsys, "a", "--runs-dir", tmp_path / "runs")
     assert written == folder / "report"
-    assert text.startswith("# a\n") and "every setting is in config.json" in text
+    assert text.startswith("# a\n") and "| `--seed` | `3` |" in text
 
 
 def test_a_run_that_was_killed_is_shown_as_far_as_it_came(make_run, capsys):
@@ -128,16 +137,13 @@ def without_step_0(folder):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
 
 
-def test_a_run_that_was_not_evaluated_before_its_first_step_has_no_before(make_run, monkeypatch, capsys):
-    drawn = []
-    monkeypatch.setattr("minrl.report.pictures.bars", lambda axes, names, sides, bounds: drawn.append((sides, bounds)))
+def test_a_run_that_was_not_evaluated_before_its_first_step_has_no_before(make_run, capsys):
     folder = make_run("a")
     without_step_0(folder)
-    text, _, _ = report(capsys, folder)
+    text, written, _ = report(capsys, folder)
     assert "| a | sevens | grpo | 0 | 4 | - | 60.0% (50.0 to 70.0) | - to 60.0% |" in text
-    (((before, after), bounds),) = drawn
-    assert before[0] == "before" and math.isnan(before[1][0]) and after == ("after", [pytest.approx(0.6)])
-    assert bounds[0] == [None] and bounds[1] == [(pytest.approx(0.5), pytest.approx(0.7))]
+    bars = (written / "bars-1.svg").read_text()
+    assert "after: a" in bars and "before: a" not in bars
 
 
 def test_a_run_that_has_not_come_to_an_evaluation_has_no_after(make_run, capsys):
@@ -155,6 +161,15 @@ def test_each_comparison_has_a_folder_of_its_own(make_run, capsys, tmp_path):
     assert len(set(folders)) == len(compared)
     assert folders[0] == tmp_path / "runs" / "report" / "a+b"
     assert report(capsys, "a", "b", *where)[1] == folders[0]
+
+
+def test_all_folders_of_runs_may_be_named_also_after_a_report_of_several(make_run, capsys, tmp_path):
+    folders = [make_run("a"), make_run("b", seed=1)]
+    where = ["--runs-dir", tmp_path / "runs"]
+    report(capsys, *folders, *where)
+    assert (tmp_path / "runs/report/a+b/report.html").exists()
+    text, _, _ = report(capsys, *sorted((tmp_path / "runs").glob("*")), *where)
+    assert text.startswith("# a and others, 2 seeds\n")
 
 
 def broken_json(folder):
@@ -194,7 +209,8 @@ def test_what_is_broken_is_said_in_one_line(make_run, breaking, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name one or more runs"),
+        (["--output", "x"], "--output and --smoothing are for the report of a run: python -m minrl.report RUN"),
+        (["--smoothing", "0.3"], "--output and --smoothing are for the report of a run: python -m minrl.report RUN"),
         (["countdwn-grpo"], "no run countdwn-grpo: .*; did you mean countdown-grpo?"),
         (["countdown-grpo", "countdown-grpo"], "two of the runs are called countdown-grpo"),
         (["countdown-grpo", "--smoothing", "1"], "smoothing must be at least 0 and below 1, got 1.0"),
@@ -218,6 +234,233 @@ def test_smoothing_is_tensorboards():
     assert smoothed([3.0, 5.0], 0.0) == [3.0, 5.0]
     # Weights of a mean that forgets by half: (4 + 2 * 8) / 3 after two, (4 + 2 * 8 + 4 * 1) / 7 after three.
     assert smoothed([4.0, 8.0, 1.0], 0.5) == pytest.approx([4.0, 20 / 3, 24 / 7])
+
+
+class Page(HTMLParser):
+    """The classes of a page's charts by their titles, whatever would ask the network, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.charts, self.asked, self.text, self._kind, self._title = [], [], "", "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.asked += [found[name] for name in ("src", "href", "data", "action") if name in found]
+        self.asked += [tag] * (tag in ("script", "link", "iframe", "img"))
+        self._kind = found.get("class", "") if tag == "svg" else self._kind
+        self._title = tag == "title" and bool(self._kind)
+
+    def handle_data(self, data):
+        if self._title:
+            self.charts.append((data, self._kind))
+            self._title = False
+        self.text += f"{data}\n"
+
+
+def test_the_page_is_one_file_with_every_curve_over_steps_tokens_and_seconds(make_run, capsys):
+    folder = make_run("a", note="<b>why</b> not")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line |= {"speed/tokens_per_s": 50.0, "system/memory_gb": 1.0, "system/cpu_percent": 90.0}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text, written, _ = report(capsys, folder)
+    source = (written / "report.html").read_text()
+    page = Page(source)
+    assert page.asked == [] and "http" not in source.replace("http://www.w3.org/2000/svg", "")
+    titles = [title for title, kind in page.charts if kind == "step"]
+    assert titles[:2] == ["reward", "held-out pass@1 of sevens"]
+    assert {"memory, GB", "processor, % of the cores"} < set(titles)
+    for axis in ("tokens", "seconds"):
+        assert [title for title, kind in page.charts if kind == axis] == titles
+        assert f"#by-{axis}:not(:checked) ~ .charts .{axis}" in source
+    assert source.count(" checked>") == 1 and 'id="by-step" checked' in source
+    assert "prefers-color-scheme: dark" in source and "width=device-width" in source
+    assert "a: <b>why</b> not" in page.text and "- a: <b>why</b> not" in text
+    # Steps of 2 seconds with 50 tokens a second, none before step 1.
+    run = read_run(folder)
+    assert list(run.positions("seconds").values()) == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert list(run.positions("tokens").values()) == [0.0, 100.0, 200.0, 300.0, 400.0]
+    assert run.over("seconds", "reward/mean")[-1] == (8.0, 0.5)
+
+
+def test_an_axis_on_which_nothing_is_known_is_left_out(make_run, capsys):
+    _, written, _ = report(capsys, make_run("a"))  # it has seconds, and no tokens
+    kinds = {kind for _, kind in Page((written / "report.html").read_text()).charts}
+    assert kinds == {"step", "seconds"}
+
+
+def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interval(make_run, capsys):
+    runs = [make_run(f"x-seed{seed}", seed=seed, note=f"note {seed}") for seed in (0, 1)]
+    runs += [make_run("y-seed0", seed=0, learning_rate=1.0), make_run("x-seed0-2", seed=0)]
+    shift = runs[1] / "metrics.jsonl"
+    shift.write_text(shift.read_text().replace('"eval/sevens/pass@1": 0.6', '"eval/sevens/pass@1": 0.62'))
+    groups = groups_of([read_run(folder) for folder in runs])
+    # A run with a seed that the group has is no further sample of it.
+    assert [[run.name for run in group.runs] for group in groups] == [
+        ["x-seed0", "x-seed1"],
+        ["y-seed0"],
+        ["x-seed0-2"],
+    ]
+    assert [group.name for group in groups] == ["x, 2 seeds", "y-seed0", "x-seed0-2"]
+    rows = over_seeds(groups)[1]
+    # 0.60 and 0.62: mean 0.61, standard error 0.01, and 12.7062 times that on both sides.
+    assert rows[0] == ["x, 2 seeds", "sevens", "40.0% (40.0 to 40.0)", "61.0% (48.3 to 73.7)"]
+    assert rows[1] == ["y-seed0", "sevens", "40.0% (one seed)", "60.0% (one seed)"]
+    text, written, _ = report(capsys, *runs[:2])
+    assert text.startswith("# x, 2 seeds\n") and table(*over_seeds(groups[:1])) in text
+    source = (written / "report.html").read_text()
+    assert "Over seeds" in source and 'class="band"' not in source  # that of two seeds would hide everything
+    _, written, _ = report(capsys, *runs[:2], make_run("x-seed2", seed=2))
+    assert 'class="band"' in (written / "report.html").read_text()
+    assert over_seeds(groups[1:])[1] == []
+
+
+def test_students_interval_is_that_of_the_tables():
+    # The 97.5 % quantiles with 1, 10, 20, 60 degrees of freedom and, without end, the normal distribution's.
+    for free, quantile in ((1, 12.706), (10, 2.228), (11, 2.201), (20, 2.086), (60, 2.000), (10**6, 1.960)):
+        assert student(free) == pytest.approx(quantile, abs=6e-4)
+    assert list(T975) == sorted(T975, reverse=True)
+    assert (mean([2.0]).value, mean([2.0]).low) == (2.0, None)
+    three = mean([1.0, 2.0, 3.0])  # standard deviation 1
+    assert three.high - three.value == pytest.approx(4.3027 / 3**0.5)
+
+
+def test_a_chart_puts_its_points_where_the_ticks_say():
+    drawn = ElementTree.fromstring(chart("t", [Curve(0, [(0.0, 0.0), (100.0, 1.0), (50.0, 0.5)])], "step", "share"))
+    (line,) = drawn.iter("polyline")
+    left, right, middle = (tuple(map(float, point.split(","))) for point in line.get("points").split())
+    assert middle == ((left[0] + right[0]) / 2, (left[1] + right[1]) / 2)
+    shown = {text.text: text for text in drawn.iter("text")}
+    assert float(shown["100%"].get("y")) == pytest.approx(right[1] + 4) and float(shown["50"].get("x")) == middle[0]
+    assert shown.keys() >= {"0%", "50%", "0", "100", "t", "step"}
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [5.0], [-1.0, -1.0], [1e-9, 1e9], [0.0, 0.0, 1e-300], [3.0, 3.0000001]])
+@pytest.mark.parametrize("scale", ["linear", "share", "log"])
+def test_a_chart_takes_any_values(values, scale):
+    line = [(float(place), value) for place, value in enumerate(values)]
+    assert "nan" not in chart("t", [Curve(9, line, [(x, y - 1, y + 1) for x, y in line], [line], True)], "x", scale)
+
+
+def test_ticks_are_few_round_and_different():
+    for low, high in ((0, 1), (0.37, 0.91), (-3, 17), (1e6, 5e6), (0, 12345), (0.001, 0.0011)):
+        found = ticks(float(low), float(high), "linear")
+        assert 2 <= len(found) <= 6 and len({text for _, text in found}) == len(found)
+        assert all(low - 1e-9 <= value <= high + 1e-9 for value, _ in found)
+    assert [text for _, text in ticks(0.0, 2e6, "linear")] == ["0", "500k", "1M", "1.5M", "2M"]
+    assert [text for _, text in ticks(0.0, 0.01, "share")] == ["0%", "0.25%", "0.5%", "0.75%", "1%"]
+
+
+def test_the_settings_of_a_single_run_are_those_that_are_not_at_their_defaults(make_run):
+    def of(name, **more):
+        return settings([read_run(make_run(name, **more))])
+
+    changed = of("a", not_default={"learning_rate": 0.001, "sevens.most": 12})
+    assert changed[1] == [["`--learning-rate`", "`0.001`"], ["`--sevens.most`", "`12`"]]
+    assert of("b", not_default={}) == "Every setting is at its default."
+    assert of("c").endswith("every setting is in config.json.")  # of an earlier version
+
+
+def listed(capsys, runs):
+    assert main(["--runs-dir", str(runs)]) == 0
+    return capsys.readouterr().out
+
+
+def test_without_a_name_all_runs_are_listed_the_last_written_at_the_end(make_run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = tmp_path / "runs"
+    note = "a note that is longer than a line of eighty columns and is therefore wrapped into two lines"
+    make_run("z-done", steps=4)
+    make_run("a-stopped", steps=3, finished=False, note=note).joinpath("report").mkdir()
+    held = make_run("b-now", steps=2, finished=False, model_id="Qwen/Qwen3-0.6B")
+    for age, name in enumerate(("b-now", "a-stopped", "z-done")):
+        for path in (runs / name).glob("*.json*"):
+            os.utime(path, (1e9 - 60 * age,) * 2)
+    (runs / "report").mkdir()  # that of several runs
+    file = lock(held / LOCK)
+    text = listed(capsys, runs)
+    file.close()
+    done, stopped, now, end = text.split("\n\n")
+    assert done.startswith("z-done\n  finished, step 4 of 9, 0") or done.startswith("z-done\n  finished, step 4, ")
+    assert "sevens, own base model, held-out pass@1 40.0% before, 60.0% after" in done and "--resume" not in done
+    assert f"\n  python train.py --resume {runs}/a-stopped" in stopped and "a-stopped\n  stopped, step 3" in stopped
+    assert note in " ".join(stopped.split()) and max(map(len, stopped.splitlines()[:-1])) <= 80
+    assert f"b-now\n  going on (process {os.getpid()} on " in now and "--resume" not in now and "Qwen/Qwen3-0.6B" in now
+    assert end.startswith(f"3 runs in {runs}.")
+    assert "b-now\n  stopped, step 2" in listed(capsys, runs)  # its process is gone
+
+
+def binary(folder):
+    (folder / "config.json").write_bytes(b"\xff\xfe")
+
+
+def a_list(folder):
+    (folder / "config.json").write_text("[]")
+
+
+def not_ours(folder):
+    (folder / "config.json").write_text('{"config": {}}')
+
+
+def odd_values(folder):
+    (folder / "config.json").write_text('{"minrl_run": "a", "config": {"tasks": 5, "task": [], "note": {}}}')
+    (folder / "summary.json").write_text('{"task": ["x"]}')
+
+
+def numbers(folder):
+    (folder / "metrics.jsonl").write_text("1\n2\n")
+
+
+def no_step(folder):
+    (folder / "metrics.jsonl").write_text('{"a": 1}\n')
+
+
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def a_dead_link(folder):
+    shutil.rmtree(folder)
+    folder.symlink_to("/nowhere")
+
+
+BREAKING = (broken_json, no_config, binary, a_list, not_ours, numbers, no_step, emptied, a_dead_link)
+
+
+@pytest.mark.parametrize("breaking", BREAKING, ids=lambda breaking: breaking.__name__)
+def test_a_folder_that_is_no_run_is_a_line_of_the_list(make_run, capsys, tmp_path, breaking):
+    make_run("good")
+    breaking(make_run("bad"))
+    said = listed(capsys, tmp_path / "runs")
+    first, second, *_ = said.splitlines()
+    assert first.startswith("bad: not a run: ") and second == "good" and "1 run in " in said
+
+
+def test_odd_values_of_another_program_are_shown_or_refused_and_end_nothing(make_run, capsys, tmp_path):
+    make_run("good")
+    odd_values(make_run("bad"))
+    assert "\ngood\n" in f"\n{listed(capsys, tmp_path / 'runs')}"
+
+
+def test_a_run_before_its_first_line_is_listed_and_a_folder_without_runs_is_said(make_run, capsys, tmp_path):
+    (make_run("a", finished=False) / "metrics.jsonl").write_text('{"step": 0')
+    assert "a\n  stopped, step 0" in listed(capsys, tmp_path / "runs")
+    (tmp_path / "none").mkdir()
+    assert listed(capsys, tmp_path / "none") == f"no run in {tmp_path}/none yet: python train.py makes one\n"
+    with pytest.raises(
+        UserError, match=rf"there is no folder {tmp_path}/nowhere: name that of the runs with --runs-dir"
+    ):
+        main(["--runs-dir", str(tmp_path / "nowhere")])
+
+
+def test_the_command_imports_neither_torch_nor_matplotlib():
+    slow = {"torch", "transformers", "tensorboard", "matplotlib", "datasets"}
+    code = f"import sys, minrl.report.__main__; print({slow} & set(sys.modules))"
+    root = Path(__file__).parent.parent
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert finished.stdout == "set()\n", finished.stderr
 
 
 def test_a_cell_cannot_break_its_table():

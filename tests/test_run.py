@@ -176,6 +176,7 @@ def test_the_config_says_all_that_the_numbers_depend_on(make_run, monkeypatch):
         "python": "3",
         "id": "abc",
         "program": "python train.py",
+        "not_default": {"seed": 3, "eval_tasks": "hanoi"},
         "models": run.models,
     }
 

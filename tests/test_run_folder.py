@@ -31,7 +31,8 @@ from tests.conftest import CPU, count_sevens
 from tests.disks import files_up_to
 from tests.killing import killed_at, signalled_at
 
-NAME = "sevens-grpo-seed0"
+SIZES = "model-prompts_per_step=4-group_size=4-max_tokens=4-learning_rate=0.005-schedule=constant-warmup_steps=0"
+NAME = f"sevens-grpo-{SIZES}-seed0"
 FLAGS = """--task sevens --model-id model --prompts-per-step 4 --group-size 4 --max-tokens 4 --learning-rate 5e-3
     --warmup-steps 0 --schedule constant --steps 3 --save-every 1 --keep-checkpoints 0 --eval-every 0
     --eval-examples 2 --eval-samples 1 --rollouts-every 1 --threads 1 --device cpu --quiet --no-preflight"""
@@ -211,6 +212,38 @@ def test_what_a_run_did_not_write_is_not_taken_and_not_removed(tmp_path, process
         (mine.folder / "notes.txt").write_text("also mine")
     assert names_in(tmp_path / "runs") == [run.name, mine.name]
     assert names_in(tmp_path / "checkpoints") == [f"{run.name}-2"]
+
+
+def test_a_name_that_the_user_gave_is_that_of_one_run(tmp_path, processes):
+    places = {"runs_dir": str(tmp_path / "runs"), "checkpoints_dir": str(tmp_path / "kept")}
+    run = open_run(TrainerConfig(logging=LoggingConfig(run_name="mine", **places)), {}, [])
+    assert run.folder == tmp_path / "runs" / "mine"
+    refused = rf"^a run mine is there already, in {tmp_path}/runs/mine or .*: choose another --run-name, or go on with "
+    refused += rf"python train.py --resume {tmp_path}/runs/mine$"
+    with owned(run, processes) as mine:
+        assert mine.name == "mine"
+        with pytest.raises(UserError, match=refused), owned(run, processes):
+            pass
+    with owned(run, processes):  # nothing was written
+        run.checkpoints.joinpath("notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=refused), owned(run, processes):
+        pass
+
+
+def test_a_branch_of_a_run_that_the_user_named_gets_a_number(run):
+    path = Path(f"runs/{NAME}/config.json")
+    path.write_text(path.read_text().replace('"run_name": ""', f'"run_name": "{NAME}"'))
+    assert resume(f"checkpoints/{NAME}/step_000002", "--steps", "3") == 0
+    assert names_in("runs") == [NAME, f"{NAME}-2"]
+
+
+@pytest.mark.usefixtures("place")
+def test_a_note_is_written_down_and_shown_once_in_tensorboard():
+    assert start("--steps", "1", "--note", "why not 7") == 0
+    assert read(f"runs/{NAME}/config.json")["config"]["note"] == "why not 7"
+    assert resume("latest", "--steps", "2") == 0
+    events = b"".join(path.read_bytes() for path in Path(f"runs/{NAME}").glob("events*"))
+    assert events.count(b"why not 7") == 2  # as a text, and among the hyperparameters
 
 
 def test_a_folder_that_cannot_be_made_is_refused_in_one_line(tmp_path, processes):
@@ -698,5 +731,6 @@ def test_a_task_file_that_changed_is_said_and_makes_no_other_reference(place, mo
     assert resume("latest", "--steps", "2") == 0
     assert f"changed since the run began, so its numbers may be others: the file {path}" in capfd.readouterr().err
     (made,) = Path("checkpoints").glob("base-*")
-    assert read("runs/said-grpo-seed0/config.json")["models"]["start model"]["path"] == str(made.resolve())
+    (run,) = Path("runs").iterdir()
+    assert read(run / "config.json")["models"]["start model"]["path"] == str(made.resolve())
     del sys.modules["said"]

@@ -402,8 +402,8 @@ SMALL = f"""--base-steps 20 --base-hidden-size 64 --base-heads 2 --base-layers 2
     --device cpu --task hanoi {HANOI} --max-tokens 16 --eval-examples 8 --eval-samples 1"""
 BASE = SMALL.split()
 STEPS = "--steps 6 --batch-size 4 --save-every 2 --eval-every 3 --rollouts-every 2"
-FLAGS = [*BASE, *STEPS.split()]
-NAME = "rows-sft-seed0"
+NAME = "rows-sft"
+FLAGS = [*BASE, *STEPS.split(), "--run-name", NAME]
 
 
 @pytest.fixture(scope="module")
@@ -560,6 +560,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags,
 def test_a_model_is_trained_without_a_task(place, rows_file, uninterrupted):
     model = str(next((uninterrupted[0] / "checkpoints").glob("base-*")))
     flags = ["--model-id", model, "--device", "cpu", "--threads", "1", "--epochs", "0.5", "--batch-size", "8"]
+    flags += ["--run-name", NAME]
     assert sft.main([*flags, *folders(place), "--data", str(rows_file), "--max-examples", "16"]) == 0
     found = summary(place)
     assert found["steps"] == 1 and found["train_rows"] == 16  # half of 16 rows are one batch of 8

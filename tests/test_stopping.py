@@ -28,7 +28,8 @@ ROOT = Path(__file__).parent.parent
 FLAGS = """--prompts-per-step 4 --group-size 4 --max-tokens 4 --learning-rate 5e-3 --warmup-steps 0 --eval-every 2
     --eval-examples 8 --eval-samples 2 --save-every 0 --rollouts-every 2 --threads 1 --device cpu --no-preflight"""
 STEPS = 4
-NAME = "sevens-grpo-seed0"
+SIZES = "model-prompts_per_step=4-group_size=4-max_tokens=4-learning_rate=0.005-warmup_steps=0"
+NAME = f"sevens-grpo-{SIZES}-seed0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +263,7 @@ def assert_stopped_in_order(tmp_path, name):
     assert not list(last.parent.glob(".*tmp"))
 
 
-NAME_OF_ENDLESS = "endless-grpo-seed0"
+NAME_OF_ENDLESS = f"endless-grpo-{SIZES}-seed0"
 WITH_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -16,8 +16,9 @@ ROOT = Path(__file__).parent.parent
 REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
 
-SETTINGS = """--engine vllm --steps 4 --save-every 1 --prompts-per-step 8 --group-size 4 --max-tokens 48 --base-steps 60
-    --no-preflight --no-eval-first --eval-every 0 --eval-examples 8 --eval-samples 1 --threads 1 --device cpu"""
+SETTINGS = """--run-name countdown-grpo-seed0 --engine vllm --steps 4 --save-every 1 --prompts-per-step 8 --group-size 4
+    --max-tokens 48 --base-steps 60 --no-preflight --no-eval-first --eval-every 0 --eval-examples 8 --eval-samples 1
+    --threads 1 --device cpu"""
 FLAGS = SETTINGS.split()
 BREAK = """
 import sys, time

@@ -7,6 +7,7 @@ flat: `--learning-rate`, `--group-size`. A task's own options live with the task
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -37,6 +38,12 @@ PATH_OR_NAME = {"path": "where it exists"}
 
 LEAST_TEMPERATURE = 1e-3
 """Logits divided by less are beyond float32."""
+
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.+=-]{,199}", re.ASCII)
+"""A run's name, which stands in paths, addresses and commands without quotes."""
+
+TAKEN = re.compile(r"(latest|report)$|base-|step_")
+"""Names that mean something else in --resume, in the folder of runs or in that of checkpoints."""
 
 T = TypeVar("T")
 
@@ -178,6 +185,11 @@ class EvaluationConfig(Bounded):
 class LoggingConfig(Bounded):
     """Where the run leaves its traces."""
 
+    run_name: str = ""
+    """Name of the run's folders. Empty: task, algorithm, what is not at its default, and seed, with a number where that
+    is taken."""
+    note: str = ""
+    """What the run is for: shown with it in the list of runs, in reports and in TensorBoard."""
     runs_dir: str = field(default="runs", metadata=PATH)
     """Folder of the runs: metrics, rollouts, summary."""
     checkpoints_dir: str = field(default="checkpoints", metadata=PATH)
@@ -192,6 +204,16 @@ class LoggingConfig(Bounded):
     """Where curves are looked at. wandb: in Weights & Biases (the wandb extra) beside TensorBoard."""
     quiet: bool = False
     """No progress bar; only warnings and the result on the screen."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not self.run_name or (bool(FOLDER_NAME.fullmatch(self.run_name)) and not TAKEN.match(self.run_name)),
+            f"run_name must be a folder's name of at most 200 letters, digits and . _ - + =, a letter or digit first, "
+            f"and not latest, report, base-... or step_..., which mean something else; got {self.run_name!r}",
+        )
+        is_text = self.note.encode(errors="ignore").decode() == self.note  # bytes of another encoding are kept apart
+        require(is_text, f"note must be a text in UTF-8, got {self.note!a}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,9 +367,9 @@ class TrainerConfig(Bounded):
         return tuple(filter(None, (self.rollout.task, *self.evaluation.other_tasks)))
 
     @property
-    def run_name(self) -> str:
-        """Task, algorithm and seed, such as `countdown-grpo-seed0`."""
-        return f"{task_key(self.rollout.task).replace('/', '-')}-{self.algorithm.algorithm}-seed{self.seed}"
+    def what(self) -> str:
+        """What a run's name begins with: task and algorithm, such as `countdown-grpo`."""
+        return f"{task_key(self.rollout.task).replace('/', '-')}-{self.algorithm.algorithm}"
 
 
 TaskOptions = Mapping[str, Any]

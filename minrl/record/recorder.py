@@ -69,6 +69,8 @@ class Recorder:
             cut_after = begin(self.run, config.steps)
             names, settings = list(self.parts.tasks), hyperparameters(self.run)
             self._log = MetricsLog(self.run.folder, cut_after, names, settings, config.logging.logger)
+            if config.logging.note and not step:
+                self._log.text("note", config.logging.note, step)
             self.parts.screen.log_to(self.run.folder / "log.txt")
             self._refresh_page()  # a resume may have cut away steps that the page shows
         logger.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))

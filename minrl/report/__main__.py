@@ -1,5 +1,6 @@
-"""A summary of runs side by side, as Markdown with pictures.
+"""A summary of runs side by side, as a page and as Markdown with pictures; without a name, the list of all runs.
 
+    python -m minrl.report
     python -m minrl.report runs/countdown-grpo-seed0
     python -m minrl.report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
 
@@ -14,21 +15,35 @@ from pathlib import Path
 from typing import Annotated
 
 from minrl.config.bounds import Bounded, share_below_one
-from minrl.report.charts import require_matplotlib
-from minrl.report.pictures import draw
-from minrl.report.runs import RunData, read_runs
+from minrl.report.listing import listing
+from minrl.report.page import page
+from minrl.report.pictures import before_and_after, curves, seconds
+from minrl.report.runs import REPORTS, RunData, read_runs
+from minrl.report.seeds import groups_of
+from minrl.report.svg import alone, sheet
 from minrl.report.tables import markdown
 from minrl.system.files import write_text
 from minrl.terminal.command_line import parse, run_main
+from minrl.types import require
+
+MOST_CHARTS = 6
+"""Charts in the picture of Markdown; the page has all."""
 
 LONGEST_NAME = 160
 """Largest number of bytes in a folder's name that is made of runs' names; file systems allow 255."""
 
 
+NO_RUN = (
+    "--output and --smoothing are for the report of a run: python -m minrl.report RUN, such as countdown-grpo-seed0"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Bounded):
-    """Summarize runs side by side, as Markdown with pictures. The runs come first, by folder or by name.
+    """Summarize runs side by side, as a page and as Markdown with pictures. The runs come first, by folder or by
+    name; without any, all runs are listed.
 
+    python -m minrl.report
     python -m minrl.report runs/countdown-grpo-seed0
     python -m minrl.report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
     """
@@ -46,18 +61,39 @@ def main(arguments: Sequence[str]) -> int:
     """Read the runs, draw, write, and say where."""
     first_flag = next((place for place, given in enumerate(arguments) if given.startswith("-")), len(arguments))
     config = parse(ReportConfig, arguments[first_flag:])
+    if not first_flag:
+        require(config == ReportConfig(runs_dir=config.runs_dir), NO_RUN)
+        sys.stdout.writelines(listing(Path(config.runs_dir)))
+        return 0
+    sys.stderr.write(f"reading {', '.join(arguments[:first_flag])}\n")
     runs = read_runs(arguments[:first_flag], Path(config.runs_dir))
-    require_matplotlib("a report")
     folder = Path(config.output or _default_folder(runs, arguments[0], config.runs_dir))
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m minrl.report", *arguments])
-    text = markdown(runs, draw(runs, folder, config.smoothing), command)
-    write_text(folder / "report.md", text)
-    sys.stdout.write(f"{folder / 'report.md'}\n")
+    written = {
+        "report.md": markdown(runs, _draw(runs, folder, config.smoothing), command),
+        "report.html": page(runs, config.smoothing, command),
+    }
+    for name, text in written.items():
+        write_text(folder / name, text)
+        sys.stdout.write(f"{folder / name}\n")
     for run in runs:
         if run.unfinished:
             sys.stderr.write(f"{run.unfinished}\n")
     return 0
+
+
+def _draw(runs: Sequence[RunData], folder: Path, smoothing: float) -> dict[str, str]:
+    """Write all pictures that the runs have numbers for: file names by caption."""
+    groups = groups_of(runs)
+    drawn = curves(groups, "step", smoothing)[:MOST_CHARTS]
+    bars = [("Held-out pass@1 before and after, with 95 % intervals", one) for one in before_and_after(runs)]
+    bars += [("Seconds of a step by phase", one) for one in [seconds(runs)] if one]
+    pictures = {"curves.svg": (f"Curves, smoothed with weight {smoothing:g}", sheet(drawn, [g.name for g in groups]))}
+    pictures |= {f"bars-{number}.svg": (caption, alone(one)) for number, (caption, one) in enumerate(bars, 1)}
+    for name, (_, text) in pictures.items():
+        write_text(folder / name, text)
+    return {caption: name for name, (caption, _) in pictures.items()}
 
 
 def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
@@ -69,7 +105,7 @@ def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
     name = "+".join(run.name for run in runs)
     if len(name.encode()) > LONGEST_NAME:
         name = f"{runs[0].name[: LONGEST_NAME // 2]}+{len(runs) - 1}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return Path(runs_dir) / "report" / name
+    return Path(runs_dir) / REPORTS / name
 
 
 if __name__ == "__main__":

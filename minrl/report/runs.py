@@ -2,17 +2,36 @@
 
 import difflib
 import json
+import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minrl.config import task_key
 from minrl.record.metrics import read_metrics
 from minrl.types import UserError, require
 
-NOT_SETTINGS = ("resume", "runs_dir", "checkpoints_dir", "quiet", "preflight", "preflight_only", "logger")
+NOT_SETTINGS = (
+    "resume",
+    "runs_dir",
+    "checkpoints_dir",
+    "quiet",
+    "preflight",
+    "preflight_only",
+    "logger",
+    "run_name",
+    "note",
+)
 """Settings that do not affect what is learned."""
+
+
+REPORTS = "report"
+"""The folder beside the runs that holds reports of several."""
+
+AXES = {"step": "step", "tokens": "tokens", "seconds": "seconds"}
+"""What curves may be drawn over, and how it is called."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +65,8 @@ class RunData:
     @property
     def tasks(self) -> list[str]:
         """The evaluated tasks, the trained one first."""
-        trained = self.summary.get("task") or str(self.record["config"].get("task", "")).rpartition(":")[2]
         found = [tag[len("eval/") : -len("/pass@1")] for line in self.lines for tag in line if tag.endswith("/pass@1")]
-        return sorted(dict.fromkeys(found), key=lambda task: task != trained)
+        return sorted(dict.fromkeys(found), key=lambda task: task != self.trained)
 
     @property
     def unfinished(self) -> str:
@@ -59,13 +77,46 @@ class RunData:
 
     @property
     def last_step(self) -> int:
-        """The last step that was written."""
-        return self.lines[-1]["step"]
+        """The last step that was written; 0 before the first."""
+        return self.lines[-1]["step"] if self.lines else 0
+
+    @property
+    def trained(self) -> str:
+        """The task that is trained, or without one the file of rows."""
+        config = self.record["config"]
+        name = str(self.summary.get("task") or task_key(str(config.get("task", ""))))
+        return name or Path(str(config.get("data", ""))).name
+
+    @property
+    def model(self) -> str:
+        """The model that is trained: a hub's name, or the path of a local one, as short as it can be written here."""
+        name = str(self.record["config"].get("model_id", "")) or "own base model"
+        return os.path.relpath(name) if os.path.isabs(name) and Path(name).is_relative_to(Path.cwd()) else name
+
+    @property
+    def note(self) -> str:
+        """What the user noted about the run, in one line."""
+        return " ".join(str(self.record["config"].get("note", "")).split())
 
     def curve(self, tag: str) -> tuple[list[float], list[float]]:
         """Steps and values of a tag, where it has one."""
         lines = [line for line in self.lines if tag in line]
         return [float(line["step"]) for line in lines], [float(line[tag]) for line in lines]
+
+    def positions(self, axis: str) -> dict[float, float]:
+        """Where each step is on an axis of `AXES`; tokens and seconds add up from step 1, 0 where they are unknown."""
+        passed, places = 0.0, {}
+        for line in self.lines:
+            took = line.get("time/step_s", 0.0) if line["step"] else 0.0
+            tokens = line.get("sft/tokens") or line.get("speed/tokens_per_s", 0.0) * took
+            passed += {"step": 0.0, "tokens": tokens, "seconds": took}[axis]
+            places[float(line["step"])] = float(line["step"]) if axis == "step" else passed
+        return places
+
+    def over(self, axis: str, tag: str) -> list[tuple[float, float]]:
+        """The values of a tag and where they are on an axis."""
+        places = self.positions(axis)
+        return [(places[step], value) for step, value in zip(*self.curve(tag), strict=True)]
 
     def scores(self, task: str) -> list[Score]:
         """The held-out scores of a task over the run."""
@@ -100,25 +151,52 @@ def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunData]:
     require(
         bool(names), "name one or more runs: python -m minrl.report RUN [RUN ...], such as runs/countdown-grpo-seed0"
     )
-    found = [read_run(_folder(name, runs_dir)) for name in names]
+    found = [read_run(_folder(name, runs_dir)) for name in names if len(names) == 1 or not is_report(Path(name))]
     for name, count in sorted(Counter(run.name for run in found).items()):
         require(count == 1, f"two of the runs are called {name}: name each once, or rename one of the folders")
     return found
 
 
+def is_report(folder: Path) -> bool:
+    """Whether a folder, which `runs/*` names too, has the reports of several runs."""
+    return folder.name == REPORTS and not (folder / "config.json").exists()
+
+
 def read_run(folder: Path) -> RunData:
     """A run from its files. Raises `UserError` in one line if one is missing or torn."""
+    run = _read(folder, read_metrics)
+    require(bool(run.lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
+    return run
+
+
+def read_ends(folder: Path) -> RunData:
+    """As `read_run`, but of its steps, which may be none yet, those that were evaluated and the last only."""
+    return _read(folder, _ends)
+
+
+def _read(folder: Path, read_lines: Callable[[Path], list[dict[str, Any]]]) -> RunData:
     record = _json(folder / "config.json")
     summary = _json(folder / "summary.json") if (folder / "summary.json").exists() else {}
-    require("config" in record, f"{folder}/config.json is not a run's: it has no `config`")
+    for name, kind in (("config", dict), ("minrl_run", str)):
+        require(isinstance(record.get(name), kind), f"{folder}/config.json is not a run's: it has no `{name}`")
     try:
-        lines = read_metrics(folder)
+        lines = read_lines(folder)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{folder}/metrics.jsonl is damaged: a line is not JSON ({error.msg}: {error.doc[:40]!r})"
         ) from error
-    require(bool(lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
+    except (AttributeError, TypeError) as error:  # JSON, but no objects
+        raise UserError(f"{folder}/metrics.jsonl is not a run's: {error}") from error
+    require(all("step" in line for line in lines), f"{folder}/metrics.jsonl is not a run's: a line has no `step`")
     return RunData(folder.resolve().name, record, lines, summary)
+
+
+def _ends(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    wanted = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
+    lines = [json.loads(line.decode(errors="backslashreplace"), parse_constant=lambda name: None) for line in wanted]
+    return [{tag: value for tag, value in line.items() if value is not None} for line in lines]
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
@@ -154,8 +232,10 @@ def _folder(name: str, runs_dir: Path) -> Path:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # neither JSON nor, perhaps, a text
         raise UserError(f"{path} is damaged: {error}") from error
+    require(isinstance(value, dict), f"{path} is damaged: it holds no object")
+    return value

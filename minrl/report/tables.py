@@ -5,22 +5,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minrl.report.runs import RunData, Score, differences
+from minrl.report.seeds import Group, groups_of, mean
 
 NOTHING = "-"
 
 
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A header and rows of cells, in which backquotes mark code."""
+
+
+def title(runs: Sequence[RunData]) -> str:
+    """What the report is about."""
+    return " / ".join(group.name for group in groups_of(runs))
+
+
+def remarks(runs: Sequence[RunData]) -> list[str]:
+    """What to know before reading: the user's notes, and which runs have not ended."""
+    return [text for run in runs for text in (run.note and f"{run.name}: {run.note}", run.unfinished) if text]
+
+
 def markdown(runs: Sequence[RunData], pictures: Mapping[str, str], command: str) -> str:
     """The whole report. `pictures` are file names by caption."""
-    parts = [f"# {' / '.join(run.name for run in runs)}", results(runs)]
+    parts = [f"# {title(runs)}", table(*results(runs))]
+    several = over_seeds(groups_of(runs))
+    if several[1]:
+        parts.append(table(*several))
     parts += [f"![{what}]({name})" for what, name in pictures.items()]
-    remarks = [run.unfinished for run in runs if run.unfinished]
-    if remarks:
-        parts.append("\n".join(f"- {remark}" for remark in remarks))
-    parts += ["## Cost", cost(runs), "## Settings", settings(runs), f"Made by `{command}`."]
-    return "\n\n".join(parts) + "\n"
+    if remarks(runs):
+        parts.append("\n".join(f"- {remark}" for remark in remarks(runs)))
+    found = settings(runs)
+    parts += ["## Cost", table(*cost(runs)), "## Settings", found if isinstance(found, str) else table(*found)]
+    return "\n\n".join([*parts, f"Made by `{command}`. The same with a choice of axes: report.html."]) + "\n"
 
 
-def results(runs: Sequence[RunData]) -> str:
+def results(runs: Sequence[RunData]) -> Table:
     """Held-out pass@1 before and after, with 95 % intervals, a line for each run and task."""
     header = ["run", "task", "algorithm", "seed", "steps", "before", "after", "greedy"]
     rows = []
@@ -31,10 +49,29 @@ def results(runs: Sequence[RunData]) -> str:
             algorithm = run.summary.get("algorithm") or run.config.get("algorithm", NOTHING)
             about = [run.name, task or NOTHING, algorithm, run.config.get("seed", NOTHING), run.last_step]
             rows.append([*map(str, about), _interval(before), _after(after, run.last_step), greedy])
-    return table(header, rows)
+    return header, rows
 
 
-def cost(runs: Sequence[RunData]) -> str:
+def over_seeds(groups: Sequence[Group]) -> Table:
+    """The mean of pass@1 over the seeds of a group, with Student's 95 % interval; no row where no group has several."""
+    rows = []
+    for group in groups if any(len(group.runs) > 1 for group in groups) else ():
+        for task in dict.fromkeys(task for run in group.runs for task in run.tasks):
+            sides = zip(*(run.before_and_after(task) for run in group.runs), strict=True)
+            rows.append([group.name, task, *(_mean([one for one in side if one is not None]) for side in sides)])
+    return ["runs", "task", "before, mean over seeds", "after, mean over seeds"], rows
+
+
+def _mean(scores: Sequence[Score]) -> str:
+    if not scores:
+        return NOTHING
+    found = mean([score.pass_at_1 for score in scores])
+    if found.low is None or found.high is None:
+        return f"{found.value:.1%} (one seed)"
+    return f"{found.value:.1%} ({100 * max(0.0, found.low):.1f} to {100 * min(1.0, found.high):.1f})"
+
+
+def cost(runs: Sequence[RunData]) -> Table:
     """Seconds, tokens per second and memory; the seconds of a step by phase; on which machine."""
     phases = list(dict.fromkeys(phase for run in runs for phase in run.seconds_by_phase()))
     columns: list[tuple[str, list[str]]] = [
@@ -46,19 +83,27 @@ def cost(runs: Sequence[RunData]) -> str:
         ("machine", [_machine(run.record) for run in runs]),
         ("commit", [str(run.record.get("commit") or NOTHING)[:12] for run in runs]),
     ]
-    return table(["", *[run.name for run in runs]], [[name, *values] for name, values in columns])
+    return ["", *[run.name for run in runs]], [[name, *values] for name, values in columns]
 
 
-def settings(runs: Sequence[RunData]) -> str:
-    """The settings that differ between the runs; for a single run those that its command named."""
-    if len(runs) == 1:
-        command = " ".join(map(str, runs[0].record.get("command", [])))
-        return f"`{command or NOTHING}`; every setting is in config.json."
-    found = differences(runs)
-    if not found:
-        return "The runs differ in no setting."
-    rows = [[f"`--{name.replace('_', '-')}`", *map(_value, values)] for name, values in found.items()]
-    return table(["", *[run.name for run in runs]], rows)
+def settings(runs: Sequence[RunData]) -> Table | str:
+    """The settings that differ between the runs; of a single run those that are not at their defaults."""
+    if len(runs) > 1:
+        found = differences(runs)
+        rows = [[_flag(name), *map(_value, values)] for name, values in found.items()]
+        return (["", *[run.name for run in runs]], rows) if rows else "The runs differ in no setting."
+    record = runs[0].record
+    if record.get("not_default"):
+        header = ["not at its default", "value"]
+        return header, [[_flag(name), _value(value)] for name, value in record["not_default"].items()]
+    if "not_default" in record:
+        return "Every setting is at its default."
+    command = " ".join(map(str, record.get("command", [])))
+    return f"`{command or NOTHING}`; every setting is in config.json."
+
+
+def _flag(name: str) -> str:
+    return f"`--{name.replace('_', '-')}`"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

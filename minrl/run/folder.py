@@ -19,6 +19,7 @@ from loguru import logger
 
 from minrl.model.processes import Processes
 from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint, newest_complete, numbered, step_of
+from minrl.run.naming import full_name
 from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.system.disk import refusal, writing
 from minrl.system.files import LOCK, holder, lock, read_json, write_json
@@ -92,15 +93,19 @@ def _agreed(processes: Processes, decide: Callable[[], T]) -> T:
 
 
 def _claim(run: Run, held: ExitStack) -> Run:
-    """The run under the first free name of NAME, NAME-2, NAME-3, ..."""
-    for name in numbered(run.name):
+    """The run under the name that the user gave it, which must be free, or the first free of NAME, NAME-2, ..."""
+    given = "" if run.stored else run.settings.logging.run_name  # a branch of a named run gets a number too
+    for name in [given] if given else numbered(run.name):
         folder, checkpoints = run.folder.with_name(name), run.checkpoints.with_name(name)
         claimed = replace(run, name=name, folder=folder, checkpoints=checkpoints, identity=uuid.uuid4().hex)
         with ExitStack() as taken:
             if all(_take(path, taken) for path in _folders(claimed)):
                 held.enter_context(taken.pop_all())
                 return claimed
-    raise AssertionError("there is always a next number")
+    raise UserError(
+        f"a run {given} is there already, in {run.folder} or {run.checkpoints}: choose another --run-name, or go on "
+        f"with {run.program.typed} --resume {run.folder}"
+    )
 
 
 def _folders(run: Run) -> Iterable[Path]:
@@ -242,7 +247,8 @@ def _require_a_clean_start(run: Run) -> None:
 
 def _branch(run: Run, checkpoint: Path, newest: Path, held: ExitStack) -> Run:
     """A new run that resumes from an earlier checkpoint of a run, which stays unchanged."""
-    name, step = run.settings.run_name, step_of(checkpoint)
+    step = step_of(checkpoint)
+    name = full_name(run.settings, run.options, run.program.rates, run.program.extends)
     claimed = _claim(replace(run, name=name), held)
     held.callback(_discard_unless_begun, claimed)
     own = claimed.checkpoints / checkpoint.name

@@ -12,7 +12,8 @@ from typing import Any
 from minrl.config import TaskOptions, with_absolute_paths
 from minrl.run.checkpoint import MANIFEST, find_checkpoint
 from minrl.run.folder import OWNER
-from minrl.run.run import TRAIN, Program, Run, Settings
+from minrl.run.naming import full_name
+from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
 from minrl.terminal.commands import as_typed, documented
@@ -33,9 +34,9 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
         return _stored_run(settings, flags, program)
     settings = with_absolute_paths(settings)
     options = {name: with_absolute_paths(chosen) for name, chosen in options.items()}
-    folder = Path(settings.logging.runs_dir) / settings.run_name
-    checkpoints = Path(settings.logging.checkpoints_dir) / settings.run_name
-    return Run(settings.run_name, settings, options, folder, checkpoints, program=program)
+    name = full_name(settings, options, program.rates, program.extends)
+    folder, checkpoints = Path(settings.logging.runs_dir) / name, Path(settings.logging.checkpoints_dir) / name
+    return Run(name, settings, options, folder, checkpoints, program=program)
 
 
 def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> Run:

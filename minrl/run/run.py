@@ -9,9 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 from loguru import logger
 
 from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key, with_absolute_paths
+from minrl.config.defaults import REINFORCEMENT, Rates
 from minrl.evaluation import Evaluation
 from minrl.policy import Policy
 from minrl.run import checkpoint
+from minrl.run.naming import differing
 from minrl.run.provenance import changes, provenance
 from minrl.system.files import read_json, write_json
 from minrl.tasks.programs import files_outside
@@ -33,8 +35,12 @@ class Settings(Protocol):
         """Where runs and checkpoints are."""
 
     @property
-    def run_name(self) -> str:
-        """The name of a new run."""
+    def what(self) -> str:
+        """What the name of a new run begins with."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
 
     @property
     def trainer(self) -> TrainerConfig:
@@ -43,10 +49,11 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A command that makes runs, as config.json names it, and the settings that a resumed run may change."""
+    """A command that makes runs, as config.json names it, the settings that a resumed run may change, and its rates."""
 
     command: str
     extends: tuple[str, ...] = ("steps",)
+    rates: Rates = REINFORCEMENT
 
     @property
     def typed(self) -> str:
@@ -99,6 +106,7 @@ def write_config(run: Run) -> None:
         **run.stored,
         "id": run.identity,
         "program": run.program.command,
+        "not_default": differing(run.settings, run.options, run.program.rates),
         "config": to_dict(run.settings, run.options),
         "models": run.models,
     }

@@ -37,7 +37,7 @@ from minrl.system.files import read_json, write_json
 from minrl.types import TrainState, UserError, require
 from minrl.update import Update
 
-SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
+SFT = Program("python -m minrl.sft", extends=("steps", "epochs"), rates=FINE_TUNING)
 
 
 def fine_tune(session: Session, rows: Rows) -> None:

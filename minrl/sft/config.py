@@ -137,9 +137,9 @@ class SftConfig(FineTuningConfig):
     """The task whose held-out examples are sampled in the evaluation."""
 
     @property
-    def run_name(self) -> str:
-        """The rows' file and the seed, such as `correct-sft-seed0`."""
-        return f"{Path(self.data).stem}-sft-seed{self.seed}"
+    def what(self) -> str:
+        """What a run's name begins with: the rows' file, such as `correct-sft`."""
+        return f"{Path(self.data).stem}-sft"
 
     @property
     def translated(self) -> dict[str, Any]:
@@ -200,9 +200,9 @@ class ExpertIterationConfig(FineTuningConfig):
     """Files and screen; every so many rounds."""
 
     @property
-    def run_name(self) -> str:
-        """Task and seed, such as `countdown-expert-iteration-seed0`."""
-        return f"{task_key(self.reward.task).replace('/', '-')}-expert-iteration-seed{self.seed}"
+    def what(self) -> str:
+        """What a run's name begins with: the task, such as `countdown-expert-iteration`."""
+        return f"{task_key(self.reward.task).replace('/', '-')}-expert-iteration"
 
     @property
     def translated(self) -> dict[str, Any]:

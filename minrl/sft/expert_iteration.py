@@ -45,7 +45,7 @@ from minrl.system.files import write_jsonl
 from minrl.system.progress import activity
 from minrl.types import Example, Rollout, TrainState
 
-EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
+EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",), rates=FINE_TUNING)
 
 
 def improve(session: Session, settings: ExpertIterationConfig) -> None:

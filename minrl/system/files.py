@@ -176,6 +176,18 @@ def _name_holder(path: Path, descriptor: int) -> None:
         raise
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process has the lock of a file, which stays as it is."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
+
+
 def holder(path: Path) -> str:
     """The process that has the lock of a file."""
     try:

@@ -279,11 +279,13 @@ def read_config_file(path: Path) -> dict[Any, Any]:
         raise UserError(f"{path} cannot be read: {error}") from error
     except RecursionError as error:
         raise UserError(f"{path} is nested too deeply: settings are nested three deep at most") from error
-    if isinstance(values, dict) and "minrl_run" in values:
+    of_run = isinstance(values, dict) and "minrl_run" in values
+    if of_run:
         values = values.get("config", values)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold settings by name, such as `learning_rate: 3e-4`")
-    return values
+    own = ("run_name", "note") if of_run else ()  # of that run alone
+    return {name: value for name, value in values.items() if name not in own}
 
 
 def plain_options(own: Any) -> dict[str, Any]:  # noqa: ANN401 - a task's options

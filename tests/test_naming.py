@@ -1,0 +1,90 @@
+"""A run's name says which settings are not at their defaults, and is a folder's name."""
+
+import json
+import shlex
+
+import pytest
+
+from minrl.config import LoggingConfig
+from minrl.config.defaults import FINE_TUNING, REINFORCEMENT
+from minrl.run.naming import LONGEST, differing, full_name
+from minrl.sft.config import ExpertIterationConfig, SftConfig
+from minrl.terminal.command_line import parse_config, parse_trainer
+from minrl.types import UserError
+
+
+def named(flags, extends=("steps",)):
+    return full_name(*parse_trainer(shlex.split(flags)), REINFORCEMENT, extends)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("", "countdown-grpo-seed0"),
+        ("--learning-rate 1e-3", "countdown-grpo-learning_rate=0.001-seed0"),
+        ("--group-size 16 --seed 2 --algorithm rloo", "countdown-rloo-group_size=16-seed2"),
+        ("--steps 9 --threads 1 --eval-every 0 --note x --base-steps 1 --save-every 1", "countdown-grpo-seed0"),
+        ("--countdown.max-number 30", "countdown-grpo-max_number=30-seed0"),
+        ("--eval-tasks hanoi --hanoi.max-disks 3", "countdown-grpo-seed0"),  # measured beside the task, not learned
+        ("--model-id Qwen/Qwen3-0.6B", "countdown-grpo-Qwen3-0.6B-seed0"),  # and its own learning rate is a default
+        ("--model-id Qwen/Qwen3-0.6B --learning-rate 3e-4", "countdown-grpo-Qwen3-0.6B-learning_rate=0.0003-seed0"),
+        ("--stop-strings a/b \"c d\"", "countdown-grpo-stop_strings=a-b-c-d-seed0"),
+        ("--curriculum --data-path some/rows.jsonl", "countdown-grpo-data_path=rows.jsonl-curriculum=True-seed0"),
+        ("--task tictactoe --opponent far/model --tictactoe.opponent frozen",  # a setting and an option of one name
+         "tictactoe-grpo-opponent=model-opponent=frozen-seed0"),
+        ("--run-name mine --learning-rate 1e-3", "mine"),
+    ],
+)  # fmt: skip
+def test_a_name_says_what_is_not_at_its_default(flags, name):
+    assert named(flags) == name
+
+
+def test_a_name_of_many_settings_says_how_many_more_there_are():
+    name = named(
+        "--learning-rate 1e-3 --group-size 4 --max-tokens 7 --temperature 0.5 --kl-coef 0.1 --entropy-coef 0.1 "
+        "--clip-high 0.3 --adam-beta1 0.8 --weight-decay 0.1 --warmup-steps 0"
+    )
+    parts = name.removeprefix("countdown-grpo-").removesuffix("-seed0").split("-and-")
+    assert len(parts[0]) <= LONGEST and parts[0].count("=") + int(parts[1].removesuffix("-more")) == 10
+
+
+def test_other_programs_have_defaults_of_their_own():
+    for cls, flags, name in (
+        (SftConfig, "--data a/rows.jsonl --epochs 2 --learning-rate 1e-3", "rows-sft-learning_rate=0.001-seed0"),
+        (SftConfig, "--data rows.jsonl --model-id x", "rows-sft-x-seed0"),
+        (ExpertIterationConfig, "--rounds 2 --batch-size 8", "countdown-expert-iteration-batch_size=8-seed0"),
+    ):
+        settings, options = parse_config(cls, flags.split(), FINE_TUNING)
+        assert full_name(settings, options, FINE_TUNING, ("steps", "epochs", "rounds")) == name
+
+
+def test_what_is_not_at_its_default_is_written_with_the_options_of_every_task():
+    flags = "--eval-tasks hanoi --hanoi.max-disks 3 --steps 5 --runs-dir elsewhere --run-name a --note b --quiet"
+    found = differing(*parse_trainer(flags.split()), REINFORCEMENT)
+    assert found == {"eval_tasks": "hanoi", "steps": 5, "hanoi.max_disks": 3}
+
+
+@pytest.mark.parametrize("name", ["a/b", ".", "..", "-x", ".x", "a b", "x" * 201, "latest", "report", "base-x", "é"])
+def test_a_name_that_is_no_folders_is_refused_in_one_line(name):
+    with pytest.raises(UserError, match=r"run_name must be a folder's name .* got") as error:
+        LoggingConfig(run_name=name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_note_is_a_text():
+    assert LoggingConfig(note="über\nzwei Zeilen").note
+    with pytest.raises(UserError, match=r"^note must be a text in UTF-8, got '\\udcff'$"):
+        LoggingConfig(note="\udcff")  # as Python keeps a byte that is not UTF-8
+
+
+def test_another_run_with_a_runs_config_takes_over_neither_its_name_nor_its_note(tmp_path):
+    config = {"task": "countdown", "run_name": "mine", "note": "first", "group_size": 4}
+    for record, name in (({"minrl_run": "mine", "config": config}, ""), (config, "mine")):
+        (tmp_path / "config.json").write_text(json.dumps(record))
+        settings = parse_trainer(["--config", str(tmp_path / "config.json")])[0]
+        assert (settings.logging.run_name, settings.rollout.group_size) == (name, 4)
+
+
+def test_a_folders_name_is_taken():
+    for name in ("a", "A.b_c-1+2=3", "x" * 200, "latest-2", "reports"):
+        assert LoggingConfig(run_name=name).run_name == name
