@@ -33,7 +33,7 @@ from minrl.types import require
 from minrl.rewards.workers import Workers
 
 INCOMPLETE = 1
-"""Exit status where a server's completions, or a judge's verdicts, are missing."""
+"""Exit status where completions or verdicts are missing, or nothing could be scored."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,18 +68,23 @@ def _score(config: EvaluateConfig, options: TaskOptions) -> int:
             counts = score_file(task, Path(config.completions), output, workers, judge)
     finally:
         workers.close()
-    sys.stderr.write(f"{output}: {counts.rows} rows, {counts.solved} solved, {counts.failed} could not be scored\n")
+    why = f", the first because: {counts.reason}" if counts.failed else ""
+    nothing = counts.rows > 0 and counts.failed == counts.rows
+    said = f"{counts.rows} rows, {counts.solved} solved, {counts.failed} could not be scored{why}"
+    sys.stderr.write(f"{'error: ' if nothing else ''}{output}: {said}\n")
     if counts.unjudged:
         sys.stderr.write(
             f"error: the judge did not say what {counts.unjudged} of {counts.rows} completions are worth (`error` in "
             "their rows): the same command asks again\n"
         )
-    return INCOMPLETE if counts.unjudged else 0
+    return INCOMPLETE if counts.unjudged or nothing else 0
 
 
 def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
+    from minrl.pipeline.shown import tables, unscored
     from minrl.pipeline.stages import evaluate
     from minrl.terminal.screen import Screen
+    from minrl.terminal.tables import print_tables
 
     with Screen(config.quiet) as screen:
         folder, summary = evaluate(config, options, screen)
@@ -89,10 +94,14 @@ def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
     if config.output.endswith(".json"):
         Path(config.output).parent.mkdir(parents=True, exist_ok=True)
         write_text(Path(config.output), json_text(result, indent=1) + "\n")
-    single = result is not summary
-    sys.stdout.write(json_text(result, indent=1) + "\n" if single else (folder / "summary.md").read_text())
+    if sys.stdout.isatty():
+        print_tables(tables(summary), elsewhere=f"{folder}/summary.md")
+    else:
+        sys.stdout.write(json_text(result, indent=1) + "\n")
+    failed = list(unscored(summary))
+    sys.stderr.writelines(f"error: {line}\n" for line in failed)
     sys.stderr.write(f"{folder}: completions.jsonl, scores.parquet, summary.json, summary.csv, summary.md, charts/\n")
-    return 0 if summary["complete"] else INCOMPLETE
+    return 0 if summary["complete"] and not failed else INCOMPLETE
 
 
 def _flat(summary: dict[str, Any]) -> dict[str, Any]:

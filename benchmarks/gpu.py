@@ -132,7 +132,7 @@ def report_loop(steps: list[dict[str, float]], parameters: int) -> None:
     """Medians over the steps after the first two, which compile and warm up."""
     late = steps[2:] or steps
     for tag in sorted({tag for step in late for tag in step}):
-        if tag.startswith(("time/", "memory/", "speed/", "engine/")):
+        if tag.startswith(("time/", "memory/", "system/", "speed/", "engine/")):
             print(f"{tag:32} {statistics.median(step[tag] for step in late if tag in step):12.5g}")
     update_s = statistics.median(step["time/update_s"] for step in late)
     flops = 6 * parameters * statistics.median(step["update/computed_tokens"] for step in late)

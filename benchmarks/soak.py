@@ -33,7 +33,7 @@ from typing import Any
 from harness import ROOT, doing
 
 MOST_KILLS_OF_A_TRIAL = 6
-NOT_COMPARED = ("time/", "speed/", "memory/")
+NOT_COMPARED = ("time/", "speed/", "memory/", "system/")
 PATIENCE_S = 600.0
 """Longest time that one process may take to end by itself."""
 

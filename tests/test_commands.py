@@ -109,6 +109,8 @@ OTHERS = {
     "python -m minrl.viewer RUN --tokens-per-step 0 --max-steps 0": (
         "test_viewer.py::test_the_command_writes_the_page_of_a_run_by_its_name"
     ),
+    "python -m minrl.viewer RUN --serve": "test_viewer_serve.py::test_ctrl_c_ends_it_in_one_line",
+    "python -m minrl.viewer countdown-grpo-seed0 --serve": "python -m minrl.viewer RUN --serve",
     "tensorboard --logdir runs": "by hand: a program of others, that serves until it is stopped",
     "python -m pytest tests/gpu -m gpu": "by hand: needs a card",
     "python benchmarks/NAME.py": "by hand: takes minutes, and measures nothing beside other programs",

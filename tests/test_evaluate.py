@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -149,11 +150,16 @@ def test_episodes_that_fail_before_their_first_turn_count_as_they_do_while_train
     assert here["pass@k"]["1"]["value"] == here["pass@1"]
 
 
-def test_where_nothing_could_be_scored_there_is_no_figure(place, models, tmp_path):
+def test_where_nothing_could_be_scored_there_is_no_figure(place, models, tmp_path, capsys):
     command = ["--models", *models, "--task", f"{place}/evaluated_tasks.py:fails", "--fails.broken"]
     charts = [flag for flag in evaluated.FLAGS if flag != "--no-charts"]
-    assert run(*command, "--output", tmp_path / "out", flags=charts) == 0
-    summary = summary_of(tmp_path / "out")
+    for _ in ("as it is scored", "from the folder"):
+        assert run(*command, "--output", tmp_path / "out", flags=charts) == 1
+        said, summary = capsys.readouterr().err, summary_of(tmp_path / "out")
+        for result in summary["results"]:
+            all_of_it = f"{result['n']} of {result['n']} completions could not be scored"
+            why = "the first because: RuntimeError: no board\n"
+            assert f"error: {result['label']} on fails: {all_of_it}, {why}" in said
     for result in summary["results"]:
         assert "pass@1" not in result and (result["n"], result["missing"]) == (4 * result["completions"] // 5, 0)
         assert result["unscorable"] == result["completions"]
@@ -513,6 +519,28 @@ def test_the_short_form_writes_and_shows_one_result(models, tasks, tmp_path, mon
         assert result["model"] == models[0] and result["task"] == "even" and result["options"]["count"] == 24
         assert result["n"] == int(samples) * result["examples"] and len(result["ci95"]) == 2
     assert len(list(Path("evaluations").glob("even-*"))) == 2
+
+
+def test_a_terminal_is_shown_tables_and_a_pipe_gets_json(whole, models, tasks, capsys, monkeypatch):
+    command, summary = ["--models", *models, "--tasks", *tasks, "--output", whole], summary_of(whole)
+    assert run(*command) == 0
+    assert json.loads(capsys.readouterr().out) == summary
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(*command) == 0
+    lines = re.sub(r"\x1b\[\d+m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80 and not any("|" in line or "{" in line for line in lines)
+    for result in summary["results"]:
+        low, high = result["ci95"]
+        figures = f"{result['pass@1']:.1%} ({low:.1%} to {high:.1%}) {result['pass@k']['4']['value']:.1%}"
+        (line,) = [line for line in lines if " ".join(line.split()).startswith(f"{result['label']} {figures}")]
+        assert line.split()[-2:] == [f"{result['reward']:.3f}", f"{result['completion_tokens_mean']:.1f}"]
+    assert sum(line.startswith("Difference of pass@1 to model0") for line in lines) == 2
+    assert [line.split()[0] for line in lines if "odd=" in line] == ["odd=0", "odd=1"] * 2
+    monkeypatch.setenv("COLUMNS", "30")
+    assert run(*command) == 0
+    first, out = summary["results"][0], " ".join(capsys.readouterr().out.split())
+    assert f"even: {first['n']} completions of {first['examples']} held-out examples: too wide for this terminal" in out
 
 
 def test_two_programs_do_not_write_to_one_folder(models, tasks, tmp_path):

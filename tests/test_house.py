@@ -71,7 +71,7 @@ DOORS = {
     "math_verify": {"minrl.tasks.agreement"},
     "vllm": {"minrl.engines.vllm.engine", "minrl.engines.vllm.versions"},
     "yaml": {"minrl.terminal.command_line"},
-    "rich": {"minrl.terminal.screen", "minrl.terminal.bars"},
+    "rich": {"minrl.terminal.screen", "minrl.terminal.bars", "minrl.terminal.tables"},
     "wandb": {"minrl.record.wandb"},
     "peft": {"minrl.model.lora"},
     "bitsandbytes": {"minrl.optimizer"},

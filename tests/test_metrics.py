@@ -22,7 +22,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from minrl.record import metrics as metrics_module
 from minrl.record.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, cut_metrics, read_metrics
-from minrl.record.rollout_metrics import rollout_metrics
+from minrl.record.rollout_metrics import markdown, rollout_metrics
 from minrl.record.tensorboard import HEADERS, LEADING, page
 from minrl.system.files import write_json
 from minrl.types import PlayedTurn, Reward
@@ -76,6 +76,10 @@ def test_the_same_numbers_are_in_tensorboard_jsonl_and_csv(tmp_path):
 
 def test_a_step_can_be_looked_at_while_the_run_goes_on(tmp_path):
     log = MetricsLog(tmp_path)
+    log.text("samples/train", "a sample", 1)  # on disk at once, long before the step ends
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert [event.step for event in accumulator.Tensors("samples/train/text_summary")] == [1]
     log.log(1, {"reward/mean": 1.0})
     assert events(tmp_path) == {"reward/mean": [(1, 1.0)]}
     log.close()
@@ -268,7 +272,9 @@ def page_of(folder):
 
 
 def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
-    MetricsLog(tmp_path, tasks=["countdown", "hanoi"]).close()
+    log = MetricsLog(tmp_path, tasks=["countdown", "hanoi"])
+    log.log(1, {**dict.fromkeys(TAGS, 0.5), "eval/countdown/pass@1": 0.5})
+    log.close()
     first, *others = page_of(tmp_path).category
     reward, *held_out, length, gap = first.chart
     assert not first.closed and all(row.closed for row in others)
@@ -279,6 +285,36 @@ def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
         assert intervals == [(f"eval/{task}/pass@1", f"eval/{task}/pass@1_low", f"eval/{task}/pass@1_high")]
     assert list(length.multiline.tag) == ["^rollout/(limit|truncated)_frac$"]
     assert "^engine/logprob_gap_mean$" in gap.multiline.tag and "^policy/ref_kl$" in gap.multiline.tag
+
+
+def test_a_chart_appears_with_its_first_data(tmp_path):
+    def charts():
+        *_, (_, value) = [one for one in headers(tmp_path) if one[0] == CONFIG_SUMMARY_TAG]
+        rows = Layout.FromString(value.tensor.string_val[0]).category
+        return {tuple(c.multiline.tag) or c.margin.series[0].value for row in rows for c in row.chart}
+
+    log = MetricsLog(tmp_path, tasks=["countdown"])
+    assert not [tag for tag, _ in headers(tmp_path) if tag == CONFIG_SUMMARY_TAG]
+    log.log(0, {"eval/countdown/pass@1": 0.1})
+    assert charts() == {"eval/countdown/pass@1"}
+    for step in (1, 2, 3):
+        log.log(step, {"reward/mean": 0.1, "policy/learning_rate": 0.1})
+    expected = {"eval/countdown/pass@1", ("^reward/mean$", "^reward/solved_frac$"), ("^policy/learning_rate$",)}
+    assert charts() == expected
+    assert len([tag for tag, _ in headers(tmp_path) if tag == CONFIG_SUMMARY_TAG]) == 2  # not at each step
+    log.close()
+    MetricsLog(tmp_path, cut_after=1, tasks=["countdown"]).close()  # what earlier steps measured is shown at once
+    assert charts() == expected
+
+
+def test_samples_are_broken_into_lines_that_a_screen_holds_and_nothing_is_lost():
+    text = "word " * 50 + "x" * 250 + "\n\n  indented\tline\n" + "<think> " * 30
+    one = {"reward": 1.0, "parts": {}, "advantage": None, "loss_mask": [1], "finish_reason": "stop", "role": "policy"}
+    shown = markdown([{**one, "prompt": "say", "text": text}]).split("\n")
+    block = [line.removeprefix("    ") for line in shown if line.startswith("    ")]
+    assert max(map(len, block)) <= 100
+    assert "".join(block) == "say--------" + text.replace("\n", "")
+    assert "" in block and "  indented\tline" in block
 
 
 def test_every_chart_shows_tags_that_there_are():

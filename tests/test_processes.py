@@ -17,7 +17,7 @@ from minrl.run.checkpoint import save_policy
 from minrl.system.signals import exit_status
 
 ROOT = Path(__file__).parent.parent
-OWN_OF_A_MACHINE = ("time/", "speed/", "memory/", "update/computed_tokens")
+OWN_OF_A_MACHINE = ("time/", "speed/", "memory/", "system/", "update/computed_tokens")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -68,7 +68,7 @@ def ending(folder):
     (written,) = (folder / "runs").glob("*/summary.json")
     run, summary = written.parent, json.loads(written.read_text())
     figures = {name: summary[name] for name in ("weights_sha256", "eval_before", "eval_after", "steps")}
-    measured = ("time/", "speed/", "memory/")
+    measured = ("time/", "speed/", "memory/", "system/")
     lines = [{tag: value for tag, value in line.items() if not tag.startswith(measured)} for line in read_metrics(run)]
     return figures, lines, sorted(path.name for path in (run / "rollouts").iterdir())
 

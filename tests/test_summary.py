@@ -6,6 +6,7 @@ import pytest
 from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.figures import results
 from minrl.pipeline.models import NamedModel
+from minrl.pipeline.pictures import _over_steps
 from minrl.pipeline.plan import GREEDY, SAMPLED, EvaluationPlan, Mode, PlannedTask
 from minrl.pipeline.report import report
 from minrl.pipeline.rows import Key
@@ -102,3 +103,11 @@ def test_references_that_differ_have_digests_that_differ():
     assert digest(grid=grid) != digest(grid=grid.reshape(20, 80))
     assert digest(board=Board(1)) == digest(board=Board(1)) != digest(board=Board(2))
     assert digest(board={(0, 0): "x"}) != digest(board={(0, 1): "x"})
+
+
+def test_a_run_that_has_no_score_on_one_task_has_no_curve_there(tmp_path):
+    of_all = {"ci95": [0.1, 0.3], "pass@1": 0.2}
+    found = [{**of_all, "task": "a", "label": f"r/{step}", "run": "r", "step": step} for step in (1, 2)]
+    found.append({**of_all, "task": "b", "label": "other"})
+    _over_steps(tmp_path / "steps.png", {"runs": ["r"], "measured": found})
+    assert (tmp_path / "steps.png").stat().st_size

@@ -2,13 +2,16 @@
 
 import re
 import shutil
+import threading
 import time
 
 import pytest
 from rollout_runs import line, many, write_run
 
+from minrl.record.metrics import MetricsLog
 from minrl.types import PlayedTurn, Reward
 from minrl.viewer.build import Limits, make_page
+from minrl.viewer.serve import open_server
 
 pytestmark = pytest.mark.browser
 
@@ -40,10 +43,10 @@ def chromium():
 class Page:
     """What a reader does and sees."""
 
-    def __init__(self, browser, path, words=""):
+    def __init__(self, browser, address):
         self.browser = browser
         browser.get("about:blank")  # a change of the address after # alone would load nothing
-        browser.get(path.as_uri() + words)
+        browser.get(address)
         self.wait("return document.body.dataset.ready === 'all'")
 
     def run(self, script, *arguments):
@@ -85,7 +88,7 @@ def open_page(chromium):
         chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
-        pages.append(Page(chromium, path, words))
+        pages.append(Page(chromium, path.as_uri() + words))
         return pages[-1]
 
     yield opened
@@ -219,6 +222,19 @@ def test_tokens_are_coloured_by_each_number(page):
     assert {one[0] for row in range(3) for one in colours(page, row)} == {""}
 
 
+def test_the_most_mixed_group_comes_first(tmp_path, open_page):
+    rewards = {"solved": (1.0, 1.0), "half": (0.0, 1.0), "near": (0.4, 0.6), "lost": (None, None), "failed": (0.0, 0.0)}
+    lines = [
+        line([[f" {name}"]], group=n, slot=n, sample=m, example_id=name, reward=None if one is None else Reward(one))
+        for n, (name, pair) in enumerate(rewards.items())
+        for m, one in enumerate(pair)
+    ]
+    page = open_page(make_page(write_run(tmp_path / "run", {10: lines})))
+    assert page.texts(".group h3") == ["half", "near", "solved", "lost", "failed"]  # and then as sampled
+    page.choose("sort", "order")
+    assert page.texts(".group h3") == list(rewards)
+
+
 def test_the_search_narrows_and_counts_at_every_step(page):
     page.keys("/", *"Second")
     page.wait("return document.querySelectorAll('#board .rollout').length === 1")
@@ -350,6 +366,85 @@ def test_what_is_missing_is_said(tmp_path, open_page):
     page.keys("[")
     page.wait("return document.querySelectorAll('#board .rollout').length === 2")
     assert "the page holds 2 of the 6 rollouts in rollouts/" in page.text("#summary")
+
+
+@pytest.fixture
+def follow(chromium, tmp_path):
+    """Opens the page of a run that goes on, which asks its server twenty times a second. At the end the browser had
+    nothing to complain about and asked nobody else.
+    """
+    servers = []
+
+    def opened(folder, words=""):
+        servers.append(open_server(folder, Limits(max_steps=3), 0))
+        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        address = f"http://127.0.0.1:{servers[-1].server_port}/"
+        page = Page(chromium, address + words)
+        page.run("const usual = setTimeout; window.setTimeout = (f, ms) => usual(f, Math.min(ms, 50))")
+        return page
+
+    yield opened
+    asked = chromium.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
+    assert asked and all(name.startswith(f"http://127.0.0.1:{servers[-1].server_port}/") for name in asked)
+    assert [entry["message"] for entry in chromium.get_log("browser")] == []
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+NUMBERS = "return [...document.querySelectorAll('#steps .number')].map((e) => e.textContent).join()"
+
+
+def test_a_page_follows_its_run_and_leaves_the_reader_where_they_are(tmp_path, follow):
+    folder = write_run(tmp_path / "run", {})
+    page = follow(folder)
+    assert "this run has not come to the first" in page.text("#board") and page.text("#live") == "before the first step"
+    write_run(folder, {10: many(6, 4, step=10)})
+    (folder / "metrics.jsonl").write_text('{"step": 12}\n{"step": 1')  # the last line is being written
+    page.wait("return document.body.dataset.ready === 'all' && document.querySelector('#board .rollout')")
+    page.wait("return document.getElementById('live').textContent.startsWith('step 12, written ')")
+    page.choose("show", "unsolved")
+    page.keys("/", *"answer", "\ue00c")
+    page.run("document.querySelectorAll('#board .rollout')[7].click(); scrollTo(0, 700)")
+    seen = [page.text("#detail"), page.run("return scrollY"), page.text("#board")]
+
+    def unmoved():
+        return [page.text("#detail"), page.run("return scrollY"), page.text("#board")] == seen
+
+    write_run(folder, {20: many(6, 4, step=20), 30: many(6, 4, step=30)})
+    page.wait(NUMBERS + " === '10,20,30'")
+    page.wait("return document.getElementById('newest').textContent === 'New: step 30'")
+    assert unmoved()
+    write_run(folder, {40: many(6, 4, step=40)})  # four are too many for this page: every second is left out
+    page.wait(NUMBERS + " === '10,30,40'")
+    write_run(folder, {50: many(6, 4, step=50)})
+    page.wait(NUMBERS + " === '10,30,50'")
+    assert unmoved() and page.run("return document.getElementById('show').value") == "unsolved"
+    page.run("document.getElementById('newest').click()")
+    page.wait("return document.getElementById('summary').textContent.startsWith('Step 50')")
+    page.wait("return document.getElementById('newest').hidden")
+    (folder / "summary.json").write_text("{}")
+    page.wait("return document.getElementById('live').textContent.startsWith('step 12, ended ')")
+
+
+def test_a_resume_that_cuts_rollouts_shows_what_there_is(tmp_path, follow):
+    folder = write_run(tmp_path / "run", {step: many(2, 2, step=step) for step in (10, 20, 30)})
+    page = follow(folder, "#step=30&sort=best")
+    assert page.text("#summary").startswith("Step 30")
+    page.keys("j", ENTER)
+    MetricsLog(folder, cut_after=25).close()
+    page.wait("return document.getElementById('summary').textContent.startsWith('Step 20')")
+    assert page.run(NUMBERS) == "10,20" and page.run("return document.getElementById('detail').hidden")
+    assert page.run("return document.getElementById('sort').value") == "best"
+    write_run(folder, {20: many(3, 2, step=20)})  # the step is sampled anew
+    page.wait("return document.getElementById('summary').textContent.startsWith('Step 20: 6 rollouts')")
+    page.keys("j", "x")
+    page.wait("return document.querySelectorAll('.columns .group').length === 2")
+    MetricsLog(folder, cut_after=5).close()
+    page.wait("return document.querySelector('#board').textContent.startsWith('No rollouts yet')")
+    write_run(folder, {10: many(1, 2)})
+    page.wait("return document.getElementById('summary').textContent.startsWith('Step 10: 2 rollouts')")
+    assert not page.run("return document.getElementById('bar').hidden")
 
 
 @pytest.mark.slow

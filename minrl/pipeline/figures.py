@@ -65,8 +65,12 @@ def in_roles(scores: Sequence[EpisodeScore]) -> list[EpisodeScore]:
 def results(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]], rows: Mapping[Key, Row]) -> list[dict[str, Any]]:
     """The figures of each model on each task, in the plan's order. A pair without scores has counts only."""
     scores: dict[tuple[str, str], list[EpisodeScore]] = {}
-    for one in map(score_of, lines):
-        scores.setdefault((one.model, one.task), []).append(one)
+    reasons: dict[tuple[str, str], str] = {}
+    for line in lines:
+        pair = line["model"], line["task"]
+        scores.setdefault(pair, []).append(score_of(line))
+        if line["unscorable"]:
+            reasons.setdefault(pair, line["unscorable"])
     found = []
     for model, task in itertools.product(plan.models, plan.tasks):
         keys = list(task.all_keys(model))
@@ -80,6 +84,8 @@ def results(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]], rows: Mapp
             result.update({"run": model.run, "step": model.step})
         if of_pair := scores.get((model.name, task.name)):
             result.update(pair_figures(plan, task, of_pair))
+        if reason := reasons.get((model.name, task.name)):
+            result["first_unscorable"] = reason
         found.append(plain({**result, "completions": len(keys) - missing, "missing": missing}))
     return found
 

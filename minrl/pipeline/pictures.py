@@ -99,6 +99,8 @@ def _over_steps(path: Path, figures: Mapping[str, Any]) -> None:
             of_task = [result for result in measured if result["task"] == task]
             for index, run in enumerate(runs):
                 found = sorted((r for r in of_task if r.get("run") == run), key=lambda result: result["step"])
+                if not found:  # on this task nothing of the run could be scored
+                    continue
                 low, high = zip(*(result["ci95"] for result in found), strict=True)
                 steps = [float(result["step"]) for result in found]
                 values = [result["pass@1"] for result in found]

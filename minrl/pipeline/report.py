@@ -21,12 +21,17 @@ CSV_COLUMNS = ("task", "model", "category", "figure", "value", "low", "high", "n
 
 NOT_ANSWERED = ("refused_frac", "unscorable", "missing")
 
+BY_CATEGORY = "pass@1 by category"
+
 NOT_COMPLETE = (
     "**Not complete**: some completions are missing (column `missing`), or a judge failed to say what some are worth "
     "(among the `unscorable`). The same command asks for them again."
 )
 
 Figures = Mapping[str, Any]
+
+Cells = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""The columns of a table, and its lines."""
 
 
 def report(
@@ -103,10 +108,10 @@ def markdown(plan: EvaluationPlan, summary: Figures) -> str:
         blocks += [f"## {task.name}", _models_table(of_task)]
         changes = [one for one in summary["differences"] if one["task"] == task.name]
         if changes:
-            blocks += [f"Difference of pass@1 to {changes[0]['baseline_label']}, same examples:", _differences(changes)]
-        categories = _categories(of_task)
-        if categories:
-            blocks += ["pass@1 by category:", categories]
+            blocks += [f"{title_of(changes)}:", table(*difference_cells(changes))]
+        categories = category_cells(of_task)
+        if categories[1]:
+            blocks += [f"{BY_CATEGORY}:", table(*categories)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -133,15 +138,22 @@ def _models_table(of_task: Sequence[Figures]) -> str:
     return table([*columns, "refused", "unscorable", "missing"], lines)
 
 
-def _differences(changes: Sequence[Figures]) -> str:
+def title_of(changes: Sequence[Figures]) -> str:
+    """What is above the differences of a task's models."""
+    return f"Difference of pass@1 to {changes[0]['baseline_label']}, same examples"
+
+
+def difference_cells(changes: Sequence[Figures]) -> Cells:
+    """The differences of a task's models to the first."""
     lines = []
     for one in changes:
         value, low, high = (f"{100 * number:+.1f}" for number in (one["difference"], *one["ci95"]))
         lines.append([one["label"], f"{value} ({low} to {high})", *(str(one[n]) for n in ("better", "worse", "same"))])
-    return table(["model", "points (95 %)", "examples better", "worse", "same"], lines)
+    return ["model", "points (95 %)", "examples better", "worse", "same"], lines
 
 
-def _categories(of_task: Sequence[Figures]) -> str:
+def category_cells(of_task: Sequence[Figures]) -> Cells:
+    """pass@1 of a task's models by category; without lines where there are no categories."""
     names = list(dict.fromkeys(name for result in of_task for name in result.get("by_category", ())))
     measured = [result for result in of_task if "by_category" in result]
     lines = []
@@ -149,7 +161,7 @@ def _categories(of_task: Sequence[Figures]) -> str:
         cells = [result["by_category"].get(name) for result in measured]
         texts = ["-" if cell is None else interval_text(cell["pass@1"], cell["ci95"]) for cell in cells]
         lines.append([name, str(max(cell["examples"] for cell in cells if cell)), *texts])
-    return table(["category", "examples", *(result["label"] for result in measured)], lines) if names else ""
+    return ["category", "examples", *(result["label"] for result in measured)], lines
 
 
 def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

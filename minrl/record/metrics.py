@@ -86,6 +86,9 @@ TAGS = (
     "memory/update_gib",
     "memory/sync_gib",
     "memory/eval_gib",
+    "system/memory_gb",
+    "system/cpu_percent",
+    "system/device_memory_gb",
 )
 """All fixed tags. A step's seconds are the sum of its phases' (`minrl.record.clock`)."""
 

@@ -14,6 +14,7 @@ from minrl.evaluation import Evaluation
 from minrl.record.clock import PhaseClock, speeds
 from minrl.record.metrics import MetricsLog, read_metrics
 from minrl.record.rollout_metrics import distributions, markdown, over_processes, rollout_metrics, samples
+from minrl.record.usage import Usage
 from minrl.rollout import Rollouts
 from minrl.run.folder import begin
 from minrl.run.parts import Parts
@@ -43,7 +44,7 @@ class Recorder:
         self._report: Callable[[int, str], None] = lambda completed, note: None
         self._metrics: dict[str, float] = {}
         self._facts: dict[str, float] = {}
-        self._clock = PhaseClock()
+        self._clock, self._usage = PhaseClock(), Usage()
         self._new_tokens = 0
 
     @property
@@ -82,7 +83,7 @@ class Recorder:
         self.owed = bool(self.state.unfinished) and not self.parts.policy.processes.gather([logged])[0]
         self._metrics = dict(self.state.unfinished) if self.owed else {}
         self._forget_other_work()
-        self._clock = PhaseClock()
+        self._clock, self._usage = PhaseClock(), Usage()
 
     def timed(self, tag: str) -> AbstractContextManager[None]:
         """Count the seconds inside as a phase of the step."""
@@ -150,9 +151,8 @@ class Recorder:
         """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock."""
         self.state.seconds = self.seconds
         seconds = self._clock.end_step()
-        self._metrics.update(
-            over_processes(self.parts.policy.processes.gather([{**self._facts, **self._clock.take_memory()}]))
-        )
+        own = {**self._facts, **self._clock.take_memory(), **self._usage.take()}
+        self._metrics.update(over_processes(self.parts.policy.processes.gather([own])))
         # If the step's evaluation was left to this run, the seconds before the stop count too.
         self._metrics.update({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
         self._metrics.update(speeds(self._metrics, self._new_tokens))

@@ -1,8 +1,9 @@
 """Metrics of a step's rollouts: scalars by tag, distributions, and a few samples as text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
+from textwrap import TextWrapper
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,11 @@ from minrl.types import Reward, Rollout, part_means
 
 SHOWN_CHARACTERS = 2000
 """Longer prompts and completions are shortened among the samples."""
+
+SHOWN_WIDTH = 100
+"""Characters of a line among the samples: what TensorBoard shows beside its list of runs in a window of 1280 points."""
+
+_WRAPPER = TextWrapper(SHOWN_WIDTH, expand_tabs=False, replace_whitespace=False, drop_whitespace=False)
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int, num_lost: int = 0) -> dict[str, float]:
@@ -122,7 +128,9 @@ def samples(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The rollouts as Markdown. Their texts stand in indented blocks, where nothing is markup."""
+    """The rollouts as Markdown. Their texts stand in indented blocks, where nothing is markup, and long lines are
+    broken: TensorBoard does not wrap such blocks.
+    """
     shown = []
     for line in lines:
         reward = "unscorable" if line["reward"] is None else f"reward {line['reward']:g}"
@@ -131,8 +139,14 @@ def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
         tokens = f"{sum(line['loss_mask'])} tokens"
         about = filter(None, [reward, advantage, parts, tokens, line["finish_reason"], line["role"]])
         block = f"{_shortened(line['prompt'])}\n--------\n{_shortened(line['text'])}"
-        shown.append("**" + " · ".join(about) + "**\n\n" + "\n".join("    " + row for row in block.split("\n")))
+        shown.append("**" + " · ".join(about) + "**\n\n" + "\n".join("    " + row for row in _wrapped(block)))
     return "\n\n".join(shown)
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    """The lines of a text, broken between words where there are some. No character is lost."""
+    for line in text.split("\n"):
+        yield from _WRAPPER.wrap(line) or [""]
 
 
 def _shortened(text: str) -> str:

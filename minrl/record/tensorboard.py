@@ -5,10 +5,11 @@ The first row of the page has the four most important charts; the collapsed rows
 
 import itertools
 import os
+import re
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "seconds of each phase": [r"time/.*_s"],
         "tokens per second": [r"speed/.*"],
         "memory, GiB": [r"memory/.*_gib"],
+        "resident memory and memory of the card, GB": [r"system/.*memory_gb"],
+        "processor time, % of the cores": [r"system/cpu_percent"],
     },
 }
 """The collapsed rows: charts by title, each with regular expressions of its tags."""
@@ -143,8 +146,8 @@ class TensorBoardLog:
         settings: Mapping[str, object] | None,
         earlier: Sequence[Mapping[str, Any]],
     ) -> None:
-        self._file = EventFile(folder)
-        self._add(_page_summary(tasks), 0)
+        self._file, self._whole, self._shown, self._tags = EventFile(folder), page(tasks), Layout(), set[str]()
+        self._show_charts(0, {tag for line in earlier for tag in line})
         numbers = (int, float)  # but not bool
         shown = {name: one if type(one) in numbers else str(one) for name, one in (settings or {}).items()}
         results = dict.fromkeys(["reward/mean", *(f"eval/{task}/pass@1" for task in tasks)], 0.0)
@@ -156,8 +159,8 @@ class TensorBoardLog:
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's scalars in one event."""
+        self._show_charts(step, metrics.keys())
         self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]), step)
-        self.flush()
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Write Markdown (tab TEXT)."""
@@ -168,8 +171,7 @@ class TensorBoardLog:
         self._add(histogram(tag, values, BINS), step)
 
     def flush(self) -> None:
-        """Write what is buffered."""
-        self._file.flush()
+        """Do nothing: each event is flushed as it is written, and a viewer sees it at once."""
 
     def close(self, finished: bool) -> None:
         """Close the file. A finished run is marked so in the tab HPARAMS."""
@@ -177,8 +179,18 @@ class TensorBoardLog:
             self._add(self._ended, 0)
         self._file.close()
 
+    def _show_charts(self, step: int, tags: Iterable[str]) -> None:
+        """Write the page anew where a chart has its first data: TensorBoard shows the latest."""
+        if not self._tags.issuperset(tags):
+            self._tags.update(tags)
+            shown = with_data(self._whole, self._tags)
+            if shown != self._shown:
+                self._shown = shown
+                self._add(_page_summary(shown), step)
+
     def _add(self, summary: Summary, step: int) -> None:
         self._file.add(Event(wall_time=time.time(), step=step, summary=summary))
+        self._file.flush()
 
 
 def _leading(experiment: Summary) -> Summary:
@@ -193,10 +205,25 @@ def _leading(experiment: Summary) -> Summary:
     return experiment
 
 
-def _page_summary(tasks: Sequence[str]) -> Summary:
+def with_data(whole: Layout, tags: Collection[str]) -> Layout:
+    """The page without charts, and rows of charts, that none of the tags belongs to: their frames would be empty."""
+    rows = []
+    for row in whole.category:
+        charts = [
+            chart
+            for chart in row.chart
+            if any(re.search(pattern, tag) for pattern in chart.multiline.tag for tag in tags)
+            or any(series.value in tags for series in chart.margin.series)
+        ]
+        if charts:
+            rows.append(Category(title=row.title, chart=charts, closed=row.closed))
+    return Layout(category=rows)
+
+
+def _page_summary(layout: Layout) -> Summary:
     """The page in the plugin's format."""
     metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=PLUGIN_NAME))
-    tensor = TensorProto(dtype="DT_STRING", string_val=[page(tasks).SerializeToString()])
+    tensor = TensorProto(dtype="DT_STRING", string_val=[layout.SerializeToString()])
     return Summary(value=[Summary.Value(tag=CONFIG_SUMMARY_TAG, tensor=tensor, metadata=metadata)])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minrl.report.runs import RunData, Score, is_report, read_ends
 from minrl.system.files import LOCK, holder, is_locked
-from minrl.terminal.flag_help import as_typed
+from minrl.terminal.commands import as_typed
 from minrl.types import UserError, require
 
 WRITTEN = ("config.json", "metrics.jsonl", "log.txt")

@@ -9,7 +9,7 @@ to `line`.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -42,18 +42,22 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of rows: all, solved, failed to be scored, and failed because no judge answered."""
+    """Counts of rows: all, solved, failed to be scored, and failed because no judge answered. `reason` is why the
+    first that failed did.
+    """
 
     rows: int = 0
     solved: int = 0
     failed: int = 0
     unjudged: int = 0
+    reason: str = field(default="", compare=False)
 
     def and_one(self, verdict: Mapping[str, Any]) -> "Counts":
         """The counts with one more row."""
         unjudged = no_answer(verdict.get("error", ""))
         solved, failed = bool(verdict.get("solved")), verdict["reward"] is None
-        return Counts(self.rows + 1, self.solved + solved, self.failed + failed, self.unjudged + unjudged)
+        reason = self.reason or (f"row {self.rows + 1}: {verdict['error']}" if failed else "")
+        return Counts(self.rows + 1, self.solved + solved, self.failed + failed, self.unjudged + unjudged, reason)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from minrl.config import TaskOptions, with_absolute_paths
 from minrl.run.checkpoint import MANIFEST, find_checkpoint
 from minrl.run.folder import OWNER
 from minrl.run.naming import full_name
-from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
+from minrl.run.run import TRAIN, Program, Run, Settings
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
 from minrl.terminal.commands import as_typed, documented

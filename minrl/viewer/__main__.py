@@ -2,16 +2,20 @@
 
 python -m minrl.viewer runs/countdown-grpo-seed0        writes runs/countdown-grpo-seed0/rollouts.html
 python -m minrl.viewer countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0      with everything that was logged
+python -m minrl.viewer countdown-grpo-seed0 --serve     a page that follows the run, at http://127.0.0.1:8765
 """
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from minrl.config.bounds import Bound
 from minrl.terminal.command_line import parse, run_main
 from minrl.types import UserError, require
 from minrl.viewer.build import Limits, make_page
+from minrl.viewer.serve import LOOPBACK, open_server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +24,7 @@ class ViewerConfig(Limits):
 
     python -m minrl.viewer runs/countdown-grpo-seed0
     python -m minrl.viewer countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0
+    python -m minrl.viewer countdown-grpo-seed0 --serve
     """
 
     run: str = ""
@@ -28,6 +33,14 @@ class ViewerConfig(Limits):
     """Where runs are that are named without a folder."""
     output: str = ""
     """The file to write. Empty: rollouts.html in the run's folder."""
+    serve: bool = False
+    """Serve the page to browsers of this machine in place of writing it: it follows a run that is going on."""
+    port: Annotated[int, Bound("0 (any free one) to 65535", lambda value: 0 <= value <= 65535)] = 8765
+    """Port of 127.0.0.1 on which --serve listens. 0: any free one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(not (self.serve and self.output), "--serve writes no file: leave --output or --serve out")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,8 +52,19 @@ def main(arguments: Sequence[str]) -> int:
     if folder is None:
         known = ", ".join(sorted(path.parent.name for path in Path(config.runs_dir).glob("*/config.json"))) or "none"
         raise UserError(f"there is no run {config.run!r}; the runs in {config.runs_dir}/: {known}")
+    if config.serve:
+        return _serve(folder, config)
     page = make_page(folder, Path(config.output) if config.output else None, config)
     sys.stdout.write(f"{page}\n")
+    return 0
+
+
+def _serve(folder: Path, config: ViewerConfig) -> int:
+    """Serve until a signal comes."""
+    with open_server(folder, config, config.port) as server:
+        sys.stdout.write(f"http://{LOOPBACK}:{server.server_port}/ follows {folder}; Ctrl-C ends it\n")
+        sys.stdout.flush()
+        server.serve_forever()
     return 0
 
 

@@ -29,6 +29,8 @@ FORMAT = 1
 TEMPLATES = Path(__file__).parent / "page"
 SCRIPTS = ("data.js", "scale.js", "text.js", "conversation.js", "groups.js", "compare.js", "detail.js",
            "steps.js", "keys.js", "main.js")  # fmt: skip
+LIVE = "live.js"
+"""The script that a served page has besides: it asks for what is new."""
 
 _STEP = re.compile(r'<script type="text/plain" class="step" data-step="(\d+)" data-source="([^"]*)"'
                    r' data-about="([^"]*)">([^<]*)</script>')  # fmt: skip
@@ -56,15 +58,18 @@ class PackedStep:
 
 def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits()) -> Path:
     """Write the page of the run in `folder`, by default into that folder; returns its path."""
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder} is no run: it has no config.json; name a folder in runs/")
+    run = run_facts(folder)
     output = output or folder / PAGE
-    files = {int(path.name.split("_")[1].split(".")[0]): path for path in (folder / "rollouts").glob("step_*.jsonl.gz")}
+    files = rollout_files(folder)
     steps, packed = thinned(sorted(files), limits.max_steps), packed_steps(output)
-    kept = [_packed(step, files[step], packed.get(step), limits) for step in steps]
-    run = {**_run(folder), "steps_written": len(files), "steps_shown": len(kept)}
-    write_text(output, _page(run, kept))
+    kept = [packed_step(step, files[step], packed.get(step), limits) for step in steps]
+    write_text(output, _page({**run, "steps_written": len(files), "steps_shown": len(kept)}, kept))
     return output
+
+
+def live_page(run: Mapping[str, Any]) -> str:
+    """The page without steps, which it asks of the server that it came from."""
+    return _page(run, [], live=True)
 
 
 def refresh_page(folder: Path) -> None:
@@ -77,6 +82,12 @@ def refresh_page(folder: Path) -> None:
         make_page(folder)
     except Exception as error:
         logger.opt(exception=True).warning(f"{PAGE} could not be made ({error}); python -m minrl.viewer {folder}")
+
+
+def rollout_files(folder: Path) -> dict[int, Path]:
+    """The files of rollouts in a run's folder, by step. Other files are the user's."""
+    paths = {path.name.split("_")[1].split(".")[0]: path for path in (folder / "rollouts").glob("step_*.jsonl.gz")}
+    return {int(number): path for number, path in paths.items() if number.isdecimal()}
 
 
 def thinned(steps: Sequence[int], limit: int) -> list[int]:
@@ -99,7 +110,8 @@ def packed_steps(page: Path) -> dict[int, PackedStep]:
     return {int(step): PackedStep(int(step), source, about, data) for step, source, about, data in found}
 
 
-def _packed(step: int, path: Path, before: PackedStep | None, limits: Limits) -> PackedStep:
+def packed_step(step: int, path: Path, before: PackedStep | None, limits: Limits) -> PackedStep:
+    """A step of a file, packed again only if the file or the limits changed."""
     stat = path.stat()
     source = f"{FORMAT} {limits.tokens_per_step} {stat.st_size} {stat.st_mtime_ns}"
     if before is not None and before.source == source:
@@ -119,8 +131,15 @@ def _pack(values: Mapping[str, Any]) -> str:
     return base64.b64encode(gzip.compress(text.encode("ascii"), compresslevel=4, mtime=0)).decode("ascii")
 
 
-def _run(folder: Path) -> dict[str, Any]:
+def unpacked(packed: str) -> Any:  # noqa: ANN401 - what `_pack` was given
+    """What was packed."""
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def run_facts(folder: Path) -> dict[str, Any]:
     """The page's facts about the run."""
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} is no run: it has no config.json; name a folder in runs/")
     record = json.loads((folder / "config.json").read_text())
     config = record.get("config", {})
     names = ("task", "algorithm", "model_id", "seed", "group_size", "temperature", "rollouts_every", "steps")
@@ -128,9 +147,10 @@ def _run(folder: Path) -> dict[str, Any]:
     return {**about, **{name: config.get(name) for name in names}}
 
 
-def _page(run: Mapping[str, Any], steps: Sequence[PackedStep]) -> str:
+def _page(run: Mapping[str, Any], steps: Sequence[PackedStep], live: bool = False) -> str:
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    parts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    scripts = [*SCRIPTS[:-1], *([LIVE] if live else []), SCRIPTS[-1]]  # the last one begins
+    parts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in scripts]
     script = '(() => {\n"use strict";\n' + "\n".join(parts) + "})();\n"
     data = "\n".join(
         f'<script type="text/plain" class="step" data-step="{one.step}" data-source="{one.source}" '
@@ -138,7 +158,8 @@ def _page(run: Mapping[str, Any], steps: Sequence[PackedStep]) -> str:
         for one in steps
     )
     values = {
-        "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}",
+        "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}"
+        + ("; connect-src 'self'" if live else ""),
         "title": html.escape(f"{run['name']}: rollouts"),
         "style": style,
         "run": _pack(run),

@@ -10,7 +10,7 @@ async function openComparison(r) {
 
 function sameExample(step) {
   const { id, purpose, role } = state.example;
-  return step.rollouts.filter((r) => r.example === id && r.purpose === purpose && r.role === role);
+  return (step.rollouts ?? []).filter((r) => r.example === id && r.purpose === purpose && r.role === role);
 }
 
 function drawComparison() {

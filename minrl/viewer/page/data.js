@@ -1,8 +1,10 @@
 // The data in the page: unpacked step by step, each once.
 
-const state = { step: null, colour: "logprob", view: "groups", sort: "order", show: "all", query: "", example: null };
+const state = { step: null, colour: "logprob", view: "groups", sort: "mixed", show: "all", query: "", example: null };
 
-const steps = new Map(); // step -> { step, about, packed, rollouts: null until unpacked }
+const steps = new Map(); // step -> { step, about, load, rollouts: null until loaded }
+
+const follow = { start: null, go: null }; // what a served page does besides (live.js)
 
 async function unpack(packed) {
   const letters = atob(packed);
@@ -16,12 +18,13 @@ async function readPage() {
   for (const script of document.querySelectorAll("script.step")) {
     const about = await unpack(script.dataset.about);
     const step = Number(script.dataset.step);
-    steps.set(step, { step, about, packed: script.textContent, rollouts: null, loading: null });
+    const load = () => (script.textContent ? unpack(script.textContent) : null);
+    steps.set(step, { step, about, load, rollouts: null, loading: null });
   }
   return unpack(document.getElementById("run").textContent);
 }
 
-// The step with its rollouts. Asked for twice it is unpacked once.
+// The step with its rollouts. Asked for twice it is loaded once.
 async function loadStep(number) {
   const step = steps.get(number);
   if (!step.loading) step.loading = fill(step);
@@ -30,14 +33,22 @@ async function loadStep(number) {
 }
 
 async function fill(step) {
-  if (!step.packed) {
-    step.rollouts = [];
-    return;
-  }
-  const data = await unpack(step.packed);
-  step.packed = null;
-  step.rollouts = data.rollouts.map((values, index) => readable(values, index, step, data));
+  const data = await step.load();
+  step.rollouts = data ? data.rollouts.map((values, index) => readable(values, index, step, data)) : [];
   step.episodes = groupBy(step.rollouts, (r) => r.episodeKey);
+  step.groups = groupBy(step.rollouts, (r) => r.groupKey);
+  for (const group of step.groups.values()) {
+    const spread = spreadOf(group);
+    for (const r of group) r.spread = spread;
+  }
+}
+
+// How mixed a group is: the standard deviation of its rewards. Where all are equal there was nothing to learn.
+function spreadOf(group) {
+  const rewards = group.filter((r) => r.reward !== null).map((r) => r.reward);
+  if (!rewards.length) return 0;
+  const middle = mean(rewards);
+  return Math.sqrt(mean(rewards.map((reward) => (reward - middle) ** 2)));
 }
 
 function readable(values, index, step, data) {

@@ -3,6 +3,7 @@
 const BATCH = 96; // rollouts that are drawn at once
 
 const SORTS = {
+  mixed: ["most mixed first", (r) => -r.spread],
   order: ["as sampled", null],
   best: ["reward, best first", (r) => -(r.reward ?? -Infinity)],
   worst: ["reward, worst first", (r) => r.reward ?? Infinity],
@@ -37,7 +38,6 @@ function itemsOf(step) {
   const key = SORTS[state.sort][1];
   const chosen = step.rollouts.filter(wanted);
   if (state.view === "list") return sortBy(chosen, key).map((r) => ({ rollouts: [r] }));
-  step.groups ??= groupBy(step.rollouts, (r) => r.groupKey);
   const groups = [...groupBy(chosen, (r) => r.groupKey).entries()].map(([name, rollouts]) => ({
     all: step.groups.get(name),
     rollouts: sortBy(rollouts, key),
@@ -56,6 +56,11 @@ function drawBoard(step) {
   drawMore();
   const first = element.querySelector(".rollout");
   if (first) first.tabIndex = 0;
+}
+
+function clearBoard() {
+  for (const id of ["board", "more", "summary"]) document.getElementById(id).replaceChildren();
+  Object.assign(board, { items: [], drawn: 0 });
 }
 
 function drawMore() {

@@ -149,6 +149,7 @@ function nothingYet(run) {
   const every = run.rollouts_every
     ? `They are written every ${run.rollouts_every} steps; this run has not come to the first.`
     : "This run writes none: --rollouts-every is 0.";
+  clearBoard();
   document.getElementById("bar").hidden = true;
   document.getElementById("board").append(el("p", { class: "note" }, `No rollouts yet. ${every}`));
   document.body.dataset.ready = "all";
@@ -159,7 +160,9 @@ async function start() {
   if (THEMES.includes(theme)) document.documentElement.dataset.theme = theme;
   const run = await readPage();
   showRun(run);
+  await follow.start?.(run);
   if (!steps.size) return nothingYet(run);
+  document.getElementById("bar").hidden = false;
   recallState();
   fillChoices();
   setQuery(state.query);
@@ -169,6 +172,7 @@ async function start() {
   document.body.dataset.ready = "first";
   performance.mark("opened");
   await loadTheRest();
+  await follow.go?.();
 }
 
 // Whatever goes wrong is said on the page: a blank one would leave the reader guessing.

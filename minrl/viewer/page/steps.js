@@ -19,6 +19,12 @@ function drawSteps() {
 }
 
 function markSteps() {
+  showMarks();
+  document.querySelector("#steps button[aria-pressed=true]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+}
+
+// Which step is shown, and what the search finds at each.
+function showMarks() {
   for (const button of document.querySelectorAll("#steps button")) {
     const number = Number(button.dataset.step);
     const step = steps.get(number);
@@ -26,7 +32,6 @@ function markSteps() {
     const found = state.query && step.rollouts ? step.rollouts.filter(matches).length : 0;
     button.classList.toggle("without", Boolean(state.query && step.rollouts && !found));
     button.querySelector(".found").textContent = found ? String(found) : "";
-    if (number === state.step) button.scrollIntoView({ block: "nearest", inline: "nearest" });
   }
 }
 
@@ -45,12 +50,13 @@ function nextStep(by) {
   if (next !== undefined) goToStep(next);
 }
 
-// Once the first step is on the screen the others are unpacked too, for the search and the comparison.
+// Once the first step is on the screen the others are loaded too, for the search and the comparison.
 async function loadTheRest() {
-  for (const number of steps.keys()) {
+  for (const number of [...steps.keys()]) {
+    if (!steps.has(number)) continue; // cut away by a resume
     await loadStep(number);
     await new Promise((resume) => setTimeout(resume));
   }
-  markSteps();
+  showMarks();
   document.body.dataset.ready = "all";
 }

@@ -1,0 +1,54 @@
+"""Tables on a terminal, for results that a pipe gets as JSON."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+from rich.measure import Measurement
+from rich.text import Text
+
+NAME_WIDTH, HEAD_WIDTH, UNLIMITED = 12, 8, 10_000
+"""Characters: the least for a name, those of a heading that is not broken, and more than any table has."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts by line and column, the first column aligned to the left. `notes` stand below."""
+
+    title: str
+    columns: Sequence[str]
+    lines: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+def print_tables(tables: Iterable[Table], elsewhere: str) -> None:
+    """Write tables to standard output, as wide as the terminal. Long names are broken; a table that is too wide all the
+    same is left out, and `elsewhere` says where it is.
+    """
+    console = Console()
+    for table in tables:
+        drawn = _drawn(table)
+        least = Measurement.get(console, console.options.update(max_width=UNLIMITED), drawn).minimum
+        if least > console.width:
+            console.print(Text(f"\n{table.title}: too wide for this terminal, see {elsewhere}"))
+            continue
+        console.print(Text(f"\n{table.title}", style="bold"))
+        console.print(drawn)
+        for note in table.notes:
+            console.print(Text(note))
+
+
+def _drawn(table: Table) -> rich_table.Table:
+    """The table. Only the first column gets narrower where there is no room: figures stay whole."""
+    drawn = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    first, *others = table.columns
+    drawn.add_column(Text(first), overflow="fold", min_width=NAME_WIDTH)
+    for place, column in enumerate(others, 1):
+        width = max(HEAD_WIDTH, *(len(line[place]) for line in table.lines))
+        drawn.add_column(Text("\n".join(wrap(column, width))), justify="right", no_wrap=True)
+    for line in table.lines:
+        drawn.add_row(*map(Text, line))
+    return drawn
