@@ -193,6 +193,11 @@ class LoggingConfig(Bounded):
     quiet: bool = False
     """No progress bar and only warnings on the screen."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("runs_dir", "checkpoints_dir"):
+            require(bool(getattr(self, name)), f"{name} must name a folder, got '': leave it out for {name[:-4]}/")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(Bounded):

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +112,7 @@ def _take(folder: Path, taken: ExitStack) -> bool:
     """Lock a folder that is new, or that a killed run left before it wrote anything. Returns whether that succeeded."""
     if _is_used(folder):
         return False
+    made = [folder, *(above for above in folder.parents if not above.exists())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -127,7 +128,7 @@ def _take(folder: Path, taken: ExitStack) -> bool:
     if file is None:
         return False
     taken.enter_context(file)
-    taken.callback(_give_back, folder)
+    taken.callback(_give_back, made)
     if _is_used(folder):  # somebody wrote there between the look and the lock
         return False
     for left in (path for path in folder.iterdir() if path.name != LOCK):
@@ -149,12 +150,14 @@ def _is_used(folder: Path) -> bool:
     return bool(names) and (COPYING not in names or not names.isdisjoint({"config.json", OWNER}))
 
 
-def _give_back(folder: Path) -> None:
-    """Remove a claimed folder in which nothing was written."""
+def _give_back(made: Sequence[Path]) -> None:
+    """Remove a claimed folder in which nothing was written, and those above that were made for it."""
+    folder = made[0]
     if folder.exists() and not _is_used(folder):
         (folder / LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # another process is about to claim it
-            folder.rmdir()
+        with suppress(OSError):  # another process is about to claim it, or something else is there
+            for path in made:
+                path.rmdir()
 
 
 def _go_on(run: Run, held: ExitStack) -> Run:

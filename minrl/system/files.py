@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from minrl.system.disk import refusal, writing
 from minrl.system.json_text import json_text
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 LOCK = ".lock"
 """The file in a locked folder."""
@@ -22,6 +22,7 @@ LOCK = ".lock"
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """A file to write. It replaces the path once all of it is on disk."""
+    require(not path.is_dir(), f"cannot write {path}: it is a folder; name a file")
     temporary = path.with_name(path.name + ".tmp")
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
