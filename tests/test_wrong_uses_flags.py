@@ -48,7 +48,7 @@ FLAGS = [
     ("train", "--device gpu", "'gpu'", "'auto', 'cpu', 'cuda'"),
     ("train", "--device cuda:0", "'cuda:0'", "did you mean cuda?"),
     ("train", "--dtype fp16", "'fp16'", "'float32', 'bfloat16'"),
-    ("train", "--chat-template-options {enable_thinking:false}", "must be a JSON object, got '{enable_thinking:false}'"),
+    ("train", "--chat-template-options {think:false}", "must be a JSON object, got '{think:false}'"),
     # values out of range
     ("train", "--learning-rate -1", "learning_rate must be 0 or more, got -1.0"),
     ("train", "--learning-rate nan", "learning_rate must be 0 or more, got nan"),

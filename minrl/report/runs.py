@@ -110,7 +110,7 @@ def read_run(folder: Path) -> RunData:
     """A run from its files. Raises `UserError` in one line if one is missing or torn."""
     record = _json(folder / "config.json")
     summary = _json(folder / "summary.json") if (folder / "summary.json").exists() else {}
-    require("config" in record, f"{folder}/config.json is not a run's: it has no `config`")
+    require(isinstance(record.get("config"), dict), f"{folder}/config.json is not a run's: it has no `config`")
     try:
         lines = read_metrics(folder)
     except json.JSONDecodeError as error:
@@ -154,8 +154,10 @@ def _folder(name: str, runs_dir: Path) -> Path:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
+    require(isinstance(value, dict), f"{path} is damaged: it holds no object")
+    return value

@@ -21,7 +21,7 @@ from minrl.model.processes import Processes
 from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint, newest_complete, numbered, step_of
 from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.system.disk import refusal, writing
-from minrl.system.files import LOCK, holder, lock, read_json, write_json
+from minrl.system.files import LOCK, holder, lock, read_record, write_json
 from minrl.types import UserError
 
 T = TypeVar("T")
@@ -186,7 +186,7 @@ def _go_on(run: Run, held: ExitStack) -> Run:
 def _latest(run: Run, found: Path, newest: Path | None) -> Path:
     """The run's last whole checkpoint, in whatever folder. The given ones are not read again."""
     known = max((path for path in (found, newest) if path is not None), key=step_of)
-    saved = Path((read_json(run.folder / SAVED) or {}).get("path", known))
+    saved = Path(read_record(run.folder / SAVED).get("path", known))
     return saved if step_of(saved) > step_of(known) and damage(saved) is None else known
 
 
@@ -208,7 +208,7 @@ def _require_own(run: Run) -> None:
             f"run {run.folder} keeps its checkpoints in {run.checkpoints}, which is not there: name the folder that "
             f"holds {run.name} with --checkpoints-dir"
         )
-    owner = read_json(run.checkpoints / OWNER) or {}
+    owner = read_record(run.checkpoints / OWNER)
     known, identity = owner.get("id"), run.stored.get("id")
     other = None not in (known, identity) and known != identity
     if other or _is_kept_for_another(run, Path(owner.get("folder", run.folder))):
@@ -220,7 +220,7 @@ def _require_own(run: Run) -> None:
 
 def _is_kept_for_another(run: Run, other: Path) -> bool:
     """Whether the run is a copy of another that is still there and keeps its own checkpoints in this folder."""
-    record = read_json(other / "config.json") or {}
+    record = read_record(other / "config.json")
     if other.resolve() == run.folder.resolve() or record.get("id") != run.stored.get("id"):
         return False
     kept = Path(record["config"]["checkpoints_dir"]) / record["minrl_run"]

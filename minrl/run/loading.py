@@ -29,7 +29,10 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     base = base_of(path)
     if base is not None:
         require_peft(f"{path} holds LoRA adapters and")
-    model, tokenizer = load_model(base or path)
+    try:
+        model, tokenizer = load_model(base or path)
+    except UserError as error:
+        raise UserError(f"{path} holds adapters of {base}: {error}" if base else str(error)) from error
     if base is not None:
         fold_in(model, Path(path), base)
     elif adapted_layers(model):

@@ -12,7 +12,7 @@ from minrl.config import TaskOptions, with_absolute_paths
 from minrl.run.checkpoint import MANIFEST, find_checkpoint
 from minrl.run.folder import OWNER
 from minrl.run.run import RUN_RECORD, TRAIN, Program, Run, Settings
-from minrl.system.files import read_json
+from minrl.system.files import read_json, read_record
 from minrl.terminal.command_line import from_dict
 from minrl.terminal.flag_help import as_typed
 from minrl.types import UserError, require
@@ -102,6 +102,12 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
     if checkpoint is not None or (path / OWNER).exists():
         kept = checkpoint.parent if checkpoint else path
         return _of_program(run_of(kept, runs, checkpoint), program), checkpoint, kept
+    for record in (folder / "config.json" for folder in (path, runs / settings.resume)):
+        kept = Path(settings.logging.checkpoints_dir) / record.parent.name
+        require(
+            not record.exists(),
+            f"{record} is not whole or not a run's: put it back, or start a new run with --model-id {kept}/step_*",
+        )
     raise UserError(
         f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
     )
@@ -111,7 +117,7 @@ def run_of(checkpoints: Path, runs: Path, checkpoint: Path | None = None) -> Pat
     """The folder of the run with these checkpoints: in `runs`, or where it was when it began. `checkpoint` is the one
     that was named.
     """
-    owner = read_json(checkpoints / OWNER) or {}
+    owner = read_record(checkpoints / OWNER)
     here = runs / checkpoints.resolve().name
     for folder in (here, Path(owner.get("folder", here))):
         if is_run(folder) and owner.get("id") in (None, read_json(folder / "config.json").get("id")):
@@ -136,7 +142,9 @@ def _own_place(folder: Path) -> Path:
 def is_run(folder: Path) -> bool:
     """Whether the folder is that of a run."""
     path = folder / "config.json"
-    return isinstance(read_json(path), dict) and path.read_text().startswith(RUN_RECORD)
+    record = read_record(path)
+    named, settings = isinstance(record.get("minrl_run"), str), isinstance(record.get("config"), dict)
+    return named and settings and path.read_text().startswith(RUN_RECORD)
 
 
 def _program_of(folder: Path) -> str:
@@ -196,7 +204,7 @@ def checkpoints_of(run: Path) -> Path:
     said = Path(record["config"].get("checkpoints_dir", "checkpoints")) / record["minrl_run"]
     found = [kept for kept in (said, run.resolve().parent.parent / "checkpoints" / said.name) if kept.is_dir()]
     for kept in found:
-        if record.get("id") in (None, (read_json(kept / OWNER) or {}).get("id", record.get("id"))):
+        if record.get("id") in (None, read_record(kept / OWNER).get("id", record.get("id"))):
             return kept
     what = "holds those of another run" if found else "is not there"
     raise UserError(f"the checkpoints of run {run} were in {said}, which {what}: name the folder that they are in now")

@@ -109,6 +109,12 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         return None
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; empty if it is missing or something else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
+
+
 def read_jsonl(path: Path, damaged: Callable[[str], object] | None = None) -> list[Any]:
     """The values of a JSONL file, None for NaN and infinities; [] if the file is missing.
 
