@@ -12,6 +12,7 @@ summary.csv, summary.md and charts/; the same command goes on where it was stopp
 `parts` added; a row that cannot be scored has `reward: null` and says why under `error`.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def _as_trained(
 def _score(config: EvaluateConfig, options: TaskOptions) -> int:
     require(len(config.task_names) == 1, "--completions are of one task: name it with --task")
     task = load_task(config.task_names[0], options, config.data_path)
-    output = Path(config.output or Path(config.completions).with_suffix(".scored.jsonl"))
+    output = Path(config.output or f"{os.path.splitext(config.completions)[0]}.scored.jsonl")
     workers = Workers(config.reward_workers, config.reward_deadline_s)
     try:
         with open_judge(config.judge) as judge:

@@ -130,7 +130,7 @@ def weights_of(name=NAME):
 
 
 def names_in(folder):
-    return sorted(path.name for path in Path(folder).iterdir())
+    return sorted(path.name for path in Path(folder).glob("*"))  # none where the folder is not there either
 
 
 # A name is claimed at once, and free where neither folder is there.

@@ -214,6 +214,8 @@ class LoggingConfig(Bounded):
         )
         is_text = self.note.encode(errors="ignore").decode() == self.note  # bytes of another encoding are kept apart
         require(is_text, f"note must be a text in UTF-8, got {self.note!a}")
+        for name in ("runs_dir", "checkpoints_dir"):
+            require(bool(getattr(self, name)), f"{name} must name a folder, got '': leave it out for {name[:-4]}/")
 
 
 @dataclass(frozen=True, kw_only=True)

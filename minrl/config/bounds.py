@@ -74,7 +74,7 @@ class Bounded:
     """What messages put before the name of a setting, such as `countdown.` for a task's options."""
 
     def __post_init__(self) -> None:
-        for name, bound in _bounds(type(self)):
+        for name, bound in _bounds(type(self)):  # type: ignore[arg-type] # a class is hashable
             value = getattr(self, name)
             require(bound.holds(value), f"{self.prefix}{name} must be {bound.says}, got {value}")
 

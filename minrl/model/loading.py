@@ -12,7 +12,6 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -26,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from minrl.kernels.attention import ATTENTION, packed_attention
-from minrl.types import CausalModel, UserError
+from minrl.types import CausalModel, UserError, require
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 logging.disable_progress_bar()
@@ -62,7 +61,7 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, in one line
         )
-    except (OSError, ValueError, SafetensorError) as error:
+    except Exception as error:  # transformers raises whatever a damaged file leads it to
         raise UserError(_not_found(path, error, cached_only)) from error
     model, found = loaded
     lacking = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
@@ -71,6 +70,12 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
             f"{path} lacks {len(lacking)} weights of its own shape, {lacking[0]} among them: the folder is incomplete, "
             "or its config.json is another model's"
         )
+    broken = next((name for name, weight in model.named_parameters() if not weight.sum().isfinite()), None)
+    require(broken is None, f"{path} holds {broken} with weights that are not finite: choose an earlier checkpoint")
+    require(
+        bool(tokenizer("text", add_special_tokens=False)["input_ids"]),
+        f"{path} is not a model folder that transformers can load (it has no tokenizer): put tokenizer.json there",
+    )
     refuse_tokens_without_a_row(path, model, tokenizer)
     return model, tokenizer
 
@@ -183,7 +188,7 @@ def small_qwen3(
 
 def _not_found(path: str, error: Exception, cached_only: bool) -> str:
     """One line for a model that cannot be loaded, with what to do."""
-    reason = str(error).splitlines()[0]
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
     if Path(path).exists():
         return f"{path} is not a model folder that transformers can load ({reason})"
     if cached_only:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
+from minrl.system.files import read_json
 from minrl.types import CausalModel, UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -134,7 +135,13 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 def base_of(path: str) -> str | None:
     """The base model of the adapters in a local folder; None if it holds none, or a whole model."""
     file = Path(path) / CONFIG
-    return json.loads(file.read_text())["base_model_name_or_path"] if file.exists() else None
+    if not file.exists():
+        return None
+    record = read_json(file)
+    base = record.get("base_model_name_or_path") if isinstance(record, dict) else None
+    if not isinstance(base, str):
+        raise UserError(f"{file} names no base model: write its name or folder there as `base_model_name_or_path`")
+    return base
 
 
 def refuse_other_base(model: CausalModel, path: Path, base: str) -> None:
@@ -156,9 +163,15 @@ def fold_in(model: CausalModel, folder: Path, base: str) -> None:
     """
     import peft
 
-    refuse_other_base(model, folder / WEIGHTS, base)
-    peft.inject_adapter_in_model(peft.PeftConfig.from_pretrained(str(folder)), model)
-    _load_adapters(model, folder / WEIGHTS)
+    try:
+        refuse_other_base(model, folder / WEIGHTS, base)
+        peft.inject_adapter_in_model(peft.PeftConfig.from_pretrained(str(folder)), model)
+        _load_adapters(model, folder / WEIGHTS)
+    except UserError:
+        raise
+    except Exception as error:  # peft and safetensors raise whatever a damaged file leads them to
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the adapters in {folder} cannot be loaded: {CONFIG} or {WEIGHTS}: {reason}") from error
     layers = adapted_layers(model)
     _refuse_tied(model, list(layers))
     for path, layer in layers.items():

@@ -113,6 +113,10 @@ class EvaluateConfig(Bounded):
             "name either --checkpoint or --models (what to evaluate) or --completions (a file to score), "
             f"got {'both' if self.completions else 'neither'}",
         )
+        require(
+            not (self.completions and self.data_path),
+            "data_path is of no use with --completions, whose rows hold what the reward reads: leave it out",
+        )
         require(self.temperature > 0 or self.samples <= 1, "temperature 0 says the same again: leave out --samples")
         for name in ("models", "tasks"):
             twice = sorted({one for one in getattr(self, name) if getattr(self, name).count(one) > 1})

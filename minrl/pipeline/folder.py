@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from loguru import logger
@@ -82,6 +84,7 @@ def set_aside(completions: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock the folder against other programs; the lock ends with this process, however it ends."""
+    new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     held = lock(folder / LOCK)
     if held is None:
@@ -89,4 +92,10 @@ def locked(folder: Path) -> Iterator[None]:
             f"another program ({holder(folder / LOCK)}) is writing to {folder}: wait for it, or choose another --output"
         )
     with held:
-        yield
+        try:
+            yield
+        finally:
+            if new and {*os.listdir(folder)} <= {LOCK, CONFIG}:  # nothing was generated
+                shutil.rmtree(folder)
+                with suppress(OSError):  # it holds other evaluations, or does not exist
+                    HOME.rmdir()

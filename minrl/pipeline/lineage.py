@@ -14,6 +14,7 @@ from minrl.run.resume import is_run, model_folder, run_folder_of, run_of
 from minrl.run.start import START
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
+from minrl.terminal.flags import checked
 from minrl.types import UserError
 
 
@@ -33,6 +34,13 @@ class TrainedRun:
     def task(self) -> str:
         """The task that it was trained on, as its user named it; empty if there is none."""
         return self.values.get("task", "")
+
+    def setting(self, name: str, hint: Any, default: Any) -> Any:  # noqa: ANN401 - types are data here
+        """A setting, refused if it is of another type."""
+        try:
+            return checked(name, hint, self.values.get(name, default))
+        except UserError as error:
+            raise UserError(f"{self.folder / 'config.json'}: {error}") from error
 
     def data_path(self, key: str) -> str:
         """The local file with its examples of a task."""

@@ -72,17 +72,17 @@ def _as_given_models(arguments: Sequence[str], config: EvaluateConfig, notes: li
 
 def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:
     """The config with the run's settings, and its options. A run's data file is for its own task alone."""
-    names, values = config.task_names, run.values
+    names = config.task_names
     data_path = next(filter(None, (run.data_path(task_key(name)) for name in names)), "")
     require(
         not data_path or len(names) == 1,
         f"{run.folder.name} had its examples from {data_path}, which is one task's data: evaluate {run.task} alone",
     )
-    template = values.get("chat_template_options", config.model.chat_template_options)
+    template = run.setting("chat_template_options", str, config.model.chat_template_options)
     trained = replace(
         config,
-        max_tokens=values.get("max_tokens", config.max_tokens),
-        stop_strings=tuple(values.get("stop_strings", config.stop_strings)),
+        max_tokens=run.setting("max_tokens", int, config.max_tokens),
+        stop_strings=run.setting("stop_strings", tuple[str, ...], config.stop_strings),
         data_path=data_path,
         model=replace(config.model, chat_template_options=template),
     )

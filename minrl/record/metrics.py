@@ -15,6 +15,7 @@ from loguru import logger
 from minrl.system.disk import writing
 from minrl.system.files import append_jsonl, fsync, read_jsonl, whole, write_csv, write_jsonl
 from minrl.system.json_text import json_text
+from minrl.types import require
 from minrl.viewer.chunk import ROLLOUT_SCHEMA
 
 TAGS = (
@@ -221,7 +222,15 @@ def check_tags(metrics: Mapping[str, float]) -> None:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, without numbers that were not finite (null) and without a torn last line."""
     lines = read_jsonl(folder / "metrics.jsonl")
+    for number, line in enumerate(lines, 1):
+        require(
+            _has_step(line), f"{folder}/metrics.jsonl is damaged: line {number} is not that of a step: {line!r:.40}"
+        )
     return [{tag: value for tag, value in line.items() if value is not None} for line in lines]
+
+
+def _has_step(line: object) -> bool:
+    return isinstance(line, dict) and isinstance(line.get("step"), int)
 
 
 def cut_metrics(folder: Path, step: int) -> None:
@@ -231,7 +240,10 @@ def cut_metrics(folder: Path, step: int) -> None:
         logger.warning(f"a line of metrics.jsonl is no JSON and is cut away: {line[:40]!r}")
 
     path = folder / "metrics.jsonl"
-    write_jsonl(path, [line for line in read_jsonl(path, damaged=say) if line["step"] <= step])
+    lines = read_jsonl(path, damaged=say)
+    for line in (one for one in lines if not _has_step(one)):
+        say(repr(line))
+    write_jsonl(path, [line for line in lines if _has_step(line) and line["step"] <= step])
     written = (*(folder / "rollouts").glob("step_*.jsonl.gz"), *(folder / "samples").glob("round_*.jsonl"))
     for path in written:
         number = path.name.partition("_")[2].partition(".")[0]

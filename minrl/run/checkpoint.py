@@ -118,12 +118,15 @@ def last_saved(folder: Path) -> Path | None:
 
 
 def newest_complete(folder: Path) -> Path | None:
-    """The newest whole checkpoint. Damaged ones are reported and skipped."""
+    """The newest whole checkpoint. Damaged ones are skipped, which is reported if there is a whole one."""
+    problems = {}
     for path in reversed(_by_step(folder)):
         problem = damage(path)
         if problem is None:
+            for skipped, why in problems.items():
+                logger.warning(f"checkpoint {skipped} is damaged ({why}); going back to the one before it")
             return path
-        logger.warning(f"checkpoint {path} is damaged ({problem}); going back to the one before it")
+        problems[path] = problem
     return None
 
 

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint
 from minrl.run.naming import full_name
 from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.system.disk import refusal, writing
-from minrl.system.files import LOCK, holder, lock, read_json, write_json
+from minrl.system.files import LOCK, holder, lock, read_record, write_json
 from minrl.types import UserError
 
 T = TypeVar("T")
@@ -117,6 +117,7 @@ def _take(folder: Path, taken: ExitStack) -> bool:
     """Lock a folder that is new, or that a killed run left before it wrote anything. Returns whether that succeeded."""
     if _is_used(folder):
         return False
+    made = [folder, *(above for above in folder.parents if not above.exists())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -132,7 +133,7 @@ def _take(folder: Path, taken: ExitStack) -> bool:
     if file is None:
         return False
     taken.enter_context(file)
-    taken.callback(_give_back, folder)
+    taken.callback(_give_back, made)
     if _is_used(folder):  # somebody wrote there between the look and the lock
         return False
     for left in (path for path in folder.iterdir() if path.name != LOCK):
@@ -154,12 +155,14 @@ def _is_used(folder: Path) -> bool:
     return bool(names) and (COPYING not in names or not names.isdisjoint({"config.json", OWNER}))
 
 
-def _give_back(folder: Path) -> None:
-    """Remove a claimed folder in which nothing was written."""
+def _give_back(made: Sequence[Path]) -> None:
+    """Remove a claimed folder in which nothing was written, and those above that were made for it."""
+    folder = made[0]
     if folder.exists() and not _is_used(folder):
         (folder / LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # another process is about to claim it
-            folder.rmdir()
+        with suppress(OSError):  # another process is about to claim it, or something else is there
+            for path in made:
+                path.rmdir()
 
 
 def _go_on(run: Run, held: ExitStack) -> Run:
@@ -188,7 +191,7 @@ def _go_on(run: Run, held: ExitStack) -> Run:
 def _latest(run: Run, found: Path, newest: Path | None) -> Path:
     """The run's last whole checkpoint, in whatever folder. The given ones are not read again."""
     known = max((path for path in (found, newest) if path is not None), key=step_of)
-    saved = Path((read_json(run.folder / SAVED) or {}).get("path", known))
+    saved = Path(read_record(run.folder / SAVED).get("path", known))
     return saved if step_of(saved) > step_of(known) and damage(saved) is None else known
 
 
@@ -210,7 +213,7 @@ def _require_own(run: Run) -> None:
             f"run {run.folder} keeps its checkpoints in {run.checkpoints}, which is not there: name the folder that "
             f"holds {run.name} with --checkpoints-dir"
         )
-    owner = read_json(run.checkpoints / OWNER) or {}
+    owner = read_record(run.checkpoints / OWNER)
     known, identity = owner.get("id"), run.stored.get("id")
     other = None not in (known, identity) and known != identity
     if other or _is_kept_for_another(run, Path(owner.get("folder", run.folder))):
@@ -222,7 +225,7 @@ def _require_own(run: Run) -> None:
 
 def _is_kept_for_another(run: Run, other: Path) -> bool:
     """Whether the run is a copy of another that is still there and keeps its own checkpoints in this folder."""
-    record = read_json(other / "config.json") or {}
+    record = read_record(other / "config.json")
     if other.resolve() == run.folder.resolve() or record.get("id") != run.stored.get("id"):
         return False
     kept = Path(record["config"]["checkpoints_dir"]) / record["minrl_run"]

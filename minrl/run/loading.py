@@ -33,8 +33,11 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     if base is not None:
         require_peft(f"{path} holds LoRA adapters and")
     _check_threads(config.threads, processes.split(cpu_cores()))
-    with activity(f"loading {Path(path).name}"):
-        model, tokenizer = load_model(base or path)
+    try:
+        with activity(f"loading {Path(path).name}"):
+            model, tokenizer = load_model(base or path)
+    except UserError as error:
+        raise UserError(f"{path} holds adapters of {base}: {error}" if base else str(error)) from error
     if base is not None:
         fold_in(model, Path(path), base)
     elif adapted_layers(model):

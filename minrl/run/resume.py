@@ -14,7 +14,7 @@ from minrl.run.checkpoint import MANIFEST, find_checkpoint
 from minrl.run.folder import OWNER
 from minrl.run.naming import full_name
 from minrl.run.run import TRAIN, Program, Run, Settings
-from minrl.system.files import read_json
+from minrl.system.files import read_json, read_record
 from minrl.terminal.command_line import from_dict
 from minrl.terminal.commands import as_typed, documented
 from minrl.types import UserError, require
@@ -104,6 +104,12 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
     if checkpoint is not None or (path / OWNER).exists():
         kept = checkpoint.parent if checkpoint else path
         return _of_program(run_of(kept, runs, checkpoint), program), checkpoint, kept
+    for record in (folder / "config.json" for folder in (path, runs / settings.resume)):
+        kept = Path(settings.logging.checkpoints_dir) / record.parent.name
+        require(
+            not record.exists(),
+            f"{record} is not whole or not a run's: put it back, or start a new run with --model-id {kept}/step_*",
+        )
     raise UserError(
         f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
     )
@@ -113,7 +119,7 @@ def run_of(checkpoints: Path, runs: Path, checkpoint: Path | None = None) -> Pat
     """The folder of the run with these checkpoints: in `runs`, or where it was when it began. `checkpoint` is the one
     that was named.
     """
-    owner = read_json(checkpoints / OWNER) or {}
+    owner = read_record(checkpoints / OWNER)
     here = runs / checkpoints.resolve().name
     for folder in (here, Path(owner.get("folder", here))):
         if is_run(folder) and owner.get("id") in (None, read_json(folder / "config.json").get("id")):
@@ -137,8 +143,8 @@ def _own_place(folder: Path) -> Path:
 
 def is_run(folder: Path) -> bool:
     """Whether the folder is that of a run."""
-    record = read_json(folder / "config.json")
-    return isinstance(record, dict) and "minrl_run" in record and isinstance(record.get("config"), dict)
+    record = read_record(folder / "config.json")
+    return isinstance(record.get("minrl_run"), str) and isinstance(record.get("config"), dict)
 
 
 def _program_of(folder: Path) -> str:
@@ -199,7 +205,7 @@ def checkpoints_of(run: Path) -> Path:
     said = Path(record["config"].get("checkpoints_dir", "checkpoints")) / record["minrl_run"]
     found = [kept for kept in (said, run.resolve().parent.parent / "checkpoints" / said.name) if kept.is_dir()]
     for kept in found:
-        if record.get("id") in (None, (read_json(kept / OWNER) or {}).get("id", record.get("id"))):
+        if record.get("id") in (None, read_record(kept / OWNER).get("id", record.get("id"))):
             return kept
     what = "holds those of another run" if found else "is not there"
     raise UserError(f"the checkpoints of run {run} were in {said}, which {what}: name the folder that they are in now")

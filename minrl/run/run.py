@@ -15,7 +15,7 @@ from minrl.policy import Policy
 from minrl.run import checkpoint
 from minrl.run.naming import differing
 from minrl.run.provenance import changes, provenance
-from minrl.system.files import read_json, write_json
+from minrl.system.files import read_record, write_json
 from minrl.tasks.programs import files_outside
 from minrl.terminal.command_line import to_dict
 from minrl.terminal.commands import as_typed
@@ -181,7 +181,7 @@ def write_summary(
 def set_summary_aside(run: Run, steps: int) -> None:
     """If a finished run is resumed, its summary is no longer up to date: keep it under another name."""
     path = run.folder / "summary.json"
-    ended = (read_json(path) or {}).get("steps", 0)
+    ended = read_record(path).get("steps", 0)
     if path.exists() and ended != steps:
         path.replace(_earlier_summary(run, ended))
         logger.info(f"the summary of step {ended} is {_earlier_summary(run, ended).name} until the run ends again")

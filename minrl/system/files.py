@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from minrl.system.disk import refusal, writing
 from minrl.system.json_text import json_text
-from minrl.types import UserError
+from minrl.types import UserError, require
 
 LOCK = ".lock"
 """The file in a locked folder."""
@@ -22,6 +22,7 @@ LOCK = ".lock"
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """A file to write. It replaces the path once all of it is on disk."""
+    require(not path.is_dir(), f"cannot write {path}: it is a folder; name a file")
     temporary = path.with_name(path.name + ".tmp")
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
@@ -106,6 +107,12 @@ def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The object of a JSON file; empty if it is missing or something else."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else {}
 
 
 def read_jsonl(path: Path, damaged: Callable[[str], object] | None = None) -> list[Any]:

@@ -29,6 +29,13 @@ ROWS = "rows"
 SWITCHED = ("true", "false", "yes", "no", "on", "off", "0", "1")
 """Words that people write after a switch, which takes none."""
 
+OTHER_NAMES = {
+    "lr": "learning-rate", "model": "model-id", "model-name-or-path": "model-id", "epochs": "steps", "beta": "kl-coef",
+    "max-steps": "steps", "batch-size": "prompts-per-step", "num-generations": "group-size", "dataset": "data-path",
+    "max-new-tokens": "max-tokens", "max-completion-length": "max-tokens", "output-dir": "runs-dir",
+}  # fmt: skip
+"""What other trainers call a flag."""
+
 IS_FLAG = re.compile(r"(?!-(inf|infinity|nan)$)(--|-[a-z])[^\s=]*(=|$)", re.IGNORECASE)
 """A flag has no space before its `=`; what begins with dashes and has one is a value, and so is -inf."""
 
@@ -148,8 +155,10 @@ def read_flags(
             name, value, rest = _read(one, flags, others)
             values[name] = value
         if rest:
+            bare = rest[0].lstrip("-\u2013\u2014").partition("=")[0].replace("-", "_")  # editors make long dashes
             close = difflib.get_close_matches(rest[0], list(tasks), n=1) if "task" in flags else []
-            hint = f"did you mean --task {close[0]}?" if close else "--help lists all"
+            meant = flags[bare].spelled if bare in flags else f"--task {close[0]}" if close else ""
+            hint = f"did you mean {meant}?" if meant else "--help lists all"
             raise UserError(f"unknown flag {rest[0]}: {hint}")
     return values
 
@@ -170,7 +179,7 @@ def _read(given: Given, flags: Mapping[str, Flag], others: Sequence[str]) -> tup
         return flag.name, not off, words
     if not words and flag.several:
         return flag.name, flag.alone, words
-    require(bool(words), f"Missing value for argument '{flag.spelled}'. Expected 1 values.")
+    require(bool(words), f"Missing value for argument '{flag.spelled}': it must be {_allowed(flag.hint)}")
     taken = len(words) if flag.several else 1
     return flag.name, in_its_table(flag, _of_words(flag.spelled, flag.hint, words[:taken])), words[taken:]
 
@@ -195,8 +204,8 @@ def _of_words(spelled: str, hint: Any, words: Sequence[str]) -> Any:  # noqa: AN
         return chosen[word]
     try:
         return hint(word)
-    except ValueError as error:
-        raise UserError(f"Error parsing {spelled}: {error}") from None
+    except ValueError:
+        raise UserError(f"{spelled} must be {_allowed(hint)}, got {word!r}") from None
 
 
 def _required(hint: Any) -> Any:  # noqa: ANN401 - types are data here
@@ -269,6 +278,9 @@ def by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
 def unknown(what: str, name: str, known: Sequence[str]) -> UserError:
     """The error for a name that nothing has, with the names that are near: those of the task if it is a task's."""
     inside = [one for one in known if one.startswith(f"{name}.")]
-    close = inside[:3] or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    lower = name.lower()
+    other = [one for one in (OTHER_NAMES.get(lower.replace("_", "-")),) if one in known]
+    near, nearest = (difflib.get_close_matches(lower, known, n=3, cutoff=cutoff) for cutoff in (0.7, 0.9))
+    close = inside[:3] or nearest or other or near
     hint = f"did you mean {' or '.join(close)}?" if close else "--help lists all"
     return UserError(f"unknown {what}: {hint}")

@@ -18,9 +18,9 @@ from typing import Annotated, Any
 from loguru import logger
 
 from minrl.config.bounds import Bounded, from_zero
-from minrl.system.files import write_text
+from minrl.system.files import read_record, write_text
 from minrl.system.json_text import json_text
-from minrl.types import UserError
+from minrl.types import UserError, require
 from minrl.viewer.chunk import about, choose, encode, read_lines
 
 PAGE = "rollouts.html"
@@ -140,8 +140,12 @@ def run_facts(folder: Path) -> dict[str, Any]:
     """The page's facts about the run."""
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is no run: it has no config.json; name a folder in runs/")
-    record = json.loads((folder / "config.json").read_text())
-    config = record.get("config", {})
+    record = read_record(folder / "config.json")
+    config = record.get("config") or {}
+    require(
+        isinstance(config, dict) and bool(config),
+        f"{folder / 'config.json'} is damaged or not a run's: it has no `config`",
+    )
     names = ("task", "algorithm", "model_id", "seed", "group_size", "temperature", "rollouts_every", "steps")
     about = {"name": record.get("minrl_run", folder.name), "commit": record.get("commit")}
     return {**about, **{name: config.get(name) for name in names}}

@@ -1,0 +1,68 @@
+"""One wrong use of a program, in this process: it ends in one line, and what was there stays as it was."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import evaluate
+import train
+from minrl.report import __main__ as report
+from minrl.run import start
+from minrl.sft import __main__ as sft
+from minrl.sft import expert_iteration, filter
+from minrl.terminal.command_line import run_main
+from minrl.viewer import __main__ as viewer
+
+PROGRAMS = {
+    "train": train, "evaluate": evaluate, "sft": sft, "iterate": expert_iteration, "filter": filter,
+    "report": report, "viewer": viewer,
+}  # fmt: skip
+
+TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
+    --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
+
+
+def listing(folder):
+    """Each file with its content, each link with its target, each folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        found[path.relative_to(folder)] = (
+            path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        )
+    return found
+
+
+class Refused:
+    """Runs a program where it must refuse; returns the line that it says."""
+
+    def __init__(self, capfd, monkeypatch):
+        self.capfd, self.monkeypatch = capfd, monkeypatch
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, getattr(sys, name))  # put back when the test is over
+
+    def __call__(self, program, arguments, *words):
+        before = listing(Path())
+        self.capfd.readouterr()
+        self.monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            run_main(PROGRAMS[program].main)
+        said = self.capfd.readouterr().err
+        assert ended.value.code == 2, said
+        assert said.startswith("error: ") and said.count("\n") == 1, said
+        lacking = [word for word in words if word not in said]
+        assert not lacking, f"{lacking} not in {said}"
+        after = listing(Path())
+        assert after == before, {path for path in {*before, *after} if before.get(path, 0) != after.get(path, 0)}
+        return said
+
+
+def never(*arguments, **more):
+    raise AssertionError("this was not refused")
+
+
+@pytest.fixture
+def refused(capfd, monkeypatch):
+    """Where a wrong use is not refused, no model is made for minutes."""
+    monkeypatch.setattr(start, "make_base_model", never)
+    return Refused(capfd, monkeypatch)
