@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 BOOTSTRAP_RESAMPLES = 2000
-
-
 Z95 = 1.959963984540054
 
 

@@ -32,10 +32,10 @@ class Mistake(UserError):
     """A mistake in a task's own code, which no completion can be blamed for."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise `UserError(message)` unless the condition holds."""
+def require(condition: bool, message: str, error: type[UserError] = UserError) -> None:
+    """Raise the error with this message unless the condition holds."""
     if not condition:
-        raise UserError(message)
+        raise error(message)
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class Reward:
     def __post_init__(self) -> None:
         for name in ("value", "maximum"):
             object.__setattr__(self, name, finite(f"the {name} of a reward", getattr(self, name)))
-        if not isinstance(self.parts, Mapping):
-            raise Mistake(f"the parts of a reward must be a dict, got {self.parts!r:.80}")
+        require(isinstance(self.parts, Mapping), f"a reward's parts must be a dict, got {self.parts!r:.80}", Mistake)
         parts = {str(name): finite(f"part {name!r} of a reward", part) for name, part in self.parts.items()}
         object.__setattr__(self, "parts", parts)
-        if not (self.value <= self.maximum or self._at_maximum):
-            raise Mistake(
-                f"a reward must be at most its maximum, got {self.value:g} of {self.maximum:g}: pay less, or give "
-                "Reward the highest value that a completion can have as `maximum`"
-            )
+        require(
+            self.value <= self.maximum or self._at_maximum,
+            f"a reward must be at most its maximum, got {self.value:g} of {self.maximum:g}: pay less, or give Reward "
+            "the highest value that a completion can have as `maximum`",
+            Mistake,
+        )
 
     @property
     def solved(self) -> bool:
@@ -106,9 +106,8 @@ def finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give a
         value = math.nan if isinstance(held, str | bytes) else float(held)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor of several values
         value = math.nan
-    if not abs(value) <= LARGEST_FLOAT32:
-        got = f"{number!r:.80} ({type(number).__name__})"
-        raise Mistake(f"{what} must be a finite number, got {got}: float32 ends at 3.4e38")
+    got = f"{number!r:.80} ({type(number).__name__}): float32 ends at 3.4e38"
+    require(abs(value) <= LARGEST_FLOAT32, f"{what} must be a finite number, got {got}", Mistake)
     return value
 
 

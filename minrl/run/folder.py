@@ -157,9 +157,8 @@ def _is_used(folder: Path) -> bool:
 
 def _give_back(made: Sequence[Path]) -> None:
     """Remove a claimed folder in which nothing was written, and those above that were made for it."""
-    folder = made[0]
-    if folder.exists() and not _is_used(folder):
-        (folder / LOCK).unlink(missing_ok=True)
+    if made[0].exists() and not _is_used(made[0]):
+        (made[0] / LOCK).unlink(missing_ok=True)
         with suppress(OSError):  # another process is about to claim it, or something else is there
             for path in made:
                 path.rmdir()
