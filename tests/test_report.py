@@ -452,6 +452,10 @@ def test_a_run_before_its_first_line_is_listed_and_a_folder_without_runs_is_said
         UserError, match=rf"there is no folder {tmp_path}/nowhere: name that of the runs with --runs-dir"
     ):
         main(["--runs-dir", str(tmp_path / "nowhere")])
+    with pytest.raises(
+        UserError, match=r"runs/a is a run itself: name it without --runs-dir, or the folder that holds"
+    ):
+        main(["--runs-dir", str(tmp_path / "runs/a")])
 
 
 def test_the_command_imports_neither_torch_nor_matplotlib():
