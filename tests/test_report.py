@@ -458,8 +458,8 @@ def test_a_run_before_its_first_line_is_listed_and_a_folder_without_runs_is_said
         main(["--runs-dir", str(tmp_path / "runs/a")])
 
 
-def test_the_command_imports_neither_torch_nor_matplotlib():
-    slow = {"torch", "transformers", "tensorboard", "matplotlib", "datasets"}
+def test_the_command_imports_neither_torch_nor_matplotlib_nor_numpy():
+    slow = {"torch", "transformers", "tensorboard", "matplotlib", "datasets", "numpy"}
     code = f"import sys, minrl.report.__main__; print({slow} & set(sys.modules))"
     root = Path(__file__).parent.parent
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
