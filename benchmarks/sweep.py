@@ -69,6 +69,7 @@ def train(options: argparse.Namespace, name: str, seed: int) -> float:
     threads = max(1, len(os.sched_getaffinity(0)) // options.at_once)
     folders = ["--runs-dir", str(options.folder), "--checkpoints-dir", str(options.folder / "checkpoints")]
     flags = ["--algorithm", name, "--seed", str(seed), "--steps", str(options.steps), "--threads", str(threads)]
+    flags += ["--run-name", run_folder(options, name, seed).name]
     doing(f"training, {options.at_once} at once; {name} seed {seed} began last")
     started = time.perf_counter()
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}

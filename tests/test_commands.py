@@ -46,7 +46,7 @@ OTHERS = {
     "python evaluate.py --task path/to/beads.py:beads --checkpoint checkpoints/beads-grpo-seed0": (
         "test_evaluate.py::test_the_short_form_writes_and_shows_one_result"
     ),
-    "python -m minrl.report": "python -m minrl.report countdown-grpo-seed0 countdown-grpo-seed1",
+    "python -m minrl.report": "test_report.py::test_without_a_name_all_runs_are_listed_the_last_written_at_the_end",
     "python -m minrl.report countdown-grpo-seed0 countdown-grpo-seed1": (
         "test_report.py::test_runs_stand_side_by_side"
     ),

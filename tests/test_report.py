@@ -103,6 +103,9 @@ def test_runs_stand_side_by_side(make_run, capsys, tmp_path):
     assert pictures == ["curves.svg", "bars-1.svg", "bars-2.svg"]
     for name in pictures:
         drawn = ElementTree.parse(folder / name).getroot()
+        left, top, *sides = map(float, drawn.get("viewBox").split())
+        width, height = float(drawn.get("width")), float(drawn.get("height"))
+        assert (left, top) == (0, 0) and width / height == pytest.approx(sides[0] / sides[1], rel=0.01) and width > 500
         assert drawn.tag == f"{SVG}svg" and "prefers-color-scheme: dark" in drawn.find(f"{SVG}style").text
 
 
@@ -277,6 +280,7 @@ def test_the_page_is_one_file_with_every_curve_over_steps_tokens_and_seconds(mak
     assert source.count(" checked>") == 1 and 'id="by-step" checked' in source
     assert "prefers-color-scheme: dark" in source and "width=device-width" in source
     assert "a: <b>why</b> not" in page.text and "- a: <b>why</b> not" in text
+    assert re.findall("<th>(.*?)</th>", source)[:4] == ["run", "before", "after", "greedy"]  # what a phone shows
     # Steps of 2 seconds with 50 tokens a second, none before step 1.
     run = read_run(folder)
     assert list(run.positions("seconds").values()) == [0.0, 2.0, 4.0, 6.0, 8.0]
@@ -453,10 +457,14 @@ def test_a_run_before_its_first_line_is_listed_and_a_folder_without_runs_is_said
         UserError, match=rf"there is no folder {tmp_path}/nowhere: name that of the runs with --runs-dir"
     ):
         main(["--runs-dir", str(tmp_path / "nowhere")])
+    with pytest.raises(
+        UserError, match=r"runs/a is a run itself: name it without --runs-dir, or the folder that holds"
+    ):
+        main(["--runs-dir", str(tmp_path / "runs/a")])
 
 
-def test_the_command_imports_neither_torch_nor_matplotlib():
-    slow = {"torch", "transformers", "tensorboard", "matplotlib", "datasets"}
+def test_the_command_imports_neither_torch_nor_matplotlib_nor_numpy():
+    slow = {"torch", "transformers", "tensorboard", "matplotlib", "datasets", "numpy"}
     code = f"import sys, minrl.report.__main__; print({slow} & set(sys.modules))"
     root = Path(__file__).parent.parent
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)

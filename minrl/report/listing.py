@@ -19,6 +19,8 @@ WRITTEN = ("config.json", "metrics.jsonl", "log.txt")
 def listing(runs_dir: Path) -> Iterator[str]:
     """A few lines for each run, the one that wrote last at the end; before them a line for each folder that is none."""
     require(runs_dir.is_dir(), f"there is no folder {runs_dir}: name that of the runs with --runs-dir")
+    is_run = (runs_dir / "config.json").exists()
+    require(not is_run, f"{runs_dir} is a run itself: name it without --runs-dir, or the folder that holds it")
     folders = [path for path in sorted(runs_dir.iterdir()) if path.is_dir() or path.is_symlink()]
     runs: list[tuple[float, str]] = []
     for folder in folders:

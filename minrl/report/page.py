@@ -40,7 +40,7 @@ def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
     about = "Thin lines: each seed. Thick: their mean; from three seeds on with its 95 % interval (Student's t)."
     parts = [
         *(f"<p>{escape(one)}</p>" for one in remarks(runs)),
-        _table(results(runs)),
+        _table(_scores_first(results(runs))),
         f"<h2>Over seeds</h2>{_table(several)}" if several[1] else "",
         f'<h2>Curves</h2><p class="legend">{"".join(keys)}</p>',
         f"<p>Smoothed with weight {smoothing:g}. {about if several[1] else ''}</p>",
@@ -76,6 +76,14 @@ def _rules(axes: Sequence[str]) -> str:
 def _settings(runs: Sequence[RunData]) -> str:
     found = settings(runs)
     return f"<p>{_code(found)}</p>" if isinstance(found, str) else _table(found)
+
+
+def _scores_first(content: Table) -> Table:
+    """The table of results with before and after beside the run, where a phone shows them."""
+    header, rows = content
+    first, *others = zip(header, *rows, strict=True)
+    turned = list(zip(first, *others[-3:], *others[:-3], strict=True))
+    return turned[0], turned[1:]
 
 
 def _table(content: Table) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import task_key
-from minrl.record.metrics import read_metrics
+from minrl.system.files import read_jsonl
 from minrl.types import UserError, require
 
 NOT_SETTINGS = (
@@ -164,7 +164,7 @@ def is_report(folder: Path) -> bool:
 
 def read_run(folder: Path) -> RunData:
     """A run from its files. Raises `UserError` in one line if one is missing or torn."""
-    run = _read(folder, read_metrics)
+    run = _read(folder, read_jsonl)
     require(bool(run.lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
     return run
 
@@ -174,29 +174,27 @@ def read_ends(folder: Path) -> RunData:
     return _read(folder, _ends)
 
 
-def _read(folder: Path, read_lines: Callable[[Path], list[dict[str, Any]]]) -> RunData:
+def _read(folder: Path, read_lines: Callable[[Path], list[Any]]) -> RunData:
     record = _json(folder / "config.json")
     summary = _json(folder / "summary.json") if (folder / "summary.json").exists() else {}
     for name, kind in (("config", dict), ("minrl_run", str)):
         require(isinstance(record.get(name), kind), f"{folder}/config.json is not a run's: it has no `{name}`")
+    metrics = folder / "metrics.jsonl"
     try:
-        lines = read_lines(folder)
+        lines = [{tag: value for tag, value in line.items() if value is not None} for line in read_lines(metrics)]
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{folder}/metrics.jsonl is damaged: a line is not JSON ({error.msg}: {error.doc[:40]!r})"
-        ) from error
+        raise UserError(f"{metrics} is damaged: a line is not JSON ({error.msg}: {error.doc[:40]!r})") from error
     except (AttributeError, TypeError) as error:  # JSON, but no objects
-        raise UserError(f"{folder}/metrics.jsonl is not a run's: {error}") from error
-    require(all("step" in line for line in lines), f"{folder}/metrics.jsonl is not a run's: a line has no `step`")
+        raise UserError(f"{metrics} is not a run's: {error}") from error
+    require(all("step" in line for line in lines), f"{metrics} is not a run's: a line has no `step`")
     return RunData(folder.resolve().name, record, lines, summary)
 
 
-def _ends(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
+def _ends(path: Path) -> list[Any]:
+    """The lines of a JSONL file that have a score, and the last one."""
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     wanted = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
-    lines = [json.loads(line.decode(errors="backslashreplace"), parse_constant=lambda name: None) for line in wanted]
-    return [{tag: value for tag, value in line.items() if value is not None} for line in lines]
+    return [json.loads(line.decode(errors="backslashreplace"), parse_constant=lambda name: None) for line in wanted]
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:

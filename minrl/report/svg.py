@@ -132,10 +132,11 @@ def sheet(charts: Sequence[str], legend: Sequence[str]) -> str:
 
 
 def alone(one: str) -> str:
-    """A whole SVG file of one chart, whatever its height."""
+    """A whole SVG file of one chart."""
     start, _, body = one.partition(">")
+    width, height = (1.5 * int(size) for size in start.partition('viewBox="0 0 ')[2].partition('"')[0].split())
     paper = f'<style>{STYLE}</style><rect width="100%" height="100%" style="fill:var(--paper)"/>'
-    return f'{start} xmlns="http://www.w3.org/2000/svg" width="{WIDTH * 1.5:.0f}">{paper}{body}'
+    return f'{start} xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}">{paper}{body}'
 
 
 def _svg(width: int, height: int, title: str, body: Sequence[str], kind: str = "", file: bool = False) -> str:

@@ -19,7 +19,6 @@ from loguru import logger
 
 from minrl.model.processes import Processes
 from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint, newest_complete, numbered, step_of
-from minrl.run.naming import full_name
 from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.system.disk import refusal, writing
 from minrl.system.files import LOCK, holder, lock, read_record, write_json
@@ -250,8 +249,7 @@ def _require_a_clean_start(run: Run) -> None:
 def _branch(run: Run, checkpoint: Path, newest: Path, held: ExitStack) -> Run:
     """A new run that resumes from an earlier checkpoint of a run, which stays unchanged."""
     step = step_of(checkpoint)
-    name = full_name(run.settings, run.options, run.program.rates, run.program.extends)
-    claimed = _claim(replace(run, name=name), held)
+    claimed = _claim(replace(run, name=run.unnumbered), held)
     held.callback(_discard_unless_begun, claimed)
     own = claimed.checkpoints / checkpoint.name
     with writing(claimed.folder):

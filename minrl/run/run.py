@@ -13,7 +13,7 @@ from minrl.config.defaults import REINFORCEMENT, Rates
 from minrl.evaluation import Evaluation
 from minrl.policy import Policy
 from minrl.run import checkpoint
-from minrl.run.naming import differing
+from minrl.run.naming import differing, full_name
 from minrl.run.provenance import changes, provenance
 from minrl.system.files import read_record, write_json
 from minrl.tasks.programs import files_outside
@@ -88,6 +88,11 @@ class Run:
     def config(self) -> TrainerConfig:
         """The settings as a `TrainerConfig`."""
         return self.settings.trainer
+
+    @property
+    def unnumbered(self) -> str:
+        """Its name without the number of one that was taken."""
+        return full_name(self.settings, self.options, self.program.rates, self.program.extends)
 
     @property
     def resume_command(self) -> str:
