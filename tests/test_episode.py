@@ -1,5 +1,6 @@
 """An episode in progress: what it waits for, what it ended with, or why it could not be ended."""
 
+import sys
 from random import Random
 
 import numpy as np
@@ -68,6 +69,12 @@ def test_what_the_tasks_code_raises_ends_the_play_with_its_traceback():
     play.advance("half")
     assert "could not convert string to float: 'half'" in play.failure
     assert (play.pending, play.rewards) == (None, {})
+
+
+def test_an_episode_that_calls_exit_ends_itself_alone():
+    play = playing((sys.exit(3) for _ in [0]))
+    play.advance(None)
+    assert play.lost and play.failure.strip().endswith("SystemExit: 3")
 
 
 def test_a_job_that_failed_ends_the_play_and_closes_the_episode():
