@@ -72,7 +72,7 @@ def test_what_the_tasks_code_raises_ends_the_play_with_its_traceback():
 
 
 def test_an_episode_that_calls_exit_ends_itself_alone():
-    play = playing((sys.exit(3) for _ in [0]))
+    play = playing(sys.exit(3) for _ in [0])
     play.advance(None)
     assert play.lost and play.failure.strip().endswith("SystemExit: 3")
 
