@@ -154,7 +154,7 @@ def test_what_an_episode_prints_is_counted_and_a_run_draws_its_bars_meanwhile(sa
         drawn = capfd.readouterr()
     assert play.rewards == {SOLO: Reward(1.0)}
     assert said == ["printed by the task: mine\n"]
-    assert drawn.err.count("drawn meanwhile") == 1 and "mine" not in drawn.err + drawn.out
+    assert drawn.err.count("drawn meanwhile") == 1 and "mine" not in drawn.out
 
 
 def test_a_job_is_waited_for_as_a_turn_is():
