@@ -302,7 +302,8 @@ def test_of_what_is_printed_the_first_lines_are_shown_and_the_others_counted(poo
     assert "".join(capfd.readouterr()).count("y" * 96) <= 19  # where messages go to
 
 
-def test_what_a_reward_prints_before_it_hangs_is_shown(said):
+def test_what_a_reward_prints_before_it_hangs_is_shown(said, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     workers = Workers(1, deadline_s=60.0)
     for workers.deadline_s in DEADLINES_S:
         workers.run([Job(_prints_and_hangs)])
