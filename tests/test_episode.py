@@ -1,11 +1,13 @@
 """An episode in progress: what it waits for, what it ended with, or why it could not be ended."""
 
+import sys
 from random import Random
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from rich.progress import Progress
 
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure
@@ -69,6 +71,12 @@ def test_what_the_tasks_code_raises_ends_the_play_with_its_traceback():
     assert (play.pending, play.rewards) == (None, {})
 
 
+def test_an_episode_that_calls_exit_ends_itself_alone():
+    play = playing(sys.exit(3) for _ in [0])
+    play.advance(None)
+    assert play.lost and play.failure.strip().endswith("SystemExit: 3")
+
+
 def test_a_job_that_failed_ends_the_play_and_closes_the_episode():
     closed = []
     play = playing(asks_twice(closed))
@@ -129,19 +137,24 @@ def test_an_episode_in_which_nobody_took_a_turn_is_a_failure():
 
 
 def test_what_an_episode_prints_is_counted_and_a_run_draws_its_bars_meanwhile(said, capfd):
+    console = Console(stderr=True, force_terminal=True)
+
     def episode():
         yield Turn(SOLO, "one")
-        Console(stderr=True).print("a bar")
+        bars.refresh()
         print("mine", end="")
         return {SOLO: 1.0}
 
     play = playing(episode())
-    play.advance(None)
-    play.advance("said")
+    with Progress("{task.description}", console=console, auto_refresh=False) as bars:
+        bars.add_task("first")
+        play.advance(None)
+        bars.update(bars.add_task("second"), description="drawn meanwhile")
+        play.advance("said")
+        drawn = capfd.readouterr()
     assert play.rewards == {SOLO: Reward(1.0)}
     assert said == ["printed by the task: mine\n"]
-    printed = capfd.readouterr()
-    assert "a bar" in printed.err and "mine" not in printed.out
+    assert drawn.err.count("drawn meanwhile") == 1 and "mine" not in drawn.out
 
 
 def test_a_job_is_waited_for_as_a_turn_is():

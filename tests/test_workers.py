@@ -299,10 +299,11 @@ def test_of_what_is_printed_the_first_lines_are_shown_and_the_others_counted(poo
     assert len(lines) == 22 and set(lines[1:20]) == {"printed by the task:   [31m" + "y" * 96}  # no control characters
     assert lines[20] == "printed by the task: more than 20 lines; the others are counted"
     assert lines[21] == "printed by the task: 6,003 lines in all, of which the first 20 are shown"
-    assert "".join(capfd.readouterr()).count("y") <= 19 * 96  # where messages go to
+    assert "".join(capfd.readouterr()).count("y" * 96) <= 19  # where messages go to
 
 
-def test_what_a_reward_prints_before_it_hangs_is_shown(said):
+def test_what_a_reward_prints_before_it_hangs_is_shown(said, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     workers = Workers(1, deadline_s=60.0)
     for workers.deadline_s in DEADLINES_S:
         workers.run([Job(_prints_and_hangs)])

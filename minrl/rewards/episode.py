@@ -42,7 +42,7 @@ class Play:
             self._end(end.value)
         except Mistake as error:
             self.fail(str(error))
-        except Exception:  # the task's own code: its rollouts become unscorable and are counted
+        except (Exception, SystemExit):  # the task's own code: its rollouts become unscorable and are counted
             self.fail(traceback.format_exc())
 
     def fail(self, reason: str) -> None:

@@ -2,9 +2,11 @@
 
 import re
 import sys
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
+from io import BufferedReader
 from threading import Lock, RLock
 from typing import Any
 
@@ -36,11 +38,12 @@ class Printed:
         if number == SHOWN + 1:
             logger.info(f"printed by the task: more than {SHOWN} lines; the others are counted")
 
-    def read(self, stream: Any) -> None:  # noqa: ANN401 - io.TextIOWrapper and its like
+    def read(self, pipe: BufferedReader) -> None:
         """Add each line of a worker's output until it ends."""
-        with stream, closing(Lines(self, stream)) as lines:
-            for piece in iter(partial(stream.readline, WIDTH), ""):
-                lines.write(piece)
+        decode = getincrementaldecoder("utf-8")("replace").decode
+        with pipe, closing(Lines(self, pipe)) as lines:
+            for piece in iter(partial(pipe.read1, 2**16), b""):
+                lines.write(decode(piece))
 
     def close(self) -> None:
         """Say how many lines there were, and begin again."""
@@ -54,7 +57,8 @@ class Lines:
     """Stands for a stream: what is written is added line by line, of which no more than WIDTH is kept."""
 
     def __init__(self, printed: Printed, stream: Any) -> None:  # noqa: ANN401 - what sys.stdout is at this moment
-        self.rich_proxied_file = stream  # where rich draws its bars, also while this stands for the stream
+        # Where rich draws its bars while this stands for the stream, or for what rich has put in its place.
+        self.rich_proxied_file = getattr(stream, "rich_proxied_file", stream)
         self._printed, self._begun = printed, ""
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the stream's own

@@ -130,20 +130,12 @@ class _Worker:
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-u",
-                "-m",
-                "minrl.rewards.workers",
-                str(theirs.fileno()),
-            ],  # -P: no working directory
+            # P: no working directory on sys.path; u: what is printed is not kept back
+            [sys.executable, "-Pu", "-m", "minrl.rewards.workers", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
             env={**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
