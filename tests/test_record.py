@@ -256,6 +256,7 @@ def test_rollouts_are_written_with_the_followed_ones_and_nothing_where_no_file_i
     (1, {"reward/mean": 0.5}, 0.754, "reward 0.50  held-out 75 %"),
     (1, {"sft/loss": 0.12345}, 0.5, "loss 0.123  held-out 50 %"),
     (1, {}, float("nan"), ""),
+    (0, {}, 0.391, "held-out 39 %"),
 ])  # fmt: skip
 def test_what_stands_beside_the_bar(step, metrics, held_out, note, make_record):
     record = make_record(TrainState(step=step))

@@ -53,6 +53,7 @@ def test_csv_holds_the_same_rows(tmp_path, delimiter, mark):
         ("question\n1\n", "row 1 of .* lacks answer"),
         ("question,answer\n1,2\n\n3,4,5\n", "line 4 of .* has 3 values for 2 columns"),
         ('question,answer\n1,"2\n', "line 2 of .* is not CSV: unexpected end of data"),
+        ("question,answer,answer\n1,2,3\n", "has two columns of one name: question, answer, answer"),
         ("question,answer\n", "has no rows"),
         ("", "has no rows"),
     ],

@@ -184,11 +184,11 @@ class Recorder:
         """The note beside the bar."""
         metrics, step = self._metrics, self.state.step
         held_out = self.evaluations.get(task_key(self.config.rollout.task))
-        note = f"reward {metrics['reward/mean']:.2f}" if step and "reward/mean" in metrics else ""
-        note += f"loss {metrics['sft/loss']:.3f}" if "sft/loss" in metrics else ""
+        note = [f"reward {metrics['reward/mean']:.2f}"] if step and "reward/mean" in metrics else []
+        note += [f"loss {metrics['sft/loss']:.3f}"] if "sft/loss" in metrics else []
         if held_out is not None and held_out.measured:
-            note += f"  held-out {100 * held_out.pass_at_1:.0f} %"
-        return note
+            note += [f"held-out {100 * held_out.pass_at_1:.0f} %"]
+        return "  ".join(note)
 
 
 def _warn_of(episodes: str, failures: Sequence[str]) -> None:

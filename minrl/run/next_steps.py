@@ -21,7 +21,8 @@ def next_steps(run: Run, checkpoint: Path, prompt: Prompt | None) -> Iterator[st
     folder = shlex.quote(str(run.folder))
     yield f"curves, at {BOARD}: {tool('tensorboard')} --logdir {shlex.quote(run.config.logging.runs_dir)}"
     yield f"report: {as_typed('python -m minrl.report')} {folder}"
-    yield f"rollouts: {as_typed('python -m minrl.viewer')} {folder}"
+    if (run.folder / "rollouts").exists():  # not with --rollouts-every 0
+        yield f"rollouts: {as_typed('python -m minrl.viewer')} {folder}"
     if run.config.rollout.task:
         chosen = shlex.join(["--checkpoint", str(checkpoint), "--task", run.config.rollout.task])
         yield f"evaluate: {as_typed('python evaluate.py')} {chosen}"

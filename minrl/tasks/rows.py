@@ -152,8 +152,8 @@ def _csv_rows(path: Path, text: str) -> list[dict[str, Any]]:
     header = text.partition("\n")[0]
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=True)
     try:
-        columns = next(reader, [])
-        rows = []
+        columns, rows = next(reader, []), []
+        require(len({*columns}) == len(columns), f"{path} has two columns of one name: {', '.join(columns)}")
         for cells in filter(None, reader):
             if len(cells) != len(columns):
                 raise UserError(f"line {reader.line_num} of {path} has {len(cells)} values for {len(columns)} columns")

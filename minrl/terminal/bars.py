@@ -180,7 +180,14 @@ class Bars:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    """A duration in the unit that suits it.
+
+    >>> _time(89), _time(200), _time(20000)
+    ('89 s', '3 min', '5.6 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _new_progress(console: Console) -> Progress:
