@@ -298,7 +298,8 @@ def test_a_chart_appears_with_its_first_data(tmp_path):
     log.log(0, {"eval/countdown/pass@1": 0.1})
     assert charts() == {"eval/countdown/pass@1"}
     for step in (1, 2, 3):
-        log.log(step, {"reward/mean": 0.1, "policy/learning_rate": 0.1})
+        later = {"reward/solved_frac": 0.1} if step > 1 else {}  # on a chart that is shown already
+        log.log(step, {"reward/mean": 0.1, "policy/learning_rate": 0.1, **later})
     expected = {"eval/countdown/pass@1", ("^reward/mean$", "^reward/solved_frac$"), ("^policy/learning_rate$",)}
     assert charts() == expected
     assert len([tag for tag, _ in headers(tmp_path) if tag == CONFIG_SUMMARY_TAG]) == 2  # not at each step

@@ -198,14 +198,15 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--port", "65536"], "port must be 0 .any free one. to 65535, got 65536"),
-        (["--output", "x.html"], "--serve writes no file"),
+        (["--serve", "--port", "65536"], "port must be 0 .any free one. to 65535, got 65536"),
+        (["--serve", "--output", "x.html"], "--serve writes no file"),
+        (["--port", "6006"], "--port is where --serve listens: add --serve"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path, flags, said):
     folder = write_run(tmp_path / "run", {})
     with pytest.raises(UserError, match=said):
-        main([str(folder), "--serve", *flags])
+        main([str(folder), *flags])
     with pytest.raises(UserError, match="is no run"):
         open_server(tmp_path, Limits(), 0)
 

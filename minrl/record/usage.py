@@ -7,7 +7,6 @@ without memory in use. Children that come and go between two readings count once
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -15,7 +14,7 @@ from minrl.record.clock import card_memory_gib
 from minrl.system.cores import cpu_cores
 
 GB = 1e9
-PROC = Path("/proc")
+PROC = "/proc"
 CPU_TIMES = slice(11, 15)
 """utime, stime, cutime and cstime in /proc/PID/stat, after the name of the program."""
 
@@ -24,14 +23,13 @@ class Usage:
     """What this process uses, measured from one call to the next."""
 
     def __init__(self) -> None:
-        self._at, self._cpu_s = time.perf_counter(), cpu_seconds()
+        self._at, (self._cpu_s, _) = time.perf_counter(), cpu_and_memory()
 
     def take(self) -> dict[str, float]:
         """Values by tag; a tag that the platform cannot measure is left out."""
-        now, cpu_s = time.perf_counter(), cpu_seconds()
+        now, (cpu_s, memory) = time.perf_counter(), cpu_and_memory()
         share = (cpu_s - self._cpu_s) / max(1e-9, now - self._at) / cpu_cores()
         self._at, self._cpu_s = now, cpu_s
-        memory = resident_bytes()
         return {
             **({} if memory is None else {"system/memory_gb": memory / GB}),
             "system/cpu_percent": 100 * max(0.0, share),
@@ -39,16 +37,18 @@ class Usage:
         }
 
 
-def resident_bytes() -> int | None:
-    """Resident memory of the process tree; pages that two processes share count in both. None without /proc."""
-    pages = [int(fields[1]) for pid in process_tree() if (fields := _fields(pid, "statm"))]
-    return sum(pages) * os.sysconf("SC_PAGE_SIZE") if pages else None
-
-
-def cpu_seconds() -> float:
-    """Processor time of the process tree, and of the children that it waited for."""
-    ticks = [int(one) for pid in process_tree() for one in _fields(pid, "stat")[CPU_TIMES]]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else sum(os.times()[:4])
+def cpu_and_memory() -> tuple[float, int | None]:
+    """Processor time, in seconds, and resident memory, in bytes, of the process tree. The time includes that of
+    children that were waited for; pages that two processes share count in both. Without /proc: of this process, and
+    None.
+    """
+    ticks, pages = 0, 0
+    for pid in process_tree():
+        ticks += sum(map(int, _fields(pid, "stat")[CPU_TIMES]))
+        pages += sum(map(int, _fields(pid, "statm")[1:2]))
+    if not pages:
+        return sum(os.times()[:4]), None
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def process_tree() -> Iterator[int]:
@@ -56,17 +56,22 @@ def process_tree() -> Iterator[int]:
     found = [os.getpid()]
     for pid in found:  # which grows
         yield pid
-        for children in (PROC / str(pid) / "task").glob("*/children"):
-            found.extend(map(int, _text(children).split()))
+        try:
+            threads = os.listdir(f"{PROC}/{pid}/task")
+        except OSError:  # there is no /proc, or the process ended a moment ago
+            continue
+        for thread in threads:
+            found.extend(map(int, _text(f"{PROC}/{pid}/task/{thread}/children").split()))
 
 
 def _fields(pid: int, name: str) -> list[str]:
     """The numbers of a file in /proc, without the program's name; none if the process ended."""
-    return _text(PROC / str(pid) / name).rpartition(")")[2].split()
+    return _text(f"{PROC}/{pid}/{name}").rpartition(")")[2].split()
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
     try:
-        return path.read_text(errors="replace")
-    except OSError:  # there is no /proc, or the process ended a moment ago
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:  # as above
         return ""

@@ -43,7 +43,7 @@ def print_tables(tables: Iterable[Table], elsewhere: str) -> None:
 
 def _drawn(table: Table) -> rich_table.Table:
     """The table. Only the first column gets narrower where there is no room: figures stay whole."""
-    drawn = rich_table.Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    drawn = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     first, *others = table.columns
     drawn.add_column(Text(first), overflow="fold", min_width=NAME_WIDTH)
     for place, column in enumerate(others, 1):

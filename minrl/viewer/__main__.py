@@ -17,6 +17,9 @@ from minrl.types import UserError, require
 from minrl.viewer.build import Limits, make_page
 from minrl.viewer.serve import LOOPBACK, open_server
 
+PORT = 8765
+"""Where --serve listens unless the user says otherwise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ViewerConfig(Limits):
@@ -35,11 +38,12 @@ class ViewerConfig(Limits):
     """The file to write. Empty: rollouts.html in the run's folder."""
     serve: bool = False
     """Serve the page to browsers of this machine in place of writing it: it follows a run that is going on."""
-    port: Annotated[int, Bound("0 (any free one) to 65535", lambda value: 0 <= value <= 65535)] = 8765
+    port: Annotated[int, Bound("0 (any free one) to 65535", lambda value: 0 <= value <= 65535)] = PORT
     """Port of 127.0.0.1 on which --serve listens. 0: any free one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(self.serve or self.port == PORT, "--port is where --serve listens: add --serve")
         require(not (self.serve and self.output), "--serve writes no file: leave --output or --serve out")
 
 
