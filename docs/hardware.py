@@ -111,7 +111,8 @@ def fits(shape: Shape, method: str, memory_gib: int, card: bool, small: bool) ->
     if card and not small:  # vLLM's weights stay while the policy trains
         copy, sampling = 2 * shape.weights, state + VLLM_SHARE * memory_gib * GIB
     else:
-        copy, sampling = 0, state + update.casts + (SMALL_CACHE_GIB if small else CACHE_GIB) * GIB
+        copy = 0 if card or method != "LoRA" else update.weights  # measured on a processor: LOG.md
+        sampling = state + update.casts + (SMALL_CACHE_GIB if small else CACHE_GIB) * GIB
     return max(update.total + copy, sampling) <= usable * GIB
 
 
@@ -207,7 +208,10 @@ GiB of an update on a card, with `--micro-batch-tokens {tokens}`:
 Weights, gradients and moments are in float32, but for the moments of `adamw8bit`. Casts are the weights in bfloat16 for
 the products on a card; a processor computes in float32 and has none. The activations are the fewest that do: each
 layer's input, and one layer that is computed again; where there is room, more are kept
-(`--activation-checkpointing`). A KL term (`--kl-coef`) without adapters adds the reference's weights. A prompt with its
+(`--activation-checkpointing`). Measured on a processor with a model of 0.1B, training all weights takes what is
+estimated, and adapters about the weights once more, which the laptops above are counted with.
+
+A KL term (`--kl-coef`) without adapters adds the reference's weights. A prompt with its
 completion is computed whole, also where it is longer than `--micro-batch-tokens`.
 
 ## Several processes

@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import minrl
 from minrl import scripts
@@ -72,6 +74,13 @@ def test_the_version_has_one_source(wheel, capsys):
             program(["--version"])
         assert not stop.value.code
         assert capsys.readouterr().out == f"minrl {minrl.__version__}\n"
+
+
+def test_the_classifiers_name_the_pythons_that_are_allowed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    allowed = SpecifierSet(project["requires-python"])
+    named = {one.rpartition(" ")[2] for one in project["classifiers"] if one.startswith("Programming Language")}
+    assert named == {"Only", *(f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed)}
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])

@@ -3,6 +3,7 @@
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,7 @@ from minrl.types import Example, Reward, TrainState, UserError
 from tests.rewards import unfinished
 
 END = 2
+ROOT = Path(__file__).parent.parent
 
 
 def findings(policy, rollouts, failures=()):
@@ -124,6 +126,14 @@ def test_failing_rewards_are_named_with_the_last_line_of_the_first(policy, make_
     rollouts = [make_rollout([1], [5, END], reward=reward) for reward in (None, Reward(0.0), Reward(1.0))]
     (finding,) = findings(policy, rollouts, ["Traceback\n  File\nKeyError: 'answer'\n"])
     assert "1 of 3 rewards failed, the first with: KeyError: 'answer'" in finding
+
+
+def test_a_failing_reward_is_named_with_its_place_in_the_task_not_in_minrl(policy, make_rollout):
+    rollouts = [make_rollout([1], [5, END], reward=reward) for reward in (None, Reward(0.0), Reward(1.0))]
+    frames = ['File "/mine/beads.py", line 7, in reward', f'File "{ROOT}/minrl/types.py", line 56, in __getitem__']
+    for places, named in ((frames, "/mine/beads.py:7"), (frames[1:], f"{ROOT}/minrl/types.py:56")):
+        (finding,) = findings(policy, rollouts, ["Traceback\n  " + "\n  ".join(places) + "\nKeyError: 'answer'\n"])
+        assert f"the first with: KeyError: 'answer' ({named}); mend" in finding
 
 
 def test_memory_that_is_too_small_is_named(policy, monkeypatch):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from together import together
+from torch.distributed.run import parse_args
 from two_trainers import EVALUATED, FAILING_STEP, GROUP, LAST_STEP, PROMPTS, run
 
 from minrl.record.metrics import read_metrics
@@ -37,6 +39,13 @@ def launched(*command):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_of_the_pages_starts_two_processes():
+    for name in ("runs.md", "hardware.md"):
+        (command,) = re.findall(r"torchrun .*train\.py", (ROOT / "docs" / name).read_text())
+        given = parse_args(command.split()[1:])
+        assert (given.nproc_per_node, given.training_script) == ("2", "train.py")
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from loguru import logger
 
+import minrl
 from minrl.config import TrainerConfig, task_key
 from minrl.engines import Engine
 from minrl.model.memory import MOMENT_BYTES, needed
@@ -25,6 +26,7 @@ from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
 from minrl.types import Example, Rollout, UserError, require
 
+PACKAGE = Path(minrl.__file__ or "").parent
 EXAMPLES = 8
 MEASURED = 512
 """Examples of each split whose prompts and shortest answers are measured."""
@@ -198,9 +200,11 @@ def rollout_findings(
 
 
 def _reason(failure: str) -> str:
-    """The last line of a failure, and the place in the code where it was raised."""
+    """The last line of a failure, and the last place in code, of a task from outside in its own, that led to it."""
     places = re.findall(r'File "(.+)", line (\d+)', failure)
-    return failure.strip().splitlines()[-1] + (f" ({':'.join(places[-1])})" if places else "")
+    outside = [place for place in places if not Path(place[0]).is_relative_to(PACKAGE)]
+    where = [":".join(place) for place in (outside or places)[-1:]]
+    return failure.strip().splitlines()[-1] + "".join(f" ({place})" for place in where)
 
 
 def memory_findings(policy: Policy, config: TrainerConfig) -> list[str]:
