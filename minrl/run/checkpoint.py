@@ -119,7 +119,7 @@ def last_saved(folder: Path) -> Path | None:
 
 def newest_complete(folder: Path) -> Path | None:
     """The newest whole checkpoint. Damaged ones are skipped, which is reported if there is a whole one."""
-    problems = {}
+    problems: dict[Path, str] = {}
     for path in reversed(_by_step(folder)):
         problem = damage(path)
         if problem is None:

@@ -121,7 +121,7 @@ def _pack(values: Mapping[str, Any]) -> str:
 def _run(folder: Path) -> dict[str, Any]:
     """The page's facts about the run."""
     record = read_record(folder / "config.json")
-    config = record.get("config")
+    config: Any = record.get("config")
     require(isinstance(config, dict), f"{folder / 'config.json'} is damaged or not a run's: it has no `config`")
     names = ("task", "algorithm", "model_id", "seed", "group_size", "temperature", "rollouts_every", "steps")
     about = {"name": record.get("minrl_run", folder.name), "commit": record.get("commit")}
