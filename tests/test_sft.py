@@ -268,7 +268,8 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
     [
         ("{", "line 2 of .* is not JSON"),
         ("[]", "row 2 of .* must be a JSON object, got list"),
-        ('{"prompt": "1"}', "`response` must be a string, got NoneType"),
+        ('{"prompt": "1"}', r"needs `prompt` and `response` \(it has prompt\): name its columns with --prompt-column"),
+        ('{"prompt": "1", "response": null}', "`response` must be a string, got NoneType"),
         ('{"prompt": "", "response": "1"}', "`prompt` must be a text or a list of messages"),
         ('{"prompt": [{"role": "user"}], "response": "1"}', "`prompt` must be a text or a list of messages"),
         ('{"messages": [{"role": "user", "content": "1"}]}', "`messages` must end with the assistant's"),
@@ -543,7 +544,7 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_fil
     ("flags", "message"),
     [
         ([], "name the rows to train on with --data"),
-        (["--data", "nowhere.jsonl"], "name the model to train with --model-id, or a --task"),
+        (["--data", "nowhere.jsonl"], r"cannot read .*nowhere.jsonl"),
         (["--data", "nowhere.jsonl", *BASE], r"cannot read .*nowhere.jsonl"),
         (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["--group-size", "4"], "unknown flag --group-size"),

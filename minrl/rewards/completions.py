@@ -18,7 +18,7 @@ from minrl.rewards.workers import Failure, Workers
 from minrl.system.files import same_file, whole
 from minrl.system.json_text import json_text
 from minrl.tasks import Task
-from minrl.types import Example, Job, Prompt, Reward, UserError
+from minrl.types import Example, Job, Prompt, Reward, UserError, require
 
 CHUNK = 1024
 """Rows scored together."""
@@ -100,7 +100,9 @@ def read_lines(source: Path, what: str) -> list[str]:
         text = source.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the {what} in {source}: {error}") from error
-    return [line for line in text.split("\n") if line.strip()]  # a string may hold U+2028: splitlines() splits there
+    lines = [line for line in text.split("\n") if line.strip()]  # a string may hold U+2028: splitlines() splits there
+    require(bool(lines), f"{source} has no {what}: give JSON objects, one a line")
+    return lines
 
 
 def score_lines(task: Task, lines: list[str], workers: Workers) -> Iterator[dict[str, Any]]:

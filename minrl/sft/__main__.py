@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from minrl.terminal.command_line import before_imports, parse_config, run_main
 from minrl.config.defaults import FINE_TUNING
@@ -31,7 +32,7 @@ from minrl.rollout import rollout
 from minrl.run.parts import assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program, Run
-from minrl.sft.demonstrations import Rows, fingerprint, load_rows
+from minrl.sft.demonstrations import Rows, fingerprint, load_rows, read_demonstrations
 from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.system.files import read_json, write_json
 from minrl.types import TrainState, UserError, require
@@ -90,6 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     require(named, "name the rows to train on with --data (JSONL with a prompt and a response)")
     run = open_run(config, options, arguments, SFT)
     require_logger(run.config.logging)
+    refuse_bad_rows(run.settings)
     with assemble(run) as parts:
         settings: SftConfig = parts.run.settings
         rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
@@ -119,6 +121,12 @@ def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int)
     if total < state.examples_drawn:
         return math.ceil(total / batch_size)
     return state.step + math.ceil((total - state.examples_drawn) / batch_size)
+
+
+def refuse_bad_rows(config: SftConfig) -> None:
+    """Refuse a file that holds something else than rows, before a model is loaded or made."""
+    for path in filter(None, (config.data, config.eval_data)):
+        read_demonstrations(Path(path), config.prompt_column, config.response_column)
 
 
 def refuse_other_rows(run: Run, config: SftConfig) -> None:

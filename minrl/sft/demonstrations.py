@@ -86,6 +86,11 @@ def _demonstration(row: Any, prompt_column: str, response_column: str) -> Demons
         if not isinstance(last, dict) or last.get("role") != "assistant":
             raise UserError("`messages` must end with the assistant's")
         row = {prompt_column: prompt, response_column: last.get("content")}
+    elif lacking:
+        raise UserError(
+            f"a row needs `{prompt_column}` and `{response_column}` (it has {', '.join(row) or 'nothing'}): name its "
+            "columns with --prompt-column and --response-column"
+        )
     shown, response = row.get(prompt_column), row.get(response_column)
     if not isinstance(response, str):
         raise UserError(f"`{response_column}` must be a string, got {type(response).__name__}")

@@ -50,7 +50,10 @@ def dataset_of(
             for name, rows in load_rows(source, data_path).items()
         }
         if "all" in found:
-            return split(found["all"].values(), held_out_share)
+            try:
+                return split(found["all"].values(), held_out_share)
+            except UserError as error:
+                raise UserError(f"{data_path or source.hub_name}: {error}: give more rows") from error
         held_out, train = found["held_out"], found.get("train", {})
         return Dataset(
             in_order_of_identity(example for name, example in train.items() if name not in held_out),
@@ -97,9 +100,9 @@ def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]
     for name, rows in splits.items():
         require(bool(rows), f"{where} has no rows ({name}): {_expected(source)}")
         for number, row in enumerate(rows, 1):
-            missing = [column for column in source.columns if column not in row]
+            missing = [column for column in source.columns if row.get(column) is None or not str(row[column]).strip()]
             if missing:
-                has = ", ".join(map(str, row)) or "nothing"
+                has = ", ".join(str(column) for column in row if column not in missing) or "nothing"
                 raise UserError(
                     f"row {number} of {where} lacks {', '.join(missing)} (it has {has}): {_expected(source)}"
                 )
@@ -166,7 +169,7 @@ def _csv_rows(path: Path, text: str) -> list[dict[str, Any]]:
 def _parsed(path: Path, line: int, text: str) -> Any:  # noqa: ANN401 - whatever the JSON says
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for integers of more digits than Python reads
+    except (ValueError, RecursionError) as error:  # ValueError also for integers with more digits than Python reads
         raise UserError(f"line {line} of {path} is not JSON ({error}): give JSON objects, one a line") from error
 
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP),
 )
 """Errors of reading or writing a file that the user can mend: a folder, a disk, a permission."""
 

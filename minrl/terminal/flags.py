@@ -279,7 +279,7 @@ def unknown(what: str, name: str, known: Sequence[str]) -> UserError:
     """The error for a name that nothing has, with the names that are near: those of the task if it is a task's."""
     inside = [one for one in known if one.startswith(f"{name}.")]
     lower = name.lower()
-    other = [one for one in (OTHER_NAMES.get(lower.replace("_", "-")),) if one in known]
+    other = [one for one in known if one == OTHER_NAMES.get(lower.replace("_", "-"))]
     near, nearest = (difflib.get_close_matches(lower, known, n=3, cutoff=cutoff) for cutoff in (0.7, 0.9))
     close = inside[:3] or nearest or other or near
     hint = f"did you mean {' or '.join(close)}?" if close else "--help lists all"

@@ -141,9 +141,8 @@ def run_facts(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} is no run: it has no config.json; name a folder in runs/")
     record = read_record(folder / "config.json")
-    config = record.get("config") or {}
-    ours = isinstance(config, dict) and bool(config)
-    require(ours, f"{folder / 'config.json'} is damaged or not a run's: it has no `config`")
+    config: Any = record.get("config")
+    require(isinstance(config, dict), f"{folder / 'config.json'} is damaged or not a run's: it has no `config`")
     names = ("task", "algorithm", "model_id", "seed", "group_size", "temperature", "rollouts_every", "steps")
     about = {"name": record.get("minrl_run", folder.name), "commit": record.get("commit")}
     return {**about, **{name: config.get(name) for name in names}}

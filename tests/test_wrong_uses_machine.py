@@ -1,0 +1,139 @@
+"""Servers that answer wrongly, extras that are missing, disks that refuse, signals at any moment: one line each."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from minrl.pipeline import stages
+from minrl.rewards import completions
+from minrl.run import parts
+from minrl.sft import demonstrations, filter
+from minrl.terminal.command_line import run_main
+from tests.chat_server import ChatServer, answer
+from tests.disks import files_up_to
+from tests.killing import signalled_at
+from tests.test_wrong_uses_folders import NAME, START, finished, place  # noqa: F401 - fixtures
+from tests.wrong_uses import PROGRAMS, listing, refused  # noqa: F401 - a fixture
+
+JUDGE = [*START, "--judge-model", "m", "--judge-retries", "0", "--judge-timeout-s", "2", "--judge-cache="]
+
+
+def says(text, status=200, kind="application/json"):
+    return lambda body: (status, {"Content-Type": kind}, text)
+
+
+SERVERS = {
+    "no key": (
+        says('{"error": {"message": "who are you?"}}', 401),
+        "status 401: who are you?",
+        "key in the environment",
+    ),
+    "no model": (says('{"error": {"message": "no such model"}}', 404), "status 404: no such model", "base URL"),
+    "busy": (says('{"error": {"message": "slow down"}}', 429), "status 429: slow down", "lower the concurrency"),
+    "broken": (says("oops", 500), "status 500"),
+    "a page": (says("<html>Welcome to nginx</html>", kind="text/html"), "no chat completion"),
+    "no JSON": (says("{oops"), "no chat completion"),
+    "an empty answer": (says(""), "no chat completion"),
+    "a list": (says("[]"), "no chat completion"),
+    "null": (says("null"), "no chat completion"),
+    "no choices": (says('{"choices": []}'), "no chat completion"),
+    "no text": (lambda body: answer(None), "no text"),
+    "no score": (lambda body: answer("It is good."), "must be `Score: N`, N from 0 to 10", "It is good."),
+    "a score out of range": (lambda body: answer("Score: 11"), "N from 0 to 10", "Score: 11"),
+    "two scores": (lambda body: answer("Score: 1\nScore: 9"), "one score"),
+    "a cut off score": (lambda body: answer("Score: 1", finish_reason="length"), "[length]"),
+    "a filter": (lambda body: answer(None, finish_reason="content_filter"), "content_filter"),
+}
+
+
+@pytest.mark.parametrize("case", SERVERS)
+def test_a_judge_that_answers_wrongly_is_one_line(refused, place, case):  # noqa: F811
+    reply, *words = SERVERS[case]
+    server = ChatServer(reply)
+    try:
+        refused("train", [*JUDGE, "--judge-base-url", server.url], "m", *words)
+    finally:
+        server.close()
+
+
+EXTRAS = {
+    "vllm": ([*START, "--engine", "vllm"], "vllm", "vLLM, which is not installed", "--engine torch"),
+    "lora": ([*START, "--lora-rank", "4"], "peft", "make setup EXTRA=lora"),
+    "wandb": ([*START, "--logger", "wandb"], "wandb", "make setup EXTRA=wandb"),
+    "judge": (JUDGE, "openai", "make setup EXTRA=judge"),
+    "optim8bit": ([*START, "--optimizer", "adamw8bit"], "bitsandbytes", "make setup EXTRA=optim8bit"),
+    "reasoning-gym": (["--task", "reasoning_gym/leg_counting", *START[2:]], "reasoning_gym", "EXTRA=reasoning-gym"),
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_that_is_missing_is_one_line(refused, place, monkeypatch, extra):  # noqa: F811
+    flags, module, *words = EXTRAS[extra]
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    refused("train", flags, *words)
+
+
+def dead_link(path):
+    path.symlink_to("nowhere")
+
+
+DISKS = {
+    "runs is a file": (lambda: Path("new").touch(), ["--runs-dir", "new"], "a file is where a folder should be"),
+    "checkpoints is a file": (lambda: Path("new").touch(), ["--checkpoints-dir", "new"], "a file is where a folder"),
+    "runs is below a file": (lambda: Path("new").touch(), ["--runs-dir", "new/deep"], "a file is where a folder"),
+    "runs is a link to nowhere": (lambda: dead_link(Path("new")), ["--runs-dir", "new"], "new"),
+    "runs is a device": (lambda: None, ["--runs-dir", "/dev/null"], "/dev/null", "a file is where a folder should be"),
+    "a name too long": (lambda: None, ["--runs-dir", "x" * 300], "File name too long"),
+    "the cache of replies is a folder": (
+        lambda: None, ["--judge-model", "m", "--judge-base-url", "http://127.0.0.1:1/v1", "--judge-cache", "runs"],
+        "cannot open the cache of replies", "Is a directory",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DISKS)
+def test_a_disk_that_refuses_is_one_line(refused, place, case):  # noqa: F811
+    prepare, flags, *words = DISKS[case]
+    prepare()
+    refused("train", [*START, *flags], *words)
+
+
+def test_a_disk_that_is_full_is_one_line_wherever_something_is_written(refused, place):  # noqa: F811
+    row = {"completion": "x" * 5000, "response": "x", "numbers": [3, 7, 5], "target": 9}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    rows = ["--task", "countdown", "--reward-workers", "1"]
+    with files_up_to(4096):
+        refused("filter", [*rows, "--data", "rows.jsonl", "--output", "kept", "--min-reward", "0"], "File too large")
+        refused("evaluate", [*rows, "--completions", "rows.jsonl"], "rows.scored.jsonl", "File too large")
+        refused("viewer", [NAME], "rollouts.html", "File too large")
+
+
+ROWS = ["--task", "countdown", "--reward-workers", "1"]
+SIGNALS = {
+    "while the parts are made": (parts, "make_optimizer", "train", START),
+    "while rows are read": (demonstrations, "_demonstration", "sft", ["--data", "rows.jsonl", "--model-id", "model"]),
+    "while rows are scored": (filter, "score_lines", "filter", [*ROWS, "--data", "rows.jsonl", "--output", "kept"]),
+    "while completions are scored": (completions, "_scored", "evaluate", [*ROWS, "--completions", "rows.jsonl"]),
+    "before an evaluation": (stages, "_stages", "evaluate", ["--checkpoint", NAME, "--quiet"]),
+}
+STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+@pytest.mark.parametrize("number", STATUS, ids=lambda number: signal.Signals(number).name)
+@pytest.mark.parametrize("case", SIGNALS)
+def test_a_signal_ends_a_program_in_one_line_and_leaves_nothing_half_done(place, capfd, monkeypatch, case, number):  # noqa: F811
+    module, moment, program, flags = SIGNALS[case]
+    (place / "rows.jsonl").write_text('{"prompt": "1", "response": "2", "completion": "1"}\n')
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(sys, "argv", [program, *flags])
+    before = listing(place)
+    with signalled_at(module, moment, 1, number), pytest.raises(SystemExit) as ended:
+        run_main(PROGRAMS[program].main)
+    said = capfd.readouterr().err.splitlines()
+    assert ended.value.code == STATUS[number] and said[-1] == "interrupted" and "Traceback" not in "".join(said)
+    assert listing(place) == before
