@@ -40,10 +40,10 @@ OTHERS = {
     HANOI: DEFAULT,
     f"{HANOI} --seed 1": DEFAULT,
     f"{HANOI} --seed 2": DEFAULT,
-    "python train.py --task path/to/beads.py:beads --beads.most 8 --steps 50": (
+    "python train.py --task path/to/beads.py:beads --beads.most 8 --steps 50 --run-name beads": (
         "test_readme.py::test_the_example_of_a_task_trains_goes_on_and_scores_completions"
     ),
-    "python evaluate.py --task path/to/beads.py:beads --checkpoint checkpoints/beads-grpo-seed0": (
+    "python evaluate.py --task path/to/beads.py:beads --checkpoint checkpoints/beads": (
         "test_evaluate.py::test_the_short_form_writes_and_shows_one_result"
     ),
     "python -m minrl.report": "test_report.py::test_without_a_name_all_runs_are_listed_the_last_written_at_the_end",
