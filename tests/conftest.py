@@ -3,11 +3,14 @@
 import gc
 import os
 import signal
+import sys
 import sysconfig
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny matrices: a second thread only costs
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# As in an activated environment, so that commands are printed with the name `python`.
+os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 
 from collections.abc import Callable, Iterator
 from functools import cache

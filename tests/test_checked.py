@@ -78,7 +78,7 @@ def test_what_is_no_reward_is_a_line_that_says_what_is_taken(value, got):
         ({"parts": {"form": None}}, "part 'form' of a reward must be a finite number, got None (NoneType)"),
         ({"parts": {"form": "1"}}, "part 'form' of a reward must be a finite number, got '1' (str)"),
         ({"parts": {"form": float("nan")}}, "part 'form' of a reward must be a finite number, got nan (float)"),
-        ({"parts": [0.5]}, "the parts of a reward must be a dict, got [0.5]"),
+        ({"parts": [0.5]}, "a reward's parts must be a dict, got [0.5]"),
         ({"value": "1"}, "the value of a reward must be a finite number, got '1' (str)"),
     ],
 )

@@ -104,6 +104,14 @@ OTHERS = {
     "python evaluate.py --task path/to/beads.py:beads --completions mine.jsonl --output scored.jsonl": (
         "test_readme.py::test_the_example_of_a_task_trains_goes_on_and_scores_completions"
     ),
+    "python -m minrl": "test_package.py::test_python_m_minrl_lists_the_programs",
+    "python -m minrl train --task hanoi": (
+        "test_package.py::test_python_m_minrl_runs_each_program_in_the_name_that_was_typed"
+    ),
+    "python train.py --model-id Qwen/Qwen3-0.6B --task gsm8k": "by hand: downloads a model and data",
+    "python train.py --model-id Qwen/Qwen2.5-1.5B --task gsm8k --optimizer adamw8bit": "by hand: downloads a model",
+    "python train.py --model-id Qwen/Qwen2.5-7B --task gsm8k --lora-rank 16": "by hand: downloads a model",
+    "python docs/hardware.py": "test_hardware.py::test_the_page_is_written_from_the_estimate",
     "python docs/configuration.py": "test_documents.py::test_the_page_of_all_settings_is_written_from_the_settings",
     "python -m minrl.sft": "test_sft.py::test_a_run_measures_rows_and_task_and_learns",
     "python -m minrl.viewer RUN --tokens-per-step 0 --max-steps 0": (

@@ -273,7 +273,7 @@ def page_of(folder):
 
 def test_tensorboard_opens_on_the_four_curves_that_matter(tmp_path):
     log = MetricsLog(tmp_path, tasks=["countdown", "hanoi"])
-    log.log(1, {**dict.fromkeys(TAGS, 0.5), "eval/countdown/pass@1": 0.5})
+    log.log(1, {**dict.fromkeys(TAGS, 0.5), "eval/countdown/pass@1": 0.5, "eval/hanoi/pass@1": 0.5})
     log.close()
     first, *others = page_of(tmp_path).category
     reward, *held_out, length, gap = first.chart

@@ -76,8 +76,8 @@ def test_a_mac_trains_on_its_processor(policy, tmp_path):
     folders = f"--runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/checkpoints --model-id {tmp_path}/model"
     sizes = "--prompts-per-step 2 --group-size 2 --max-tokens 4 --eval-examples 2 --eval-samples 1 --steps 1"
     assert cpu.free_bytes() is None
-    assert train.main(f"{folders} {sizes} --threads 1 --quiet".split()) == 0
-    assert (tmp_path / "checkpoints/countdown-grpo-seed0/step_000001").exists()
+    assert train.main(f"{folders} {sizes} --threads 1 --quiet --run-name mac".split()) == 0
+    assert (tmp_path / "checkpoints/mac/step_000001").exists()
 
 
 @pytest.mark.usefixtures("on_a_mac")

@@ -281,7 +281,7 @@ def test_the_preflight_measures_all_prompts_and_of_episodes_those_that_were_play
     config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=8))
     (finding,) = (one for one in preflight(policy, engine, workers, one_turn, config) if "--max-tokens in the" in one)
     assert finding.startswith("1 of 32 prompts") and "set --max-tokens 4" in finding
-    played = replace(one_turn, episode=one_turn._single_turn)
+    played = replace(one_turn, episode=lambda example, _: one_turn._single_turn(example))
     chosen = [one.id for one in drawn(many, 8, 0)]
     found = [one for one in preflight(policy, engine, workers, played, config) if "--max-tokens in the" in one]
     assert [one[:15] for one in found] == (["2 of 16 prompts"] if "11" in chosen else [])

@@ -106,7 +106,7 @@ def test_a_path_that_is_not_there_says_what_would_be_read(tmp_path):
 def test_rows_without_a_dataset_of_the_hub_are_those_of_the_users_file(tmp_path):
     mine = Source(columns=("question", "answer"))
     with pytest.raises(
-        UserError, match=r"no data of its own: give --data-path a JSONL or .* the columns question, answer"
+        UserError, match=r"no data of its own: give --data-path a JSONL, .* the columns question, answer"
     ):
         load_rows(mine, "")
     path = write(tmp_path / "train.jsonl", [{"question": str(n), "answer": "2"} for n in range(20)])

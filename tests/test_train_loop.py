@@ -133,7 +133,7 @@ def test_a_run_whose_rewards_fail_stops_and_says_so(loop, sevens):
     with pytest.raises(
         UserError, match=r"100% of the rollouts of step 1 could not be rewarded.*mend the task's reward"
     ):
-        loop("--steps", "2")
+        loop("--steps", "2", "--no-preflight")
 
 
 def test_a_run_whose_episodes_never_begin_stops_and_says_so(loop, sevens):
@@ -143,7 +143,7 @@ def test_a_run_whose_episodes_never_begin_stops_and_says_so(loop, sevens):
 
     object.__setattr__(sevens, "episode", never)
     with pytest.raises(UserError, match="no episode of step 1 came to its first turn"):
-        loop("--steps", "2", "--no-eval-first")
+        loop("--steps", "2", "--no-eval-first", "--no-preflight")
 
 
 @pytest.mark.parametrize("limit", ["0.5", "1"])

@@ -36,10 +36,10 @@ DATA = {
     "blank lines alone": ("\n\n  \n", "has no rows"),
     "one row alone": (LINE, "a dataset needs held-out examples"),
     "the same row again and again": (LINE * 40, "a dataset needs held-out examples"),
-    "a compressed file": (gzip.compress(MANY.encode()), "cannot read", "utf-8"),
-    "a parquet file": (b"PAR1\x00\xff\xfe", "cannot read", "utf-8"),
-    "Windows' 16 bits": (MANY.encode("utf-16"), "cannot read", "utf-8"),
-    "Latin letters of old": (MANY.replace("What", "Wh\u00e4t").encode("latin-1"), "utf-8"),
+    "a compressed file": (gzip.compress(MANY.encode()), "is not UTF-8 text"),
+    "a parquet file": (b"PAR1\x00\xff\xfe", "is not UTF-8 text"),
+    "Windows' 16 bits": (MANY.encode("utf-16"), "is not UTF-8 text"),
+    "Latin letters of old": (MANY.replace("What", "Wh\u00e4t").encode("latin-1"), "is not UTF-8 text", "WINDOWS-1252"),
     "a number of too many digits": ('{"question": "1", "answer": ' + "9" * 5000 + "}", "line 1", "not JSON"),
 }
 """What the file of `--data-path` holds, and what the line must say. Others are in test_rows.py."""
@@ -73,15 +73,15 @@ def test_a_broken_folder_of_a_task_is_one_line(refused, tmp_path, monkeypatch, c
 
 ROWS = {
     "sft: empty": ("", "has no rows"),
-    "sft: a table": ("prompt,response\n1,2\n", "row 1 of", "rows.jsonl is not JSON"),
+    "sft: a table": ("prompt,response\n1,2\n", "line 1 of", "rows.jsonl is not JSON"),
     "sft: other columns": (
         lines({"question": "1", "answer": "2"}),
         "row 1",
         "it has question, answer",
         "--prompt-column",
     ),
-    "sft: a list over all rows": (json.dumps([{"prompt": "1", "response": "2"}]), "row 1", "must be a JSON object"),
-    "sft: of 16 bits": (SHOWN.encode("utf-16"), "cannot read the rows in"),
+    "sft: a list of texts": (json.dumps(["1", "2"]), "row 1", "must be a JSON object, got str"),
+    "sft: of 16 bits": (SHOWN.encode("utf-16"), "is not UTF-8 text", "UTF-16"),
     "filter: of 16 bits": (SHOWN.encode("utf-16"), "cannot read the rows in rows.jsonl"),
     "filter: empty": ("", "rows.jsonl", "has no rows"),
     "evaluate: of 16 bits": (SHOWN.encode("utf-16"), "cannot read the completions in rows.jsonl"),

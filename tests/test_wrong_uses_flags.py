@@ -26,10 +26,10 @@ FLAGS = [
     ("train", "\u2014steps 5", "did you mean --steps?"),
     ("train", "steps 5", "unknown flag steps", "did you mean --steps?"),
     ("train", "-s 5", "unknown flag -s: --help lists all"),
-    ("train", "--version", "unknown flag --version: --help lists all"),
+    ("train", "--revision 5", "unknown flag --revision: --help lists all"),
     ("train", "--task countdown hanoi", "unknown flag hanoi"),
     ("train", "train.py --steps 5", "unknown flag train.py: --help lists all"),
-    ("viewer", "nowhere --port 80", "unknown flag --port"),
+    ("viewer", "nowhere --port 80", "--port is where --serve listens: add --serve"),
     ("report", "--runs a", "unknown flag --runs"),
     ("evaluate", "--steps 5 --checkpoint x", "unknown flag --steps"),
     # values of a wrong type

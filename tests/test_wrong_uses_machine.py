@@ -11,6 +11,7 @@ from minrl.pipeline import stages
 from minrl.rewards import completions
 from minrl.run import parts
 from minrl.sft import demonstrations, filter
+from minrl.tasks import reasoning_gym
 from minrl.terminal.command_line import run_main
 from tests.chat_server import ChatServer, answer
 from tests.disks import files_up_to
@@ -73,6 +74,7 @@ EXTRAS = {
 def test_an_extra_that_is_missing_is_one_line(refused, place, monkeypatch, extra):  # noqa: F811
     flags, module, *words = EXTRAS[extra]
     monkeypatch.setitem(sys.modules, module, None)
+    reasoning_gym.library.cache_clear()
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
     refused("train", flags, *words)
 

@@ -113,7 +113,7 @@ REFUSED = {
     "calls itself": (endless, "RecursionError"),
     "raises two lines": (failing, "says so in two lines"),
     "imports what is not there": (lambda c, e: __import__("my_grader"), "No module named 'my_grader'"),
-    "with a list of parts": (lambda c, e: Reward(1.0, ["good"]), "parts", "list"),
+    "with a list of parts": (lambda c, e: Reward(1.0, ["good"]), "parts must be a dict", "['good']"),
     "a text": (lambda c, e: "1.0", "str"),
     "a coroutine": (awaiting, "coroutine"),
     "of a text of digits": (lambda c, e: Reward("0.5"), "str"),

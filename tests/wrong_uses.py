@@ -20,7 +20,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
-    --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
+    --run-name sevens-grpo-seed0 --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
 
 
 def listing(folder):
@@ -47,7 +47,7 @@ class Refused:
         self.monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             run_main(PROGRAMS[program].main)
-        said = self.capfd.readouterr().err
+        said = self.capfd.readouterr().err.removeprefix(f"reading {arguments[0]}\n" if program == "report" else "")
         assert ended.value.code == 2, said
         assert said.startswith("error: ") and said.count("\n") == 1, said
         lacking = [word for word in words if word not in said]

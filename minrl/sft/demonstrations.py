@@ -22,7 +22,7 @@ from minrl.sft.config import SftConfig
 from minrl.tasks import Task
 from minrl.tasks.rows import read_rows
 from minrl.tasks.task import is_held_out
-from minrl.types import Prompt, Rollout, UserError
+from minrl.types import Prompt, Rollout, UserError, require
 
 Ids = tuple[int, ...]
 
@@ -75,6 +75,9 @@ def read_demonstrations(path: Path, prompt_column: str, response_column: str) ->
         except UserError as error:
             raise UserError(f"row {number} of {path}: {error}") from error
         rows.setdefault((found.prompt_key, found.response), found)
+    require(
+        bool(rows), f"{path} has no rows: give JSONL with `{prompt_column}` and `{response_column}`, a row each line"
+    )
     return list(rows.values())
 
 

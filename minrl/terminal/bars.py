@@ -182,7 +182,7 @@ class Bars:
 def _time(seconds: float) -> str:
     """A duration in the unit that suits it.
 
-    >>> _time(89), _time(200), _time(20000)
+    >>> _time(89.0), _time(200.0), _time(20000.0)
     ('89 s', '3 min', '5.6 h')
     """
     if seconds < 90:
