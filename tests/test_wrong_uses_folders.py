@@ -40,7 +40,7 @@ def finished(tmp_path_factory, processes, words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: task))
         patch.chdir(folder)
-        assert train.main(START) == 0
+        assert train.main([*START, "--run-name", NAME]) == 0
         yield folder
 
 

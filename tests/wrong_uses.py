@@ -20,7 +20,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
-    --run-name sevens-grpo-seed0 --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
+    --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
 
 
 def listing(folder):

@@ -138,8 +138,8 @@ class Session:
             screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
             first = {is_solved(one): one for one in reversed(after[name].rollouts)}
             screen.samples({solved: self.parts.policy.decode_all(one.ids) for solved, one in first.items()})
-        result = f"{self.state.step} step{'s' * (self.state.step != 1)} in {self.state.seconds:.0f} s; checkpoint {self._saved}"
-        logger.bind(**{RESULT: True}).info(result)
+        steps = f"{self.state.step} step{'s' * (self.state.step != 1)}"
+        logger.bind(**{RESULT: True}).info(f"{steps} in {self.state.seconds:.0f} s; checkpoint {self._saved}")
         prompt = self.parts.task.dataset.held_out[0].prompt if name else None
         for line in next_steps(self.run, Path(self._saved or ""), prompt):
             logger.info(line)

@@ -75,9 +75,7 @@ def read_demonstrations(path: Path, prompt_column: str, response_column: str) ->
         except UserError as error:
             raise UserError(f"row {number} of {path}: {error}") from error
         rows.setdefault((found.prompt_key, found.response), found)
-    require(
-        bool(rows), f"{path} has no rows: give JSONL with `{prompt_column}` and `{response_column}`, a row each line"
-    )
+    require(bool(rows), f"{path} has no rows: give `{prompt_column}` and `{response_column}` of at least one")
     return list(rows.values())
 
 
