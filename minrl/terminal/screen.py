@@ -11,11 +11,11 @@ from typing import Any
 
 from loguru import logger
 from rich.console import Console
-from rich.table import Table
 
 from minrl.system.disk import writing
 from minrl.system.progress import listening
 from minrl.terminal.bars import FILE_ONLY, Bars
+from minrl.terminal.tables import Table, print_tables
 
 RESULT = "result"
 """Marks a message (`logger.bind`) that is shown with --quiet too."""
@@ -91,16 +91,8 @@ class Screen:
         self._table(title, rows)
 
     def _table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """A table that fits 80 columns: long names of tasks are folded."""
-        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for column in rows[-1]:
-            if column == "task":
-                table.add_column(column, overflow="fold", min_width=9)
-            else:
-                table.add_column(column, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*[str(row.get(column, "-")) for column in rows[-1]])
-        self.console.print(table)
+        lines = [[str(row.get(column, "-")) for column in rows[-1]] for row in rows]
+        print_tables([Table(title, list(rows[-1]), lines)], "summary.json", self.console)
 
     def samples(self, texts: Mapping[bool, str]) -> None:
         """A solved (True) and a failed completion, each with its prompt. Either may be missing."""

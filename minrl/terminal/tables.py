@@ -24,11 +24,11 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def print_tables(tables: Iterable[Table], elsewhere: str) -> None:
-    """Write tables to standard output, as wide as the terminal. Long names are broken; a table that is too wide all the
-    same is left out, and `elsewhere` says where it is.
+def print_tables(tables: Iterable[Table], elsewhere: str, console: Console | None = None) -> None:
+    """Write tables to the console (None: standard output), as wide as the terminal. Long names are broken; a table that
+    is too wide all the same is left out, and `elsewhere` says where it is.
     """
-    console = Console()
+    console = console or Console()
     for table in tables:
         drawn = _drawn(table)
         least = Measurement.get(console, console.options.update(max_width=UNLIMITED), drawn).minimum
