@@ -46,13 +46,28 @@ OTHERS = {
     "python evaluate.py --task path/to/beads.py:beads --checkpoint checkpoints/beads": (
         "test_evaluate.py::test_the_short_form_writes_and_shows_one_result"
     ),
+    "python train.py --task beads.py:beads --beads.most 8 --steps 50 --run-name beads": (
+        "python train.py --task path/to/beads.py:beads --beads.most 8 --steps 50 --run-name beads"
+    ),
+    "python evaluate.py --task beads.py:beads --checkpoint checkpoints/beads": (
+        "python evaluate.py --task path/to/beads.py:beads --checkpoint checkpoints/beads"
+    ),
+    "python train.py --task beads.py:beads --beads.most 8 --model-id checkpoints/base-beads-* --preflight-only": (
+        "test_checked.py::test_one_mistake_ends_the_run_before_step_1"
+    ),
     "python -m minrl.report": "test_report.py::test_without_a_name_all_runs_are_listed_the_last_written_at_the_end",
     "python -m minrl.report countdown-grpo-seed0 countdown-grpo-seed1": (
         "test_report.py::test_runs_stand_side_by_side"
     ),
+    "python -m minrl.report countdown-grpo-seed0": "test_report.py::test_runs_stand_side_by_side",
     "python -m minrl.viewer": "python -m minrl.viewer RUN",
+    "python -m minrl.viewer countdown-grpo-seed0": "python -m minrl.viewer RUN",
     "make train": ".ci/run: make train",
     'make train ARGS="--task hanoi --steps 100"': "make train",
+    'make train ARGS="--steps 30 --threads 1"': "make train",
+    "make setup": "make train",
+    "git clone ... minrl": "by hand: a program of others",
+    "cd minrl": "by hand: a word of the shell",
     "make test": ".ci/run: make test",
     'make test ARGS="-m slow"': ".ci/run: make test ARGS=\"-m 'slow and not vllm and not gpu'\"",
     "make check": ".ci/run: make check",

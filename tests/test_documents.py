@@ -30,7 +30,7 @@ FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *R
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 LOG = {section.split("\n", 1)[0]: " ".join(section.split()) for section in (ROOT / "LOG.md").read_text().split("\n## ")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ELSEWHERE = ("tensorboard", "accelerate", "torchrun", "source", "uv", "bash", "pip")
+ELSEWHERE = ("tensorboard", "accelerate", "torchrun", "source", "uv", "bash", "pip", "git", "cd")
 CONSOLE_SCRIPTS = {name: f"{entry.rpartition('run_')[2]}.py" for name, entry in PROJECT["project"]["scripts"].items()}
 """Programs of others: what they are called with is theirs to check, but for the scripts of ours that they start."""
 
@@ -73,8 +73,10 @@ class Parsed(Exception):
 def commands(page: str) -> Iterator[str]:
     """The shell commands of a page, whole, without comments."""
     for language, block in FENCE.findall(page):
-        if language == "sh":
+        if language in ("sh", "console"):
             lines = block.replace("\\\n", " ").splitlines()
+            if language == "console":  # what was typed, among what was printed
+                lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
             yield from (line for line in (line.split("  #")[0].strip() for line in lines) if line)
     for line in FENCE.sub("", page).splitlines():
         if line.startswith("    ") and PROGRAM.match(line.strip()):
@@ -169,6 +171,7 @@ def beside_the_example(tmp_path, monkeypatch):
     (tmp_path / "path/to").mkdir(parents=True)
     for name, source in EXAMPLES.items():
         (tmp_path / f"path/to/{name}.py").write_text(source)
+    (tmp_path / "beads.py").write_text(EXAMPLES["beads"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
