@@ -169,6 +169,7 @@ def test_a_dataset_of_no_examples_is_refused_in_a_line(examples, line):
             "7",
             "the fields of an example must be a dict of what the reward reads, got '7' .str. in example 'a'",
         ),
+        ("category", "easy", "the category of an example must be a dict such as .* got 'easy' .str. in example 'a'"),
     ],
 )
 def test_an_example_that_cannot_be_shown_or_read_is_refused_in_a_line(name, value, line):

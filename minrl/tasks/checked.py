@@ -127,6 +127,7 @@ def require_example(example: Any) -> None:  # noqa: ANN401 - a task's code may m
     for name, is_right, right in (
         ("prompt", is_prompt(example.prompt), PROMPTS),
         ("fields", isinstance(example.fields, Mapping), "a dict of what the reward reads"),
+        ("category", isinstance(example.category, Mapping), 'a dict such as {"level": "easy"}'),
     ):
         if not is_right:
             got = _shown(getattr(example, name))
