@@ -328,6 +328,14 @@ def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interva
     assert over_seeds(groups[1:])[1] == []
 
 
+def test_a_round_of_expert_iteration_counts_the_tokens_that_it_sampled(make_run):
+    """Its line has the tokens of its last optimizer step too."""
+    folder = make_run("a")
+    line = {"time/step_s": 2.0, "speed/tokens_per_s": 50.0, "sft/tokens": 7.0}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **line}) + "\n" for step in (1, 2)))
+    assert read_run(folder).positions("tokens") == {1.0: 100.0, 2.0: 200.0}
+
+
 def test_a_mean_over_seeds_is_of_one_step_and_of_all_of_them(make_run):
     """Seeds that came to steps 4, 4 and 2 have 50 % at step 2, the last that all have; 60 % is of two alone."""
     runs = [make_run(f"x-seed{seed}", steps, seed=seed) for seed, steps in enumerate((4, 4, 2))]
