@@ -53,6 +53,7 @@ def test_a_number_of_any_kind_is_a_reward(value, number):
         (None, "the reward is None (NoneType): return a number (float, int, bool, a tensor or array of one value)"),
         ("1", "the value of a reward must be a finite number, got '1' (str)"),
         (b"1", "the value of a reward must be a finite number, got b'1' (bytes)"),
+        (bytearray(b"1"), "the value of a reward must be a finite number, got bytearray(b'1') (bytearray)"),
         (float("nan"), "the value of a reward must be a finite number, got nan (float)"),
         (-np.inf, "the value of a reward must be a finite number, got -inf (float)"),
         (torch.tensor(float("nan")), "the value of a reward must be a finite number, got tensor(nan) (Tensor)"),
