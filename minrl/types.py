@@ -103,7 +103,7 @@ def finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give a
     """The number as a float within the range of float32. A larger one would be infinite in the loss."""
     try:
         held = number.item() if hasattr(number, "item") else number  # of a tensor or an array
-        value = math.nan if isinstance(held, str | bytes) else float(held)
+        value = math.nan if isinstance(held, str | bytes | bytearray) else float(held)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor of several values
         value = math.nan
     got = f"{number!r:.80} ({type(number).__name__}): float32 ends at 3.4e38"

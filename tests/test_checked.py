@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ def test_a_number_of_any_kind_is_a_reward(value, number):
         (None, "the reward is None (NoneType): return a number (float, int, bool, a tensor or array of one value)"),
         ("1", "the value of a reward must be a finite number, got '1' (str)"),
         (b"1", "the value of a reward must be a finite number, got b'1' (bytes)"),
+        (bytearray(b"1"), "the value of a reward must be a finite number, got bytearray(b'1') (bytearray)"),
         (float("nan"), "the value of a reward must be a finite number, got nan (float)"),
         (-np.inf, "the value of a reward must be a finite number, got -inf (float)"),
         (torch.tensor(float("nan")), "the value of a reward must be a finite number, got tensor(nan) (Tensor)"),
@@ -169,6 +171,7 @@ def test_a_dataset_of_no_examples_is_refused_in_a_line(examples, line):
             "7",
             "the fields of an example must be a dict of what the reward reads, got '7' .str. in example 'a'",
         ),
+        ("category", "easy", "the category of an example must be a dict such as .* got 'easy' .str. in example 'a'"),
     ],
 )
 def test_an_example_that_cannot_be_shown_or_read_is_refused_in_a_line(name, value, line):
@@ -176,6 +179,22 @@ def test_an_example_that_cannot_be_shown_or_read_is_refused_in_a_line(name, valu
     vars(example)[name] = value
     with pytest.raises(UserError, match=line):
         Dataset([], [example])
+
+
+class Graph(dict):
+    """Edges by name. It keeps what was computed of it, as a graph of networkx does."""
+
+    @cached_property
+    def nodes(self):
+        return {node for edge in self.values() for node in edge}
+
+
+def test_reading_what_an_example_computes_once_does_not_change_it():
+    example = Example("3,4", "", {"graph": Graph(a=(0, 1)), "graphs": {"a": Graph()}})
+    read = lambda completion, one: len(one["graph"].nodes) / 2 + len(one["graphs"]["a"].nodes)  # noqa: E731
+    assert [reward_of("mine", read, "", example) for _ in "12"] == [Reward(1.0)] * 2
+    with pytest.raises(Mistake, match="the task's code changed 'graphs' of the example"):
+        reward_of("mine", lambda completion, one: one["graphs"]["a"].update(b=(1, 2)) or 1.0, "", example)
 
 
 def test_a_task_has_the_name_that_it_was_loaded_by(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -236,6 +237,22 @@ def test_a_round_without_a_correct_completion_trains_on_nothing(tmp_path, with_b
     assert line["sft/optimizer_steps"] == 0 and line["expert/kept_frac"] == 0
     found = summary(tmp_path)
     assert found["eval_after"] == found["eval_before"]
+
+
+def test_a_mistake_in_the_tasks_code_ends_the_first_round_and_is_counted_later(tmp_path, with_base, monkeypatch):
+    sample, mistake = expert_iteration.sample_round, "mistake in task sevens, example '1': the reward is None"
+
+    def sampling(parts, settings):
+        examples, sampled = sample(parts, settings)
+        return examples, replace(sampled, failures=[mistake] * (parts.state.step >= wrong))
+
+    monkeypatch.setattr(expert_iteration, "sample_round", sampling)
+    flags = [*FLAGS, *folders(with_base(tmp_path)), "--rounds", "2", "--eval-every", "0", "--no-eval-first"]
+    wrong = 1
+    with pytest.raises(UserError, match=re.escape(mistake)):
+        expert_iteration.main(flags)
+    wrong = 2
+    assert expert_iteration.main([*flags, "--run-name", "later"]) == 0
 
 
 HUMANEVAL = {

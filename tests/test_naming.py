@@ -58,6 +58,22 @@ def test_other_programs_have_defaults_of_their_own():
         assert full_name(settings, options, FINE_TUNING, ("steps", "epochs", "rounds")) == name
 
 
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("rows/correct.jsonl", "correct-sft-seed0"),
+        (".hidden.jsonl", "hidden-sft-seed0"),  # the list of runs has no hidden folders
+        ("a b\nc.jsonl", "a-b-c-sft-seed0"),
+        ("rows/-.jsonl", "rows-sft-seed0"),
+        ("\u00e9t\u00e9.jsonl", "\u00e9t\u00e9-sft-seed0"),
+        (f"{'x' * 79}\u00e9{'x' * 200}.jsonl", f"{'x' * 79}-sft-seed0"),  # no half of a character at byte 80
+    ],
+)
+def test_a_run_is_called_after_its_rows_as_a_folder_can_be(data, name):
+    config, options = parse_config(SftConfig, ["--data", data], FINE_TUNING)
+    assert full_name(config, options, FINE_TUNING, ("steps", "epochs")) == name
+
+
 def test_what_is_not_at_its_default_is_written_with_the_options_of_every_task():
     flags = "--eval-tasks hanoi --hanoi.max-disks 3 --steps 5 --runs-dir elsewhere --run-name a --note b --quiet"
     found = differing(*parse_trainer(flags.split()), REINFORCEMENT)

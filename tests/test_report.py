@@ -149,6 +149,14 @@ def test_a_run_that_was_not_evaluated_before_its_first_step_has_no_before(make_r
     assert "after: a" in bars and "before: a" not in bars
 
 
+def test_a_run_of_one_step_without_a_score_has_no_curve(make_run, capsys):
+    folder = make_run("a", steps=1, finished=False)
+    without_step_0(folder)
+    text, written, _ = report(capsys, folder)
+    assert "| a | - | grpo | 0 | 1 | - | - | - to - |" in text and "curves.svg" not in text
+    assert not (written / "curves.svg").exists()
+
+
 def test_a_run_that_has_not_come_to_an_evaluation_has_no_after(make_run, capsys):
     text, _, _ = report(capsys, make_run("a", steps=1, finished=False))
     assert "| a | sevens | grpo | 0 | 1 | 40.0% (30.0 to 50.0) | - | 60.0% to - |" in text
@@ -320,6 +328,25 @@ def test_runs_that_differ_in_their_seed_only_are_one_group_with_mean_and_interva
     assert over_seeds(groups[1:])[1] == []
 
 
+def test_a_round_of_expert_iteration_counts_the_tokens_that_it_sampled(make_run):
+    """Its line has the tokens of its last optimizer step too."""
+    folder = make_run("a")
+    line = {"time/step_s": 2.0, "speed/tokens_per_s": 50.0, "sft/tokens": 7.0}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **line}) + "\n" for step in (1, 2)))
+    assert read_run(folder).positions("tokens") == {1.0: 100.0, 2.0: 200.0}
+
+
+def test_a_mean_over_seeds_is_of_one_step_and_of_all_of_them(make_run):
+    """Seeds that came to steps 4, 4 and 2 have 50 % at step 2, the last that all have; 60 % is of two alone."""
+    runs = [make_run(f"x-seed{seed}", steps, seed=seed) for seed, steps in enumerate((4, 4, 2))]
+    without_step_0(runs[2])
+    same = {"before": "40.0% (40.0 to 40.0), 2 of 3 seeds", "after": "50.0% (50.0 to 50.0) at step 2"}
+    assert over_seeds(groups_of([*map(read_run, runs)]))[1] == [["x, 3 seeds", "sevens", *same.values()]]
+    runs.append(make_run("x-seed3", 1, seed=3))
+    (row,) = over_seeds(groups_of([*map(read_run, runs)]))[1]
+    assert row[-1] == "-"  # one was never measured after its first step
+
+
 def test_students_interval_is_that_of_the_tables():
     # The 97.5 % quantiles with 1, 10, 20, 60 degrees of freedom and, without end, the normal distribution's.
     for free, quantile in ((1, 12.706), (10, 2.228), (11, 2.201), (20, 2.086), (60, 2.000), (10**6, 1.960)):
@@ -440,6 +467,14 @@ def test_a_folder_that_is_no_run_is_a_line_of_the_list(make_run, capsys, tmp_pat
     said = listed(capsys, tmp_path / "runs")
     first, second, *_ = said.splitlines()
     assert first.startswith("bad: not a run: ") and second == "good" and "1 run in " in said
+
+
+def test_a_run_that_has_a_name_and_no_config_yet_is_being_prepared(capsys, tmp_path):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    with lock(folder / LOCK):
+        assert re.match(rf"a: is being prepared \(process {os.getpid()} on .*\)\n", listed(capsys, tmp_path / "runs"))
+    assert listed(capsys, tmp_path / "runs").startswith("a: not a run: cannot read ")  # it was killed
 
 
 def test_odd_values_of_another_program_are_shown_or_refused_and_end_nothing(make_run, capsys, tmp_path):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from minrl.tasks.rows import Source, dataset_of, load_rows, read_rows
+from minrl.tasks.rows import Source, dataset_of, identity, load_rows, read_rows
 from minrl.tasks.task import is_held_out, weighted
 from minrl.types import Example, UserError
 
@@ -101,6 +101,41 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, text, said):
 def test_a_path_that_is_not_there_says_what_would_be_read(tmp_path):
     with pytest.raises(UserError, match="does not exist: a JSONL, JSON or CSV file with the columns question, answer"):
         load_rows(SOURCE, str(tmp_path / "nowhere.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "question,answer\nQ," + "A" * 200_000,  # a long document; Python's own limit is 131,072
+        "\n\nquestion,answer\nQ,A",
+        "question, answer\nQ,A",
+        "question,answer,,\nQ,A,,",  # as spreadsheets write empty columns
+        '"question";"answer";"one, two, three"\nQ;A;3',
+    ],
+    ids=["long", "empty lines", "space", "empty columns", "other delimiters in a name"],
+)
+def test_csv_files_as_people_have_them_are_read(tmp_path, text):
+    (tmp_path / "rows.csv").write_text(text)
+    (row,) = load_rows(Source(columns=("question", "answer")), str(tmp_path / "rows.csv"))["all"]
+    assert (row["question"], set(row["answer"]), "" in row) == ("Q", {"A"}, False)
+
+
+def test_a_row_with_another_kind_of_value_is_named(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [{"question": "1", "answer": "2"}, {"question": "2", "answer": "two"}])
+    for example_of, reason in (
+        (lambda row: Example(row["question"], "", {"answer": int(row["answer"])}), "ValueError: invalid literal .*two"),
+        (lambda row: Example(row["question"], "", {"answer": int(row["answer"] != "two") or row.text}), "Attribute"),
+    ):
+        with pytest.raises(UserError, match=rf"row 2 of .*rows.jsonl \(all\) is not as the task reads it: {reason}"):
+            len(dataset_of(Source(), str(path), example_of).train)
+
+
+def test_half_a_character_in_a_problem_is_no_reason_to_stop(tmp_path):
+    """JSON may hold half of a pair of UTF-16; the preflight leaves such prompts out."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"question": "{n} \\ud800"}}\n' for n in range(20)))
+    dataset = dataset_of(Source(), str(path), lambda row: Example(row["question"], identity(row["question"]), {}))
+    assert len({example.prompt for example in [*dataset.train, *dataset.held_out]}) == 20
 
 
 def test_rows_without_a_dataset_of_the_hub_are_those_of_the_users_file(tmp_path):

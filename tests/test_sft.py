@@ -535,7 +535,7 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_fil
         train.main(["--resume", "latest", "--runs-dir", str(place / "runs")])
     with pytest.raises(UserError, match="only --steps and --epochs may change, got --seed"):
         sft.main(["--resume", "latest", "--runs-dir", str(place / "runs"), "--seed", "1"])
-    own.write_text(own.read_text() + '{"prompt": "1", "response": "2"}\n')
+    own.write_text(own.read_text() + json.dumps({"prompt": "zebra " * 50, "response": "2"}) + "\n")  # unknown, too
     with pytest.raises(UserError, match=r"are not those that run .* began with"):
         sft.main(["--resume", "latest", "--runs-dir", str(place / "runs"), "--steps", "2"])
 

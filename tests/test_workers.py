@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -319,6 +320,22 @@ def test_nothing_runs_after_close():
     workers.close()
     assert all(gone_soon(pid) for pid in pids)
     workers.close()  # a second time is harmless
+
+
+def test_closing_waits_a_second_in_all_for_what_holds_the_output_open(monkeypatch):
+    """A process that a reward started outside its session may never end."""
+    clock, asked, killed = [0.0], [], []
+    monkeypatch.setattr("minrl.rewards.workers.time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def join(timeout):
+        assert len(killed) == 4
+        asked.append(timeout)
+        clock[0] += timeout
+
+    workers = Workers(4, deadline_s=60.0)
+    workers._idle = [SimpleNamespace(kill=lambda: killed.append(1), reader=SimpleNamespace(join=join))] * 4
+    workers.close()
+    assert asked == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_workers_end_when_the_process_that_started_them_is_killed():

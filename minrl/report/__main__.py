@@ -89,7 +89,10 @@ def _draw(runs: Sequence[RunData], folder: Path, smoothing: float) -> dict[str, 
     drawn = curves(groups, "step", smoothing)[:MOST_CHARTS]
     bars = [("Held-out pass@1 before and after, with 95 % intervals", one) for one in before_and_after(runs)]
     bars += [("Seconds of a step by phase", one) for one in [seconds(runs)] if one]
-    pictures = {"curves.svg": (f"Curves, smoothed with weight {smoothing:g}", sheet(drawn, [g.name for g in groups]))}
+    pictures = {}
+    if drawn:  # nothing has a curve after a single step
+        caption = f"Curves, smoothed with weight {smoothing:g}"
+        pictures["curves.svg"] = caption, sheet(drawn, [group.name for group in groups])
     pictures |= {f"bars-{number}.svg": (caption, alone(one)) for number, (caption, one) in enumerate(bars, 1)}
     for name, (_, text) in pictures.items():
         write_text(folder / name, text)

@@ -30,7 +30,9 @@ def listing(runs_dir: Path) -> Iterator[str]:
             text = _described(folder, read_ends(folder))
             runs.append((_last_written(folder), text))
         except (UserError, OSError) as error:
-            yield f"{folder.name}: not a run: {error}\n"
+            begun = is_locked(folder / LOCK) and not (folder / "config.json").exists()
+            what = f"is being prepared ({holder(folder / LOCK)})" if begun else f"not a run: {error}"
+            yield f"{folder.name}: {what}\n"
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # a file of this name that is not ours
             yield f"{folder.name}: not a run: its files hold something else ({error!r})\n"
     for _, text in sorted(runs):

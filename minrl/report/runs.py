@@ -108,7 +108,7 @@ class RunData:
         passed, places = 0.0, {}
         for line in self.lines:
             took = line.get("time/step_s", 0.0) if line["step"] else 0.0
-            tokens = line.get("sft/tokens") or line.get("speed/tokens_per_s", 0.0) * took
+            tokens = line.get("speed/tokens_per_s", 0.0) * took or line.get("sft/tokens", 0.0)  # sampled, else read
             passed += {"step": 0.0, "tokens": tokens, "seconds": took}[axis]
             places[float(line["step"])] = float(line["step"]) if axis == "step" else passed
         return places

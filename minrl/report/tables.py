@@ -57,9 +57,25 @@ def over_seeds(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups if any(len(group.runs) > 1 for group in groups) else ():
         for task in dict.fromkeys(task for run in group.runs for task in run.tasks):
-            sides = zip(*(run.before_and_after(task) for run in group.runs), strict=True)
-            rows.append([group.name, task, *(_mean([one for one in side if one is not None]) for side in sides)])
+            rows.append([group.name, task, _before(group, task), _after_all(group, task)])
     return ["runs", "task", "before, mean over seeds", "after, mean over seeds"], rows
+
+
+def _before(group: Group, task: str) -> str:
+    """The mean over the runs that were measured before their first step."""
+    scores = [score for run in group.runs for score in run.scores(task) if score.step == 0]
+    few = f", {len(scores)} of {len(group.runs)} seeds" if 1 < len(scores) < len(group.runs) else ""
+    return _mean(scores) + few
+
+
+def _after_all(group: Group, task: str) -> str:
+    """The mean at the last step at which all runs were measured: some may have come less far."""
+    measured = [{score.step: score for score in run.scores(task) if score.step > 0} for run in group.runs]
+    step = max(set.intersection(*map(set, measured)), default=0)
+    if not step:
+        return NOTHING
+    when = f" at step {step}" if step < max(run.last_step for run in group.runs) else ""
+    return _mean([scores[step] for scores in measured]) + when
 
 
 def _mean(scores: Sequence[Score]) -> str:

@@ -98,9 +98,12 @@ class Workers:
 
     def close(self) -> None:
         """End all workers."""
-        for worker in [*self._idle, *self._busy.values()]:
+        workers = [*self._idle, *self._busy.values()]
+        for worker in workers:
             worker.kill()
-            worker.reader.join(timeout=1.0)  # what it started outside its session may hold the pipe
+        patience = time.monotonic() + 1.0  # for all: what they started outside their sessions may hold the pipes
+        for worker in workers:
+            worker.reader.join(timeout=max(0.0, patience - time.monotonic()))
         self._idle, self._busy = [], {}
         PRINTED.close()
 

@@ -94,8 +94,8 @@ def main(arguments: Sequence[str]) -> int:
     refuse_bad_rows(run.settings)
     with assemble(run) as parts:
         settings: SftConfig = parts.run.settings
-        rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
         refuse_other_rows(parts.run, settings)
+        rows = load_rows(settings, parts.policy, parts.tasks.get(task_key(settings.reward.task)))
         batch_size = min(settings.batch_size, len(rows.train))
         steps = settings.steps or steps_of(settings, parts.state, len(rows.train), batch_size)
         require(

@@ -1,6 +1,7 @@
 """The settings of supervised fine-tuning, expert iteration and the filter, with units and checks."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,6 +23,9 @@ from minrl.config.bounds import Bound, Bounded, Count, Natural, Seconds, from_ze
 from minrl.config.learning import LoraConfig
 from minrl.system.files import same_file
 from minrl.types import require
+
+LONGEST_FILE = 80
+"""Most bytes of a file's name in the name of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +142,9 @@ class SftConfig(FineTuningConfig):
 
     @property
     def what(self) -> str:
-        """What a run's name begins with: the rows' file, such as `correct-sft`."""
-        return f"{Path(self.data).stem}-sft"
+        """What a run's name begins with: the rows' file, such as `correct-sft`, as a folder's name can hold it."""
+        name = re.sub(r"[^\w.+=-]+", "-", Path(self.data).stem).strip("-.") or "rows"
+        return f"{name.encode()[:LONGEST_FILE].decode(errors='ignore')}-sft"
 
     @property
     def translated(self) -> dict[str, Any]:

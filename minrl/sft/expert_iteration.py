@@ -43,6 +43,7 @@ from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.system.files import write_jsonl
 from minrl.system.progress import activity
+from minrl.tasks.checked import refuse_mistakes
 from minrl.types import Example, Rollout, TrainState
 
 EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",), rates=FINE_TUNING)
@@ -57,6 +58,8 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
         with recorder.timed("time/rollout_s"):
             examples, sampled = sample_round(parts, settings)
         recorder.rollouts(sampled)
+        if state.step == 1:  # there is no preflight; later they are counted, as everywhere
+            refuse_mistakes(sampled.failures)
         require_rewards(sampled, settings.max_unscorable_frac, state.step)
         rollouts = sampled.rollouts
         kept = keep_correct(rollouts, settings)

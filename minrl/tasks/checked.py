@@ -4,10 +4,12 @@ A `Mistake` is of the code, not of a completion. Its message is one line that be
 the example.
 """
 
+import io
 import pickle
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from random import Random
@@ -47,7 +49,7 @@ class Checking:
         pass
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None and _state(self._example) != self._before:
+        if error is None and _differs(self._before, _state(self._example)):
             error = Mistake(
                 f"the task's code changed {_changed(self._before, self._example)} of the example, by which its other "
                 "completions are played and rewarded: change a copy, such as copy.deepcopy(example.fields)"
@@ -127,6 +129,7 @@ def require_example(example: Any) -> None:  # noqa: ANN401 - a task's code may m
     for name, is_right, right in (
         ("prompt", is_prompt(example.prompt), PROMPTS),
         ("fields", isinstance(example.fields, Mapping), "a dict of what the reward reads"),
+        ("category", isinstance(example.category, Mapping), 'a dict such as {"level": "easy"}'),
     ):
         if not is_right:
             got = _shown(getattr(example, name))
@@ -151,6 +154,32 @@ def _frozen(value: Any) -> bytes | str:  # noqa: ANN401 - whatever a task keeps 
         return pickle.dumps(value)
     except Exception:  # a value may be of any kind, such as a lambda
         return stable_text(value)
+
+
+class _Uncached(pickle.Pickler):
+    """Leaves out the values that `functools.cached_property` keeps in an object, such as a graph of networkx."""
+
+    def reducer_override(self, value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
+        classes = type(value).__mro__
+        cached = {name for one in classes for name, it in vars(one).items() if isinstance(it, cached_property)}
+        reduced: Any = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL) if cached else ()
+        if len(reduced) < 3 or not isinstance(reduced[2], dict):
+            return NotImplemented
+        kept = {name: held for name, held in reduced[2].items() if name not in cached}
+        return *reduced[:2], kept or None, *reduced[3:]
+
+
+def _differs(before: bytes | str, after: bytes | str) -> bool:
+    """Whether an example is another now. It is read again first, so that equal texts are one object in both."""
+    if before == after or isinstance(before, str) or isinstance(after, str):
+        return before != after
+    return _uncached(before) != _uncached(after)
+
+
+def _uncached(state: bytes) -> bytes:
+    file = io.BytesIO()
+    _Uncached(file).dump(pickle.loads(state))
+    return file.getvalue()
 
 
 def _changed(before: bytes | str, example: Example) -> str:

@@ -5,6 +5,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,9 @@ Row = Mapping[str, Any]
 
 SUFFIXES = (".jsonl", ".json", ".csv")
 """The files of a folder that are read, in this order."""
+
+LONGEST_FIELD = 2**31 - 1
+"""Characters of a value of a CSV file, of which Python's default is 131,072."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ def _examples(rows: Iterable[Row], example_of: Callable[[Row], Example], where: 
             raise UserError(f"row {number} of {where}: {error}") from error
         except KeyError as error:
             raise UserError(f"row {number} of {where} lacks {error} (it has {', '.join(map(str, row))})") from error
+        except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:  # another kind of value
+            raise UserError(
+                f"row {number} of {where} is not as the task reads it: {type(error).__name__}: {error}"
+            ) from error
         examples.setdefault(example.id, example)
     return examples
 
@@ -83,7 +91,7 @@ def identity(text: str) -> str:
     >>> identity("1 +  1") == identity(" 1 + 1 ") != identity("1 + 2")
     True
     """
-    return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()[:16]
+    return hashlib.sha256(" ".join(text.split()).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]:
@@ -152,15 +160,18 @@ def _encoding(data: bytes) -> str:
 
 def _csv_rows(path: Path, text: str) -> list[dict[str, Any]]:
     """The rows of a CSV file, with the delimiter of its first line."""
-    header = text.partition("\n")[0]
+    csv.field_size_limit(LONGEST_FIELD)
+    header = re.sub('"[^"]*"', "", text.lstrip("\n").partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=True)
     try:
-        columns, rows = next(reader, []), []
-        require(len({*columns}) == len(columns), f"{path} has two columns of one name: {', '.join(columns)}")
-        for cells in filter(None, reader):
+        lines, rows = filter(None, reader), []
+        columns = [name.strip() for name in next(lines, [])]
+        named = [name for name in columns if name]  # spreadsheets write empty columns at the end
+        require(len({*named}) == len(named), f"{path} has two columns of one name: {', '.join(named)}")
+        for cells in lines:
             if len(cells) != len(columns):
                 raise UserError(f"line {reader.line_num} of {path} has {len(cells)} values for {len(columns)} columns")
-            rows.append(dict(zip(columns, cells, strict=True)))
+            rows.append({name: cell for name, cell in zip(columns, cells, strict=True) if name})
     except csv.Error as error:
         raise UserError(f"line {reader.line_num} of {path} is not CSV: {error}") from error
     return rows

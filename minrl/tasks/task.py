@@ -223,7 +223,7 @@ def check_held_out_share(task: str, share: float) -> None:
 
 def _fraction(example_id: str) -> float:
     """A number in [0, 1) that the identity alone decides."""
-    digest = hashlib.sha256(example_id.encode()).digest()
+    digest = hashlib.sha256(example_id.encode(errors="surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
