@@ -11,11 +11,16 @@ from typing import Any
 
 from loguru import logger
 from rich.console import Console
+from rich.segment import Segments
 from rich.table import Table
 
 from minrl.system.disk import writing
 from minrl.system.progress import listening
+from minrl.system.streams import printable
 from minrl.terminal.bars import FILE_ONLY, Bars
+
+TABLE_WIDTH = 80
+"""Columns that every table fits. A narrower terminal breaks its lines: figures stay whole."""
 
 RESULT = "result"
 """Marks a message (`logger.bind`) that is shown with --quiet too."""
@@ -31,7 +36,7 @@ class Screen:
     """The terminal of one process; `show` is False for all but the first. Its context shows `minrl.system.progress`."""
 
     def __init__(self, quiet: bool, show: bool = True) -> None:
-        self.console = Console(stderr=True, quiet=not show)
+        self.console = Console(stderr=True, quiet=not show, emoji=False)
         self.bars = Bars(self.console, shown=show and not quiet and self.console.is_terminal, logged=show)
         self.quiet = quiet or not show
         self._early: list[str] = []
@@ -60,8 +65,8 @@ class Screen:
     def log_to(self, path: Path) -> None:
         """Write the messages to a file too, including the earlier ones."""
         logger.remove(self._keeping)
-        with writing(path), path.open("a") as file:
-            file.writelines(self._early)
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            file.writelines(map(printable, self._early))
         self._early.clear()
         self._keeping = logger.add(partial(_append, path), **IN_FILE)
 
@@ -91,7 +96,7 @@ class Screen:
         self._table(title, rows)
 
     def _table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """A table that fits 80 columns: long names of tasks are folded."""
+        """A table that fits `TABLE_WIDTH`: long names of tasks are folded."""
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
         for column in rows[-1]:
             if column == "task":
@@ -100,7 +105,8 @@ class Screen:
                 table.add_column(column, justify="right", no_wrap=True)
         for row in rows:
             table.add_row(*[str(row.get(column, "-")) for column in rows[-1]])
-        self.console.print(table)
+        wide = self.console.options.update(width=max(TABLE_WIDTH, self.console.width))
+        self.console.print(Segments(self.console.render(table, wide)), crop=False)
 
     def samples(self, texts: Mapping[bool, str]) -> None:
         """A solved (True) and a failed completion, each with its prompt. Either may be missing."""
@@ -109,16 +115,16 @@ class Screen:
         for title, solved in (("a solved sample", True), ("a failed sample", False)):
             if solved in texts:
                 self.console.print(f"[bold]{title}[/bold]")
-                self.console.print(f"  {texts[solved]}", markup=False, highlight=False)
+                self.console.print(f"  {printable(texts[solved])}", markup=False, highlight=False, soft_wrap=True)
 
     def _write(self, message: str) -> None:
-        self.console.print(message.rstrip(), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(message.rstrip()), markup=False, highlight=False, soft_wrap=True)
 
 
 def _append(path: Path, message: str) -> None:
     """Add a message to the file. A full disk is no error here: the message was shown, and required writes fail."""
-    with suppress(OSError), path.open("a") as file:
-        file.write(message)
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(printable(message))
 
 
 def _interval(evaluation: dict | None) -> str:

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.text import Text
 
+from minrl.system.streams import printable
+
 NAME_WIDTH, HEAD_WIDTH, UNLIMITED = 12, 8, 10_000
 """Characters: the least for a name, those of a heading that is not broken, and more than any table has."""
 
@@ -38,7 +40,7 @@ def print_tables(tables: Iterable[Table], elsewhere: str) -> None:
         console.print(Text(f"\n{table.title}", style="bold"))
         console.print(drawn)
         for note in table.notes:
-            console.print(Text(note))
+            console.print(Text(printable(note)))
 
 
 def _drawn(table: Table) -> rich_table.Table:
