@@ -28,6 +28,15 @@ def test_a_bar_says_how_many_and_what_stands_beside_it(screen):
     assert "countdown" in drawn.getvalue() and "31/150" in drawn.getvalue() and "reward 0.62" in drawn.getvalue()
 
 
+def test_names_of_folders_are_no_markup(screen):
+    drawn, bars, time = screen
+    with listening(bars), activity("loading model[v2]"), bars.bar("step", 2) as report:
+        time[0] += SHOWN_AFTER_S
+        report(1, "reward [/] 0.62")
+        bars._drawn.refresh()
+    assert "loading model[v2]" in drawn.getvalue() and "reward [/] 0.62" in drawn.getvalue()
+
+
 def test_an_activity_has_a_bar_once_it_lasts(screen):
     drawn, bars, time = screen
     with listening(bars), bars.bar("countdown", 2):

@@ -78,7 +78,7 @@ def test_quiet_shows_the_result_and_where_it_is(tmp_path, capsys):
 
 def test_tables_fit_eighty_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    tasks = ["countdown", "reasoning_gym/a_task_with_a_long_name"]
+    tasks = ["countdown[v2][/]", "reasoning_gym/a_task_with_a_long_name"]
     without = {"pass@1": None, "ci95": None, "pass@1_greedy": None, "n": 0}
     rounds = [
         {"round": 0, "pass@1": "38.2% (33.5-43.0)", "entropy": "0.512", "s": "3"},
@@ -87,10 +87,10 @@ def test_tables_fit_eighty_columns(capsys, monkeypatch):
     ]
     with Screen(quiet=False) as screen:
         screen.before_and_after({}, {name: of(89.9) for name in tasks})
-        screen.before_and_after({name: of(100.0) for name in tasks}, {"countdown": without, tasks[1]: of(99.9)})
+        screen.before_and_after({name: of(100.0) for name in tasks}, {tasks[0]: without, tasks[1]: of(99.9)})
         screen.rounds(rounds)
     shown = capsys.readouterr().err
-    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown and "[v2][/]" in shown
     assert all(str(cell) in shown for row in rounds for cell in row.values())
     assert shown.count("89.9 (84.9 to 94.9)") == 2 and "99.9 (94.9 to 100)" in shown and "100 (95.0 to 100)" in shown
 

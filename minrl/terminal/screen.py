@@ -13,6 +13,7 @@ from loguru import logger
 from rich.console import Console
 from rich.segment import Segments
 from rich.table import Table
+from rich.text import Text
 
 from minrl.system.disk import writing
 from minrl.system.progress import listening
@@ -104,7 +105,7 @@ class Screen:
             else:
                 table.add_column(column, justify="right", no_wrap=True)
         for row in rows:
-            table.add_row(*[str(row.get(column, "-")) for column in rows[-1]])
+            table.add_row(*[Text(str(row.get(column, "-"))) for column in rows[-1]])
         wide = self.console.options.update(width=max(TABLE_WIDTH, self.console.width))
         self.console.print(Segments(self.console.render(table, wide)), crop=False)
 
