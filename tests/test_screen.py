@@ -6,8 +6,11 @@ import shutil
 import pytest
 from loguru import logger
 
+from minrl.pipeline.shown import unscored
+from minrl.terminal.command_line import run_main
 from minrl.terminal.screen import FILE_ONLY, RESULT, Screen
 from minrl.terminal.tables import Table, print_tables
+from minrl.types import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +121,17 @@ def test_what_models_and_tasks_write_commands_no_terminal_and_is_shown_letter_by
     assert told.err.count(shown) == 3 and "Traceback" not in told.err and shown in told.out
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").count(shown) == 2
     assert not set(told.err + told.out) & set("\x1b\x07\r\x9b\ud800")
+
+
+def test_errors_command_no_terminal(capsys):
+    def fail(_arguments):
+        raise UserError("boom \x1b[2J")
+
+    with pytest.raises(SystemExit):
+        run_main(fail)
+    result = {"label": "mine", "task": "countdown", "n": 4, "first_unscorable": "boom \x1b[2J"}
+    told = [capsys.readouterr().err, *unscored({"results": [result]})]
+    assert all(line.strip().endswith(r"boom \x1b[2J") for line in told)
 
 
 def test_a_file_that_cannot_be_written_any_more_does_not_stop_what_is_said(tmp_path, capsys):
