@@ -51,7 +51,7 @@ cpu-venv: # where vLLM's CPU build goes
 $(STAMP): pyproject.toml requirements/pins.txt requirements/overrides.txt
 	$(if $(OTHER_BUILD),$(error $(VENV) has vLLM's other build ($(notdir $(OTHER_BUILD))), and EXTRA=$(EXTRA) would be put over it: give it an environment of its own with VENV=.venv-$(EXTRA)))
 	@test -x $(BIN)/uv || echo "making the environment $(VENV): about 15 s"
-	@$(call TICKING,making the environment) test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(call TICKING,making the environment) test -x $(BIN)/uv || test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(call TICKING,installing uv) test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.8
 	@echo "installing the pinned dependencies into $(VENV): one to five minutes the first time, most of it download"
 	@$(call TICKING,installing) $(BIN)/uv pip install --python $(BIN)/python $$(test -t 2 || echo --quiet) --system-certs --editable ".$(if $(EXTRA),[$(EXTRA)])" --group dev \

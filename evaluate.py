@@ -28,6 +28,7 @@ if __name__ == "__main__":
 from minrl.rewards.completions import score_file
 from minrl.system.files import write_text
 from minrl.system.json_text import json_text
+from minrl.system.streams import printable
 from minrl.rewards.judge import open_judge
 from minrl.tasks import load_task
 from minrl.types import require
@@ -69,7 +70,7 @@ def _score(config: EvaluateConfig, options: TaskOptions) -> int:
             counts = score_file(task, Path(config.completions), output, workers, judge)
     finally:
         workers.close()
-    why = f", the first because: {counts.reason}" if counts.failed else ""
+    why = f", the first because: {printable(counts.reason)}" if counts.failed else ""
     nothing = counts.rows > 0 and counts.failed == counts.rows
     said = f"{counts.rows} rows, {counts.solved} solved, {counts.failed} could not be scored{why}"
     sys.stderr.write(f"{'error: ' if nothing else ''}{output}: {said}\n")

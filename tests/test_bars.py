@@ -2,15 +2,18 @@
 
 import io
 import re
+import sys
 from itertools import count
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 from loguru import logger
 from rich.console import Console
 
+from minrl.rewards.workers import Workers
 from minrl.system.progress import activity, listening
 from minrl.terminal.bars import FILE_ONLY, SHOWN_AFTER_S, Bars
+from minrl.types import Job
 
 
 @pytest.fixture
@@ -26,6 +29,15 @@ def test_a_bar_says_how_many_and_what_stands_beside_it(screen):
     with bars.bar("countdown", 150, done=30) as report:
         report(31, "reward 0.62")
     assert "countdown" in drawn.getvalue() and "31/150" in drawn.getvalue() and "reward 0.62" in drawn.getvalue()
+
+
+def test_names_of_folders_are_no_markup(screen):
+    drawn, bars, time = screen
+    with listening(bars), activity("loading model[v2]"), bars.bar("step", 2) as report:
+        time[0] += SHOWN_AFTER_S
+        report(1, "reward [/] 0.62")
+        bars._drawn.refresh()
+    assert "loading model[v2]" in drawn.getvalue() and "reward [/] 0.62" in drawn.getvalue()
 
 
 def test_an_activity_has_a_bar_once_it_lasts(screen):
@@ -157,6 +169,34 @@ def test_what_nobody_reports_is_said_by_a_thread(monkeypatch):
         assert came.wait(60)
     logger.remove(sink)
     assert said[0].startswith("starting vLLM for ") and not bars._thread.is_alive()
+
+
+def test_a_bar_that_appears_while_a_reward_is_called_leaves_the_streams_as_they_were(screen):
+    drawn, bars, time = screen
+    before = sys.stdout, sys.stderr
+
+    def slow():
+        print("by the reward")
+        time[0] += SHOWN_AFTER_S
+        watching = Thread(target=bars.tick)
+        watching.start()
+        watching.join()
+
+    workers = Workers(1, 10.0)
+    with listening(bars):
+        workers.run([Job(slow, cheap=True)])
+    workers.close()
+    assert (sys.stdout, sys.stderr) == before and "rewards" in drawn.getvalue()
+
+
+def test_what_others_print_stands_above_the_bars(screen, capsys):
+    drawn, bars, _ = screen
+    with bars.bar("countdown", 2), bars.bar("inner", 2):
+        print("to stdout")
+        sys.stderr.write("torn")
+    assert "to stdout\n" in drawn.getvalue() and "torn\n" in drawn.getvalue()
+    print("after")
+    assert tuple(capsys.readouterr()) == ("after\n", "")
 
 
 def test_where_nothing_is_to_be_logged_nothing_is():

@@ -260,6 +260,14 @@ def test_help_shows_examples_then_groups_with_defaults_and_the_named_tasks_optio
     assert "One of grpo, dr_grpo, " in said and "; --task NAME --help" in said
 
 
+@pytest.mark.parametrize("columns", [20, 60])
+def test_help_is_read_in_words_on_a_narrow_terminal(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    flags = help_of(capsys, parse_trainer, ["--help"]).partition("used most\n")[2].splitlines()
+    told = [line for line in flags if line.startswith("    ")]
+    assert max(map(len, told)) <= columns and sum(map(len, told)) / len(told) > columns / 2
+
+
 def test_help_shows_the_default_tasks_options_beside_other_named_ones(capsys):
     page = help_of(capsys, parse_trainer, ["--eval-tasks", "hanoi", "--help"])
     assert "--hanoi.skill" in page and "--countdown.max-number" in page

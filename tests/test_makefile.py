@@ -115,3 +115,14 @@ def test_an_installation_that_fails_ends_make(make, tmp_path):
     program(tmp_path / ".venv/bin/uv", "echo no network >&2; exit 3")
     ran = make("train", gpu=False, options=())
     assert ran.returncode == 2 and "no network" in ran.stderr and "compil" not in ran.stdout
+
+
+def test_an_environment_whose_making_was_killed_is_made_anew(make, tmp_path):
+    program(tmp_path / ".venv/bin/python", "")  # the first file; pip is the last
+    programs = tmp_path / ".venv/bin"
+    uv = program(tmp_path / "uv", "")
+    venv = program(
+        tmp_path / "made", f"printf '#!/bin/sh\\ncp {uv} {programs}/uv' > {programs}/pip; chmod +x {programs}/pip"
+    )
+    ran = make("setup", f"PYTHON={venv}", gpu=False, options=())
+    assert ran.returncode == 0, ran.stderr

@@ -97,24 +97,39 @@ def test_commands_work_where_no_environment_is_activated(environment, monkeypatc
     assert as_typed("python -m minrl.sft") == "'my environment/bin/python' -m minrl.sft"
 
 
-def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(make_run, tmp_path, environment):
+def test_another_python_of_the_same_folder_is_not_taken_for_the_one_that_runs(environment, monkeypatch):
+    (environment / "python3.12").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(environment / "python3.12"))
+    assert as_typed("python -m minrl.sft") == f"'{environment}/python3.12' -m minrl.sft"
+    (environment / "python").unlink()
+    (environment / "python").symlink_to("python3.12")
+    assert as_typed("python -m minrl.sft") == "python -m minrl.sft"
+
+
+@pytest.mark.parametrize("activated", [True, False])
+def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(
+    activated, make_run, tmp_path, environment, monkeypatch
+):
+    if not activated:
+        monkeypatch.setenv("PATH", "")
+    python, board = ("python", "tensorboard") if activated else (f"{environment}/python", f"{environment}/tensorboard")
     run = make_run(folder=tmp_path / "my runs/run")
-    run = replace(run, settings=replace(run.settings, steps=30, rollout=RolloutConfig(task="a b.py:task")))
+    run = replace(run, settings=replace(run.settings, steps=600_000, rollout=RolloutConfig(task="a b.py:task")))
     (run.folder / "rollouts").mkdir(parents=True)
-    checkpoint = tmp_path / "it's here/step_000030"
+    checkpoint = tmp_path / "it's here/step_600000"
     found = {}
     for line in next_steps(run, checkpoint, "2 + 3 :"):
         purpose, _, command = line.partition(": ") if not line.startswith("chat") else line.partition("): ")
         found[purpose.partition(",")[0].partition(" ")[0]] = shlex.split(command)
     assert found.pop("load")[-1]  # Python, which quotes differ in
     *chat, program = found.pop("chat")
-    assert chat == ["python", "-c"] and str(checkpoint) in program and compile(program, "", "exec")
+    assert chat == [python, "-c"] and str(checkpoint) in program and compile(program, "", "exec")
     assert found == {
-        "curves": ["tensorboard", "--logdir", str(tmp_path)],
-        "report": ["python", "-m", "minrl.report", str(run.folder)],
-        "rollouts": ["python", "-m", "minrl.viewer", str(run.folder)],
-        "evaluate": ["python", "evaluate.py", "--checkpoint", str(checkpoint), "--task", "a b.py:task"],
-        "continue": ["python", "train.py", "--resume", str(run.folder), "--steps", "60"],
+        "curves": [board, "--logdir", str(tmp_path)],
+        "report": [python, "-m", "minrl.report", str(run.folder)],
+        "rollouts": [python, "-m", "minrl.viewer", str(run.folder)],
+        "evaluate": [python, "evaluate.py", "--checkpoint", str(checkpoint), "--task", "a b.py:task"],
+        "continue": [python, "train.py", "--resume", str(run.folder), "--steps", "1200000"],
     }
 
 

@@ -6,7 +6,11 @@ import shutil
 import pytest
 from loguru import logger
 
+from minrl.pipeline.shown import unscored
+from minrl.terminal.command_line import run_main
 from minrl.terminal.screen import FILE_ONLY, RESULT, Screen
+from minrl.terminal.tables import Table, print_tables
+from minrl.types import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +81,7 @@ def test_quiet_shows_the_result_and_where_it_is(tmp_path, capsys):
 
 def test_tables_fit_eighty_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    tasks = ["countdown", "reasoning_gym/a_task_with_a_long_name"]
+    tasks = ["countdown[v2][/]", "reasoning_gym/a_task_with_a_long_name"]
     without = {"pass@1": None, "ci95": None, "pass@1_greedy": None, "n": 0}
     rounds = [
         {"round": 0, "pass@1": "38.2% (33.5-43.0)", "entropy": "0.512", "s": "3"},
@@ -86,12 +90,48 @@ def test_tables_fit_eighty_columns(capsys, monkeypatch):
     ]
     with Screen(quiet=False) as screen:
         screen.before_and_after({}, {name: of(89.9) for name in tasks})
-        screen.before_and_after({name: of(100.0) for name in tasks}, {"countdown": without, tasks[1]: of(99.9)})
+        screen.before_and_after({name: of(100.0) for name in tasks}, {tasks[0]: without, tasks[1]: of(99.9)})
         screen.rounds(rounds)
     shown = capsys.readouterr().err
-    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80 and "…" not in shown and "[v2][/]" in shown
     assert all(str(cell) in shown for row in rounds for cell in row.values())
     assert shown.count("89.9 (84.9 to 94.9)") == 2 and "99.9 (94.9 to 100)" in shown and "100 (95.0 to 100)" in shown
+
+
+def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    with Screen(quiet=False) as screen:
+        screen.before_and_after({"countdown": of(39.1)}, {"countdown": of(88.2)})
+        screen.samples({True: "1 + 2 + 3 + 4 + 5 + 6 = 21"})
+    table, sample = capsys.readouterr().err.split("a solved sample\n")
+    assert "39.1 (34.1 to 44.1)" in table and "88.2 (83.2 to 93.2)" in table and "50.0 to 50.0" in table
+    assert sample == "  1 + 2 + 3 + 4 + 5 + 6 = 21\n"
+
+
+def test_what_models_and_tasks_write_commands_no_terminal_and_is_shown_letter_by_letter(tmp_path, capsys):
+    hostile, shown = "5:100:3 \x1b]0;mine\x07\r\x9b2J \ud800", r"5:100:3 \x1b]0;mine\x07\r\x9b2J \ud800"
+    table = Table("countdown", ["model"], [["mine"]], [hostile])
+    with Screen(quiet=False) as screen:
+        logger.warning(hostile)
+        screen.log_to(tmp_path / "log.txt")
+        logger.error(hostile)
+        screen.samples({True: hostile})
+    print_tables([table], "summary.md")
+    told = capsys.readouterr()
+    assert told.err.count(shown) == 3 and "Traceback" not in told.err and shown in told.out
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").count(shown) == 2
+    assert not set(told.err + told.out) & set("\x1b\x07\r\x9b\ud800")
+
+
+def test_errors_command_no_terminal(capsys):
+    def fail(_arguments):
+        raise UserError("boom \x1b[2J")
+
+    with pytest.raises(SystemExit):
+        run_main(fail)
+    result = {"label": "mine", "task": "countdown", "n": 4, "first_unscorable": "boom \x1b[2J"}
+    told = [capsys.readouterr().err, *unscored({"results": [result]})]
+    assert all(line.strip().endswith(r"boom \x1b[2J") for line in told)
 
 
 def test_a_file_that_cannot_be_written_any_more_does_not_stop_what_is_said(tmp_path, capsys):

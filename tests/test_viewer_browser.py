@@ -10,6 +10,7 @@ from rollout_runs import line, many, write_run
 
 from minrl.record.metrics import MetricsLog
 from minrl.types import PlayedTurn, Reward
+from minrl.viewer import serve
 from minrl.viewer.build import Limits, make_page
 from minrl.viewer.serve import open_server
 
@@ -445,6 +446,24 @@ def test_a_resume_that_cuts_rollouts_shows_what_there_is(tmp_path, follow):
     write_run(folder, {10: many(1, 2)})
     page.wait("return document.getElementById('summary').textContent.startsWith('Step 10: 2 rollouts')")
     assert not page.run("return document.getElementById('bar').hidden")
+
+
+def test_a_page_goes_on_after_answers_that_break_off(tmp_path, follow, monkeypatch):
+    folder = write_run(tmp_path / "run", {10: many(1, 2)})
+    page, answers, broken = follow(folder), serve._Handler._answer, []
+
+    def torn(self, status, kind, body, more=None):
+        if len(broken) < 4 and kind == serve.JSON and body:
+            broken.append(self.path)
+            body, self.close_connection = body[: len(body) // 2], True
+        answers(self, status, kind, body, more)
+
+    monkeypatch.setattr(serve._Handler, "_answer", torn)
+    write_run(folder, {20: many(3, 2, step=20)})
+    page.wait("return document.getElementById('newest').textContent === 'New: step 20'")
+    page.run("document.getElementById('newest').click()")
+    page.wait("return document.getElementById('summary').textContent.startsWith('Step 20: 6 rollouts')")
+    assert len(broken) == 4 and "fault" not in page.text("#board")
 
 
 @pytest.mark.slow

@@ -114,12 +114,27 @@ def test_torn_files_cost_only_what_they_lack(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text", ["[]", "5", '{"schema": 2}', '{"schema": 2, "purpose": "train", "slot": 0}', "[" * 9999]
+)
+def test_a_file_of_anything_else_costs_its_own_step(tmp_path, text):
+    folder = write_run(tmp_path / "run", {10: many(2, 2), 20: []})
+    with gzip.open(folder / STEP.format(20), "wt") as file:
+        file.write(f"{text}\n")
+    follower = Follower(folder, Limits())
+    kept, lost = (one["about"] for one in follower.news()["steps"])
+    assert kept["total"] == 4 and follower.data(10) is not None and follower.data(20) is None
+    assert lost["problem"].startswith(("step_000020.jsonl.gz is damaged: ", "step_000020.jsonl.gz has rollouts of"))
+    make_page(folder)
+
+
+@pytest.mark.parametrize(
     ("text", "step"),
     [
         ("", None),
         ('{"st', None),
         ('{"step": 1}\n', 1),
         ('{"step": 1}\nno JSON\n[]\n', 1),
+        ('{"step": 1}\n{"step": Infinity}\n' + "[" * 9999 + "\n", 1),
         (f'{{"x": "{"y" * 99999}"', None),
     ],
 )
@@ -158,6 +173,7 @@ def test_a_page_of_another_name_is_told_nothing(serve, host):
 
 def test_no_path_leads_out_of_the_page(serve):
     ask = serve({10: many(1, 2)})
+    assert ask("/news")[0].status == ask("/step/10")[0].status == 200
     paths = ["/../config.json", "/step/../config.json", "/step/%2e%2e/config.json", "/step/10/..", "/config.json"]
     paths += [
         "/step/",
@@ -166,7 +182,9 @@ def test_no_path_leads_out_of_the_page(serve):
         "/step/1e1",
         "/step/%D9%A3",
         "/step/" + "1" * 9999,
-        "//step/10",
+        "/step/0000000101",  # whose first nine digits are a step's
+        "//[",
+        "http://[/",
         "/page/main.js",
     ]
     for path in paths:

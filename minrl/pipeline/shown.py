@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minrl.pipeline.report import BY_CATEGORY, Cells, category_cells, difference_cells, interval_text, share, title_of
+from minrl.system.streams import printable
 from minrl.terminal.tables import Table
 
 Figures = Mapping[str, Any]
@@ -32,7 +33,7 @@ def unscored(summary: Figures) -> Iterator[str]:
             about = (
                 f"{result['label']} on {result['task']}: {result['n']} of {result['n']} completions could not be scored"
             )
-            yield f"{about}, the first because: {result['first_unscorable']}"
+            yield f"{about}, the first because: {printable(result['first_unscorable'])}"
 
 
 def _title(task: str, of_task: Sequence[Figures]) -> str:

@@ -19,7 +19,7 @@ LONGEST_SHOWN = 60
 def next_steps(run: Run, checkpoint: Path, prompt: Prompt | None) -> Iterator[str]:
     """A line for each: its purpose, a colon, the command. `prompt` is one of the task's, if there is a task."""
     folder = shlex.quote(str(run.folder))
-    yield f"curves, at {BOARD}: {tool('tensorboard')} --logdir {shlex.quote(run.config.logging.runs_dir)}"
+    yield f"curves, at {BOARD}: {shlex.quote(tool('tensorboard'))} --logdir {shlex.quote(run.config.logging.runs_dir)}"
     yield f"report: {as_typed('python -m minrl.report')} {folder}"
     if (run.folder / "rollouts").exists():  # not with --rollouts-every 0
         yield f"rollouts: {as_typed('python -m minrl.viewer')} {folder}"
@@ -27,11 +27,16 @@ def next_steps(run: Run, checkpoint: Path, prompt: Prompt | None) -> Iterator[st
         chosen = shlex.join(["--checkpoint", str(checkpoint), "--task", run.config.rollout.task])
         yield f"evaluate: {as_typed('python evaluate.py')} {chosen}"
     yield _chat(checkpoint, prompt, run.config.rollout.max_tokens)
-    extended = {name: getattr(run.settings, name) for name in run.program.extends}
+    extended: dict[str, int | float] = {name: getattr(run.settings, name) for name in run.program.extends}
     name, value = next((name, value) for name, value in extended.items() if value)
-    yield f"continue: {run.resume_command} --{name} {2 * value:g}"
+    yield f"continue: {run.resume_command} --{name} {_plain(2 * value)}"
     model = f"AutoModelForCausalLM.from_pretrained({json.dumps(str(checkpoint))})"
     yield f"load, in Python: from transformers import AutoModelForCausalLM; model = {model}"
+
+
+def _plain(number: int | float) -> str:
+    """A number in digits: an integer setting has no exponent."""
+    return str(int(number)) if number == int(number) else str(number)
 
 
 def _chat(checkpoint: Path, prompt: Prompt | None, max_tokens: int) -> str:
@@ -45,4 +50,4 @@ def _chat(checkpoint: Path, prompt: Prompt | None, max_tokens: int) -> str:
         f'model = pipeline("text-generation", {json.dumps(str(checkpoint))}, max_new_tokens={max_tokens}); '
         f'[print(model({asked}, return_full_text=False)[0]["generated_text"], flush=True) for line in sys.stdin]'
     )
-    return f"chat (type a prompt and Enter{such}): {tool('python')} -c {shlex.quote(program)}"
+    return f"chat (type a prompt and Enter{such}): {shlex.quote(tool('python'))} -c {shlex.quote(program)}"

@@ -4,14 +4,16 @@ A line is logged where an activity has lasted for a second for the first time, a
 that lasts long is silent.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 from loguru import logger
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -109,7 +111,8 @@ class Bars:
                 self.tick()
 
         try:
-            yield report
+            with _above_bars(self.console) if self.shown else nullcontext():
+                yield report
         finally:
             with self._lock:
                 self._steps.remove(steps)
@@ -179,6 +182,23 @@ class Bars:
             self._drawn = None
 
 
+@contextmanager
+def _above_bars(console: Console) -> Iterator[None]:
+    """Inside, what others print stands above the bars. Rich would do so in whatever thread draws the first bar, and put
+    back what stood for a stream at that moment, such as what catches the prints of a reward that is called then.
+    """
+    if isinstance(sys.stdout, FileProxy):  # an outer bar's
+        yield
+        return
+    out, err = FileProxy(console, sys.stdout), FileProxy(console, sys.stderr)
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            yield
+        finally:
+            out.flush()
+            err.flush()
+
+
 def _time(seconds: float) -> str:
     """A duration in the unit that suits it.
 
@@ -192,13 +212,15 @@ def _time(seconds: float) -> str:
 
 def _new_progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=console,
+        redirect_stdout=False,
+        redirect_stderr=False,
         speed_estimate_period=PACE_OVER_S,
     )

@@ -25,7 +25,7 @@ from minrl.config import TaskOptions, TrainerConfig, task_key
 from minrl.config.defaults import REINFORCEMENT, Rates, defaults, not_chosen
 from minrl.system.disk import refusal
 from minrl.system.signals import answered, exit_status, stop_at_once
-from minrl.system.streams import forgive_closed_streams
+from minrl.system.streams import forgive_closed_streams, printable
 from minrl.tasks import TASK_DEFINITIONS, flag_identifier, option_classes, with_absolute_path
 from minrl.terminal.flag_help import help_text
 from minrl.terminal.flags import Flag, Given, by_name, checked, flags_of, given_flags, in_its_table, read_flags, unknown
@@ -139,7 +139,7 @@ def _one_line_for_mistakes() -> Iterator[None]:
 
 
 def _refuse(reason: str) -> NoReturn:
-    sys.stderr.write(f"error: {reason}\n")
+    sys.stderr.write(f"error: {printable(reason)}\n")
     sys.exit(2)
 
 

@@ -34,6 +34,8 @@ def tool(name: str) -> str:
     own = Path(sys.executable) if name == "python" else Path(sys.executable).with_name(name)
     found = shutil.which(name)
     same = found is not None and Path(found).parent.resolve() == own.parent.resolve()
+    if name == "python":  # a folder may hold several
+        same = same and Path(found or "").resolve() == own.resolve()
     return name if same or not own.exists() else str(_near(own))
 
 

@@ -19,7 +19,7 @@ from minrl.terminal.commands import CONSOLE_SCRIPTS, documented
 from minrl.terminal.flags import Flag, rows_of
 
 INDENT = 28
-"""Columns before the meaning of a flag."""
+"""Columns before the meaning of a flag; fewer in a terminal of less than 80, down to 4."""
 
 SENTENCE_END = re.compile(r"(?<=[^.]\.) ")
 SPECIAL_VALUE = re.compile(r"[\w-]+( [\w-]+)?: ")
@@ -52,6 +52,7 @@ def help_text(cls: type, flags: Mapping[str, Flag], options: Mapping[str, Flag],
 def _section(about: str, flags: list[Flag], everything: bool) -> list[str]:
     """A heading and a line or more for each flag."""
     width = min(120, shutil.get_terminal_size().columns)
+    indent = min(INDENT, max(4, width - 52))
     lines = [*textwrap.wrap(about, width)] if flags else []
     for flag in flags:
         meaning = meanings(flag.owner).get(flag.name.rpartition(".")[2], "")
@@ -61,9 +62,9 @@ def _section(about: str, flags: list[Flag], everything: bool) -> list[str]:
             text += f" One of {', '.join(rows_of(flag.table))}"
         text = text.rstrip(".") + _default(flag.default)
         head = f"  {_spelled(flag)} "
-        lines += [] if len(head) <= INDENT else [head.rstrip()]
-        start = head.ljust(INDENT) if len(head) <= INDENT else " " * INDENT
-        lines += textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * INDENT)
+        lines += [] if len(head) <= indent else [head.rstrip()]
+        start = head.ljust(indent) if len(head) <= indent else " " * indent
+        lines += textwrap.wrap(text, width, initial_indent=start, subsequent_indent=" " * indent)
     return [*lines, ""] if flags else []
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from minrl.system.disk import writing
 from minrl.system.progress import listening
+from minrl.system.streams import printable
 from minrl.terminal.bars import FILE_ONLY, Bars
 from minrl.terminal.tables import Table, print_tables
 
@@ -31,7 +32,7 @@ class Screen:
     """The terminal of one process; `show` is False for all but the first. Its context shows `minrl.system.progress`."""
 
     def __init__(self, quiet: bool, show: bool = True) -> None:
-        self.console = Console(stderr=True, quiet=not show)
+        self.console = Console(stderr=True, quiet=not show, emoji=False)
         self.bars = Bars(self.console, shown=show and not quiet and self.console.is_terminal, logged=show)
         self.quiet = quiet or not show
         self._early: list[str] = []
@@ -60,8 +61,8 @@ class Screen:
     def log_to(self, path: Path) -> None:
         """Write the messages to a file too, including the earlier ones."""
         logger.remove(self._keeping)
-        with writing(path), path.open("a") as file:
-            file.writelines(self._early)
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            file.writelines(map(printable, self._early))
         self._early.clear()
         self._keeping = logger.add(partial(_append, path), **IN_FILE)
 
@@ -101,16 +102,16 @@ class Screen:
         for title, solved in (("a solved sample", True), ("a failed sample", False)):
             if solved in texts:
                 self.console.print(f"[bold]{title}[/bold]")
-                self.console.print(f"  {texts[solved]}", markup=False, highlight=False)
+                self.console.print(f"  {printable(texts[solved])}", markup=False, highlight=False, soft_wrap=True)
 
     def _write(self, message: str) -> None:
-        self.console.print(message.rstrip(), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable(message.rstrip()), markup=False, highlight=False, soft_wrap=True)
 
 
 def _append(path: Path, message: str) -> None:
     """Add a message to the file. A full disk is no error here: the message was shown, and required writes fail."""
-    with suppress(OSError), path.open("a") as file:
-        file.write(message)
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(printable(message))
 
 
 def _interval(evaluation: dict | None) -> str:

@@ -8,10 +8,16 @@ from rich import box
 from rich import table as rich_table
 from rich.console import Console
 from rich.measure import Measurement
+from rich.segment import Segments
 from rich.text import Text
+
+from minrl.system.streams import printable
 
 NAME_WIDTH, HEAD_WIDTH, UNLIMITED = 12, 8, 10_000
 """Characters: the least for a name, those of a heading that is not broken, and more than any table has."""
+
+LEAST_WIDTH = 80
+"""Columns that a table may have. A narrower terminal breaks its lines: figures stay whole."""
 
 
 @dataclass(frozen=True)
@@ -25,20 +31,21 @@ class Table:
 
 
 def print_tables(tables: Iterable[Table], elsewhere: str, console: Console | None = None) -> None:
-    """Write tables to the console (None: standard output), as wide as the terminal. Long names are broken; a table that
+    """Write tables to the console (None: standard output), as wide as the terminal (at least `LEAST_WIDTH`). Long names are broken; a table that
     is too wide all the same is left out, and `elsewhere` says where it is.
     """
     console = console or Console()
+    width = max(LEAST_WIDTH, console.width)
     for table in tables:
         drawn = _drawn(table)
         least = Measurement.get(console, console.options.update(max_width=UNLIMITED), drawn).minimum
-        if least > console.width:
+        if least > width:
             console.print(Text(f"\n{table.title}: too wide for this terminal, see {elsewhere}"))
             continue
         console.print(Text(f"\n{table.title}", style="bold"))
-        console.print(drawn)
+        console.print(Segments(console.render(drawn, console.options.update(width=width))), crop=False)
         for note in table.notes:
-            console.print(Text(note))
+            console.print(Text(printable(note)))
 
 
 def _drawn(table: Table) -> rich_table.Table:

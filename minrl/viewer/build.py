@@ -32,6 +32,9 @@ SCRIPTS = ("data.js", "scale.js", "text.js", "conversation.js", "groups.js", "co
 LIVE = "live.js"
 """The script that a served page has besides: it asks for what is new."""
 
+DAMAGED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What a file of rollouts raises whose values are missing or of another kind. It costs its step, not the page."""
+
 _STEP = re.compile(r'<script type="text/plain" class="step" data-step="(\d+)" data-source="([^"]*)"'
                    r' data-about="([^"]*)">([^<]*)</script>')  # fmt: skip
 
@@ -118,11 +121,12 @@ def packed_step(step: int, path: Path, before: PackedStep | None, limits: Limits
         return before
     try:
         lines = read_lines(path)
-    except UserError as error:
-        logger.warning(f"step {step} is missing from {PAGE}: {error}")
-        return PackedStep(step, source, _pack({"problem": str(error), "shown": 0, "total": 0}), "")
-    shown = choose(lines, limits.tokens_per_step) if limits.tokens_per_step else lines
-    return PackedStep(step, source, _pack(about(lines, shown)), _pack(encode(shown)))
+        shown = choose(lines, limits.tokens_per_step) if limits.tokens_per_step else lines
+        return PackedStep(step, source, _pack(about(lines, shown)), _pack(encode(shown)))
+    except DAMAGED as error:
+        problem = str(error) if isinstance(error, UserError) else f"{path.name} is damaged: {error!r}"
+        logger.warning(f"step {step} is missing from {PAGE}: {problem}")
+        return PackedStep(step, source, _pack({"problem": problem, "shown": 0, "total": 0}), "")
 
 
 def _pack(values: Mapping[str, Any]) -> str:

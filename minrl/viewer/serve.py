@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,12 +22,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from minrl.system.disk import refusal
 from minrl.system.json_text import json_text
 from minrl.types import UserError
 from minrl.viewer.build import (
+    DAMAGED,
     PAGE,
     Limits,
     PackedStep,
@@ -50,6 +52,9 @@ TAIL_BYTES = 1 << 16
 """The end of metrics.jsonl in which its last line is looked for."""
 
 JSON, HTML, TEXT = "application/json", "text/html; charset=utf-8", "text/plain; charset=utf-8"
+
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Follower:
@@ -106,7 +111,7 @@ class Follower:
 
     def _refreshed(self) -> dict[str, Any]:
         """The run's facts, which a resume may change; the last ones known where they cannot be read."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             self._facts = run_facts(self.folder)
         return self._facts
 
@@ -124,7 +129,7 @@ def progress(folder: Path) -> dict[str, Any]:
     except OSError:  # not there yet, or no longer
         return about
     for line in reversed(lines):
-        with suppress(ValueError, KeyError, TypeError):  # damaged, or its beginning is not in the tail
+        with suppress(*DAMAGED):  # or its beginning is not in the tail
             return {**about, "step": int(json.loads(line)["step"])}
     return about
 
@@ -139,18 +144,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer; a request that is not on the list is refused."""
-        asked = urlsplit(self.path)
+        path, _, query = self.path.partition("?")
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
-        step = asked.path.removeprefix("/step/")
+        step = path.removeprefix("/step/")
         if host not in OWN_NAMES:
             self._answer(HTTPStatus.FORBIDDEN, TEXT, b"ask as localhost or 127.0.0.1\n")
-        elif asked.path == "/":
+        elif path == "/":
             self._answer(HTTPStatus.OK, HTML, self.follower.page().encode())
-        elif asked.path == "/news":
+        elif path == "/news":
             news = self.follower.news()
-            seen = parse_qs(asked.query).get("seen") == [news["version"]]
+            seen = parse_qs(query).get("seen") == [news["version"]]
             self._answer(HTTPStatus.NO_CONTENT if seen else HTTPStatus.OK, JSON, b"" if seen else _json(news))
-        elif step.isascii() and step.isdigit() and (data := self.follower.data(int(step[:9]))) is not None:
+        elif _NUMBER.fullmatch(step) and (data := self.follower.data(int(step))) is not None:
             self._answer(HTTPStatus.OK, JSON, data, {"Content-Encoding": "gzip"})
         else:
             self._answer(HTTPStatus.NOT_FOUND, TEXT, b"there is no such page\n")

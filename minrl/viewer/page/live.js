@@ -26,14 +26,24 @@ follow.go = async function () {
   }
 };
 
+// The server's answer; null where it gave none, or only a part: it may end, or the line to it break, at any moment.
+async function ask(path) {
+  try {
+    const answer = await fetch(path);
+    return { status: answer.status, body: answer.status === 200 ? await answer.json() : null };
+  } catch {
+    return null;
+  }
+}
+
 // Takes in what is new. True if the server has more to pack.
 async function lookForNews() {
-  const answer = await fetch(`news?seen=${live.version}`).catch(() => null);
+  const answer = await ask(`news?seen=${live.version}`);
   if (answer?.status !== 200) {
     sayLive(answer?.status === 204);
     return false;
   }
-  const { run, steps: listed, written, version, more } = await answer.json();
+  const { run, steps: listed, written, version, more } = answer.body;
   Object.assign(live, { run, version });
   showRun(run);
   const lost = takeSteps(listed, new Set(written));
@@ -57,8 +67,8 @@ function takeSteps(listed, written) {
 function stepOf(one) {
   const load = async () => {
     for (;;) {
-      const answer = await fetch(`step/${one.step}`).catch(() => null);
-      if (answer) return answer.status === 200 ? answer.json() : null; // null: cut away a moment ago
+      const answer = await ask(`step/${one.step}`);
+      if (answer) return answer.body; // null: cut away a moment ago
       sayLive(false);
       await pause(ASK_EVERY_MS);
     }
