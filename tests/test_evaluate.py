@@ -537,10 +537,6 @@ def test_a_terminal_is_shown_tables_and_a_pipe_gets_json(whole, models, tasks, c
         assert line.split()[-2:] == [f"{result['reward']:.3f}", f"{result['completion_tokens_mean']:.1f}"]
     assert sum(line.startswith("Difference of pass@1 to model0") for line in lines) == 2
     assert [line.split()[0] for line in lines if "odd=" in line] == ["odd=0", "odd=1"] * 2
-    monkeypatch.setenv("COLUMNS", "30")
-    assert run(*command) == 0
-    first, out = summary["results"][0], " ".join(capsys.readouterr().out.split())
-    assert f"even: {first['n']} completions of {first['examples']} held-out examples: too wide for this terminal" in out
 
 
 def test_two_programs_do_not_write_to_one_folder(models, tasks, tmp_path):

@@ -108,6 +108,13 @@ def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
     assert sample == "  1 + 2 + 3 + 4 + 5 + 6 = 21\n"
 
 
+def test_a_table_that_no_terminal_of_its_width_holds_is_left_out(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    figures = [f"{number:08d}" for number in range(12)]
+    print_tables([Table("wide", ["model", *figures], [["mine", *figures]])], "summary.md")
+    assert capsys.readouterr().out == "\nwide: too wide for this terminal, see summary.md\n"
+
+
 def test_what_models_and_tasks_write_commands_no_terminal_and_is_shown_letter_by_letter(tmp_path, capsys):
     hostile, shown = "5:100:3 \x1b]0;mine\x07\r\x9b2J \ud800", r"5:100:3 \x1b]0;mine\x07\r\x9b2J \ud800"
     table = Table("countdown", ["model"], [["mine"]], [hostile])

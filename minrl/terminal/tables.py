@@ -31,8 +31,8 @@ class Table:
 
 
 def print_tables(tables: Iterable[Table], elsewhere: str, console: Console | None = None) -> None:
-    """Write tables to the console (None: standard output), as wide as the terminal (at least `LEAST_WIDTH`). Long names are broken; a table that
-    is too wide all the same is left out, and `elsewhere` says where it is.
+    """Write tables to the console (None: standard output), as wide as the terminal but at least `LEAST_WIDTH`. Long
+    names are broken; a table that is too wide all the same is left out, and `elsewhere` says where it is.
     """
     console = console or Console()
     width = max(LEAST_WIDTH, console.width)
