@@ -2,11 +2,13 @@
 
 import re
 import shutil
+from threading import Thread
 
 import pytest
 from loguru import logger
 
 from minrl.pipeline.shown import unscored
+from minrl.terminal.bars import TICK_S
 from minrl.terminal.command_line import run_main
 from minrl.terminal.screen import FILE_ONLY, RESULT, Screen
 from minrl.terminal.tables import Table, print_tables
@@ -168,3 +170,17 @@ def test_a_solved_and_a_failed_sample_are_shown_letter_by_letter_where_there_are
     with Screen(quiet=True) as screen:
         screen.samples(texts)
     assert capsys.readouterr().err == ""
+
+
+def test_two_threads_never_write_to_the_terminal_at_once(monkeypatch, capsys):
+    """Rich would compute how many lines to erase for both before either has drawn, and erase a message."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    with Screen(quiet=False) as screen, screen.progress("step", 2):
+        with screen.bars.drawing:
+            capsys.readouterr()
+            telling = Thread(target=lambda: logger.warning("mine"))
+            telling.start()
+            telling.join(4 * TICK_S)  # in which the bars are due, too
+            assert capsys.readouterr().err == ""
+        telling.join()
+        assert "mine" in capsys.readouterr().err

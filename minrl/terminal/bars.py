@@ -33,7 +33,7 @@ PACE_OVER_S = 3600.0
 SAID_EVERY_S = 30.0
 """Between two lines about progress."""
 
-TICK_S = 1.0
+TICK_S = 0.25
 """How often the thread looks whether a line or a bar is due."""
 
 STEP = "step"
@@ -82,6 +82,9 @@ class Bars:
         self._steps: list[_Activity] = []
         self._activities: list[_Activity] = []
         self._lock, self._ended = threading.RLock(), threading.Event()
+        self.drawing = threading.RLock()
+        """Held by whoever writes to the console: of two threads at once, rich erases what one wrote. Nothing is logged
+        under it."""
 
     def __enter__(self) -> "Bars":
         self._ended.clear()
@@ -159,6 +162,9 @@ class Bars:
     def _watch(self) -> None:
         while not self._ended.wait(TICK_S):
             self.tick()
+            with self._lock, self.drawing:
+                if self._drawn is not None:
+                    self._drawn.refresh()
 
     def _show(self) -> None:
         """Add a bar for each activity without one, outermost first."""
@@ -170,7 +176,8 @@ class Bars:
     def _add(self, title: str, total: int | None, done: int) -> tuple[Progress, TaskID]:
         if self._drawn is None:
             self._drawn = _new_progress(self.console)
-            self._drawn.start()
+            with self.drawing:
+                self._drawn.start()
         self._count += 1
         return self._drawn, self._drawn.add_task(title, total=total, completed=done, note="")
 
@@ -178,7 +185,8 @@ class Bars:
         """Count one bar less. After the last one the terminal is released."""
         self._count -= 1
         if self._count == 0 and self._drawn is not None:
-            self._drawn.stop()
+            with self.drawing:
+                self._drawn.stop()
             self._drawn = None
 
 
@@ -220,6 +228,7 @@ def _new_progress(console: Console) -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
+        auto_refresh=False,
         redirect_stdout=False,
         redirect_stderr=False,
         speed_estimate_period=PACE_OVER_S,

@@ -93,7 +93,8 @@ class Screen:
 
     def _table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
         lines = [[str(row.get(column, "-")) for column in rows[-1]] for row in rows]
-        print_tables([Table(title, list(rows[-1]), lines)], "summary.json", self.console)
+        with self.bars.drawing:
+            print_tables([Table(title, list(rows[-1]), lines)], "summary.json", self.console)
 
     def samples(self, texts: Mapping[bool, str]) -> None:
         """A solved (True) and a failed completion, each with its prompt. Either may be missing."""
@@ -105,7 +106,8 @@ class Screen:
                 self.console.print(f"  {printable(texts[solved])}", markup=False, highlight=False, soft_wrap=True)
 
     def _write(self, message: str) -> None:
-        self.console.print(printable(message.rstrip()), markup=False, highlight=False, soft_wrap=True)
+        with self.bars.drawing:
+            self.console.print(printable(message.rstrip()), markup=False, highlight=False, soft_wrap=True)
 
 
 def _append(path: Path, message: str) -> None:
