@@ -69,8 +69,9 @@ def finished(tmp_path_factory, processes, words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: task))
         patch.setattr(train, "parse_trainer", parsed)
-        patch.chdir(folder)
-        assert train.main(FLAGS.split()) == 0
+        with pytest.MonkeyPatch.context() as there:
+            there.chdir(folder)
+            assert train.main(FLAGS.split()) == 0
         yield folder
 
 

@@ -39,8 +39,9 @@ def finished(tmp_path_factory, processes, words):
     save_policy(as_policy(small_qwen3(tokenizer, 64, 2, 2, 0), tokenizer, CPU, processes), folder / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: task))
-        patch.chdir(folder)
-        assert train.main([*START, "--run-name", NAME]) == 0
+        with pytest.MonkeyPatch.context() as there:
+            there.chdir(folder)
+            assert train.main([*START, "--run-name", NAME]) == 0
         yield folder
 
 
