@@ -272,7 +272,7 @@ def test_two_processes_roll_out_the_same_and_save_once(tmp_path, uninterrupted):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
 def test_a_killed_run_with_adapters_continues_to_the_same_weights(tmp_path, uninterrupted, kind):
-    flags, places = [*FLAGS, "--lora-rank", "4", "--lora-checkpoint", kind, "--kl-coef", "0.01"], []
+    flags, places = [*FLAGS, "--run-name", NAME, "--lora-rank", "4", "--lora-checkpoint", kind, "--kl-coef", "0.01"], []
     for name in ("whole", "killed"):
         places.append(tmp_path / name)
         for base in (uninterrupted[0] / "checkpoints").glob("base-*"):
