@@ -40,14 +40,14 @@ OTHERS = {
     HANOI: DEFAULT,
     f"{HANOI} --seed 1": DEFAULT,
     f"{HANOI} --seed 2": DEFAULT,
-    "python train.py --task path/to/beads.py:beads --beads.most 8 --steps 50 --run-name beads": (
+    "python train.py --task path/to/beads.py:beads --beads.most 12 --steps 50 --run-name beads": (
         "test_readme.py::test_the_example_of_a_task_trains_goes_on_and_scores_completions"
     ),
     "python evaluate.py --task path/to/beads.py:beads --checkpoint checkpoints/beads": (
         "test_evaluate.py::test_the_short_form_writes_and_shows_one_result"
     ),
     "python train.py --task beads.py:beads --beads.most 8 --steps 50 --run-name beads": (
-        "python train.py --task path/to/beads.py:beads --beads.most 8 --steps 50 --run-name beads"
+        "python train.py --task path/to/beads.py:beads --beads.most 12 --steps 50 --run-name beads"
     ),
     "python evaluate.py --task beads.py:beads --checkpoint checkpoints/beads": (
         "python evaluate.py --task path/to/beads.py:beads --checkpoint checkpoints/beads"
