@@ -74,6 +74,7 @@ EXTRAS = {
 def test_an_extra_that_is_missing_is_one_line(refused, place, monkeypatch, extra):  # noqa: F811
     flags, module, *words = EXTRAS[extra]
     monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("minrl.engines.choice.installed_build", lambda: None)
     reasoning_gym.library.cache_clear()
     monkeypatch.setenv("OPENAI_API_KEY", "a key")
     refused("train", flags, *words)
