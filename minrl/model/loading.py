@@ -25,6 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from minrl.kernels.attention import ATTENTION, packed_attention
+from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError, require
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
@@ -188,7 +189,7 @@ def small_qwen3(
 
 def _not_found(path: str, error: Exception, cached_only: bool) -> str:
     """One line for a model that cannot be loaded, with what to do."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = first_line(error)
     if Path(path).exists():
         return f"{path} is not a model folder that transformers can load ({reason})"
     if cached_only:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
-from minrl.system.files import read_json
+from minrl.system.files import read_record
+from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -137,8 +138,7 @@ def base_of(path: str) -> str | None:
     file = Path(path) / CONFIG
     if not file.exists():
         return None
-    record = read_json(file)
-    base = record.get("base_model_name_or_path") if isinstance(record, dict) else None
+    base = read_record(file).get("base_model_name_or_path")
     if not isinstance(base, str):
         raise UserError(f"{file} names no base model: write its name or folder there as `base_model_name_or_path`")
     return base
@@ -170,8 +170,8 @@ def fold_in(model: CausalModel, folder: Path, base: str) -> None:
     except UserError:
         raise
     except Exception as error:  # peft and safetensors raise whatever a damaged file leads them to
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the adapters in {folder} cannot be loaded: {CONFIG} or {WEIGHTS}: {reason}") from error
+        what = f"the adapters in {folder} cannot be loaded: {CONFIG} or {WEIGHTS}"
+        raise UserError(f"{what}: {first_line(error)}") from error
     layers = adapted_layers(model)
     _refuse_tied(model, list(layers))
     for path, layer in layers.items():

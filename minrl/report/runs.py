@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import task_key
-from minrl.system.files import read_jsonl
+from minrl.system.files import read_jsonl, read_line
 from minrl.types import UserError, require
 
 NOT_SETTINGS = (
@@ -194,7 +194,7 @@ def _ends(path: Path) -> list[Any]:
     """The lines of a JSONL file that have a score, and the last one."""
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     wanted = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
-    return [json.loads(line.decode(errors="backslashreplace"), parse_constant=lambda name: None) for line in wanted]
+    return list(map(read_line, wanted))
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:

@@ -123,14 +123,19 @@ def read_jsonl(path: Path, damaged: Callable[[str], object] | None = None) -> li
     """
     values = []
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
-        text = line.decode(errors="backslashreplace")  # bytes that are not UTF-8 become \x.., which is not JSON
         try:
-            values.append(json.loads(text, parse_constant=lambda name: None))
-        except json.JSONDecodeError:
+            values.append(read_line(line))
+        except json.JSONDecodeError as error:
             if damaged is None:
                 raise
-            damaged(text)
+            damaged(error.doc)
     return values
+
+
+def read_line(line: bytes) -> Any:  # noqa: ANN401 - whatever the line holds
+    """The value of a line of JSONL, None for NaN and infinities."""
+    text = line.decode(errors="backslashreplace")  # bytes that are not UTF-8 become \x.., which is not JSON
+    return json.loads(text, parse_constant=lambda name: None)
 
 
 def append_jsonl(path: Path, records: Iterable[Any]) -> None:

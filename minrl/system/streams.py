@@ -24,6 +24,11 @@ def printable(text: str) -> str:
     return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error of a library's, or its type where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 class Forgiving:
     """A stream that discards what is written once its reader is gone, instead of failing."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from minrl.system.streams import first_line
 from minrl.tasks.checked import require_example
 from minrl.tasks.task import Dataset, DeferredDataset, in_order_of_identity, split
 from minrl.types import Example, UserError, require
@@ -196,7 +197,7 @@ def _from_hub(source: Source) -> dict[str, list[dict[str, Any]]]:
         }
     except (OSError, ValueError) as error:  # datasets' and the hub's own errors are of these two kinds
         offline = " (offline mode is on: HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else ""
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(
             f"cannot load dataset {source.hub_name!r} of the hub{offline}: {reason}; give a local copy with "
             f"--data-path: {_expected(source)}"
