@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from minrl.batch import pack
 from minrl.engines import CACHE_GIB, PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Sampling, decoder, torch_engine
-from minrl.engines.decoder import LlamaDecoder, TransformersDecoder, make_decoder
+from minrl.engines.cached_decoder import TransformersDecoder
+from minrl.engines.decoder import LlamaDecoder, make_decoder
 from minrl.engines.seeds import mix
 from minrl.engines.slices import Footprint, footprint, slices
 from minrl.engines.torch_engine import TorchEngine, sample, uniforms

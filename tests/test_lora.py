@@ -15,7 +15,8 @@ from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.batch import make_batch, pack
 from minrl.config import LoraConfig, OptimizerConfig
 from minrl.engines import Sampling
-from minrl.engines.decoder import LlamaDecoder, TransformersDecoder
+from minrl.engines.cached_decoder import TransformersDecoder
+from minrl.engines.decoder import LlamaDecoder
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
 from minrl.model.lora import Adapters, MergedWeights, adapted_layers, merged_weight

@@ -3,21 +3,20 @@
 P prompts, N rows, D hidden size, K key-value heads, R query heads per key-value head, C head dimension, L slots of
 the cache.
 
-`LlamaDecoder` computes Llama-, Qwen2- and Qwen3-shaped models itself; `TransformersDecoder` runs any other model. All
-rows write to the same slot of the cache: prompts are aligned at their end, and the padding before shorter ones is
-masked. A decoder prefills each prompt once, copies it to rows, then takes a token at a time; the hidden states that it
-returns are final ones.
+`LlamaDecoder` computes Llama-, Qwen2- and Qwen3-shaped models itself; any other model is decoded by transformers
+(cached_decoder.py). All rows write to the same slot of the cache: prompts are aligned at their end, and the padding
+before shorter ones is masked. A decoder prefills each prompt once, copies it to rows, then takes a token at a time; the
+hidden states that it returns are final ones.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from minrl.engines.cached_decoder import TransformersDecoder, left_padded
 from minrl.kernels.cpu import computed, few_rows_product
-from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
 from minrl.types import CausalModel
 
@@ -61,7 +60,7 @@ class LlamaDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
         """(P, D) at the last token of each prompt; the cache has room for `slots` more tokens."""
         device = self.weight.device
-        ids, real = _left_padded(prompts, device)
+        ids, real = left_padded(prompts, device)
         longest = ids.shape[1]
         self.padding = (~real).sum(1)
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
@@ -151,14 +150,6 @@ class LlamaDecoder:
         return cos[0], torch.cat([-low, high], dim=-1)
 
 
-def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The prompts as rows (P, L) with 0 before shorter ones, and which positions are real."""
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=device)
-    lengths = torch.tensor(list(map(len, prompts)), device=device)
-    return ids, torch.arange(longest, device=device) >= longest - lengths[:, None]
-
-
 class _Layer:
     """The weights of one layer. Those that multiply the same input are concatenated."""
 
@@ -212,42 +203,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     weights of transformers, not neighbours. `sin` carries the sign.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-
-class TransformersDecoder:
-    """Any causal model, by transformers' own forward pass and cache."""
-
-    def __init__(self, model: CausalModel) -> None:
-        self.decoder = model.get_decoder()
-        self.last_position = context_length(model) - 1
-        self.cache: Any = None
-        self.mask = torch.empty(0)
-
-    def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
-        """(P, D) at the last token of each prompt; transformers' cache grows by itself."""
-        ids, real = _left_padded(prompts, next(self.decoder.parameters()).device)
-        self.mask = real.long()
-        self.cache = None
-        return self._forward(ids)
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows of the cache."""
-        self.cache.batch_select_indices(rows)
-        self.mask = self.mask[rows]
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to every row."""
-        self.mask = F.pad(self.mask, (0, 1), value=1)
-        return self._forward(tokens[:, None])
-
-    def _forward(self, ids: Tensor) -> Tensor:
-        # A row that has ended may stay in the batch, but not beyond the context, where RoPE may change for all.
-        positions = (self.mask.cumsum(-1) - 1).clamp(0, self.last_position)[:, -ids.shape[1] :]
-        output = self.decoder(
-            input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-        )
-        self.cache = output.past_key_values
-        return output.last_hidden_state[:, -1]
 
 
 Decoder = LlamaDecoder | TransformersDecoder
