@@ -6,10 +6,13 @@ and the log-probabilities with which the embedded engine samples; or refused in 
 prints a line for each, and with `--write` keeps what it found in docs/models.json.
 """
 
+import json
+import re
 import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -21,11 +24,16 @@ from torch import Tensor
 
 from minrl.batch import make_batch
 from minrl.config import ModelConfig, OptimizerConfig
+from minrl.config.learning import LoraConfig
 from minrl.engines import Sampling
+from minrl.engines.decoder import has_own_decoder
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.loading import save_model
+from minrl.model.lora import Adapters
+from minrl.model.method import method_of
 from minrl.model.processes import Processes
 from minrl.policy import Policy
+from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
 from minrl.scoring import sampled_rollout
 from minrl.types import CausalModel, Request, Rollout, UserError
@@ -49,6 +57,7 @@ class Found:
     outcome: str
     how: str = ""
     decoder: str = ""
+    lora: str = ""
     reason: str = ""
     nats: float = 0.0
     gradient: float = 0.0
@@ -77,7 +86,8 @@ def check(name: str) -> Found:
 
 def _compare(name: str, path: Path) -> Found:
     policy = load_policy(str(path), ModelConfig(device="cpu", threads=1), _processes())
-    how = {"how": "packed" if policy.packed else "rows", "decoder": decoder_of(policy)}
+    method = method_of(policy.model)
+    how = {"how": "packed" if method.packed else "rows", "decoder": decoder_of(policy)}
     rollouts = some_rollouts()
     plain = getattr(transformers, class_of(name)).from_pretrained(path, attn_implementation="eager")
     expected = plain_logprobs(plain, rollouts)
@@ -99,7 +109,9 @@ def _compare(name: str, path: Path) -> Found:
         *([f"what the engine samples by {sampled:.2g} nats"] if not sampled <= TOLERANCE else []),
     ]
     figures = {"nats": nats, "gradient": gradient, "sampled": sampled}
-    return Found("wrong" if wrong else "right", **how, **figures, reason="; ".join(wrong))
+    lora = lora_found(name, policy, path, rollouts)
+    wrong += [f"with adapters {lora}"] if lora.startswith("wrong") else []
+    return Found("wrong" if wrong else "right", **how, **figures, lora=lora, reason="; ".join(wrong))
 
 
 @cache
@@ -108,10 +120,9 @@ def _processes() -> Processes:
 
 
 def decoder_of(policy: Policy) -> str:
-    """The name of the engine's decoder."""
-    from minrl.engines.decoder import make_decoder
-
-    return type(make_decoder(policy.model)).__name__
+    """What decodes token by token: a shape that the engine's own decoder does not take goes to transformers' cache."""
+    decoding = method_of(policy.model).decoding
+    return "own" if decoding == "own" and has_own_decoder(policy.model) else decoding.replace("own", "cached")
 
 
 def some_rollouts() -> list[Rollout]:
@@ -133,13 +144,14 @@ def plain_logprobs(model: CausalModel, rollouts: Sequence[Rollout]) -> Tensor:
     return torch.cat(found)
 
 
-def policy_logprobs(policy: Policy, rollouts: Sequence[Rollout], weights: Tensor) -> Tensor:
+def policy_logprobs(policy: Policy, rollouts: Sequence[Rollout], weights: Tensor | None = None) -> Tensor:
     """The same by the policy, in streams as in training; the gradient of their weighted sum is left in the weights."""
     batch = make_batch(rollouts, torch.zeros(len(rollouts)))
-    scored = torch.zeros(len(weights))
+    scored = torch.zeros(sum(rollout.num_sampled for rollout in rollouts))
     for stream in _streams(policy, batch, range(len(rollouts)), OptimizerConfig(micro_batch_tokens=STREAM_TOKENS)):
         logprobs, _ = policy.score(stream, 1.0)
-        (logprobs * weights[stream.token_index]).sum().backward()
+        if weights is not None:
+            (logprobs * weights[stream.token_index]).sum().backward()
         scored[stream.token_index] = logprobs.detach().float()
     return scored
 
@@ -180,6 +192,33 @@ def engine_gap(policy: Policy, plain: CausalModel) -> float:
     return float((said - plain_logprobs(plain, rollouts)).abs().max())
 
 
+@torch.no_grad()
+def lora_found(name: str, policy: Policy, path: Path, rollouts: Sequence[Rollout]) -> str:
+    """`yes` where adapters on every linear layer, once saved and merged, are what transformers computes."""
+    try:
+        policy.adapters = Adapters(policy.model, LoraConfig(lora_rank=2, lora_alpha=4), str(path), seed=0)
+    except UserError as error:
+        return f"no: {error}"
+    generator = torch.Generator().manual_seed(1)
+    for weight in policy.model.parameters():
+        if weight.requires_grad and not weight.any():  # B, which starts at 0
+            weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    save_policy(policy, path.with_name("merged"))
+    plain = getattr(transformers, class_of(name)).from_pretrained(path.with_name("merged"), attn_implementation="eager")
+    expected = plain_logprobs(plain, rollouts)
+    nats = float((policy_logprobs(policy, rollouts) - expected).abs().max())
+    sampled = engine_gap(policy, plain)
+    return "yes" if max(nats, sampled) <= TOLERANCE else f"wrong: update {nats:.2g} nats, engine {sampled:.2g} nats"
+
+
+def row_of(found: Found) -> dict[str, str]:
+    """What docs/models.json keeps: all but the figures, which differ from machine to machine."""
+    kept = {"outcome": found.outcome}
+    if found.outcome == "right":
+        return {**kept, "how": found.how, "decoder": found.decoder, "lora": found.lora}
+    return {**kept, "reason": re.sub(r"\d+\.\d+|\d+e-\d+", "some", found.reason)}
+
+
 def _line(error: Exception, where: bool = False) -> str:
     """The first line of an error, and the last line of ours or of transformers' where it was raised."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -188,19 +227,23 @@ def _line(error: Exception, where: bool = False) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Check the named architectures, or all."""
+    """Check the named architectures, or all; with --write keep what was found."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    rows = {}
     for name in [one for one in arguments if one != "--write"] or names():
         found = check(name)
-        counts[found.outcome] = counts.get(found.outcome, 0) + 1
+        counts[found.outcome] += 1
+        rows[name] = row_of(found)
         gaps = f"{found.nats:.0e} {found.gradient:.0e} {found.sampled:.0e}"
-        print(
-            f"{name:26} {found.outcome:9} {found.how:6} {found.decoder:19} {gaps} {found.seconds:5.2f} s {found.reason}",
-            flush=True,
-        )
-    print(counts)
+        how = f"{found.outcome:9} {found.how:6} {found.decoder:10}"
+        print(f"{name:30} {how} {gaps} {found.seconds:5.2f} s {found.lora[:100]} {found.reason}", flush=True)
+    print(dict(counts))
+    if "--write" in arguments:
+        kept = json.loads(TABLE.read_text())["architectures"] if TABLE.exists() else {}
+        table = {"transformers": transformers.__version__, "architectures": dict(sorted({**kept, **rows}.items()))}
+        TABLE.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
