@@ -86,7 +86,7 @@ SMALL: dict[str, Any] = {
     "qk_nope_head_dim": 8,
     "qk_head_dim": 16,
     "v_head_dim": 12,
-    "index_n_heads": 2,
+    "index_n_heads": 16,  # a key that all of a few heads reject ties with others, and which is taken is chance
     "index_head_dim": 16,
     "index_topk": 6,
     "index_block_size": 4,
@@ -281,7 +281,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"vision_config": {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}},
     "qwen3_vl_moe": {"vision_config": {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}},
     "qwen4_exp_text": {
-        "indexer_n_heads": 2,
+        "indexer_n_heads": 16,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 16,
         "indexer_budget": 8,
@@ -438,7 +438,7 @@ def small_model(name: str, seed: int = 0) -> CausalModel:
     model = getattr(transformers, class_of(name))(config).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in (*model.parameters(), *_persistent_buffers(model)):
+        for tensor in (*model.parameters(), *_empty_buffers(model)):
             _draw(tensor, generator)
     return model
 
@@ -453,10 +453,10 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown, eos_token=end)
 
 
-def _persistent_buffers(model: CausalModel) -> list[torch.Tensor]:
-    """What a checkpoint holds besides weights, such as the bias of a router."""
-    saved = model.state_dict()
-    return [buffer for name, buffer in model.named_buffers() if name in saved and buffer.is_floating_point()]
+def _empty_buffers(model: CausalModel) -> list[torch.Tensor]:
+    """What a checkpoint holds besides weights and starts at 0, such as the bias of a router."""
+    saved = {name: buffer for name, buffer in model.named_buffers() if name in model.state_dict()}
+    return [buffer for buffer in saved.values() if buffer.is_floating_point() and not buffer.any()]
 
 
 def _draw(tensor: torch.Tensor, generator: torch.Generator) -> None:
