@@ -19,6 +19,7 @@ from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left
 from minrl.kernels.cpu import computed, few_rows_product
 from minrl.model.lora import merged_weight
 from minrl.model.method import method_of
+from minrl.model.text import decoder_of
 from minrl.types import CausalModel
 
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
@@ -50,7 +51,7 @@ class LlamaDecoder:
     """
 
     def __init__(self, model: CausalModel) -> None:
-        decoder, config = model.get_decoder(), model.config
+        decoder, config = decoder_of(model), model.config
         self.decoder = decoder
         self.weight = merged_weight(decoder.embed_tokens)
         self.kv_heads = config.num_key_value_heads
