@@ -127,9 +127,9 @@ class Policy(ChatTokenizer):
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """The end tokens of the generation config and of the tokenizer."""
+        """The end tokens of the generation config, of the tokenizer and of its chat template."""
         named = self.model.generation_config.eos_token_id
-        ids = set(named if isinstance(named, list) else [named])
+        ids = {*self.template_ends, *(named if isinstance(named, list) else [named])}
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
 
