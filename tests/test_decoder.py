@@ -88,11 +88,6 @@ CONFIGS = {
     "hunyuan_v1_dense": HEADS,
     "nanochat": {},
 }
-USUAL = (
-    *("llama with biases", "qwen2 sliding", "ministral3", "phi3 in part", "starcoder2", "smollm3 sliding", "olmo3"),
-    *("gemma2", "gemma3_text", "granite", "glm4", "cohere2", "nanochat", "qwen3_moe", "qwen2_moe"),
-)
-"""Each field of a shape is in one of them; the others are slow only because each loads a module of transformers."""
 
 
 def make_model(name, **more):
@@ -143,9 +138,7 @@ def decoded(model, made):
     return [(ids, start, logprobs_of(torch.stack(states), model)) for ids, start, states in done + rows]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
-)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_every_shape_is_computed_as_transformers_does(name):
     model = make_model(name)
     made = make_decoder(model)

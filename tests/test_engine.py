@@ -408,10 +408,8 @@ def test_each_weight_is_cast_once_for_a_batch_of_completions(shaped):
     policy = shaped("qwen3")
     with torch.autocast("cpu", torch.bfloat16), Casts() as casts:
         TorchEngine(policy).generate(requests_for(PROMPTS), NO_STOP)
-    layers = make_decoder(policy.model).layers
-    products = (
-        [layer.qkv for layer in layers] + [layer.feed_forward.into for layer in layers] + [policy.model.lm_head.weight]
-    )
+    pairs = [(layer.qkv, layer.feed_forward.into) for layer in make_decoder(policy.model).layers]
+    products = [*(weight for pair in pairs for weight in pair), policy.model.lm_head.weight]
     for shape, times in Counter(tuple(weight.shape) for weight in products).items():
         assert casts.shapes[shape] == times
 

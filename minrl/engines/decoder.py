@@ -67,7 +67,7 @@ class LlamaDecoder:
         self.length = 0
         index = torch.arange(longest, device=device)
         itself = torch.eye(longest, dtype=torch.bool, device=device)  # a padded query must see something
-        seen = {}
+        seen: Seen = {}
         for window in {layer.window for layer in self.layers}:
             near = index >= index[:, None] + 1 - (window or longest)
             causal = (index <= index[:, None]) & near
@@ -91,17 +91,15 @@ class LlamaDecoder:
         """Append a token (N,) to every row -> (N, D)."""
         positions = self.length - self.padding
         most = int(self.padding.max())
-        seen = {}
+        seen: Seen = {}
         for window in {layer.window for layer in self.layers}:  # rows end at the same slot, and so do their windows
             start = max(0, self.length + 1 - window) if window else 0
             slots = torch.arange(start, self.length + 1, device=tokens.device)
             seen[window] = start, (slots >= self.padding[:, None])[:, None, None, None] if most > start else None
         return self._forward(tokens[:, None], positions[:, None], seen)[:, 0]
 
-    def _forward(self, ids: Tensor, positions: Tensor, seen: dict[int | None, tuple[int, Tensor | None]]) -> Tensor:
-        """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q. For each window, `seen` has the first slot that
-        is seen and the mask from there.
-        """
+    def _forward(self, ids: Tensor, positions: Tensor, seen: "Seen") -> Tensor:
+        """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q."""
         hidden = F.embedding(ids, self.weight)
         if self.embedding_scale is not None:
             hidden = hidden * self.embedding_scale
@@ -215,3 +213,6 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 Decoder = LlamaDecoder | TransformersDecoder
+
+Seen = dict[int | None, tuple[int, Tensor | None]]
+"""The first slot that is seen, and the mask from there on, for each window of the layers."""

@@ -5,7 +5,6 @@ N rows, Q positions of a row, D hidden size, F inner size, E experts, k experts 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,9 @@ class Norm:
     torch's.
     """
 
-    def __init__(self, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, device: Any) -> None:
+    def __init__(
+        self, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, device: torch.device
+    ) -> None:
         self.weight, self.bias, self.eps, self.centred = weight, bias, eps, centred
         self.eps_tensor = torch.tensor(eps, dtype=torch.float64, device=device)
 

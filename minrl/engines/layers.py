@@ -130,7 +130,7 @@ class Layer:
         self.qkv, self.qkv_bias = _projections(attention, config, order)
         self.query_key_norms = _query_key_norms(attention, config, shape, order)
         self.out, self.out_bias = side_by_side(attention.o_proj)
-        self.feed_forward = _feed_forward(layer.mlp)
+        self.feed_forward = _experts(layer.mlp) if hasattr(layer.mlp, "experts") else _feed_forward(layer.mlp)
 
 
 def read_norm(norm: Any, shape: Shape, device: torch.device) -> Callable[[Tensor], Tensor]:  # noqa: ANN401
@@ -142,7 +142,7 @@ def read_norm(norm: Any, shape: Shape, device: torch.device) -> Callable[[Tensor
 
 
 def _norm(norm: Any, weight: Tensor | None, shape: Shape, device: torch.device) -> Norm:  # noqa: ANN401
-    eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", 1e-5)  # OLMo's has no name
+    eps = next((getattr(norm, name) for name in ("variance_epsilon", "eps") if hasattr(norm, name)), 1e-5)  # OLMo's
     return Norm(weight, getattr(norm, "bias", None), eps, shape.centred, device)
 
 
@@ -218,9 +218,7 @@ def _query_key_norms(attention: Any, config: Any, shape: Shape, order: Tensor | 
     return (_norm(norms[0], joined, shape, device),)
 
 
-def _feed_forward(mlp: Any) -> FeedForward | Experts:  # noqa: ANN401 - each type has its own class
-    if hasattr(mlp, "experts"):
-        return _experts(mlp)
+def _feed_forward(mlp: Any) -> FeedForward:  # noqa: ANN401 - each type has its own class
     names = next(names for names in INTO if all(hasattr(mlp, name) for name in names))
     gated = any("gate" in name for name in names)
     activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name))
