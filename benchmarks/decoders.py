@@ -17,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minrl.config import ModelConfig
 from minrl.engines import Sampling, torch_engine
-from minrl.engines.cached_decoder import TransformersDecoder
+from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, make_decoder
 from minrl.engines.layers import SHAPES
 from minrl.model.loading import word_tokenizer
@@ -86,7 +86,7 @@ def measure(name: str, size: str, rounds: int) -> tuple[str, str, str]:
     own, ratios = [], []
     for number in range(rounds + 1):
         seconds = []
-        for make in (make_decoder, TransformersDecoder):
+        for make in (make_decoder, CachedDecoder):
             torch_engine.make_decoder = make
             started = time.perf_counter()
             completions = engine.generate(work.requests(number), Sampling(1.0, frozenset()))

@@ -15,18 +15,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.engines.cached_decoder import TransformersDecoder, left_padded
-from minrl.engines.layers import Layer, Shape, read_norm, rotary_kinds, rotary_table, shape_of
+from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
+from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
 from minrl.kernels.cpu import few_rows_product
 from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
+from minrl.model.method import method_of
 from minrl.types import CausalModel
 
 
 def make_decoder(model: CausalModel) -> "Decoder":
-    """The fastest decoder for the model's shape."""
-    shape = shape_of(model.get_decoder())
-    return TransformersDecoder(model) if shape is None else LlamaDecoder(model, shape)
+    """The decoder of the model's method: where that allows it and the shape is one that it takes, our own."""
+    decoding = method_of(model).decoding
+    if decoding == "recomputed":
+        return RecomputingDecoder(model)
+    return LlamaDecoder(model) if decoding == "own" and has_own_decoder(model) else CachedDecoder(model)
+
+
+def has_own_decoder(model: CausalModel) -> bool:
+    """Whether `LlamaDecoder` takes a model of this shape."""
+    return shape_of(model.get_decoder()) is not None
 
 
 class LlamaDecoder:
@@ -36,8 +44,10 @@ class LlamaDecoder:
     with their adapters, concatenated and cast when the decoder is made, once for each batch of completions.
     """
 
-    def __init__(self, model: CausalModel, shape: Shape) -> None:
+    def __init__(self, model: CausalModel) -> None:
         decoder, config = model.get_decoder(), model.get_decoder().config
+        shape = shape_of(decoder)
+        assert shape is not None, f"{config.model_type} has no shape"
         self.decoder, self.shape = decoder, shape
         self.weight = merged_weight(decoder.embed_tokens)
         self.embedding_scale = _embedding_scale(decoder)
@@ -212,7 +222,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-Decoder = LlamaDecoder | TransformersDecoder
+Decoder = LlamaDecoder | CachedDecoder | RecomputingDecoder
 
 Seen = dict[int | None, tuple[int, Tensor | None]]
 """The first slot that is seen, and the mask from there on, for each window of the layers."""
