@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import torch
+from harness import doing
 from shapes import Work
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -72,17 +73,19 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--sizes", nargs="+", default=["1M", "5M"], choices=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
     torch.set_num_threads(1)
     for size in options.sizes:
         for name in options.shapes:
-            print(size, name, *measure(name, size, options.rounds), flush=True)
+            doing(f"{name}, {size}")
+            print(size, name, *measure(name, size, options.rounds, options.tokens), flush=True)
 
 
-def measure(name: str, size: str, rounds: int) -> tuple[str, str, str]:
+def measure(name: str, size: str, rounds: int, tokens: int) -> tuple[str, str, str]:
     """Parameters; tokens per second by the own decoder; how many times as many those are as by transformers' cache."""
     policy = make_policy(name, size)
-    engine, work = torch_engine.TorchEngine(policy), Work(size="5M" if size != "1M" else "1M")
+    engine, work = torch_engine.TorchEngine(policy), Work(size="1M" if size == "1M" else "5M", max_tokens=tokens)
     own, ratios = [], []
     for number in range(rounds + 1):
         seconds = []

@@ -2,9 +2,16 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from minrl.engines.decoder import LlamaDecoder, make_decoder
+from minrl.config.learning import LoraConfig
+from minrl.engines import decoder
+from minrl.engines.cached_decoder import CachedDecoder
+from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder
+from minrl.engines.feed_forward import Norm
+from minrl.engines.layers import SHAPES
+from minrl.model.lora import Adapters
 
 SMALL = {
     "vocab_size": 60,
@@ -88,12 +95,17 @@ CONFIGS = {
     "hunyuan_v1_dense": HEADS,
     "nanochat": {},
 }
+USUAL = (
+    *("llama with biases", "qwen2 sliding", "ministral3", "phi3 in part", "starcoder2", "smollm3 sliding", "olmo3"),
+    *("gemma2", "gemma3_text", "granite", "glm4", "cohere2", "nanochat", "qwen3_moe", "qwen2_moe"),
+)
+"""Each field of a shape is in one of them. Another config is slow only because of the module that it loads."""
 
 
 def make_model(name, **more):
     kind, _, _ = name.partition(" ")
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[kind](**{**SMALL, **CONFIGS[name], **more})
+    config = CONFIG_MAPPING[kind](**{**SMALL, **CONFIGS.get(name, {}), **more})
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():  # every weight counts, and tokens differ in probability
         for path, weight in model.named_parameters():
@@ -138,7 +150,11 @@ def decoded(model, made):
     return [(ids, start, logprobs_of(torch.stack(states), model)) for ids, start, states in done + rows]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+def test_every_shape_has_a_config_here():
+    assert {name.partition(" ")[0] for name in CONFIGS} == SHAPES.keys()
+
+
+@pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
 def test_every_shape_is_computed_as_transformers_does(name):
     model = make_model(name)
     made = make_decoder(model)
@@ -147,3 +163,101 @@ def test_every_shape_is_computed_as_transformers_does(name):
         expected = alone(model, ids)[start - 1 :]
         assert expected.std() > 0.5  # otherwise any two numbers would agree
         torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["phi3 in part", "gemma2", "olmo3", "nanochat", "qwen2_moe"])
+def test_adapters_are_merged_into_projections_of_every_layout(name):
+    model = make_model(name)
+    before = dict(model.named_parameters())
+    Adapters(model, LoraConfig(lora_rank=2, lora_alpha=4), "base", seed=0)
+    with torch.no_grad():
+        for path, weight in model.named_parameters():
+            if path not in before and "lora_B" in path:
+                weight.normal_(std=0.2)
+    plain = make_model(name)
+    for ids, start, logprobs in decoded(model, make_decoder(model)):
+        torch.testing.assert_close(logprobs, alone(model, ids)[start - 1 :], atol=1e-4, rtol=0)
+        assert (logprobs - alone(plain, ids)[start - 1 :]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["phi3 in part", "gemma3_text", "olmo3", "cohere2", "nanochat", "ministral3"])
+def test_in_bfloat16_every_part_has_a_small_gap_to_the_policy(name):
+    model = make_model(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = make_decoder(model)
+        assert made.layers[0].qkv.dtype == torch.bfloat16
+        for ids, start, logprobs in decoded(model, made):
+            expected = alone(model, ids)[start - 1 :]
+            assert (logprobs - expected).abs().mean() < 0.05 * expected.std()
+
+
+def test_in_bfloat16_the_router_chooses_as_in_float32():
+    # Two experts whose shares differ by less than bfloat16 can say: 1 and 1 + 2^-9 of a logit's 4.
+    model = make_model("qwen3_moe", num_experts_per_tok=1, num_experts=2)
+    experts = make_decoder(model).layers[0].feed_forward
+    x = torch.zeros(1, 1, 32)
+    x[..., 0] = 1.0
+    experts.router.data.zero_()
+    experts.router.data[:, 0] = torch.tensor([4.0, 4.0 + 2**-7])
+    assert experts.router.bfloat16()[0, 0] == experts.router.bfloat16()[1, 0]
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled), torch.no_grad():
+            assert experts._route(x[0])[1].tolist() == [[1]]
+
+
+REFUSED = {
+    "a type that is not described": ("gpt_neox", {}),
+    "clipped projections": ("olmo", {"clip_qkv": 3.0}),
+    "clipped projections of a mixture": ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 3.0}),
+    "attention to both sides": ("gemma", {**HEADS, "use_bidirectional_attention": True}),
+    "another kind of layer": ("qwen3", {**HEADS, "layer_types": ["chunked_attention", "full_attention"]}),
+    "experts of odd widths": ("qwen3_moe", {**MOE, **HEADS, "moe_intermediate_size": 23}),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_not_described_exactly_is_left_to_transformers(why):
+    kind, fields = REFUSED[why]
+    model = make_model(kind, **fields)
+    assert not has_own_decoder(model)
+    assert isinstance(make_decoder(model), CachedDecoder)
+
+
+def test_experts_in_float64_are_left_to_transformers():
+    assert not has_own_decoder(make_model("mixtral").double())
+    assert has_own_decoder(make_model("mixtral").bfloat16())
+    assert has_own_decoder(make_model("mistral").double())
+
+
+@pytest.mark.parametrize("cap", [None, 0.7])
+@pytest.mark.parametrize("masked", [False, True])
+def test_plain_products_attend_as_torch_does(masked, cap):
+    query, cache = torch.randn(3, 2, 4, 8, dtype=torch.float64), torch.randn(2, 3, 2, 9, 8, dtype=torch.float64)
+    keys, values = cache[:, :, :, :6]  # as in use: the first slots of a longer cache
+    mask = torch.ones(3, 1, 4, 6, dtype=torch.bool)
+    mask[1, :, :, :3] = False
+    scores = 0.3 * query @ keys.transpose(2, 3)
+    scores = scores if cap is None else cap * (scores / cap).tanh()
+    expected = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values if masked else scores.softmax(-1) @ values
+    attended = decoder._by_products(query, keys, values, mask if masked else None, 0.3, cap)
+    torch.testing.assert_close(attended, expected, atol=1e-12, rtol=0)
+
+
+ROUNDED = {"atol": 0.03, "rtol": 0.01}
+"""Two roundings to 8 bits of numbers around 1."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_decoders_norms_are_torchs(dtype):
+    x, weight, bias = torch.randn(4, 3, 16).to(dtype), torch.randn(16).to(dtype), torch.randn(16).to(dtype)
+    device = torch.device("cpu")
+    for rows in (x, x * 1e-3):  # in the latter the constant below the root is felt
+        rms = Norm(weight, None, 1e-6, False, device)
+        torch.testing.assert_close(rms(rows), F.rms_norm(rows, (16,), None, 1e-6) * weight)
+        centred = Norm(weight, bias, 1e-5, True, device)
+        torch.testing.assert_close(
+            centred(rows),
+            F.layer_norm(rows, (16,), weight, bias, 1e-5),
+            atol=0.02 if dtype == torch.bfloat16 else 1e-6,
+            rtol=0.02,
+        )
