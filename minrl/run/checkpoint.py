@@ -197,7 +197,7 @@ def weights_sha256(policy: Policy) -> str:
     """Hash over sorted name, dtype, shape and bytes of the float32 master weights, tied ones once."""
     digest = hashlib.sha256()
     for name, weight in master_weights(policy.model).items():
-        array = weight.detach().cpu().contiguous().numpy()
+        array = weight.detach().float().cpu().contiguous().numpy()
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
