@@ -64,6 +64,9 @@ MODELS = {
     "Cohere2": {"head_dim": 8, "logit_scale": 1.0},
     "SmolLM3": {},
 }
+IN_FLOAT32 = ("Mamba",)
+"""Those that round hidden states to the precision of a weight, so that all weights stay in float32."""
+
 FAST = ("Qwen3Moe", "DeepseekV3", "GptOss", "GPT2", "FalconH1")
 """Experts that peft adapts, with a dense layer; some with shared experts; transposed ones; (in, out) weights; layers
 that peft refuses.
@@ -202,3 +205,30 @@ def test_experts_and_routers_are_named_like_layers(name, targets, found, adapted
     policy.adapters.save(tmp_path / "adapter")
     theirs = peft.PeftModel.from_pretrained(load(tmp_path / "base"), tmp_path / "adapter")
     torch.testing.assert_close(logprobs_of(theirs), logprobs_of(policy.model), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_frozen_weights_stay_in_bfloat16_and_compute_as_in_float32(name, adapted, tmp_path, tokenizer):
+    if not (tmp_path / "base").exists():
+        made(name, tokenizer).bfloat16().save_pretrained(tmp_path / "base")
+    policy = adapted(name)
+    theirs = load(tmp_path / "base")
+    policy.adapters.save(tmp_path / "adapter")
+    theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True).eval()
+    held = {weight.dtype for weight in policy.model.parameters() if not weight.requires_grad}
+    assert held <= {torch.bfloat16, torch.float32}
+    assert all(weight.dtype == torch.float32 for weight in policy.model.parameters() if weight.requires_grad)
+    frozen = [weight for weight in policy.model.parameters() if weight.ndim >= 2 and not weight.requires_grad]
+    short = sum(weight.numel() for weight in frozen if weight.dtype == torch.bfloat16)
+    least = 0 if name in IN_FLOAT32 else 0.85  # the rest are convolutions and positions
+    assert short >= least * sum(weight.numel() for weight in frozen)
+    assert (short == 0) == (name in IN_FLOAT32)
+    torch.testing.assert_close(logprobs_of(policy.model), logprobs_of(theirs), atol=1e-4, rtol=0)
+    for model in (policy.model, theirs):
+        model(input_ids=IDS, use_cache=False).logits.log_softmax(-1)[0, :, 3].sum().backward()
+    expected = {name.removeprefix("base_model.model."): weight.grad for name, weight in theirs.named_parameters()}
+    for key, weight in policy.model.named_parameters():
+        if weight.requires_grad:
+            assert float((weight.grad - expected[key]).norm()) <= 1e-4 * float(expected[key].norm()), key
+    save_policy(policy, tmp_path / "saved")
+    torch.testing.assert_close(logprobs_of(load(tmp_path / "saved")), logprobs_of(policy.model), atol=1e-4, rtol=0)

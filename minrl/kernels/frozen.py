@@ -20,14 +20,33 @@ READ_DIRECTLY = ("dt_proj", "classifier")
 CLASSES: dict[tuple[type, type], type] = {}
 """Those made here, by what they are made of."""
 
+PROBED, LARGEST_CHANGE = 8, 1e-4
+"""Tokens of the probe that compares held weights with those in float32, and how many nats rounding may change."""
+
 SAMPLED = 1024
 """Numbers of a weight that are looked at first: most that are not bfloat16 show it there."""
 
 
 def hold_frozen(model: nn.Module) -> None:
     """Hold the frozen weights of linear layers, embeddings and experts in bfloat16 where they are bfloat16 numbers.
-    Those are nearly all; any other frozen weight is held in float32.
+    Those are nearly all; any other frozen weight is held in float32, and so is each where the model would compute
+    something else with the former: some round their hidden states to the precision of a weight.
     """
+    before = _probed(model)
+    _hold(model)
+    if not torch.allclose(_probed(model), before, atol=LARGEST_CHANGE, rtol=0):
+        for weight in model.parameters():
+            weight.data = in_float32(weight.data)
+
+
+@torch.no_grad()
+def _probed(model: nn.Module) -> Tensor:
+    """Log-probabilities of a few tokens."""
+    ids = torch.arange(1, 1 + PROBED, device=next(model.parameters()).device)[None]
+    return model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+
+
+def _hold(model: nn.Module) -> None:
     classes = {module: _held_class(type(module), name.rpartition(".")[2]) for name, module in model.named_modules()}
     own = {weight: held for module, held in classes.items() for weight in module.parameters(recurse=False)}
     alone = {weight for module, held in classes.items() if held is None for weight in module.parameters(recurse=False)}
@@ -105,10 +124,10 @@ def _in_bfloat16(weight: Tensor) -> Tensor:
 def _held_class(of: Any, name: str) -> Any:  # noqa: ANN401 - a class of modules
     """The class that computes with held weights; None where the model reads them in a way of its own."""
     if issubclass(of, nn.Linear):
-        return Float32Linear if of in (nn.Linear, Float32Linear) and name not in READ_DIRECTLY else None
-    if issubclass(of, nn.Embedding):
+        return Float32Linear if is_plain_linear(of) and name not in READ_DIRECTLY else None
+    if of is nn.Embedding or issubclass(of, _HeldEmbedding) or "ScaledWordEmbedding" in of.__name__:
         return _with(_HeldEmbedding, of)
-    return _with(_Computing, of) if "Experts" in of.__name__ else None
+    return _with(_Computing, of) if "Experts" in of.__name__ or of.__name__ == "Conv1D" else None
 
 
 def _with(held: type, of: Any) -> Any:  # noqa: ANN401
