@@ -30,6 +30,14 @@ def kept_bytes(run: Callable[[], object]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+def growth(kept: Callable[[int], int], short: int) -> tuple[float, float]:
+    """Bytes per token and per pair of tokens, from what is kept for `short`, twice and four times as many tokens."""
+    sizes = [kept(length) for length in (short, 2 * short, 4 * short)]
+    first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
+    quadratic = (second - 2 * first) / (6 * short**2)
+    return first / short - 3 * short * quadratic, quadratic
+
+
 def layers_of(decoder: CausalModel) -> Sequence[nn.Module]:
     """The longest list of modules of the decoder; empty if it has none."""
     lists = (list(child) for child in decoder.children() if isinstance(child, nn.ModuleList))

@@ -32,8 +32,13 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def free_bytes() -> int | None:
-    """Available memory, the page cache included, within a container's limit; None where it is unknown."""
+def free_bytes(device: torch.device | None = None) -> int | None:
+    """Available bytes of a CUDA card, or of memory, the page cache included, within a container's limit; None where it
+    is unknown.
+    """
+    if device is not None and device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
