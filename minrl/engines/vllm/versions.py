@@ -98,6 +98,23 @@ def pack_again(head: CausalModel) -> None:
     head.quant_method.process_weights_after_loading(head)
 
 
+def packs_experts(layer: CausalModel, weight: Tensor) -> bool:
+    """Whether the layer computes with a packed copy of the experts in `weight`, as it does on a CPU, and packs them as
+    they are: not where it adds columns to them, and not on CUDA, where each kernel has its own order.
+    """
+    kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+    experts = getattr(kernel, "fused_experts", None)
+    plain = hasattr(experts, "isa") and not getattr(experts, "_use_zentorch", False)
+    return plain and any(weight.shape == tensor.shape for tensor in layer.parameters(recurse=False))
+
+
+def packed_experts(layer: CausalModel, weight: Tensor) -> Tensor:
+    """Some experts as the layer packs them."""
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    return cpu_prepack_moe_weight(weight.contiguous(), layer.quant_method.moe_kernel.fused_experts.isa)
+
+
 def fall_asleep(llm: Any, everything: bool) -> bool:  # noqa: ANN401 - vllm.LLM
     """Release the key-value memory, or everything; returns whether the weights were released too.
 
