@@ -137,7 +137,7 @@ SMALL: dict[str, Any] = {
 }
 """Field names of configs and their values here. A field that is None or 0 by default stays so."""
 
-SPECIAL = ("<pad>", "<unk>", "<end>")
+SPECIAL = ("<pad>", "<unk>", "<end>", "<|endoftext|>")
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 DECODER = {"is_decoder": True, "add_cross_attention": False, "is_encoder_decoder": False}
@@ -254,6 +254,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "llama4": {"vision_config": {"projector_input_dim": 64, "projector_output_dim": 64, "vision_output_dim": 64}},
     "mellum": {"layer_types": SLIDING_FULL, "mlp_layer_types": ["dense", "sparse"]},
     "minimax_m3_vl_text": {
+        "index_n_heads": 2,
         "layer_types": ["full_attention", "minimax_m3_sparse"],
         "mlp_layer_types": ["dense", "sparse"],
         "num_hidden_layers": 2,
@@ -440,6 +441,8 @@ def small_model(name: str, seed: int = 0) -> CausalModel:
     with torch.no_grad():
         for tensor in (*model.parameters(), *_empty_buffers(model)):
             _draw(tensor, generator)
+        for path, weight in model.named_parameters():  # else softplus is 0, and positions tie, in Doge's mask
+            weight.mul_(0.2 if path.endswith("self_attn.dt_proj.weight") else 1.0)
     return model
 
 
@@ -449,7 +452,7 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *characters])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=SPECIAL[1]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    pad, unknown, end = SPECIAL
+    pad, unknown, end, _ = SPECIAL
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, unk_token=unknown, eos_token=end)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from minrl.model.shape import key_width
 from minrl.types import CausalModel, Request
 
 ACTIVATIONS = 16
@@ -35,12 +36,9 @@ class Footprint:
 
 def footprint(model: CausalModel, itemsize: int) -> Footprint:
     """What sampling from the model holds, in a precision of `itemsize` bytes."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    config = model.config.get_text_config(decoder=True)
     return Footprint(
-        slot=2 * config.num_hidden_layers * kv_heads * head_dim * itemsize,
+        slot=2 * config.num_hidden_layers * key_width(config) * itemsize,
         prompt_token=ACTIVATIONS * config.hidden_size * itemsize,
         row=LOGITS * 4 * config.vocab_size,
     )
