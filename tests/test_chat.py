@@ -339,6 +339,21 @@ def test_a_model_keeps_its_own_template_and_learns_where_it_ends(model):
     assert model.generation_config.eos_token_id == end
 
 
+def test_adapters_keep_the_template_that_they_were_trained_with(model, tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    (tmp_path / "chat_template.jinja").write_text(known.QWEN25)
+    chat = ChatTokenizer(tokenizer=tokenizer("bytes", known.GEMMA, CHATML), chat_template_options={})
+    settle_template(chat, model, "", str(tmp_path))  # its tokenizer is the base model's
+    assert chat.tokenizer.chat_template == known.QWEN25
+
+
+def test_a_template_that_ends_with_no_answer_cannot_be_compared_and_that_is_said(said):
+    chat = chat_of("qwen2.5")
+    chat.tokenizer.chat_template += "{%- if not add_generation_prompt %}{{ raise_exception('ask') }}{% endif %}"
+    assert chat.decode_all(chat.encode_next_turn(FURTHER, [7])).startswith("<|im_end|>\n<|im_start|>user")
+    assert "the chat template does not write a conversation that ends with an answer" in said[0]
+
+
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "mine.jinja"
