@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from minrl.batch import pack
 from minrl.engines import CACHE_GIB, PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Sampling, decoder, torch_engine
-from minrl.engines.cached_decoder import TransformersDecoder
+from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, make_decoder
 from minrl.engines.seeds import mix
 from minrl.engines.slices import Footprint, footprint, slices
@@ -539,4 +539,4 @@ def test_greedy_and_sampled_rows_may_be_as_few_as_they_leave_the_batch_at(engine
 
 
 def test_the_fallback_decoder_is_transformers_own(shaped):
-    assert isinstance(make_decoder(shaped("gemma").model), TransformersDecoder)
+    assert isinstance(make_decoder(shaped("gemma").model), CachedDecoder)

@@ -15,22 +15,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.engines.cached_decoder import TransformersDecoder, left_padded
+from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.kernels.cpu import computed, few_rows_product
 from minrl.model.lora import merged_weight
+from minrl.model.method import method_of
+from minrl.model.text import decoder_of
 from minrl.types import CausalModel
 
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
 
 
 def make_decoder(model: CausalModel) -> "Decoder":
-    """The fastest decoder for the model's shape."""
+    """The decoder of the model's method: where that allows it and the shape is one that it takes, our own."""
+    decoding = method_of(model).decoding
+    if decoding == "recomputed":
+        return RecomputingDecoder(model)
+    return LlamaDecoder(model) if decoding == "own" and has_own_decoder(model) else CachedDecoder(model)
+
+
+def has_own_decoder(model: CausalModel) -> bool:
+    """Whether `LlamaDecoder` takes a model of this shape."""
     config = model.config
+    if config.model_type not in LLAMA_SHAPED:
+        return False
     plain_rope = (config.rope_parameters or {}).get("rope_type", "default") in ("default", "llama3", "linear")
     sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
-    if config.model_type in LLAMA_SHAPED and plain_rope and not sliding:
-        return LlamaDecoder(model)
-    return TransformersDecoder(model)
+    return plain_rope and not sliding
 
 
 class LlamaDecoder:
@@ -41,7 +51,7 @@ class LlamaDecoder:
     """
 
     def __init__(self, model: CausalModel) -> None:
-        decoder, config = model.get_decoder(), model.config
+        decoder, config = decoder_of(model), model.config
         self.decoder = decoder
         self.weight = merged_weight(decoder.embed_tokens)
         self.kv_heads = config.num_key_value_heads
@@ -205,4 +215,4 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-Decoder = LlamaDecoder | TransformersDecoder
+Decoder = LlamaDecoder | CachedDecoder | RecomputingDecoder

@@ -32,8 +32,13 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def free_bytes() -> int | None:
-    """Available memory, the page cache included, within a container's limit; None where it is unknown."""
+def free_bytes(device: torch.device | None = None) -> int | None:
+    """Available bytes of a CUDA card, or of memory, the page cache included, within a container's limit; None where it
+    is unknown.
+    """
+    if device is not None and device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
@@ -87,7 +92,8 @@ class OneDnnLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
         if _in_float32(x, self.weight):
-            return _Product.apply(x, self.weight, self.bias)
+            rows = x.reshape(-1, x.shape[-1])  # outside, so that the product is no view and may be changed in place
+            return _Product.apply(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
         return super().forward(x)
 
 
@@ -101,10 +107,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
         x, weight = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
-        grad_bias = rows.sum(0) if ctx.has_bias else None
+        grad_bias = grad.sum(0) if ctx.has_bias else None
         grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
-        grad_weight = rows.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        grad_weight = grad.T @ x if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad_bias
 
 
