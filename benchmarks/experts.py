@@ -111,6 +111,7 @@ def measure(policy) -> dict[str, float]:
 
 
 def main() -> None:
+    """Print a row for each model and precision of its routers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     chosen = parser.parse_args().models
