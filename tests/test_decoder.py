@@ -9,7 +9,7 @@ from minrl.config.learning import LoraConfig
 from minrl.engines import decoder
 from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder
-from minrl.engines.feed_forward import Norm
+from minrl.engines.layer_parts import Norm
 from minrl.engines.layers import SHAPES
 from minrl.model.lora import Adapters
 
@@ -94,10 +94,11 @@ CONFIGS = {
     "arcee": {},
     "hunyuan_v1_dense": HEADS,
     "nanochat": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True},
 }
 USUAL = (
     *("llama with biases", "qwen2 sliding", "ministral3", "phi3 in part", "starcoder2", "smollm3 sliding", "olmo3"),
-    *("gemma2", "gemma3_text", "granite", "glm4", "cohere2", "nanochat", "qwen3_moe", "qwen2_moe"),
+    *("gemma2", "gemma3_text", "granite", "glm4", "cohere2", "nanochat", "lfm2", "qwen3_moe", "qwen2_moe"),
 )
 """Each field of a shape is in one of them. Another config is slow only because of the module that it loads."""
 

@@ -1,4 +1,4 @@
-"""Norms and feed-forward parts of a layer, without a gradient, on weights that were read once.
+"""Parts of a layer, without a gradient, on weights that were read once: norms, short convolutions, feed-forwards.
 
 N rows, Q positions of a row, D hidden size, F inner size, E experts, k experts of a token.
 """
@@ -39,6 +39,36 @@ class Norm:
         if self.weight is not None:
             x = x * self.weight
         return x if self.bias is None else x + self.bias
+
+
+@dataclass(frozen=True)
+class ShortConvolution:
+    """out(c * convolution(b * x)), where b, c and x are one product of the input. Each channel of b * x is convolved by
+    itself over a token and the k - 1 before it.
+    """
+
+    into: Tensor
+    into_bias: Tensor | None
+    kernel: Tensor  # (k, D)
+    kernel_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+
+    def start(self, rows: int) -> Tensor:
+        """What comes before a sequence (N, k - 1, D): nothing."""
+        return self.into.new_zeros(rows, *self.kernel[1:].shape)
+
+    def __call__(self, x: Tensor, before: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(N, Q, D) after what came before -> (N, Q, D), and what comes before the next token. Tokens that are not
+        `real` (N, Q) are padding.
+        """
+        b, c, inner = few_rows_product(x, self.into, self.into_bias).chunk(3, dim=-1)
+        inner = b * inner if real is None else (b * inner).masked_fill(~real[:, :, None], 0.0)
+        seen = torch.cat([before, inner], dim=1)
+        parts = [seen[:, index : index + x.shape[1]] * weights for index, weights in enumerate(self.kernel)]
+        convolved = torch.stack(parts).sum(0)
+        convolved = convolved if self.kernel_bias is None else convolved + self.kernel_bias
+        return few_rows_product(c * convolved, self.out, self.out_bias), seen[:, x.shape[1] :]
 
 
 @dataclass(frozen=True)
