@@ -15,7 +15,7 @@ from transformers import Phi3Config
 from minrl.batch import pack
 from minrl.config import ModelConfig
 from minrl.kernels import cpu
-from minrl.kernels.cpu import OneDnnLinear, few_rows_product, product
+from minrl.kernels.cpu import Float32Linear, few_rows_product, product
 from minrl.model.loading import ASSISTANT, END, USER, save_model, word_tokenizer
 from minrl.model.method import Method
 from minrl.policy import as_policy, master_weights
@@ -259,7 +259,7 @@ def test_the_fast_product_is_a_linear_layer_gradients_too(bias):
     plain = torch.nn.Linear(33, 17, bias=bias)
     fast = torch.nn.Linear(33, 17, bias=bias)
     fast.load_state_dict(plain.state_dict())
-    fast.__class__ = OneDnnLinear
+    fast.__class__ = Float32Linear
     grad = torch.randn(2, 5, 17)
     results = []
     for layer in (plain, fast):

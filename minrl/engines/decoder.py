@@ -22,6 +22,7 @@ from minrl.kernels.cpu import few_rows_product
 from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
 from minrl.model.method import method_of
+from minrl.model.text import decoder_of
 from minrl.types import CausalModel
 
 
@@ -35,7 +36,7 @@ def make_decoder(model: CausalModel) -> "Decoder":
 
 def has_own_decoder(model: CausalModel) -> bool:
     """Whether `LlamaDecoder` takes a model of this shape."""
-    return shape_of(model.get_decoder()) is not None
+    return shape_of(decoder_of(model)) is not None
 
 
 Seen = dict[int | None, tuple[int, Tensor | None]]
@@ -50,7 +51,8 @@ class LlamaDecoder:
     """
 
     def __init__(self, model: CausalModel) -> None:
-        decoder, config = model.get_decoder(), model.get_decoder().config
+        decoder = decoder_of(model)
+        config = decoder.config
         shape = shape_of(decoder)
         assert shape is not None, f"{config.model_type} has no shape"
         self.decoder, self.shape = decoder, shape
