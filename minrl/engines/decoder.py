@@ -19,6 +19,7 @@ from torch import Tensor
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
 from minrl.kernels.cpu import few_rows_product
+from minrl.kernels.frozen import in_float32
 from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
 from minrl.model.method import method_of
@@ -124,7 +125,7 @@ class LlamaDecoder:
 
     def _forward(self, ids: Tensor, positions: Tensor, seen: Seen, real: Tensor | None = None) -> Tensor:
         """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q. Ids that are not `real` are padding."""
-        hidden = F.embedding(ids, self.weight)
+        hidden = in_float32(F.embedding(ids, self.weight))
         if self.embedding_scale is not None:
             hidden = hidden * self.embedding_scale
         if self.shape.norms_embeddings:
@@ -225,7 +226,7 @@ def _embedding_scale(decoder: CausalModel) -> Tensor | float | None:
     """What embeddings are multiplied by; None for nothing."""
     embedding = getattr(decoder.embed_tokens, "base_layer", decoder.embed_tokens)
     if hasattr(embedding, "embed_scale"):
-        return embedding.embed_scale.to(embedding.weight.dtype)
+        return in_float32(embedding.embed_scale)
     return getattr(decoder, "embedding_multiplier", None)
 
 

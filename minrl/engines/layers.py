@@ -16,6 +16,7 @@ from torch import Tensor
 
 from minrl.engines.layer_parts import Experts, FeedForward, Norm, ShortConvolution, takes_grouped_products
 from minrl.kernels.cpu import computed
+from minrl.kernels.frozen import in_float32
 from minrl.model.lora import merged_weight
 from minrl.types import CausalModel
 
@@ -115,7 +116,7 @@ def shape_of(decoder: CausalModel) -> Shape | None:
     if shape.windows == "typed" and set(config.layer_types) - {"full_attention", "sliding_attention"}:
         return None
     experts = [layer.mlp.experts for layer in decoder.layers if hasattr(getattr(layer, "mlp", None), "experts")]
-    return shape if all(takes_grouped_products(each.gate_up_proj) for each in experts) else None
+    return shape if all(takes_grouped_products(_base(each).gate_up_proj) for each in experts) else None
 
 
 class Layer:
@@ -176,11 +177,16 @@ def rotary_kinds(decoder: CausalModel) -> list[str]:
 
 def rotary_table(decoder: CausalModel, kind: str, index: Tensor, shape: Shape, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines (L, C) at the positions (L,); the sines of the lower half are negative."""
-    arguments = (decoder.embed_tokens.weight.new_empty(1), index[None], *([kind] if kind else []))
-    tables = zip(decoder.rotary_emb(*arguments), (1.0, 0.0), strict=True)
-    cos, sin = (_halved(table[0], head_dim, unrotated) for table, unrotated in tables)
+    tables = zip(_angles(decoder, kind, index), (1.0, 0.0), strict=True)
+    cos, sin = (_halved(table, head_dim, unrotated) for table, unrotated in tables)
     sin = -sin if shape.backwards else sin
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+
+def _angles(decoder: CausalModel, kind: str, index: Tensor) -> list[Tensor]:
+    """transformers' cosines and sines of the rotated dimensions, at the positions (L,)."""
+    like = in_float32(decoder.embed_tokens.weight.new_empty(1))
+    return [table[0] for table in decoder.rotary_emb(like, index[None], *([kind] if kind else []))]
 
 
 def _halved(table: Tensor, head_dim: int, fill: float) -> Tensor:
@@ -194,12 +200,11 @@ def _halved(table: Tensor, head_dim: int, fill: float) -> Tensor:
 
 def _order(decoder: CausalModel, kind: str, head_dim: int, shape: Shape) -> Tensor | None:
     """The order of a head's dimensions in which rotary pairs are (i, i + C / 2); None if they are so already."""
-    weight = decoder.embed_tokens.weight
-    position = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-    rotated = decoder.rotary_emb(weight.new_empty(1), position, *([kind] if kind else []))[0].shape[-1]
+    first = torch.zeros(1, dtype=torch.long, device=decoder.device)
+    rotated = _angles(decoder, kind, first)[0].shape[-1]
     if rotated == head_dim and not shape.neighbours:
         return None
-    dimensions = torch.arange(head_dim, device=weight.device)
+    dimensions = torch.arange(head_dim, device=decoder.device)
     pairs = dimensions[:rotated].view(-1, 2).T if shape.neighbours else dimensions[:rotated].view(2, -1)
     return torch.cat([pairs, dimensions[rotated:].view(2, -1)], dim=1).flatten()
 
@@ -249,17 +254,31 @@ def _convolution(conv: Any) -> ShortConvolution:  # noqa: ANN401 - each type has
 
 
 def _experts(mlp: Any) -> Experts:  # noqa: ANN401 - each type has its own class
-    shared = hasattr(mlp, "shared_expert")
+    router, shared = _base(mlp.gate), hasattr(mlp, "shared_expert")
     return Experts(
         router=merged_weight(mlp.gate),
-        count=mlp.gate.top_k,
-        normalised=getattr(mlp.gate, "norm_topk_prob", True),
-        gate_up=mlp.experts.gate_up_proj.transpose(1, 2),
-        down=mlp.experts.down_proj.transpose(1, 2),
-        activation=mlp.experts.act_fn,
+        count=router.top_k,
+        normalised=getattr(router, "norm_topk_prob", True),
+        gate_up=_of_experts(mlp.experts, "gate_up_proj").transpose(1, 2),
+        down=_of_experts(mlp.experts, "down_proj").transpose(1, 2),
+        activation=_base(mlp.experts).act_fn,
         shared=_feed_forward(mlp.shared_expert) if shared else None,
-        shared_gate=merged_weight(mlp.shared_expert_gate) if shared else None,
+        shared_gate=computed(merged_weight(mlp.shared_expert_gate)) if shared else None,
     )
+
+
+def _of_experts(experts: Any, name: str) -> Tensor:  # noqa: ANN401 - each type has its own class
+    """A weight of all experts, merged with its adapters, which are wrapped around each other."""
+    while hasattr(experts, "base_layer"):
+        if experts.parameter_name == name:
+            return merged_weight(experts)
+        experts = experts.base_layer
+    return in_float32(getattr(experts, name))
+
+
+def _base(module: Any) -> Any:  # noqa: ANN401 - each type has its own class
+    """The module inside all adapters."""
+    return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
 def side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
