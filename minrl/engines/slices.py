@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from minrl.model.shape import key_width
+from minrl.model.shape import shape_of
 from minrl.types import CausalModel, Request
 
 ACTIVATIONS = 16
@@ -27,7 +27,7 @@ class Footprint:
     prompt_token: int
     """Activations of one token of a prompt."""
     row: int
-    """Logits of one row."""
+    """Logits of one row, and its recurrent states."""
 
     def of(self, rows: int, prompt: int, limit: int) -> int:
         """Bytes of a batch whose longest prompt and longest completion have so many tokens."""
@@ -36,11 +36,11 @@ class Footprint:
 
 def footprint(model: CausalModel, itemsize: int) -> Footprint:
     """What sampling from the model holds, in a precision of `itemsize` bytes."""
-    config = model.config.get_text_config(decoder=True)
+    shape = shape_of(model.config)
     return Footprint(
-        slot=2 * config.num_hidden_layers * key_width(config) * itemsize,
-        prompt_token=ACTIVATIONS * config.hidden_size * itemsize,
-        row=LOGITS * 4 * config.vocab_size,
+        slot=shape.cached * itemsize,
+        prompt_token=ACTIVATIONS * shape.hidden * itemsize,
+        row=4 * (LOGITS * shape.vocabulary + shape.state),
     )
 
 

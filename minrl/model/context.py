@@ -1,14 +1,7 @@
 """The context length within which log-probabilities do not depend on how they are computed."""
 
-from typing import Any
-
+from minrl.model.shape import shape_of
 from minrl.types import CausalModel
-
-LIMITS = ("max_position_embeddings", "max_target_positions", "max_seq_len", "context_length")
-"""What configs call the number of tokens that they take: Whisper, MPT and RWKV in their own way."""
-
-UNLIMITED = 2**30
-"""Tokens where a config has no limit: recurrent models, and ALiBi."""
 
 
 def context_length(model: CausalModel) -> int:
@@ -22,9 +15,4 @@ def context_length(model: CausalModel) -> int:
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each type of layer
     originals = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
-    return min([stated_context(config), *originals])
-
-
-def stated_context(config: Any) -> int:  # noqa: ANN401 - of transformers
-    """Tokens that a text config says its model takes."""
-    return next((limit for name in LIMITS if (limit := getattr(config, name, None))), UNLIMITED)
+    return min([shape_of(model.config).context, *originals])

@@ -3,6 +3,8 @@
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from minrl.model.shape import shape_of
+
 MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
 """Bytes of both moments of a weight, in memory and in a checkpoint."""
 
@@ -43,11 +45,6 @@ def least_activations(config: Any, tokens: int, itemsize: int) -> int:  # noqa: 
     A Qwen3-shaped layer keeps 40 bytes for each dimension of its input, 16 for those of a key, and in its feed-forward
     part four values for each dimension, in the precision of products (measured in both precisions, within 6 %).
     """
-    hidden = config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    heads = config.num_attention_heads
-    keys = (getattr(config, "num_key_value_heads", None) or heads) * (
-        getattr(config, "head_dim", None) or hidden // heads
-    )
-    layer = 40 * hidden + 16 * keys + 4 * itemsize * inner
-    return tokens * (4 * hidden * config.num_hidden_layers + 2 * layer)
+    shape = shape_of(config)
+    layer = 40 * shape.hidden + 16 * shape.keys + 4 * itemsize * shape.inner
+    return tokens * (4 * shape.hidden * shape.layers + 2 * layer)

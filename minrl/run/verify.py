@@ -74,7 +74,7 @@ def verify(model: CausalModel) -> Verified:
     """Give the model the fastest method that computes it right. Raises `UserError` if there is none."""
     try:
         footprint(model, itemsize=4)
-    except AttributeError as error:
+    except Exception as error:  # of sizes that the config lacks
         raise refused(model, f"its config does not tell its shape ({first_line(error)})") from error
     with narrowed(model):
         try:
