@@ -17,9 +17,15 @@ from torch import Tensor
 
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.kernels.cpu import computed, few_rows_product
+from minrl.kernels.frozen import held_bytes, in_float32
 from minrl.model.lora import merged_weight
 from minrl.model.method import method_of
 from minrl.types import CausalModel
+
+LARGEST_COPY = 2**33
+"""Bytes in float32 of frozen weights in bfloat16 up to which `LlamaDecoder` makes its copy of them. A larger model is
+decoded by its own layers, which cast a weight for each product.
+"""
 
 LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
 
@@ -39,7 +45,7 @@ def has_own_decoder(model: CausalModel) -> bool:
         return False
     plain_rope = (config.rope_parameters or {}).get("rope_type", "default") in ("default", "llama3", "linear")
     sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
-    return plain_rope and not sliding
+    return plain_rope and not sliding and held_bytes(model) <= LARGEST_COPY
 
 
 class LlamaDecoder:
@@ -106,7 +112,7 @@ class LlamaDecoder:
 
     def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
         """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q."""
-        hidden = F.embedding(ids, self.weight)
+        hidden = in_float32(F.embedding(ids, self.weight))
         rotary = tuple(table[positions][:, :, None].to(hidden.dtype) for table in self.rotary)
         for layer, cache in zip(self.layers, self.cache, strict=True):
             normed = self._normed(hidden, layer.input_norm)
@@ -154,7 +160,7 @@ class LlamaDecoder:
     def _rotary_table(self, positions: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines (L, C) of each position, the sines of the lower half negative: see `_rotate`."""
         index = torch.arange(positions, device=self.weight.device)[None]
-        cos, sin = self.decoder.rotary_emb(self.weight.new_empty(1), index)
+        cos, sin = self.decoder.rotary_emb(self.decoder.norm.weight.new_empty(1), index)
         low, high = sin[0].chunk(2, dim=-1)
         return cos[0], torch.cat([-low, high], dim=-1)
 

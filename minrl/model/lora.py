@@ -26,6 +26,7 @@ from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
 from minrl.kernels.frozen import compute_weights, hold_frozen, in_float32
 from minrl.model.targets import find_targets, refuse_tied
+from minrl.model.text import foreign_modules
 from minrl.system.files import read_record
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
@@ -65,7 +66,7 @@ class Adapters:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             _inject(model, self._peft_config)
-        hold_frozen(model)
+        hold_frozen(model, {module for _, module in foreign_modules(model)})
         speed_up_linears(model)
         model.eval()
 
