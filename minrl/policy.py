@@ -24,6 +24,7 @@ from minrl.model.context import context_length
 from minrl.model.lora import Adapters
 from minrl.model.method import method_of
 from minrl.model.processes import Processes
+from minrl.model.text import decoder_of
 from minrl.scoring import sampled_rollout, score
 from minrl.types import CausalModel, Rollout
 
@@ -117,7 +118,7 @@ class Policy(ChatTokenizer):
             return self.activation_checkpointing == "always"
         free = self.free_memory()
         short = free is not None and self.activation_bytes(stream) > LARGEST_SHARE * free
-        return short and bool(layers_of(self.model.get_decoder()))
+        return short and bool(layers_of(decoder_of(self.model)))
 
     def free_memory(self) -> int | None:
         """Free bytes on the device for this process; None if unknown."""
@@ -126,9 +127,9 @@ class Policy(ChatTokenizer):
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """The end tokens of the generation config and of the tokenizer."""
+        """The end tokens of the generation config, of the tokenizer and of its chat template."""
         named = self.model.generation_config.eos_token_id
-        ids = set(named if isinstance(named, list) else [named])
+        ids = {*self.template_ends, *(named if isinstance(named, list) else [named])}
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
 

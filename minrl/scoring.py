@@ -20,6 +20,7 @@ from minrl.kernels.head import chunked_logprobs
 from minrl.kernels.padded_rows import padded_rows
 from minrl.model.head import output_head
 from minrl.model.method import method_of
+from minrl.model.text import decoder_of
 from minrl.types import CausalModel, Rollout
 
 LARGEST_GAP = 0.01
@@ -33,7 +34,7 @@ def score(
 
     `recompute`: activation checkpointing, with each layer's input kept.
     """
-    decoder, packed = model.get_decoder(), method_of(model).packed
+    decoder, packed = decoder_of(model), method_of(model).packed
     attention = partial(_packed_attention, decoder) if packed else nullcontext
     if packed:
         inputs: dict[str, Any] = {"input_ids": stream.input_ids[None], "position_ids": stream.positions[None]}

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minrl.model.context import context_length
+from minrl.model.text import decoder_of
 from minrl.types import CausalModel
 
 
@@ -20,7 +21,7 @@ class CachedDecoder:
     """transformers' forward pass and cache, which grows by itself."""
 
     def __init__(self, model: CausalModel) -> None:
-        self.decoder = model.get_decoder()
+        self.decoder = decoder_of(model)
         self.last_position = context_length(model) - 1
         self.taken = set(inspect.signature(self.decoder.forward).parameters)
         self.cache_name = "cache_params" if "cache_params" in self.taken else "past_key_values"
@@ -61,7 +62,7 @@ class RecomputingDecoder:
     """No cache: every token computes its whole sequence again, for models whose cache cannot be used for a batch."""
 
     def __init__(self, model: CausalModel) -> None:
-        self.decoder = model.get_decoder()
+        self.decoder = decoder_of(model)
         self.ids = self.lengths = torch.empty(0)
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:

@@ -39,9 +39,15 @@ def growth(kept: Callable[[int], int], short: int) -> tuple[float, float]:
 
 
 def layers_of(decoder: CausalModel) -> Sequence[nn.Module]:
-    """The longest list of modules of the decoder; empty if it has none."""
-    lists = (list(child) for child in decoder.children() if isinstance(child, nn.ModuleList))
-    return max(lists, key=len, default=[])
+    """The longest list of modules of the decoder, or of the modules in it; empty if there is none."""
+    outer: list[nn.Module] = [decoder]
+    while outer:
+        inner = [child for module in outer for child in module.children()]
+        lists = [list(child) for child in inner if isinstance(child, nn.ModuleList)]
+        if lists:
+            return max(lists, key=len)
+        outer = inner
+    return []
 
 
 @contextmanager

@@ -97,7 +97,8 @@ class Float32Linear(nn.Linear):
         """`x @ weight.T + bias`."""
         held = self.weight.itemsize < x.itemsize and not torch.is_autocast_enabled(x.device.type)
         if held or _in_float32(x, self.weight):
-            return _Product.apply(x, self.weight, self.bias)
+            rows = x.reshape(-1, x.shape[-1])  # outside, so that the product is no view and may be changed in place
+            return _Product.apply(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
         return super().forward(x)
 
 
@@ -111,10 +112,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
         x, weight = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
-        grad_bias = rows.sum(0) if ctx.has_bias else None
+        grad_bias = grad.sum(0) if ctx.has_bias else None
         grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
-        grad_weight = rows.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        grad_weight = grad.T @ x if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad_bias
 
 

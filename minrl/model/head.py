@@ -2,6 +2,7 @@
 
 from minrl.kernels.head import Head
 from minrl.model.lora import merged_weight
+from minrl.model.text import head_of
 from minrl.types import CausalModel
 
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -19,7 +20,7 @@ MULTIPLIED_BY_DIVISOR = ("hyperclovax",)
 
 def output_head(model: CausalModel) -> Head:
     """The head with its bias, scale and cap. Loading verifies them."""
-    layer, config = model.get_output_embeddings(), model.config.get_text_config()
+    layer, config = head_of(model), model.config.get_text_config(decoder=True)
     scale = 1.0
     for name in FACTORS:
         scale *= getattr(config, name, None) or 1.0

@@ -9,6 +9,7 @@ from minrl.config import ModelConfig
 from minrl.model.loading import load_model
 from minrl.model.lora import adapted_layers, base_of, fold_in, require_peft
 from minrl.model.processes import Processes
+from minrl.model.templates import settle_template
 from minrl.policy import Policy, as_policy
 from minrl.run.verify import Verified, verify
 from minrl.system.cores import cpu_cores
@@ -35,6 +36,7 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     elif adapted_layers(model):
         raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
     policy = as_policy(model, tokenizer, config, processes)
+    settle_template(policy, policy.model, config.chat_template, path)
     with activity("verifying the model"):
         _say_what_is_slower(path, verify(policy.model))
     if policy.context_length < (whole := model.config.get_text_config().max_position_embeddings):

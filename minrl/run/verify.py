@@ -17,6 +17,7 @@ from minrl.kernels.activations import layers_of
 from minrl.model.context import context_length
 from minrl.model.head import output_head
 from minrl.model.method import Decoding, Method, method_of, set_method
+from minrl.model.text import decoder_of
 from minrl.scoring import sampled_rollout, score
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, Rollout, UserError
@@ -75,6 +76,8 @@ def verify(model: CausalModel) -> Verified:
             raise refused(model, f"transformers' own forward pass fails: {first_line(error)}") from error
         if not bool(expected.logprobs.isfinite().all()):
             raise refused(model, "its log-probabilities are not finite")
+        if not probe.is_causal():
+            raise refused(model, "the log-probability of a token depends on the tokens behind it")
         packed, why_not_packed = _choose_scoring(model, probe, expected)
         decoding, why_not_cached = _choose_decoding(model, probe, expected)
     method = Method(packed, decoding)
@@ -84,7 +87,7 @@ def verify(model: CausalModel) -> Verified:
 
 def _choose_scoring(model: CausalModel, probe: "Probe", expected: Computed) -> tuple[bool, str]:
     """Whether rollouts are packed, and else why not. The attention implementation stays the one that is right."""
-    own = model.get_decoder().config._attn_implementation
+    own = decoder_of(model).config._attn_implementation
     tried: dict[tuple[bool, str], str] = {}
     for packed, attention in ((True, own), (False, own), (False, "eager")):
         if (packed and not model._supports_attention_backend) or (packed, attention) in tried:
@@ -138,7 +141,7 @@ class Probe:
 
     def plain(self) -> Computed:
         """Each rollout by itself, by transformers' own forward pass with eager attention."""
-        own = self.model.get_decoder().config._attn_implementation
+        own = decoder_of(self.model).config._attn_implementation
         set_attention(self.model, "eager")
         try:
             with torch.enable_grad():
@@ -150,6 +153,15 @@ class Probe:
         row = torch.tensor([rollout.ids], device=self.device)
         logits = self.model(input_ids=row, use_cache=False).logits[0, rollout.prompt_length - 1 : -1]
         return logits.float().log_softmax(-1).gather(1, row[0, rollout.prompt_length :, None])[:, 0]
+
+    @torch.no_grad()
+    def is_causal(self) -> bool:
+        """Whether what follows a token changes nothing of its log-probability."""
+        rollout = self.rollouts[0]
+        half = rollout.num_sampled // 2
+        shorter = sampled_rollout(rollout.ids[: rollout.prompt_length], rollout.ids[rollout.prompt_length : -half])
+        gap = (self._plain(rollout)[: shorter.num_sampled] - self._plain(shorter)).abs().max()
+        return bool(gap <= LOGPROB_GAP)
 
     def scored(self) -> Computed:
         """All rollouts together, as in training."""
@@ -197,13 +209,13 @@ class Probe:
 def set_attention(model: CausalModel, name: str) -> None:
     """Let the decoder use this attention of transformers, where its class allows to change it after loading."""
     if model._can_set_attn_implementation():
-        model.get_decoder().config._attn_implementation = name
+        decoder_of(model).config._attn_implementation = name
 
 
 def _witnesses(model: CausalModel) -> dict[str, nn.Parameter]:
     """The first matrix of the first layer of each type, by name."""
-    decoder = model.get_decoder()
-    types = getattr(model.config.get_text_config(), "layer_types", None) or []
+    decoder = decoder_of(model)
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
     first: dict[object, nn.Module] = {}
     for index, layer in enumerate(layers_of(decoder)):
         modules = frozenset(type(module).__name__ for module in layer.modules())
@@ -215,14 +227,14 @@ def _witnesses(model: CausalModel) -> dict[str, nn.Parameter]:
 
 def _span(model: CausalModel) -> int:
     """Tokens that are more than any narrowed window, chunk or convolution of the model."""
-    types = getattr(model.config.get_text_config(), "layer_types", None) or []
-    kernels = [m.kernel_size[0] for m in model.get_decoder().modules() if isinstance(m, nn.Conv1d)]
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
+    kernels = [m.kernel_size[0] for m in decoder_of(model).modules() if isinstance(m, nn.Conv1d)]
     return max([2 * NARROW, *(2 * k for k in kernels), *(LINEAR_CHUNK for t in types if t == "linear_attention")])
 
 
 def _tokens(model: CausalModel, count: int) -> list[int]:
     """Tokens from all over the vocabulary, without special ones."""
-    size = model.get_output_embeddings().weight.shape[0]
+    size = output_head(model).weight.shape[0]
     special = {value for name, value in model.config.to_dict().items() if name.endswith(("token_id", "token_index"))}
     usable = [token for token in range(size) if token not in special]
     return [usable[(index * 7919 + 11) % len(usable)] for index in range(count)]
@@ -236,7 +248,7 @@ def narrowed(model: CausalModel) -> Iterator[None]:
     limit = context_length(model)
     found = [
         (holder, name, value)
-        for holder in (model.config.get_text_config(), *model.modules())
+        for holder in (model.config.get_text_config(decoder=True), *model.modules())
         for name in NARROWED
         if isinstance(value := vars(holder).get(name), int) and NARROW < value < limit
     ]

@@ -5,7 +5,7 @@ buffer is allocated and nothing goes over the host.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from minrl.model.lora import MergedWeights
 from minrl.types import CausalModel
 
+AsSaved = Callable[[Mapping[str, Tensor]], Iterable[tuple[str, Tensor]]]
+"""Gives weights the names and shapes that the model's loader reads."""
+
 _COPY = torch.ops.aten.copy_.default
+
+
+def detached(weights: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+    """The weights under their own names."""
+    return ((name, weight.detach()) for name, weight in weights.items())
 
 
 class _Recorder(TorchDispatchMode):
@@ -59,14 +67,17 @@ class StableWeights:
 class DeviceCopies:
     """Loads `weights` into the engine's model when it is made, and again, as they are then, at each `run`."""
 
-    def __init__(self, model: CausalModel, weights: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: CausalModel, weights: Mapping[str, Tensor], as_saved: AsSaved = detached) -> None:
         self.model = model
         self.weights = dict(weights)
+        self._as_saved = as_saved
         with _Recorder() as recorder:
             self._load()
         self.targets = [target for target, _ in recorder.pairs]
         self.sources = [source for _, source in recorder.pairs]
         self.direct = not recorder.others and self._complete()
+        if not self.direct:
+            self.targets, self.sources = [], []  # some may be copies, which would stay
 
     def fits(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether these are the tensors that the copies start from."""
@@ -81,7 +92,7 @@ class DeviceCopies:
             self._load()
 
     def _load(self) -> None:
-        self.model.load_weights((name, weight.detach()) for name, weight in self.weights.items())
+        self.model.load_weights(self._as_saved(self.weights))
 
     def _complete(self) -> bool:
         """Whether every element of every weight was copied straight from where the optimizer keeps it."""

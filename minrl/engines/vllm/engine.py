@@ -5,12 +5,8 @@ independent check compares the engine's weights and log-probabilities with the p
 an engine is made.
 """
 
-import copy
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +14,12 @@ from loguru import logger
 from torch import Tensor, nn
 
 from minrl.config import EngineConfig
-from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
+from minrl.engines import PromptReuse, Sampling, require_room
 from minrl.engines.seeds import mix_seed
 from minrl.engines.vllm import versions as vllm_versions
+from minrl.engines.vllm.checkpoint import as_saved, loadable_tensors
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
+from minrl.engines.vllm.start import refused, start
 from minrl.engines.vllm.verify import (
     ADVICE,
     GAP_TOLERANCE,
@@ -35,15 +33,9 @@ from minrl.engines.vllm.verify import (
 )
 from minrl.engines.vllm.watchdog import Watchdog
 from minrl.model.lora import MergedWeights
-from minrl.policy import Policy, master_weights
+from minrl.policy import Policy
 from minrl.system.progress import activity
-from minrl.types import Completion, Request, UserError
-
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that weights are a copy away
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
+from minrl.types import Completion, Request
 
 
 class VllmEngine:
@@ -61,8 +53,8 @@ class VllmEngine:
         self._cuda = policy.device.type == "cuda"
         self._watchdog = Watchdog(config.engine_timeout_s, going_on)
         self._owns_process_group = not torch.distributed.is_initialized()
-        with activity("starting vLLM"), self._watchdog, vllm_versions.torch_left_alone():
-            self._llm = self._start(sequences)
+        with activity("starting vLLM"), self._watchdog, vllm_versions.torch_left_alone(), refused(policy):
+            self._llm = start(config, policy, sequences, self.context_length)
         self.model: nn.Module = vllm_versions.engine_model(self._llm)
         self._copies: DeviceCopies | None = None
         self._stable = StableWeights(self.dtype)
@@ -70,7 +62,8 @@ class VllmEngine:
         self._syncs, self._reuse, self._checked = 0, PromptReuse(), dict[str, float]()
         self._prompts: set[tuple[int, ...]] = set()
         self._probe = spread_ids(policy)
-        self.sync(policy)
+        with refused(policy):
+            self.sync(policy)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """One completion for each request, in order. Requests with the same prompt share its cache."""
@@ -95,7 +88,7 @@ class VllmEngine:
         """Load the policy's weights and check them. Raises `SyncError` if the check fails."""
         self.policy = policy
         with self._watchdog:
-            self._load(MergedWeights(policy.model, master_weights(policy.model)))
+            self._load(MergedWeights(policy.model, loadable_tensors(policy.model)))
             self.version = policy.version
             self._discarded = False
             self._llm.reset_prefix_cache()
@@ -167,64 +160,14 @@ class VllmEngine:
             vllm_versions.shut_down(self._llm, self._owns_process_group)
             del self._llm
 
-    def _start(self, sequences: int) -> Any:  # noqa: ANN401 - vllm.LLM
-        """A vLLM engine of the policy's shape with dummy weights."""
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        if self.config.batch_invariant:
-            os.environ["VLLM_BATCH_INVARIANT"] = "1"
-        from vllm import LLM
-
-        folder = Path(tempfile.mkdtemp(prefix="minrl-vllm-"))
-        try:
-            shape = copy.deepcopy(self.policy.model.config)
-            shape.architectures = [type(self.policy.model).__name__]  # which the config of a model made in memory lacks
-            shape.save_pretrained(folder)
-            self.policy.tokenizer.save_pretrained(folder)
-            dtype: Any = str(self.dtype).removeprefix("torch.")
-            return LLM(
-                model=str(folder),
-                runner="generate",
-                load_format="dummy",
-                dtype=dtype,
-                max_model_len=self.context_length,
-                max_num_seqs=sequences,
-                logprobs_mode="processed_logprobs",
-                generation_config="vllm",
-                enable_prefix_caching=True,
-                seed=0,
-                **self._memory(sequences),
-            )
-        finally:
-            shutil.rmtree(folder)
-
-    def _memory(self, sequences: int) -> dict[str, Any]:
-        """vLLM's settings for memory and kernels on this device."""
-        if self._cuda:
-            vllm_versions.refuse_expandable_segments(self.config.engine_sleep)
-            sleeps = self.config.engine_sleep != "off"
-            return {"gpu_memory_utilization": self.config.engine_memory_frac, "enable_sleep_mode": sleeps}
-        config = self.policy.model.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        if head_dim not in vllm_versions.supported_head_sizes():
-            raise UserError(
-                f"vLLM on a CPU needs a head dimension of {vllm_versions.supported_head_sizes()}, the model has "
-                f"{head_dim}: use --engine torch"
-            )
-        token = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * self.dtype.itemsize
-        wanted = min(token * self.context_length * sequences, int(CACHE_GIB * 2**30))
-        size = int(self.config.engine_cache_gib * 2**30) or max(wanted, 2 * token * self.context_length)
-        return {"kv_cache_memory_bytes": size, "enforce_eager": True}
-
     def _load(self, merged: Mapping[str, Tensor]) -> None:
         """Load the weights: packed again on a CPU, by copies on the device on CUDA."""
         with torch.no_grad():
             if not self._cuda:
-                return vllm_versions.load_packed(self._llm, merged)
+                return vllm_versions.load_packed(self._llm, as_saved(self.policy.model, merged))
             weights = self._stable.of(merged)
             if self._copies is None or not self._copies.fits(weights):
-                self._copies = DeviceCopies(self.model, weights)
+                self._copies = DeviceCopies(self.model, weights, partial(as_saved, self.policy.model))
             self._copies.run()
 
     def _wake_cache(self) -> None:

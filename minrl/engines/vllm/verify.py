@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from minrl.engines.vllm import versions as vllm_versions
 from minrl.policy import Policy
 from minrl.types import CausalModel
 
@@ -22,6 +23,15 @@ PROBE_TOKENS = 32
 
 COLUMNS = 64
 """Columns of each packed weight that are read at a time; the next check reads others."""
+
+FEW_EXPERTS = 8
+"""Experts of each layer that are read at a time; the next check reads others."""
+
+EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
+"""vLLM's and transformers' names of the tensors that hold all experts of a layer."""
+
+OTHER_NAMES = {"model": "", "language_model": "", "routed_experts": "", "block_sparse_moe": "mlp"}
+"""Parts of names that are left out, or written in one way, before they are compared."""
 
 BLOCK = 2**24
 """Elements that are compared at once."""
@@ -38,22 +48,26 @@ class SyncError(RuntimeError):
 
 @dataclass(frozen=True)
 class Held:
-    """One tensor of the policy in the engine: rows `start` to `end` of a parameter of one of its modules."""
+    """One tensor of the policy in the engine: rows `start` to `end` of a parameter or buffer of one of its modules."""
 
     name: str
     module: CausalModel
     parameter: str
     start: int
-    end: int
+    end: int | None
 
     def read(self, expected: Tensor, version: int) -> tuple[Tensor, Tensor]:
-        """The engine's tensor and the expected one: whole, or some columns where the weight is packed."""
+        """The engine's tensor and the expected one: whole, or some experts, or some columns where it is packed."""
         weight = getattr(self.module, self.parameter)
+        generator = torch.Generator().manual_seed(version)
+        if self.parameter in EXPERTS:
+            some = torch.randperm(len(weight), generator=generator)[:FEW_EXPERTS]
+            return weight[some], vllm_versions.packed_experts(self.module, expected[some].to(weight.dtype))
         if not self._packed(weight):
-            return weight[self.start : self.end], expected
+            rows = weight[self.start : self.end] if weight.ndim else weight
+            return rows, expected.reshape(rows.shape) if rows.squeeze().shape == expected.squeeze().shape else expected
         width = expected.shape[1]
-        order = torch.randperm(width, generator=torch.Generator().manual_seed(version))
-        columns = order[:COLUMNS].to(expected.device)
+        columns = torch.randperm(width, generator=generator)[:COLUMNS].to(expected.device)
         units = nn.functional.one_hot(columns, width).to(weight.dtype)
         product = self.module.quant_method.apply(self.module, units, None)  # exact: one term of each sum is not 0
         return product[:, self.start : self.end].T, expected[:, columns]
@@ -69,21 +83,35 @@ def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor]) -> list[
 
     The lookup is independent of the engine's loader, so that a loader that mixes up layers is noticed.
     """
-    fused: Mapping[str, Sequence[str]] = getattr(engine_model, "packed_modules_mapping", {})
+    names: dict[str, str] = {}
+    for name in weights:
+        names[_place(name)] = name if _place(name) not in names else ""  # whichever is meant, the probe checks it
+    fused: dict[str, Sequence[str]] = {}
+    for module in engine_model.modules():
+        fused |= getattr(module, "packed_modules_mapping", {})
     found = []
     for path, module in engine_model.named_modules():
         prefix, _, last = path.rpartition(".")
-        for parameter in ("weight", "bias"):
-            if getattr(module, parameter, None) is None:
+        for parameter, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if parameter in EXPERTS:
+                name = names.get(_place(f"{path}.{EXPERTS[parameter]}"), "")
+                if name and f"{name}_bias" not in weights and vllm_versions.packs_experts(module, weights[name]):
+                    found.append(Held(name, module, parameter, 0, None))
                 continue
             start = 0
             for part in fused.get(last, [last]):
-                name = ".".join(filter(None, (prefix, part, parameter)))
-                if name in weights:
-                    end = start + weights[name].shape[0]
+                name = names.get(_place(".".join(filter(None, (prefix, part, parameter)))), "")
+                if name:
+                    end = start + weights[name].shape[0] if tensor.ndim else None
                     found.append(Held(name, module, parameter, start, end))
-                    start = end
+                    start = end or 0
     return found
+
+
+def _place(name: str) -> str:
+    """A tensor's name without what transformers and vLLM call differently."""
+    parts = (OTHER_NAMES.get(part, part) for part in name.split("."))
+    return ".".join(filter(None, parts))
 
 
 @torch.no_grad()
@@ -95,9 +123,14 @@ def differing(held: Sequence[Held], weights: Mapping[str, Tensor], dtype: torch.
         if actual.shape != expected.shape:
             flags.append(torch.ones((), dtype=torch.bool, device=expected.device))
             continue
-        flags.append(torch.stack([(a != b.to(dtype)).any() for a, b in _blocks(actual, expected)]).any())
+        flags.append(torch.stack([_differ(a, b, dtype) for a, b in _blocks(actual, expected)]).any())
     differs = torch.stack(flags).tolist() if flags else []
     return [tensor.name for tensor, different in zip(held, differs, strict=True) if different]
+
+
+def _differ(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether any element differs. Some tensors stay in float32, rounded or not, where the rest is in `dtype`."""
+    return ((actual != expected.to(dtype)) & (actual != expected.to(actual.dtype))).any()
 
 
 def unread(held: Sequence[Held], weights: Mapping[str, Tensor]) -> list[str]:
@@ -124,6 +157,9 @@ def spread_ids(policy: Policy) -> list[int]:
 
 def _blocks(actual: Tensor, expected: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of both, at most `BLOCK` elements at a time."""
+    if not expected.ndim:
+        yield actual, expected
+        return
     rows = max(1, BLOCK // max(1, expected[0].numel()))
     for start in range(0, expected.shape[0], rows):
         yield actual[start : start + rows], expected[start : start + rows]

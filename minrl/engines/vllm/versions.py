@@ -5,7 +5,7 @@ vLLM is imported inside functions, when it is wanted. No other file knows about 
 
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -55,6 +55,11 @@ def refusal(device: str, build: str | None) -> str | None:
     return None
 
 
+def installed_version() -> str:
+    """The version of the installed package."""
+    return next(filter(None, map(_version, BUILDS)), "")
+
+
 def supported_head_sizes() -> list[int]:
     """Head dimensions of vLLM's attention on a CPU."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -67,17 +72,22 @@ def engine_model(llm: Any) -> CausalModel:  # noqa: ANN401 - vllm.LLM
     return llm.apply_model(lambda model: model)[0]
 
 
-def load_packed(llm: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN401 - vllm.LLM
+def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:  # noqa: ANN401 - vllm.LLM
     """Load weights where linear layers hold packed copies, as on a CPU, where `load_weights` alone raises.
 
-    Layerwise reload silently leaves a tied output head with its old packed copy, so it is packed again.
+    Layerwise reload silently leaves a tied output head with its old packed copy, so it is packed again. Experts are
+    packed only by a layer that has no kernel yet (`UnquantizedFusedMoEMethod._setup_kernel` in 0.32): with the one of
+    before, plain weights would take the place of packed ones.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     model = engine_model(llm)
+    for experts in model.modules():
+        if getattr(getattr(experts, "quant_method", None), "moe_kernel", None) is not None:
+            experts.quant_method.moe_kernel = None
     initialize_layerwise_reload(model)
-    model.load_weights(iter(weights.items()))
+    model.load_weights(iter(weights))
     finalize_layerwise_reload(model, llm.llm_engine.vllm_config.model_config)
     for head in (module for module in model.modules() if isinstance(module, ParallelLMHead)):
         pack_again(head)
@@ -86,6 +96,23 @@ def load_packed(llm: Any, weights: Mapping[str, Tensor]) -> None:  # noqa: ANN40
 def pack_again(head: CausalModel) -> None:
     """Make the packed copy of an output head from its weights."""
     head.quant_method.process_weights_after_loading(head)
+
+
+def packs_experts(layer: CausalModel, weight: Tensor) -> bool:
+    """Whether the layer computes with a packed copy of the experts in `weight`, as it does on a CPU, and packs them as
+    they are: not where it adds columns to them, and not on CUDA, where each kernel has its own order.
+    """
+    kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+    experts = getattr(kernel, "fused_experts", None)
+    plain = hasattr(experts, "isa") and not getattr(experts, "_use_zentorch", False)
+    return plain and any(weight.shape == tensor.shape for tensor in layer.parameters(recurse=False))
+
+
+def packed_experts(layer: CausalModel, weight: Tensor) -> Tensor:
+    """Some experts as the layer packs them."""
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    return cpu_prepack_moe_weight(weight.contiguous(), layer.quant_method.moe_kernel.fused_experts.isa)
 
 
 def fall_asleep(llm: Any, everything: bool) -> bool:  # noqa: ANN401 - vllm.LLM
