@@ -17,7 +17,7 @@ from torch import Tensor
 from minrl.engines.layer_parts import Experts, FeedForward, Norm, ShortConvolution, takes_grouped_products
 from minrl.kernels.cpu import computed
 from minrl.kernels.frozen import in_float32
-from minrl.model.lora import merged_weight
+from minrl.model.lora import merged_parameter, merged_weight, without_adapters
 from minrl.types import CausalModel
 
 BEFORE = ("input_layernorm", "", "post_attention_layernorm", "")
@@ -115,8 +115,9 @@ def shape_of(decoder: CausalModel) -> Shape | None:
         return None
     if shape.windows == "typed" and set(config.layer_types) - {"full_attention", "sliding_attention"}:
         return None
-    experts = [layer.mlp.experts for layer in decoder.layers if hasattr(getattr(layer, "mlp", None), "experts")]
-    return shape if all(takes_grouped_products(_base(each).gate_up_proj) for each in experts) else None
+    experts = [getattr(getattr(layer, "mlp", None), "experts", None) for layer in decoder.layers]
+    taken = [takes_grouped_products(without_adapters(each).gate_up_proj) for each in experts if each is not None]
+    return shape if all(taken) else None
 
 
 class Layer:
@@ -254,31 +255,17 @@ def _convolution(conv: Any) -> ShortConvolution:  # noqa: ANN401 - each type has
 
 
 def _experts(mlp: Any) -> Experts:  # noqa: ANN401 - each type has its own class
-    router, shared = _base(mlp.gate), hasattr(mlp, "shared_expert")
+    router, shared = without_adapters(mlp.gate), hasattr(mlp, "shared_expert")
     return Experts(
-        router=merged_weight(mlp.gate),
+        router=merged_parameter(mlp.gate, "weight"),
         count=router.top_k,
         normalised=getattr(router, "norm_topk_prob", True),
-        gate_up=_of_experts(mlp.experts, "gate_up_proj").transpose(1, 2),
-        down=_of_experts(mlp.experts, "down_proj").transpose(1, 2),
-        activation=_base(mlp.experts).act_fn,
+        gate_up=in_float32(merged_parameter(mlp.experts, "gate_up_proj")).transpose(1, 2),
+        down=in_float32(merged_parameter(mlp.experts, "down_proj")).transpose(1, 2),
+        activation=without_adapters(mlp.experts).act_fn,
         shared=_feed_forward(mlp.shared_expert) if shared else None,
         shared_gate=computed(merged_weight(mlp.shared_expert_gate)) if shared else None,
     )
-
-
-def _of_experts(experts: Any, name: str) -> Tensor:  # noqa: ANN401 - each type has its own class
-    """A weight of all experts, merged with its adapters, which are wrapped around each other."""
-    while hasattr(experts, "base_layer"):
-        if experts.parameter_name == name:
-            return merged_weight(experts)
-        experts = experts.base_layer
-    return in_float32(getattr(experts, name))
-
-
-def _base(module: Any) -> Any:  # noqa: ANN401 - each type has its own class
-    """The module inside all adapters."""
-    return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
 def side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:

@@ -160,7 +160,8 @@ def save_model(
     that the model came from. `weights` replace the model's own.
     """
     model.save_pretrained(folder, state_dict=weights)
-    model.config.dtype = decoder_of(model).dtype  # transformers writes that of the first weight, a frozen one perhaps
+    # transformers writes the precision of the first weight, a frozen one perhaps; merged weights are in float32
+    model.config.dtype = decoder_of(model).dtype if weights is None else torch.float32
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name, content in getattr(model, "processor_files", {}).items():
