@@ -29,13 +29,14 @@ from minrl.engines.vllm.verify import (
     find_held,
     policy_logprobs,
     spread_ids,
+    transposed_names,
     unread,
 )
 from minrl.engines.vllm.watchdog import Watchdog
 from minrl.model.lora import MergedWeights
 from minrl.policy import Policy
 from minrl.system.progress import activity
-from minrl.types import Completion, Request
+from minrl.types import Completion, Request, UserError
 
 
 class VllmEngine:
@@ -101,19 +102,24 @@ class VllmEngine:
     def check(self) -> None:
         """Raise `SyncError` unless the engine has the policy's weights and log-probabilities."""
         weights = MergedWeights(self.policy.model, self.policy.model.state_dict(keep_vars=True))
-        held = find_held(self.model, weights)
+        held = find_held(self.model, weights, transposed_names(self.policy.model))
         if self._syncs == 0 and unread(held, weights):
             logger.warning(f"not found in the engine, so checked by the probe alone: {unread(held, weights)}")
         wrong = differing(held, weights, self.dtype, self.policy.version)
-        gap = float((torch.tensor(self.score(self._probe)) - policy_logprobs(self.policy, self._probe)).abs().max())
+        expected = policy_logprobs(self.policy, self._probe)
+        gap = float((torch.tensor(self.score(self._probe)[-len(expected) :]) - expected).abs().max())
         tolerance = GAP_TOLERANCE[self.dtype]
         self._checked = {"engine/sync_gap_max": gap, "engine/sync_checked_tensors": float(len(held))}
         if not wrong and gap <= tolerance:
             return
         tensors = f"{len(wrong)} of {len(held)} weight tensors differ" + (f" ({wrong[0]}, ...)" if wrong else "")
+        findings = f"{tensors}; log-probabilities differ by up to {gap:.2g}, tolerance {tolerance:g}; {ADVICE}"
+        if self._syncs == 0:  # of the weights that the run starts from: it is the model, not an update
+            name = type(self.policy.model).__name__
+            version = vllm_versions.installed_version()
+            raise UserError(f"vLLM {version} does not compute {name} as transformers does: {findings}")
         raise SyncError(
-            f"after the sync of update {self.policy.version} the engine does not have the policy's weights: "
-            f"{tensors}; log-probabilities differ by up to {gap:.2g}, tolerance {tolerance:g}; {ADVICE}"
+            f"after the sync of update {self.policy.version} the engine does not have the policy's weights: {findings}"
         )
 
     def score(self, ids: Sequence[int]) -> list[float]:
@@ -164,7 +170,8 @@ class VllmEngine:
         """Load the weights: packed again on a CPU, by copies on the device on CUDA."""
         with torch.no_grad():
             if not self._cuda:
-                return vllm_versions.load_packed(self._llm, as_saved(self.policy.model, merged))
+                biased = getattr(self.policy.model.get_output_embeddings(), "bias", None) is not None
+                return vllm_versions.load_packed(self._llm, as_saved(self.policy.model, merged), biased)
             weights = self._stable.of(merged)
             if self._copies is None or not self._copies.fits(weights):
                 self._copies = DeviceCopies(self.model, weights, partial(as_saved, self.policy.model))

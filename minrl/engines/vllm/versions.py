@@ -72,8 +72,9 @@ def engine_model(llm: Any) -> CausalModel:  # noqa: ANN401 - vllm.LLM
     return llm.apply_model(lambda model: model)[0]
 
 
-def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:  # noqa: ANN401 - vllm.LLM
-    """Load weights where linear layers hold packed copies, as on a CPU, where `load_weights` alone raises.
+def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]], biased: bool = False) -> None:  # noqa: ANN401 - vllm.LLM
+    """Load weights where linear layers hold packed copies, as on a CPU, where `load_weights` alone raises. A head that
+    is `biased` has a bias.
 
     Layerwise reload silently leaves a tied output head with its old packed copy, so it is packed again. Experts are
     packed only by a layer that has no kernel yet (`UnquantizedFusedMoEMethod._setup_kernel` in 0.32): with the one of
@@ -86,10 +87,14 @@ def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:  # noq
     for experts in model.modules():
         if getattr(getattr(experts, "quant_method", None), "moe_kernel", None) is not None:
             experts.quant_method.moe_kernel = None
+    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+    for head in heads:
+        if biased and head.bias is None:  # added while loading, it would be taken away again
+            head._register_bias()
     initialize_layerwise_reload(model)
     model.load_weights(iter(weights))
     finalize_layerwise_reload(model, llm.llm_engine.vllm_config.model_config)
-    for head in (module for module in model.modules() if isinstance(module, ParallelLMHead)):
+    for head in heads:
         pack_again(head)
 
 
