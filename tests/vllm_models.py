@@ -61,8 +61,8 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 LATENT = {
-    **{"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32},
-    "head_dim": 16,
+    **{"kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32},
+    "head_dim": 32,
     "num_key_value_heads": 4,
 }
 GPT2 = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 128}
@@ -71,8 +71,8 @@ SLIDING_FULL = ["sliding_attention", "full_attention"]
 PLAIN = """
     llama qwen2 qwen3 qwen2_moe qwen3_moe mistral ministral ministral3 mixtral gemma phi phi3 phimoe olmo olmo2 olmo3
     olmoe flex_olmo smollm3 glm glm4 granite granite_swa granitemoe granitemoe_swa granitemoeshared starcoder2 gpt_neox
-    exaone4 exaone_moe gpt_oss nanochat dots1 hunyuan_v1_dense hunyuan_v1_moe jais2 mellum seed_oss stablelm nemotron ernie4_5
-    ernie4_5_moe apertus arcee helium solar_open afmoe cohere2_moe persimmon diffllama doge
+    exaone4 exaone_moe gpt_oss nanochat dots1 hunyuan_v1_dense hunyuan_v1_moe jais2 mellum seed_oss stablelm nemotron
+    ernie4_5 ernie4_5_moe apertus arcee helium solar_open afmoe cohere2_moe persimmon diffllama doge
 """
 """Architectures that need nothing besides."""
 
@@ -112,13 +112,16 @@ CHANGES: dict[str, dict[str, Any]] = {
     "glm4_moe": {"head_dim": 32, "use_qk_norm": True},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"), LATENT),
     "deepseek_v32": {**LATENT, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 64},
-    "minimax_m2": {"rotary_dim": 32},  # as the published config has it
+    "minimax_m2": {"rotary_dim": 32, "scoring_func": "sigmoid"},  # as the published config has it
     "minimax": {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
     "llama4_text": {
         **{"intermediate_size_mlp": 96, "intermediate_size": 64, "attention_chunk_size": 64, "num_experts_per_tok": 1},
         "interleave_moe_layer_step": 2,
     },
-    "lfm2": {"layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_multiple_of": 16},
+    "lfm2": {  # `conv_dim` and `block_`: as the published config has it
+        **{"layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_dim": 128, "block_ff_dim": 96},
+        **{"block_multiple_of": 16, "block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0},
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "conv_dim": 128, "num_dense_layers": 1},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 64},
