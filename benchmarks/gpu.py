@@ -34,7 +34,7 @@ from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm.engine import VllmEngine
 from minrl.kernels.attention import Attention, plan_attention
-from minrl.kernels.head import chunked_logprobs
+from minrl.kernels.head import Head, chunked_logprobs
 from minrl.kernels.padded_attention import PaddedAttention
 from minrl.model.loading import save_model, small_qwen3, word_tokenizer
 from minrl.model.processes import Processes
@@ -156,7 +156,7 @@ def report_head(tiny: bool) -> None:
             rows @ weight.T
 
     with torch.no_grad():
-        fused, product = seconds_of(lambda: chunked_logprobs(hidden, weight, labels, 1.0)), seconds_of(bare)
+        fused, product = seconds_of(lambda: chunked_logprobs(hidden, Head(weight), labels, 1.0)), seconds_of(bare)
     print(f"log-probabilities {fused * 1e3:.2f} ms, bare product {product * 1e3:.2f} ms: {fused / product:.2f} times")
 
 

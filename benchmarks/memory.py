@@ -48,9 +48,9 @@ def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None
 
 def chunked(turns: Turns, shape: tuple[int, int, int]) -> None:
     """MinRL's head."""
-    from minrl.kernels.head import chunked_logprobs
+    from minrl.kernels.head import Head, chunked_logprobs
 
-    measure("chunked", turns, shape, lambda hidden, weight, labels: chunked_logprobs(hidden, weight, labels, 1.0))
+    measure("chunked", turns, shape, lambda hidden, weight, labels: chunked_logprobs(hidden, Head(weight), labels, 1.0))
 
 
 def plain(turns: Turns, shape: tuple[int, int, int]) -> None:

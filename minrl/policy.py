@@ -4,7 +4,7 @@ A `Policy` is a transformers model with float32 master weights and its tokenizer
 that every completion records which weights sampled it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,16 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from minrl.batch import Stream, pack
+from minrl.batch import Stream, micro_batches, pack
 from minrl.config import ModelConfig
-from minrl.kernels.activations import LARGEST_SHARE, kept_bytes, layers_of
+from minrl.kernels.activations import LARGEST_SHARE, growth, kept_bytes, layers_of
 from minrl.kernels.cpu import free_bytes, speed_up_linears
+from minrl.kernels.padded_rows import row_batches, row_tokens
 from minrl.model.chat import ChatTokenizer
 from minrl.model.context import context_length
 from minrl.model.lora import Adapters
+from minrl.model.method import method_of
 from minrl.model.processes import Processes
-from minrl.scoring import sampled_rollout, score, supports_packing
-from minrl.types import CausalModel
+from minrl.model.text import decoder_of
+from minrl.scoring import sampled_rollout, score
+from minrl.types import CausalModel, Rollout
 
 
 @dataclass(kw_only=True)
@@ -75,34 +78,39 @@ class Policy(ChatTokenizer):
     @property
     def packed(self) -> bool:
         """Whether the update packs rollouts into streams."""
-        return supports_packing(self.model)
+        return method_of(self.model).packed
+
+    def micro_batches(self, rollouts: Sequence[Rollout], indices: Sequence[int], max_tokens: int) -> list[list[int]]:
+        """The indices in lists for one forward pass each, of at most `max_tokens` or a single rollout."""
+        return (micro_batches if self.packed else row_batches)(rollouts, indices, max_tokens)
 
     @property
     def context_length(self) -> int:
         """Longest sequence of the model, prompt and completions together."""
         return context_length(self.model)
 
+    def computed_tokens(self, stream: Stream) -> int:
+        """Tokens of a forward pass of the stream, with the padding of rows."""
+        return len(stream.input_ids) if self.packed else row_tokens(stream)
+
     def activation_bytes(self, stream: Stream) -> float:
         """Approximate bytes that a forward pass of the stream keeps for the backward pass."""
         linear, quadratic = self._activation_growth
-        tokens = len(stream.input_ids)
-        if self.device.type == "cuda" and self.processes.dtype == torch.float32:
+        tokens = self.computed_tokens(stream)
+        if self.packed and self.device.type == "cuda" and self.processes.dtype == torch.float32:
             tokens = stream.padded_tokens  # what attends in padded rows, with a copy of the prompt for each
         return linear * tokens + quadratic * tokens**2
 
     @cached_property
     def _activation_growth(self) -> tuple[float, float]:
         """Bytes kept per token and per pair of tokens, measured on three short streams."""
-        short = 16
-        kept = []
-        for length in (short, 2 * short, 4 * short):
-            rollout = sampled_rollout([0], [0] * length)  # any token: what is kept does not depend on it
-            stream = pack([rollout], [0]).to(self.device)
+
+        def kept(length: int) -> int:
+            stream = pack([sampled_rollout([0], [0] * length)], [0]).to(self.device)  # any token
             with self.processes.autocast():
-                kept.append(kept_bytes(partial(score, self.model, stream, 1.0)))
-        first, second = kept[1] - kept[0], kept[2] - kept[1]
-        quadratic = (second - 2 * first) / (6 * short**2)
-        return first / short - 3 * short * quadratic, quadratic
+                return kept_bytes(partial(score, self.model, stream, 1.0))
+
+        return growth(kept, 16 if self.packed else 64)  # recurrent layers compute whole chunks of 64 tokens
 
     def _recomputes(self, stream: Stream) -> bool:
         """Whether the activations of the stream are recomputed in the backward pass."""
@@ -110,21 +118,18 @@ class Policy(ChatTokenizer):
             return self.activation_checkpointing == "always"
         free = self.free_memory()
         short = free is not None and self.activation_bytes(stream) > LARGEST_SHARE * free
-        return short and bool(layers_of(self.model.get_decoder()))
+        return short and bool(layers_of(decoder_of(self.model)))
 
     def free_memory(self) -> int | None:
         """Free bytes on the device for this process; None if unknown."""
-        if self.device.type == "cuda":
-            unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            return torch.cuda.mem_get_info(self.device)[0] + unused
-        free = free_bytes()
-        return None if free is None else free // self.processes.count
+        free = free_bytes(self.device)
+        return free // self.processes.count if free is not None and self.device.type == "cpu" else free
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """The end tokens of the generation config and of the tokenizer."""
+        """The end tokens of the generation config, of the tokenizer and of its chat template."""
         named = self.model.generation_config.eos_token_id
-        ids = set(named if isinstance(named, list) else [named])
+        ids = {*self.template_ends, *(named if isinstance(named, list) else [named])}
         return frozenset(i for i in ids | {self.tokenizer.eos_token_id} if i is not None)
 
 

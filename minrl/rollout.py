@@ -91,7 +91,7 @@ def _play(
         for sample in range(plan.first_sample, plan.first_sample + plan.group_size)
     ]
     stop_ids = policy.stop_ids | policy.stop_tokens(plan.stop_strings)
-    sampling = Sampling(plan.temperature, stop_ids, plan.stop_strings)
+    sampling = Sampling(plan.temperature, stop_ids, plan.stop_strings + policy.stop_strings)
     for episode in episodes:
         episode.advance(None)
     while waiting := [episode for episode in episodes if episode.pending is not None]:

@@ -1,7 +1,8 @@
 """Log-probabilities of sampled tokens under a model: the packed forward pass and the chunked output head.
 
-S scored tokens. The model calls our attention function in place of its own (minrl/kernels/attention.py), and the logits
-of a whole stream never exist (minrl/kernels/head.py).
+S scored tokens. The model calls our attention function in place of its own (minrl/kernels/attention.py), unless it can
+only be computed in padded rows (minrl/kernels/padded_rows.py). The logits of a whole stream never exist
+(minrl/kernels/head.py).
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,10 @@ from minrl.batch import Stream
 from minrl.kernels.activations import recomputed
 from minrl.kernels.attention import ATTENTION, plan_attention
 from minrl.kernels.head import chunked_logprobs
-from minrl.model.lora import merged_weight
+from minrl.kernels.padded_rows import padded_rows
+from minrl.model.head import output_head
+from minrl.model.method import method_of
+from minrl.model.text import decoder_of
 from minrl.types import CausalModel, Rollout
 
 LARGEST_GAP = 0.01
@@ -30,25 +34,17 @@ def score(
 
     `recompute`: activation checkpointing, with each layer's input kept.
     """
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
-    inputs: dict[str, Any] = {
-        "input_ids": stream.input_ids[None],
-        "position_ids": stream.positions[None],
-        "use_cache": False,
-    }
-    attention = partial(_packed_attention, decoder) if supports_packing(model) else nullcontext
-    if supports_packing(model):
-        inputs["stream"] = plan_attention(stream)
+    decoder, packed = decoder_of(model), method_of(model).packed
+    attention = partial(_packed_attention, decoder) if packed else nullcontext
+    if packed:
+        inputs: dict[str, Any] = {"input_ids": stream.input_ids[None], "position_ids": stream.positions[None]}
+        inputs["stream"], scored = plan_attention(stream), stream.scored
     else:
-        assert len(stream.prefix_of) == 1, "a model without the attention interface is scored one rollout at a time"
+        rows, places = padded_rows(stream)
+        inputs, scored = {"input_ids": rows}, places[stream.scored]
     with attention(), recomputed(decoder, attention) if recompute else nullcontext():
-        hidden = decoder(**inputs).last_hidden_state[0]
-    return chunked_logprobs(hidden[stream.scored], merged_weight(head), stream.labels, temperature)
-
-
-def supports_packing(model: CausalModel) -> bool:
-    """Whether the model uses the attention interface, so that streams can be packed."""
-    return bool(model._supports_attention_backend)
+        hidden = decoder(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+    return chunked_logprobs(hidden[scored], output_head(model), stream.labels, temperature)
 
 
 def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:

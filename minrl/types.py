@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-Message = Mapping[str, str]
-"""One chat message: `{"role": "system" | "user" | "assistant", "content": text}`."""
+Message = Mapping[str, Any]
+"""One chat message: `{"role": "system" | "user" | "assistant", "content": text}`, or a list of parts of text."""
 
 Prompt = str | list[Message]
 """A string goes to the model unchanged; a list of messages goes through the chat template."""

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from minrl.algorithms import Algorithm
-from minrl.batch import Batch, Stream, micro_batches, pack, share_of_tokens, split_groups
+from minrl.batch import Batch, Stream, pack, share_of_tokens, split_groups
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from minrl.losses import Tokens, policy_loss
 from minrl.optimizer import clipped_step, learning_rate
@@ -204,8 +204,7 @@ def _share(policy: Policy, batch: Batch, minibatch: Sequence[int], teaching: Boo
 
 def _streams(policy: Policy, batch: Batch, indices: Sequence[int], config: OptimizerConfig) -> list[Stream]:
     """The rollouts in streams of the size of a micro-batch."""
-    budget = config.micro_batch_tokens if policy.packed else 0  # 0: each rollout by itself
-    parts = micro_batches(batch.rollouts, indices, budget)
+    parts = policy.micro_batches(batch.rollouts, indices, config.micro_batch_tokens)
     return [pack(batch.rollouts, part).to(policy.device) for part in parts]
 
 
@@ -213,7 +212,7 @@ class _Trace:
     """What an update computed, for curves and logs. It stays on the device and is read once."""
 
     def __init__(self, batch: Batch, policy: Policy) -> None:
-        self.processes, self.num_tokens = policy.processes, len(batch.rollout_of)
+        self.policy, self.processes, self.num_tokens = policy, policy.processes, len(batch.rollout_of)
         unknown = torch.full_like(batch.rollout_logprobs, torch.nan, device=policy.device)
         self.logprobs, self.importance_weights = unknown, unknown.clone()  # (S,)
         self.sums: list[dict[str, Tensor]] = []
@@ -228,7 +227,7 @@ class _Trace:
         self.logprobs[index] = torch.where(first.isnan(), logprobs.to(first.dtype), first)
         self.importance_weights[index] = weights.to(first.dtype)
         self.sums.append(sums)
-        self.sizes.append((len(index), len(stream.input_ids)))
+        self.sizes.append((len(index), self.policy.computed_tokens(stream)))
 
     def per_token(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
         """Log-probabilities and importance weights of all processes. Each token is computed by one."""

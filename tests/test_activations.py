@@ -122,7 +122,7 @@ def test_memory_decides_unless_the_user_does(choice, free, expected, policy, str
 
 
 def test_processes_share_what_is_free(policy, monkeypatch):
-    monkeypatch.setattr("minrl.policy.free_bytes", lambda: 1000)
+    monkeypatch.setattr("minrl.policy.free_bytes", lambda device: 1000)
     assert policy.free_memory() == 1000
     monkeypatch.setattr(type(policy.processes), "count", 4)
     assert policy.free_memory() == 250

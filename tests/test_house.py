@@ -62,7 +62,7 @@ EVENING = 2500
 """Lines of train.py and the flat files of minrl/, with docstrings: whoever reads them has read the algorithm."""
 
 DOORS = {
-    "transformers": {"minrl.model.loading"},
+    "transformers": {"minrl.model.loading", "minrl.model.source"},
     "tokenizers": {"minrl.model.loading"},
     "accelerate": {"minrl.model.processes"},
     "tensorboard": {"minrl.record.tensorboard"},

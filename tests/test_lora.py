@@ -15,7 +15,7 @@ from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.batch import make_batch, pack
 from minrl.config import LoraConfig, OptimizerConfig
 from minrl.engines import Sampling
-from minrl.engines.cached_decoder import TransformersDecoder
+from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
@@ -23,7 +23,8 @@ from minrl.model.lora import Adapters, MergedWeights, adapted_layers, merged_wei
 from minrl.optimizer import make_optimizer
 from minrl.policy import master_weights
 from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
-from minrl.run.loading import load_policy, verify_scoring
+from minrl.run.loading import load_policy
+from minrl.run.verify import verify
 from minrl.scoring import score
 from minrl.types import SOLO, Request, TrainState, UserError
 from minrl.update import update_policy
@@ -72,10 +73,10 @@ def test_before_the_first_update_the_policy_is_its_base_model_to_the_bit(policy,
 
 
 @pytest.mark.parametrize("targets", [*TARGETS, "lm_head, embed_tokens, q_proj"])
-@pytest.mark.parametrize("decoder", [LlamaDecoder, TransformersDecoder])
+@pytest.mark.parametrize("decoder", [LlamaDecoder, CachedDecoder])
 def test_the_engine_samples_from_base_and_adapters_together(policy, targets, decoder, monkeypatch):
     policy = adapt(untied(policy) if "lm_head" in targets else policy, targets)
-    verify_scoring(policy.model)
+    verify(policy.model)
     own = logprobs_of(policy.model)[0]
     monkeypatch.setattr("minrl.engines.torch_engine.make_decoder", decoder)
     engine = TorchEngine(policy)

@@ -15,11 +15,13 @@ from transformers import Phi3Config
 from minrl.batch import pack
 from minrl.config import ModelConfig
 from minrl.kernels import cpu
-from minrl.kernels.cpu import OneDnnLinear, few_rows_product, product
+from minrl.kernels.cpu import Float32Linear, few_rows_product, product
 from minrl.model.loading import ASSISTANT, END, USER, save_model, word_tokenizer
+from minrl.model.method import Method
 from minrl.policy import as_policy, master_weights
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
+from minrl.run.verify import Verified
 from minrl.types import UserError
 from tests.conftest import CPU
 from tests.test_scoring import SMALL, make_model
@@ -257,7 +259,7 @@ def test_the_fast_product_is_a_linear_layer_gradients_too(bias):
     plain = torch.nn.Linear(33, 17, bias=bias)
     fast = torch.nn.Linear(33, 17, bias=bias)
     fast.load_state_dict(plain.state_dict())
-    fast.__class__ = OneDnnLinear
+    fast.__class__ = Float32Linear
     grad = torch.randn(2, 5, 17)
     results = []
     for layer in (plain, fast):
@@ -313,9 +315,9 @@ def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(polic
 
 
 def test_a_model_that_is_loaded_is_verified(policy, processes, monkeypatch):
-    verified = []
+    verified, found = [], Verified(Method())
     monkeypatch.setattr("minrl.run.loading.load_model", lambda path: (policy.model, policy.tokenizer))
-    monkeypatch.setattr("minrl.run.loading.verify_scoring", verified.append)
+    monkeypatch.setattr("minrl.run.loading.verify", lambda model: verified.append(model) or found)
     assert load_policy("owner/name", CPU, processes).model is policy.model
     assert verified == [policy.model]
 
@@ -365,5 +367,5 @@ def test_a_model_without_layers_is_not_computed_again(policy, make_rollout, monk
 
 
 def test_where_the_system_does_not_say_nothing_is_known_to_be_free(policy, monkeypatch):
-    monkeypatch.setattr("minrl.policy.free_bytes", lambda: None)
+    monkeypatch.setattr("minrl.policy.free_bytes", lambda device: None)
     assert policy.free_memory() is None

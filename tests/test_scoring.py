@@ -21,10 +21,12 @@ from transformers import (
 from minrl import scoring
 from minrl.batch import micro_batches, pack
 from minrl.kernels import head as output_head
-from minrl.kernels.head import chunked_logprobs
-from minrl.run import loading
-from minrl.run.loading import verify_scoring
+from minrl.kernels.head import Head, chunked_logprobs
+from minrl.kernels.padded_rows import padded_rows, row_batches, row_tokens
+from minrl.model.method import Method, set_method
+from minrl.run.verify import verify
 from minrl.scoring import score
+from minrl.types import UserError
 
 SMALL = {
     "vocab_size": 40,
@@ -161,7 +163,9 @@ def test_chunked_logprobs_are_log_softmax_and_entropy(monkeypatch, head, kept_lo
     hidden, weight, labels = head
     logp = (hidden @ weight.T / temperature).log_softmax(-1)
     expected = logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
-    torch.testing.assert_close(chunked_logprobs(hidden, weight, labels, temperature), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        chunked_logprobs(hidden, Head(weight), labels, temperature), expected, atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize("kept_logits", [0, 2**24])
@@ -171,7 +175,7 @@ def test_chunked_gradients_are_the_numerical_ones(monkeypatch, head, kept_logits
     monkeypatch.setattr(output_head, "CHUNK_ROWS", 1)
     monkeypatch.setattr(output_head, "KEPT_LOGITS", kept_logits)
     hidden, weight, labels = head
-    assert gradcheck(lambda h, w: chunked_logprobs(h, w, labels, 0.7), (hidden, weight))
+    assert gradcheck(lambda h, w: chunked_logprobs(h, Head(w), labels, 0.7), (hidden, weight))
 
 
 def test_chunks_fill_a_cache_and_have_rows_enough():
@@ -188,7 +192,7 @@ def test_chunks_fill_a_cache_and_have_rows_enough():
 def test_probabilities_are_kept_where_a_backward_pass_follows_and_they_are_few(head, monkeypatch):
     kept = []
 
-    def applied(hidden, weight, labels, temperature, keeps):
+    def applied(hidden, weight, bias, head, labels, temperature, keeps):
         kept.append(keeps)
         return torch.zeros(len(labels)), torch.zeros(len(labels))
 
@@ -196,9 +200,9 @@ def test_probabilities_are_kept_where_a_backward_pass_follows_and_they_are_few(h
     monkeypatch.setattr(output_head._ChunkedLogprobs, "apply", applied)
     for most in (7 * 11, 7 * 11 - 1):  # 7 rows of 11 logits
         monkeypatch.setattr(output_head, "KEPT_LOGITS", most)
-        chunked_logprobs(*head, 1.0)
+        chunked_logprobs(head[0], Head(head[1]), head[2], 1.0)
         with torch.no_grad():
-            chunked_logprobs(*head, 1.0)
+            chunked_logprobs(head[0], Head(head[1]), head[2], 1.0)
     assert kept == [True, False, False, False]
 
 
@@ -206,13 +210,13 @@ def test_probabilities_are_kept_where_a_backward_pass_follows_and_they_are_few(h
 @pytest.mark.parametrize("wanted", ["hidden", "weight"])
 def test_only_the_gradient_that_is_wanted_is_computed(wanted, kept, head, monkeypatch):
     monkeypatch.setattr(output_head, "KEPT_LOGITS", 2**24 if kept else 0)
-    both = torch.autograd.grad(chunked_logprobs(*head, 0.7)[0].square().sum(), head[:2])
+    both = torch.autograd.grad(chunked_logprobs(head[0], Head(head[1]), head[2], 0.7)[0].square().sum(), head[:2])
     leaves = {
         name: x.detach().requires_grad_(name == wanted) for name, x in zip(("hidden", "weight"), head, strict=False)
     }
     products = []
-    monkeypatch.setattr(output_head, "product", lambda x, w: products.append(w.shape) or x @ w.T)
-    logprobs, _ = chunked_logprobs(leaves["hidden"], leaves["weight"], head[2], 0.7)
+    monkeypatch.setattr(output_head, "product", lambda x, w, bias=None: products.append(w.shape) or x @ w.T)
+    logprobs, _ = chunked_logprobs(leaves["hidden"], Head(leaves["weight"]), head[2], 0.7)
     logprobs.square().sum().backward()
     expected = both[0 if wanted == "hidden" else 1]
     torch.testing.assert_close(leaves[wanted].grad, expected, atol=1e-12, rtol=0)
@@ -223,7 +227,7 @@ def test_entropy_by_hand():
     # Logits ln 3 and 0 have probabilities 3/4 and 1/4; at temperature 1/2 they double: 9/10 and 1/10.
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[3.0], [1.0]]).log()
     for temperature, p in ((1.0, 0.75), (0.5, 0.9)):
-        logprob, entropy = chunked_logprobs(hidden, weight, torch.tensor([0]), temperature)
+        logprob, entropy = chunked_logprobs(hidden, Head(weight), torch.tensor([0]), temperature)
         probabilities = torch.tensor([p, 1 - p])
         torch.testing.assert_close(logprob, probabilities[:1].log(), atol=1e-6, rtol=0)
         torch.testing.assert_close(entropy, -(probabilities * probabilities.log()).sum()[None], atol=1e-6, rtol=0)
@@ -233,52 +237,124 @@ def test_bfloat16_sums_stay_in_float32():
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(3, 8, generator=generator).bfloat16()
     weight = torch.randn(5000, 8, generator=generator).bfloat16()
-    logprobs, entropy = chunked_logprobs(hidden, weight, torch.tensor([1, 2, 3]), 1.0)
+    logprobs, entropy = chunked_logprobs(hidden, Head(weight), torch.tensor([1, 2, 3]), 1.0)
     logp = (hidden @ weight.T).float().log_softmax(-1)  # the products are bfloat16, the sum over 5000 is not
     assert logprobs.dtype == entropy.dtype == torch.float32
     torch.testing.assert_close(logprobs, logp[[0, 1, 2], [1, 2, 3]], atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, -(logp.exp() * logp).sum(-1), atol=1e-4, rtol=0)
 
 
-REFUSED = {
-    # Each of these changes its logits after the head, or its attention scores, in a way that packing leaves out.
-    "capped logits": Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=None, final_logit_softcapping=2.0),
-    "capped attention": Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=2.0, final_logit_softcapping=None),
-    "scaled logits": GraniteConfig(**SMALL, logits_scaling=8.0),
-    "biased head": PhiConfig(**{**SMALL, "num_key_value_heads": 4}),
-    # Their windows are in the mask alone, and wider than the rows that are compared.
-    "masked window": PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=40),
-    "masked window of some layers": Qwen2MoeConfig(
-        **SMALL,
-        num_experts=4,
-        moe_intermediate_size=16,
-        use_sliding_window=True,
-        sliding_window=40,
-        max_window_layers=2,
+@pytest.mark.parametrize("chunk_logits", [1, 33, 2**24])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize(("scale", "cap"), [(1.0, 0.0), (0.3, 0.0), (1.0, 2.0), (0.3, 2.0)])
+def test_a_heads_bias_scale_and_cap_shape_its_logits(monkeypatch, head, chunk_logits, temperature, scale, cap):
+    monkeypatch.setitem(output_head.CHUNK_LOGITS, "cpu", chunk_logits)
+    monkeypatch.setattr(output_head, "CHUNK_ROWS", 1)
+    hidden, weight, labels = head
+    bias = torch.randn(11, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+    def chunked(hidden, weight, bias):
+        return chunked_logprobs(hidden, Head(weight, bias, scale, cap), labels, temperature)
+
+    logits = (hidden @ weight.T + bias) * scale
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    logp = (logits / temperature).log_softmax(-1)
+    expected = logp.gather(1, labels[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+    torch.testing.assert_close(chunked(hidden, weight, bias), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(Head(weight, bias, scale, cap).logits(hidden), logits, atol=1e-12, rtol=0)
+    assert gradcheck(chunked, (hidden, weight, bias))
+
+
+# Each of these changes its logits after the head, its attention scores, or its windows, in a way of its own.
+OWN_WAYS = {
+    "capped logits": (
+        Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=None, final_logit_softcapping=2.0),
+        True,
+    ),
+    "capped attention": (
+        Gemma2Config(**SMALL, head_dim=8, attn_logit_softcapping=2.0, final_logit_softcapping=None),
+        False,
+    ),
+    "scaled logits": (GraniteConfig(**SMALL, logits_scaling=0.5), True),
+    "biased head": (PhiConfig(**{**SMALL, "num_key_value_heads": 4}), True),
+    # Their windows are in the mask alone, and wider than a probe would be.
+    "masked window": (PhimoeConfig(**SMALL, num_local_experts=4, sliding_window=40), False),
+    "masked window of some layers": (
+        Qwen2MoeConfig(
+            **SMALL,
+            num_experts=4,
+            moe_intermediate_size=16,
+            use_sliding_window=True,
+            sliding_window=40,
+            max_window_layers=2,
+        ),
+        False,
     ),
 }
 
 
-@pytest.mark.parametrize("shape", REFUSED)
-def test_a_model_that_cannot_be_scored_right_is_refused(shape):
-    model = make_model(REFUSED[shape], torch.float32)
+@pytest.mark.parametrize("shape", OWN_WAYS)
+def test_a_model_that_cannot_be_packed_is_computed_in_rows(shape, rollouts):
+    config, packed = OWN_WAYS[shape]
+    model = make_model(config, torch.float32)
     if getattr(model.lm_head, "bias", None) is not None:
         torch.nn.init.normal_(model.lm_head.bias)
-    with pytest.raises(ValueError, match="cannot be trained"):
-        verify_scoring(model)
+    found = verify(model)
+    assert found.method.packed is packed
+    assert bool(found.why_not_packed) is not packed
+    model.set_attn_implementation("eager")
+    expected = plain(model, rollouts, 0.6)
+    assert expected[0].std() > 0.5
+    stream = pack(rollouts, range(len(rollouts)))
+    logprobs, entropies = (values[stream.token_index.argsort()] for values in score(model, stream, 0.6))
+    torch.testing.assert_close((logprobs, entropies), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("bias", "refused"), [(0.004, False), (0.1, True)])
-def test_a_model_is_refused_from_a_hundredth_of_a_nat_on(bias, refused):
+def test_the_probe_is_longer_than_windows_that_are_in_the_mask_alone():
+    model = make_model(OWN_WAYS["masked window"][0], torch.float32)
+    assert "log-probabilities differ" in verify(model).why_not_packed
+
+
+@pytest.mark.parametrize(("bias", "refused"), [(0.0004, False), (0.1, True)])
+def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeypatch):
     # A bias of b on one of two halves of the vocabulary moves log-probabilities by at most b, by about half of it.
-    model = make_model(REFUSED["biased head"], torch.float32)
+    model = make_model(OWN_WAYS["biased head"][0], torch.float32)
     with torch.no_grad():
         model.lm_head.bias.zero_()[:20] = bias
+    monkeypatch.setattr("minrl.scoring.output_head", lambda model: Head(model.lm_head.weight))
+    monkeypatch.setattr("minrl.run.verify.output_head", lambda model: Head(model.lm_head.weight))
     if refused:
-        with pytest.raises(ValueError, match="cannot be trained"):
-            verify_scoring(model)
+        with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: .*differ by 0\.0"):
+            verify(model)
     else:
-        verify_scoring(model)
+        verify(model)
+
+
+def test_whatever_a_forward_pass_raises_is_one_line(monkeypatch):
+    model = make_model(SHAPES["qwen3"], torch.float32)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("shape of a kind\nand more")
+
+    monkeypatch.setattr(model, "forward", fail)
+    with pytest.raises(UserError) as refusal:
+        verify(model)
+    assert str(refusal.value) == (
+        "Qwen3ForCausalLM cannot be trained: transformers' own forward pass fails: shape of a kind; "
+        "choose another architecture"
+    )
+
+
+def test_a_gradient_that_is_not_that_of_plain_transformers_refuses(monkeypatch):
+    model = make_model(SHAPES["qwen3"], torch.float32)
+    monkeypatch.setattr("minrl.run.verify.score", lambda *a, **k: tuple(x * 1.0 for x in halved(score(*a, **k))))
+    with pytest.raises(UserError, match=r"the gradient of .*q_proj.weight differs by 0.5 of"):
+        verify(model)
+
+
+def halved(values):
+    """The same values with half of their gradients."""
+    return tuple((value + value.detach()) / 2 for value in values)
 
 
 def test_nothing_is_cached_while_a_stream_is_scored(rollouts):
@@ -287,27 +363,51 @@ def test_nothing_is_cached_while_a_stream_is_scored(rollouts):
         lambda module, args, kwargs: asked.append(kwargs["use_cache"]), with_kwargs=True
     )
     score(model, pack(rollouts, [0]), 1.0)
-    verify_scoring(model)
+    verify(model)
     handle.remove()
     assert asked and not any(asked)
 
 
-def test_a_model_without_the_attention_interface_is_scored_one_rollout_at_a_time(rollouts, monkeypatch):
-    model = make_model(SHAPES["qwen3"], torch.float32)
-    monkeypatch.setattr(type(model), "_supports_attention_backend", False)
-    verify_scoring(model)
-    with pytest.raises(AssertionError, match="one rollout at a time"):
-        score(model, pack(rollouts, [0, 1]), 1.0)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("shape", ["qwen3", "mistral", "gpt-neox"])
+def test_padded_rows_give_the_scores_and_gradients_of_a_plain_forward_pass(shape, rollouts, temperature):
+    model = make_model(SHAPES[shape])
+    set_method(model, Method(packed=False))
+    stream = pack(rollouts, range(len(rollouts)))
+    weights = torch.randn(sum(r.num_sampled for r in rollouts), dtype=torch.float64)
+    gradients = []
+    for values in (
+        plain(model, rollouts, temperature),
+        [value[stream.token_index.argsort()] for value in score(model, stream, temperature)],
+    ):
+        model.zero_grad()
+        (values[0] @ weights + 0.3 * values[1] @ weights).backward()
+        gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
+    for name, expected in gradients[0].items():
+        largest = float(expected.abs().max())
+        torch.testing.assert_close(gradients[1][name] / largest, expected / largest, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("packs", "rollouts_of"), [(True, [2]), (False, [1, 1])])
-def test_both_rollouts_are_verified_and_together_where_they_can_share_a_prompt(packs, rollouts_of, monkeypatch):
-    model, streams = make_model(SHAPES["qwen3"], torch.float32), []
-    monkeypatch.setattr(type(model), "_supports_attention_backend", packs)
-    monkeypatch.setattr(loading, "score", lambda *given, **named: streams.append(given[1]) or score(*given, **named))
-    verify_scoring(model)
-    assert [len(stream.prefix_of) for stream in streams] == rollouts_of
-    assert len(torch.cat([stream.labels for stream in streams]).unique()) == 6 + 4  # all tokens are different ones
+def test_a_prompts_tokens_are_taken_from_its_first_row(make_rollout):
+    # Prompts [1, 2] and [7] with suffixes [3, 4], [] and [8]; the last token of each rollout is a label only.
+    rollouts = [make_rollout([1, 2], [3, 4, 9]), make_rollout([1, 2], [9]), make_rollout([7], [8, 9], group=1)]
+    stream = pack(rollouts, [0, 1, 2])
+    assert stream.input_ids.tolist() == [1, 2, 3, 4, 7, 8]
+    rows, places = padded_rows(stream)
+    assert [row[:length] for row, length in zip(rows.tolist(), (4, 2, 2), strict=True)] == [
+        [1, 2, 3, 4],
+        [1, 2],
+        [7, 8],
+    ]
+    assert places.tolist() == [0, 1, 2, 3, 8, 9]
+    assert row_tokens(stream) == 3 * 4
+
+
+def test_rows_of_about_the_same_length_are_computed_together(make_rollout):
+    rollouts = [make_rollout([1], [2] * (length - 1)) for length in (3, 9, 4, 10, 2)]
+    assert row_batches(rollouts, range(5), 20) == [[3, 1], [2, 0, 4]]  # 2 rows of 10, 3 of 4
+    assert row_batches(rollouts, range(5), 1) == [[3], [1], [2], [0], [4]]
+    assert row_batches(rollouts, [4, 0], 6) == [[0, 4]]
 
 
 def test_a_rollout_to_be_scored_has_its_completion_as_sampled():
@@ -320,7 +420,7 @@ def test_a_rollout_to_be_scored_has_its_completion_as_sampled():
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_that_is_scored_right_is_not_refused(shape):
-    verify_scoring(make_model(SHAPES[shape], torch.float32))
+    verify(make_model(SHAPES[shape], torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +435,7 @@ def test_a_model_that_is_scored_right_is_not_refused(shape):
 def test_a_window_that_is_scored_right_is_not_refused_and_stays_as_it_is(config):
     model = make_model(config, torch.float32)
     before = [vars(holder).get("sliding_window") for holder in (model.config, *model.modules())]
-    verify_scoring(model)
+    verify(model)
     assert [vars(holder).get("sliding_window") for holder in (model.config, *model.modules())] == before
 
 
@@ -349,7 +449,7 @@ def test_autocast_is_the_heads_precision_forward_and_backward(kept, monkeypatch)
     def gradients(hidden, weight, autocast):
         leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            logprobs, entropy = chunked_logprobs(*leaves, labels, 1.3)
+            logprobs, entropy = chunked_logprobs(leaves[0], Head(leaves[1]), labels, 1.3)
         (logprobs.sum() + entropy.sum()).backward()
         return logprobs, entropy, *(leaf.grad.float() for leaf in leaves)
 

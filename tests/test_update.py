@@ -458,7 +458,7 @@ def test_a_gradient_is_scaled_down_to_the_norm_and_never_up(policy):
             torch.testing.assert_close(gradient, torch.full_like(gradient, 0.1 * used), atol=1e-6, rtol=0)
 
 
-def test_without_packing_every_rollout_is_by_itself_however_short(policy, make_rollout, monkeypatch):
+def test_without_packing_every_rollout_has_its_prompt(policy, make_rollout, monkeypatch):
     monkeypatch.setattr(policy.model, "_supports_attention_backend", False)
     pair = [make_rollout([5], [6]), make_rollout([5], [7])]  # one prompt of one token, and labels that nothing reads
     _, metrics = updated_with(policy, pair, [1.0, -1.0])

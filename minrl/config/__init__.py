@@ -4,6 +4,7 @@
 flat: `--learning-rate`, `--group-size`. A task's own options live with the task (`--countdown.max-number`).
 """
 
+import hashlib
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from minrl.config.bounds import (
     above,
     at_least,
     from_zero,
+    meant,
     share,
     share_below_one,
 )
@@ -81,6 +83,9 @@ class ModelConfig(Bounded):
     """Hub name or local path of a transformers model. Empty: the small base model that MinRL makes itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products; master weights are float32. auto: bfloat16 on CUDA, float32 on a CPU."""
+    chat_template: str = ""
+    """Chat template in place of the model's own: a jinja file, or chatml, llama3, gemma or plain (question and answer,
+    for a base model). Empty: the model's own."""
     chat_template_options: str = ""
     """JSON object handed to the chat template, such as {"enable_thinking": false}. Empty: none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -97,6 +102,15 @@ class ModelConfig(Bounded):
             isinstance(self.template_options, dict),
             f"chat_template_options must be a JSON object, got {self.chat_template_options!r}",
         )
+        if self.chat_template and self.chat_template not in CHAT_TEMPLATES and not self.chat_template.startswith(FROM):
+            object.__setattr__(self, "chat_template", _template_in_file(self.chat_template))
+
+    @property
+    def template_name(self) -> str:
+        """The name of a template, or its file with a hash of the text."""
+        first, _, text = self.chat_template.partition(" #}\n")
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return f"{first.removeprefix(FROM)} (sha256 {digest})" if text else first
 
     @property
     def template_options(self) -> Any:  # noqa: ANN401 - whatever the JSON says
@@ -105,6 +119,27 @@ class ModelConfig(Bounded):
             return json.loads(self.chat_template_options or "{}")
         except json.JSONDecodeError:
             return None
+
+
+CHAT_TEMPLATES = ("chatml", "llama3", "gemma", "plain")
+"""The templates of `minrl.model.templates`."""
+
+FROM = "{# from "
+"""Begins a template of a file. config.json holds the text too, so that a run keeps it when the file is edited."""
+
+
+def _template_in_file(path: str) -> str:
+    """The text of a chat template's file, with a comment that names the file in front."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text in UTF-8"
+        raise UserError(
+            f"chat_template must be a file or one of {', '.join(CHAT_TEMPLATES)}, got {path[:200]!r}: {reason}"
+            f"{meant(path, CHAT_TEMPLATES)}"
+        ) from error
+    require("{" in text, f"the chat template in {path} writes no message: it has no jinja in it")
+    return f"{FROM}{os.path.abspath(path)} #}}\n{text}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +391,10 @@ class TrainerConfig(Bounded):
         require(
             not (self.preflight_only and not self.preflight),
             "preflight_only contradicts no-preflight: drop one of the two",
+        )
+        require(
+            bool(self.model.model_id or not self.model.chat_template),
+            "chat_template is for a --model-id: the base model that MinRL makes reads its own template's words alone",
         )
 
     @property

@@ -1,8 +1,10 @@
-"""Decoding token by token with transformers' own forward pass and cache, for any causal model.
+"""Decoding token by token with transformers' own forward pass, for any causal model: with its cache, or without any.
 
-P prompts, N rows, D hidden size. Prompts are aligned at their end, and the padding before shorter ones is masked.
+P prompts, N rows, D hidden size. With the cache, prompts are aligned at their end, and the padding before shorter ones
+is masked.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,29 +13,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minrl.model.context import context_length
+from minrl.model.text import decoder_of
 from minrl.types import CausalModel
 
 
-class TransformersDecoder:
-    """Any causal model, by transformers' own forward pass and cache."""
+class CachedDecoder:
+    """transformers' forward pass and cache, which grows by itself."""
 
     def __init__(self, model: CausalModel) -> None:
-        self.decoder = model.get_decoder()
+        self.decoder = decoder_of(model)
         self.last_position = context_length(model) - 1
+        self.taken = set(inspect.signature(self.decoder.forward).parameters)
+        self.cache_name = "cache_params" if "cache_params" in self.taken else "past_key_values"
         self.cache: Any = None
-        self.mask = torch.empty(0)
+        self.mask, self.padded = torch.empty(0), False
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
-        """(P, D) at the last token of each prompt; transformers' cache grows by itself."""
+        """(P, D) at the last token of each prompt."""
         ids, real = left_padded(prompts, next(self.decoder.parameters()).device)
-        self.mask = real.long()
+        self.mask, self.padded = real.long(), not bool(real.all())
         self.cache = None
         return self._forward(ids)
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the cache."""
-        self.cache.batch_select_indices(rows)
+        self.cache.reorder_cache(rows)
         self.mask = self.mask[rows]
+        self.padded = not bool(self.mask.all())
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to every row."""
@@ -41,13 +47,46 @@ class TransformersDecoder:
         return self._forward(tokens[:, None])
 
     def _forward(self, ids: Tensor) -> Tensor:
-        # A row that has ended may stay in the batch, but not beyond the context, where RoPE may change for all.
-        positions = (self.mask.cumsum(-1) - 1).clamp(0, self.last_position)[:, -ids.shape[1] :]
-        output = self.decoder(
-            input_ids=ids, attention_mask=self.mask, position_ids=positions, past_key_values=self.cache, use_cache=True
-        )
-        self.cache = output.past_key_values
+        inputs: dict[str, Any] = {self.cache_name: self.cache}
+        if self.padded:
+            inputs["attention_mask"] = self.mask
+        if "position_ids" in self.taken:
+            # A row that has ended may stay in the batch, but not beyond the context, where RoPE may change for all.
+            inputs["position_ids"] = (self.mask.cumsum(-1) - 1).clamp(0, self.last_position)[:, -ids.shape[1] :]
+        output = self.decoder(input_ids=ids, use_cache=True, **inputs)
+        self.cache = output[self.cache_name]
         return output.last_hidden_state[:, -1]
+
+
+class RecomputingDecoder:
+    """No cache: every token computes its whole sequence again, for models whose cache cannot be used for a batch."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self.decoder = decoder_of(model)
+        self.ids = self.lengths = torch.empty(0)
+
+    def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
+        """(P, D) at the last token of each prompt."""
+        device = next(self.decoder.parameters()).device
+        lengths = [len(prompt) for prompt in prompts]
+        rows = [[*prompt, *[0] * (max(lengths) + slots - len(prompt))] for prompt in prompts]
+        self.ids, self.lengths = torch.tensor(rows, device=device), torch.tensor(lengths, device=device)
+        return self._forward()
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these rows."""
+        self.ids, self.lengths = self.ids[rows], self.lengths[rows]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append a token to every row."""
+        self.ids = self.ids.scatter(1, self.lengths[:, None], tokens[:, None])
+        self.lengths = self.lengths + 1
+        return self._forward()
+
+    def _forward(self) -> Tensor:
+        rows = torch.arange(len(self.ids), device=self.ids.device)
+        hidden = self.decoder(input_ids=self.ids[:, : int(self.lengths.max())], use_cache=False).last_hidden_state
+        return hidden[rows, self.lengths - 1]
 
 
 def left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

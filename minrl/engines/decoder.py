@@ -1,9 +1,9 @@
 """Decoding token by token with a key-value cache, on the policy's own weights.
 
-P prompts, N rows, D hidden size, K key-value heads, R query heads per key-value head, C head dimension, L slots of
-the cache.
+P prompts, N rows, Q positions at a time, D hidden size, H query heads, K key-value heads, R = H / K, C head dimension,
+L slots of the cache.
 
-`LlamaDecoder` computes Llama-, Qwen2- and Qwen3-shaped models itself; any other model is decoded by transformers
+`LlamaDecoder` computes models of the shapes in layers.py itself; any other model is decoded by transformers
 (cached_decoder.py). All rows write to the same slot of the cache: prompts are aligned at their end, and the padding
 before shorter ones is masked. A decoder prefills each prompt once, copies it to rows, then takes a token at a time; the
 hidden states that it returns are final ones.
@@ -15,45 +15,53 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.engines.cached_decoder import TransformersDecoder, left_padded
-from minrl.kernels.cpu import computed, few_rows_product
+from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
+from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
+from minrl.kernels.cpu import few_rows_product
+from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
+from minrl.model.method import method_of
+from minrl.model.text import decoder_of
 from minrl.types import CausalModel
-
-LLAMA_SHAPED = ("llama", "qwen2", "qwen3")
 
 
 def make_decoder(model: CausalModel) -> "Decoder":
-    """The fastest decoder for the model's shape."""
-    config = model.config
-    plain_rope = (config.rope_parameters or {}).get("rope_type", "default") in ("default", "llama3", "linear")
-    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
-    if config.model_type in LLAMA_SHAPED and plain_rope and not sliding:
-        return LlamaDecoder(model)
-    return TransformersDecoder(model)
+    """The decoder of the model's method: where that allows it and the shape is one that it takes, our own."""
+    decoding = method_of(model).decoding
+    if decoding == "recomputed":
+        return RecomputingDecoder(model)
+    return LlamaDecoder(model) if decoding == "own" and has_own_decoder(model) else CachedDecoder(model)
+
+
+def has_own_decoder(model: CausalModel) -> bool:
+    """Whether `LlamaDecoder` takes a model of this shape."""
+    return shape_of(decoder_of(model)) is not None
 
 
 class LlamaDecoder:
-    """The decoder of a Llama-, Qwen2- or Qwen3-shaped model with a static cache, in the precision of the products.
+    """The decoder of a Llama-like model of a known shape with a static cache, in the precision of the products.
 
-    Query, key and value products are one product, and so are the MLP's gate and up. Their weights are merged with
-    their adapters, concatenated and cast when the decoder is made, once for each batch of completions.
+    Query, key and value products are one product, and so are the feed-forward's gate and up. Their weights are merged
+    with their adapters, concatenated and cast when the decoder is made, once for each batch of completions.
     """
 
     def __init__(self, model: CausalModel) -> None:
-        decoder, config = model.get_decoder(), model.config
-        self.decoder = decoder
+        decoder = decoder_of(model)
+        config = decoder.config
+        shape = shape_of(decoder)
+        assert shape is not None, f"{config.model_type} has no shape"
+        self.decoder, self.shape = decoder, shape
         self.weight = merged_weight(decoder.embed_tokens)
-        self.kv_heads = config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.repeats = config.num_attention_heads // config.num_key_value_heads
-        self.eps = config.rms_norm_eps
-        self.eps_tensor = torch.tensor(self.eps, dtype=torch.float64, device=self.weight.device)
-        self.activation = decoder.layers[0].mlp.act_fn
-        self.layers = [_Layer(layer) for layer in decoder.layers]
-        self.heads = config.num_attention_heads
+        self.embedding_scale = _embedding_scale(decoder)
+        self.layers = [Layer(decoder, index, shape) for index in range(len(decoder.layers))]
+        self.norm = read_norm(decoder.norm, shape, self.weight.device)
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = decoder.layers[0].self_attn.head_dim
+        self.repeats = self.heads // self.kv_heads
+        self.last_position = context_length(model) - 1
         self.cache: list[Tensor] = []  # (2, N, K, L, C) for each layer: keys, then values
-        self.rotary = torch.empty(0), torch.empty(0)  # (L, C) each: by position
+        self.rotary: dict[str, tuple[Tensor, Tensor]] = {}  # by type of layer: (L, C) each, by position
+        self.query_scale: Tensor | None = None  # (L,) by position
         self.padding = torch.empty(0, dtype=torch.long)
         self.length = 0
 
@@ -66,12 +74,17 @@ class LlamaDecoder:
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
         shape = (2, len(prompts), self.kv_heads, longest + slots, self.head_dim)
         self.cache = []  # release an earlier one before allocating
-        self.cache = [torch.empty(shape, dtype=self.layers[0].qkv.dtype, device=device) for _ in self.layers]
-        self.rotary = self._rotary_table(longest + slots)
+        self.cache = [torch.empty(shape, dtype=layer.qkv.dtype, device=device) for layer in self.layers]
+        self._by_position(longest + slots)
         self.length = 0
-        causal = torch.ones(longest, longest, dtype=torch.bool, device=device).tril()
+        index = torch.arange(longest, device=device)
         itself = torch.eye(longest, dtype=torch.bool, device=device)  # a padded query must see something
-        return self._forward(ids, positions, (causal & real[:, None, :] | itself)[:, None, None])[:, -1]
+        seen: Seen = {}
+        for window in {layer.window for layer in self.layers}:
+            near = index >= index[:, None] + 1 - (window or longest)
+            causal = (index <= index[:, None]) & near
+            seen[window] = 0, (causal & real[:, None, :] | itself)[:, None, None]
+        return self._forward(ids, positions, seen)[:, -1]
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the cache, in this order; a row may occur several times."""
@@ -89,95 +102,95 @@ class LlamaDecoder:
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token (N,) to every row -> (N, D)."""
         positions = self.length - self.padding
-        mask = None
-        if bool((self.padding > 0).any()):
-            slots = torch.arange(self.length + 1, device=tokens.device)
-            mask = (slots >= self.padding[:, None])[:, None, None, None]
-        return self._forward(tokens[:, None], positions[:, None], mask)[:, 0]
+        most = int(self.padding.max())
+        seen: Seen = {}
+        for window in {layer.window for layer in self.layers}:  # rows end at the same slot, and so do their windows
+            start = max(0, self.length + 1 - window) if window else 0
+            slots = torch.arange(start, self.length + 1, device=tokens.device)
+            seen[window] = start, (slots >= self.padding[:, None])[:, None, None, None] if most > start else None
+        return self._forward(tokens[:, None], positions[:, None], seen)[:, 0]
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, seen: "Seen") -> Tensor:
         """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q."""
         hidden = F.embedding(ids, self.weight)
-        rotary = tuple(table[positions][:, :, None].to(hidden.dtype) for table in self.rotary)
+        if self.embedding_scale is not None:
+            hidden = hidden * self.embedding_scale
+        if self.shape.norms_embeddings:
+            hidden = self.norm(hidden)
+        rotary = {
+            kind: tuple(table[positions][:, :, None].to(hidden.dtype) for table in tables)
+            for kind, tables in self.rotary.items()
+        }
+        scale = None if self.query_scale is None else self.query_scale[positions][:, :, None, None]
         for layer, cache in zip(self.layers, self.cache, strict=True):
-            normed = self._normed(hidden, layer.input_norm)
-            attended = self._attend(layer, normed, rotary, cache, mask)
-            hidden = hidden + few_rows_product(attended, layer.out, layer.out_bias)
-            normed = self._normed(hidden, layer.mlp_norm)
-            gate, up = few_rows_product(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            hidden = hidden + few_rows_product(self.activation(gate) * up, layer.down, layer.down_bias)
+            normed = layer.before(hidden)
+            query = self._write(layer, normed, None if layer.rotary is None else rotary[layer.rotary], cache)
+            attended = self._attend(layer, query if scale is None else query * scale, cache, *seen[layer.window])
+            attended = layer.after(few_rows_product(attended, layer.out, layer.out_bias))
+            hidden = torch.add(hidden, attended, alpha=layer.residual)
+            fed = layer.feed_forward(normed if self.shape.parallel else layer.before_mlp(hidden))
+            hidden = torch.add(hidden, layer.after_mlp(fed), alpha=layer.residual)
         self.length += ids.shape[1]
-        return self._normed(hidden, self.decoder.norm.weight)
+        return self.norm(hidden)
 
-    def _attend(
-        self, layer: "_Layer", x: Tensor, rotary: tuple[Tensor, ...], cache: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """(N, Q, D) -> (N, Q, heads * C); the new keys and values are written into the cache."""
+    def _write(self, layer: Layer, x: Tensor, rotary: tuple[Tensor, ...] | None, cache: Tensor) -> Tensor:
+        """Write the keys and values of (N, Q, D) into the cache -> the query (N, Q, H, C)."""
         rows, queries, _ = x.shape
-        end = self.length + queries
         heads = few_rows_product(x, layer.qkv, layer.qkv_bias).view(rows, queries, -1, self.head_dim)
         rotated = heads[:, :, : self.heads + self.kv_heads]  # queries and keys are normed and rotated alike
-        if layer.query_key_norm is not None:
-            rotated = self._normed(rotated, layer.query_key_norm)
-        rotated = _rotate(rotated, *rotary)
-        new = cache[:, :, :, self.length : end]
+        if not self.shape.rotates_first:
+            rotated = self._normed(layer, rotated)
+        if rotary is not None:
+            rotated = _rotate(rotated, *rotary)
+        if self.shape.rotates_first:
+            rotated = self._normed(layer, rotated)
+        new = cache[:, :, :, self.length : self.length + queries]
         new[0] = rotated[:, :, self.heads :].transpose(1, 2)
         new[1] = heads[:, :, self.heads + self.kv_heads :].transpose(1, 2)
-        keys, values = cache[:, :, :, :end]
-        query = rotated[:, :, : self.heads].to(cache.dtype).unflatten(2, (self.kv_heads, -1))
+        return rotated[:, :, : self.heads]
+
+    def _normed(self, layer: Layer, heads: Tensor) -> Tensor:
+        """Queries and keys (N, Q, H + K, C), each head by itself, or all queries and all keys of a token together."""
+        if len(layer.query_key_norms) < 2:
+            return layer.query_key_norms[0](heads) if layer.query_key_norms else heads
+        parts = heads.split((self.heads, self.kv_heads), dim=2)
+        normed = [norm(part.flatten(2)) for norm, part in zip(layer.query_key_norms, parts, strict=True)]
+        return torch.cat(normed, dim=-1).unflatten(-1, (-1, self.head_dim))
+
+    def _attend(self, layer: Layer, query: Tensor, cache: Tensor, start: int, mask: Tensor | None) -> Tensor:
+        """(N, Q, H, C) -> (N, Q, H * C), over the slots from `start` on."""
+        rows, queries = query.shape[:2]
+        keys, values = cache[:, :, :, start : self.length + queries]
+        query = query.to(cache.dtype).unflatten(2, (self.kv_heads, -1))
         query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None:
             mask = mask.expand(-1, -1, self.repeats, -1, -1).flatten(2, 3)  # (N, 1, R * Q, L)
-        attend = _by_products if queries == 1 and _products_pay(query) else F.scaled_dot_product_attention
-        attended = attend(query, keys, values, mask)  # (N, K, R * Q, C)
-        attended = attended.unflatten(2, (self.repeats, queries))
+        if layer.cap is not None or (queries == 1 and _products_pay(query)):
+            attended = _by_products(query, keys, values, mask, layer.scale, layer.cap)
+        else:
+            attended = F.scaled_dot_product_attention(query, keys, values, mask, scale=layer.scale)
+        attended = attended.unflatten(2, (self.repeats, queries))  # (N, K, R, Q, C)
         return attended.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1)
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv:1910.07467, equation 4). In full precision
-        it takes half as many operations as torch's.
+    def _by_position(self, positions: int) -> None:
+        """Tables of what depends on the position. A row that has ended may stay in the batch, but not beyond the
+        context, where RoPE may change for all.
         """
-        if x.dtype not in (torch.float32, torch.float64):
-            return F.rms_norm(x, x.shape[-1:], None, self.eps) * weight
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x * torch.addcmul(self.eps_tensor, length, length, value=1 / x.shape[-1]).rsqrt_() * weight
-
-    def _rotary_table(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (L, C) of each position, the sines of the lower half negative: see `_rotate`."""
-        index = torch.arange(positions, device=self.weight.device)[None]
-        cos, sin = self.decoder.rotary_emb(self.weight.new_empty(1), index)
-        low, high = sin[0].chunk(2, dim=-1)
-        return cos[0], torch.cat([-low, high], dim=-1)
+        index = torch.arange(positions, device=self.weight.device).clamp(max=self.last_position)
+        kinds = rotary_kinds(self.decoder) or [""]
+        self.rotary = {kind: rotary_table(self.decoder, kind, index, self.shape, self.head_dim) for kind in kinds}
+        if self.shape.scaled_by_position:
+            rope = self.decoder.config.rope_parameters
+            far = (index / rope["original_max_position_embeddings"]).floor()
+            self.query_scale = 1 + rope["llama_4_scaling_beta"] * torch.log1p(far) if bool(far.any()) else None
 
 
-class _Layer:
-    """The weights of one layer. Those that multiply the same input are concatenated."""
-
-    def __init__(self, layer: CausalModel) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.input_norm = layer.input_layernorm.weight
-        self.qkv, self.qkv_bias = _side_by_side(*qkv)
-        self.query_key_norm = None
-        if hasattr(attention, "q_norm"):  # of every query head, then of every key head: (H + K, C)
-            counts = [linear.out_features // attention.head_dim for linear in qkv[:2]]
-            norms = attention.q_norm.weight, attention.k_norm.weight
-            self.query_key_norm = torch.cat([w.expand(n, -1) for w, n in zip(norms, counts, strict=True)])
-        self.out, self.out_bias = _side_by_side(attention.o_proj)
-        self.mlp_norm = layer.post_attention_layernorm.weight
-        self.gate_up, self.gate_up_bias = _side_by_side(mlp.gate_proj, mlp.up_proj)
-        self.down, self.down_bias = _side_by_side(mlp.down_proj)
-
-
-def _side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
-    """Weights and biases of linear layers with the same input, concatenated, in the precision of their product."""
-    weight = _joined([merged_weight(linear) for linear in linears])
-    has_bias = linears[0].bias is not None
-    return computed(weight), computed(_joined([linear.bias for linear in linears])) if has_bias else None
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+def _embedding_scale(decoder: CausalModel) -> Tensor | float | None:
+    """What embeddings are multiplied by; None for nothing."""
+    embedding = getattr(decoder.embed_tokens, "base_layer", decoder.embed_tokens)
+    if hasattr(embedding, "embed_scale"):
+        return embedding.embed_scale.to(embedding.weight.dtype)
+    return getattr(decoder, "embedding_multiplier", None)
 
 
 def _products_pay(query: Tensor) -> bool:
@@ -188,11 +201,17 @@ def _products_pay(query: Tensor) -> bool:
     return query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
 
 
-def _by_products(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """`scaled_dot_product_attention` of (N, K, Q, C) and (N, K, L, C) twice, in three operations."""
-    rows, heads, _, width = query.shape
+def _by_products(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
+) -> Tensor:
+    """`scaled_dot_product_attention` of (N, K, Q, C) and (N, K, L, C) twice, in three operations. A score s becomes
+    cap tanh(s / cap).
+    """
+    rows, heads, _, _ = query.shape
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # (N * K, L, C), views of the cache
-    scores = torch.bmm(query.flatten(0, 1) * width**-0.5, keys.transpose(1, 2))
+    scores = torch.bmm(query.flatten(0, 1) * scale, keys.transpose(1, 2))
+    if cap is not None:
+        scores = (scores / cap).tanh() * cap
     if mask is not None:
         scores = scores.unflatten(0, (rows, heads)).masked_fill(~mask, -torch.inf).flatten(0, 1)
     return torch.bmm(scores.softmax(-1), values).unflatten(0, (rows, heads))
@@ -205,4 +224,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-Decoder = LlamaDecoder | TransformersDecoder
+Decoder = LlamaDecoder | CachedDecoder | RecomputingDecoder
+
+Seen = dict[int | None, tuple[int, Tensor | None]]
+"""The first slot that is seen, and the mask from there on, for each window of the layers."""

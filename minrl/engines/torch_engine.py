@@ -18,8 +18,9 @@ from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
 from minrl.engines.decoder import Decoder, make_decoder
 from minrl.engines.seeds import mix
 from minrl.engines.slices import footprint, slices
-from minrl.kernels.cpu import computed, few_rows_product, product
-from minrl.model.lora import merged_weight
+from minrl.kernels.head import Head
+from minrl.model.head import output_head
+from minrl.model.method import Decoding, method_of
 from minrl.policy import Policy
 from minrl.system.progress import activity
 from minrl.types import Completion, Request
@@ -58,15 +59,18 @@ class TorchEngine:
         if not requests:
             return []
         require_room(requests, self.context_length)
-        completions: list[Completion] = []
+        completions: dict[int, Completion] = {}
         cost = footprint(self.policy.model, self.policy.processes.dtype.itemsize)
         with activity("sampling", len(requests)) as report, self.policy.processes.autocast():
             decoder = make_decoder(self.policy.model)
-            head = computed(merged_weight(self.policy.model.get_output_embeddings()))
-            for part in slices(requests, cost, self._limit):
-                self._reuse.add(sum(len(r.ids) for r in part), sum(map(len, {tuple(r.ids) for r in part})))
-                completions += _Batch(self.policy, decoder, head, part, sampling).run(report, len(completions))
-        return completions
+            head = output_head(self.policy.model).cast()
+            for order in orders(requests, method_of(self.policy.model).decoding):
+                for part in slices([requests[index] for index in order], cost, self._limit):
+                    self._reuse.add(sum(len(r.ids) for r in part), sum(map(len, {tuple(r.ids) for r in part})))
+                    made = _Batch(self.policy, decoder, head, part, sampling).run(report, len(completions))
+                    completions |= zip(order[: len(part)], made, strict=True)
+                    del order[: len(part)]
+        return [completions[index] for index in range(len(requests))]
 
     def sync(self, policy: Policy) -> None:
         """The weights are the policy's own tensors; only which policy it is can change."""
@@ -76,11 +80,11 @@ class TorchEngine:
     def score(self, ids: Sequence[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first."""
         model = self.policy.model
-        decoder, head = make_decoder(model), merged_weight(model.get_output_embeddings())
+        decoder, head = make_decoder(model), output_head(model)
         hidden = decoder.prefill([ids[:1]], len(ids))
         logprobs = []
         for token in ids[1:]:
-            logprobs.append(float(product(hidden, head).float().log_softmax(-1)[0, token]))
+            logprobs.append(float(head.logits(hidden).log_softmax(-1)[0, token]))
             hidden = decoder.step(torch.tensor([token], device=self.policy.device))
         return logprobs
 
@@ -102,7 +106,7 @@ class _Batch:
     """The rows of one slice while they are being sampled."""
 
     def __init__(
-        self, policy: Policy, decoder: Decoder, head: Tensor, requests: Sequence[Request], sampling: Sampling
+        self, policy: Policy, decoder: Decoder, head: Head, requests: Sequence[Request], sampling: Sampling
     ) -> None:
         self.policy, self.decoder, self.head = policy, decoder, head
         self.requests, self.sampling = requests, sampling
@@ -132,7 +136,7 @@ class _Batch:
         rows = np.arange(len(self.requests))  # which request each row of the decoder's cache is
         hidden = self._prefill()
         for position in range(int(self.limits.max())):
-            logits = few_rows_product(hidden, self.head).float()
+            logits = self.head.logits(hidden)
             u = torch.from_numpy(uniforms(self.seeds[rows], position)).to(logits.device)
             sampled, logprobs = sample(logits, u, self.sampling.temperature)
             going = self._record(rows, position, sampled, logprobs)
@@ -172,6 +176,12 @@ class _Batch:
         start = max(0, int(self.lengths[row]) - window)
         text = self.policy.decode_all(self.tokens[row, start : self.lengths[row]].tolist())
         return any(stop in text for stop in self.sampling.stop_strings)
+
+
+def orders(requests: Sequence[Request], decoding: Decoding) -> list[list[int]]:
+    """Which requests are sampled together, by index: all of them, or those with prompts of one length."""
+    lengths = [len(request.ids) if decoding == "aligned" else 0 for request in requests]
+    return [[index for index, own in enumerate(lengths) if own == length] for length in sorted(set(lengths))]
 
 
 def uniforms(seeds: np.ndarray, position: int) -> np.ndarray:

@@ -30,10 +30,24 @@ def kept_bytes(run: Callable[[], object]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+def growth(kept: Callable[[int], int], short: int) -> tuple[float, float]:
+    """Bytes per token and per pair of tokens, from what is kept for `short`, twice and four times as many tokens."""
+    sizes = [kept(length) for length in (short, 2 * short, 4 * short)]
+    first, second = sizes[1] - sizes[0], sizes[2] - sizes[1]
+    quadratic = (second - 2 * first) / (6 * short**2)
+    return first / short - 3 * short * quadratic, quadratic
+
+
 def layers_of(decoder: CausalModel) -> Sequence[nn.Module]:
-    """The longest list of modules of the decoder; empty if it has none."""
-    lists = (list(child) for child in decoder.children() if isinstance(child, nn.ModuleList))
-    return max(lists, key=len, default=[])
+    """The longest list of modules of the decoder, or of the modules in it; empty if there is none."""
+    outer: list[nn.Module] = [decoder]
+    while outer:
+        inner = [child for module in outer for child in module.children()]
+        lists = [list(child) for child in inner if isinstance(child, nn.ModuleList)]
+        if lists:
+            return max(lists, key=len)
+        outer = inner
+    return []
 
 
 @contextmanager

@@ -122,6 +122,6 @@ def packed_attention(
     attend = kwargs["stream"]
     assert isinstance(attend, JoinedAttention | CardAttention), "packed attention needs the stream it attends in"
     if getattr(module, "attn_logit_softcapping", None) or kwargs.get("softcap"):
-        raise UserError("this model cannot be trained: it caps its attention logits, which packing does not support")
+        raise UserError("it caps its attention logits, which packed attention does not")
     scale = scaling if scaling is not None else 1 / math.sqrt(query.shape[-1])
     return attend(query, key, value, scale, sliding_window), None

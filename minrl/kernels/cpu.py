@@ -32,8 +32,13 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def free_bytes() -> int | None:
-    """Available memory, the page cache included, within a container's limit; None where it is unknown."""
+def free_bytes(device: torch.device | None = None) -> int | None:
+    """Available bytes of a CUDA card, or of memory, the page cache included, within a container's limit; None where it
+    is unknown.
+    """
+    if device is not None and device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
@@ -78,16 +83,18 @@ def speed_up_linears(model: nn.Module) -> None:
         return
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.__class__ = OneDnnLinear
+            module.__class__ = Float32Linear
 
 
-class OneDnnLinear(nn.Linear):
-    """`nn.Linear` with its products by oneDNN."""
+class Float32Linear(nn.Linear):
+    """`nn.Linear` whose products in float32 are oneDNN's. Its weight may be held in fewer bits (frozen.py)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
-        if _in_float32(x, self.weight):
-            return _Product.apply(x, self.weight, self.bias)
+        held = self.weight.itemsize < x.itemsize and not torch.is_autocast_enabled(x.device.type)
+        if held or _in_float32(x, self.weight):
+            rows = x.reshape(-1, x.shape[-1])  # outside, so that the product is no view and may be changed in place
+            return _Product.apply(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
         return super().forward(x)
 
 
@@ -96,22 +103,23 @@ class _Product(torch.autograd.Function):
     def forward(ctx, x, weight, bias):  # noqa: ANN001, ANN205 - autograd's own signature
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
-        return product(x, weight, bias)
+        return product(x, weight.to(x.dtype), bias)
 
     @staticmethod
     def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
         x, weight = ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
-        grad_bias = rows.sum(0) if ctx.has_bias else None
-        grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
-        grad_weight = rows.T @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        grad_bias = grad.sum(0) if ctx.has_bias else None
+        grad_x = product(grad, weight.to(grad.dtype).T) if ctx.needs_input_grad[0] else None
+        grad_weight = grad.T @ x if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad_bias
 
 
 def computed(factor: Tensor) -> Tensor:
     """A factor in the precision of products, so that one that is used many times is cast once."""
     device = factor.device.type
-    return factor.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else factor
+    if torch.is_autocast_enabled(device):
+        return factor.to(torch.get_autocast_dtype(device))
+    return factor.to(torch.promote_types(factor.dtype, torch.float32))
 
 
 def _in_float32(x: Tensor, weight: Tensor) -> bool:

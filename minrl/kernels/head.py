@@ -1,6 +1,7 @@
 """Log-probabilities and entropies from hidden states, without all the logits at once.
 
-S scored tokens, V vocabulary, D hidden size.
+S scored tokens, V vocabulary, D hidden size. With the temperature T, a head's logits are (W h + b) scale / T, or
+cap tanh((W h + b) scale / cap) / T where it has a cap.
 
 The output head is the widest product of a model, and its result the largest tensor of a step. `chunked_logprobs`
 computes the scored positions in chunks that fit a cache. Few probabilities are kept for the backward pass; many are
@@ -8,12 +9,13 @@ computed again, so that no more than a chunk's logits ever exist.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.kernels.cpu import computed, product
+from minrl.kernels.cpu import computed, few_rows_product, product
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**25}
 """Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 128 MiB."""
@@ -25,30 +27,59 @@ KEPT_LOGITS = 2**26
 """Most probabilities that are kept for the backward pass: 256 MiB in float32."""
 
 
+@dataclass(frozen=True)
+class Head:
+    """An output head: its weight (V, D), bias (V,), the factor of its logits, and their cap (0: none)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def cast(self) -> "Head":
+        """The head in the precision of products, to be used many times."""
+        bias = None if self.bias is None else computed(self.bias)
+        return Head(computed(self.weight), bias, self.scale, self.cap)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(N, D) -> (N, V) in float32 or better, without a gradient, for a few rows."""
+        return self.shaped(few_rows_product(hidden, self.weight, self.bias))
+
+    def shaped(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
+        """Scale and cap the product of weight and hidden states, and divide by the temperature."""
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.cap:
+            return logits.mul(self.scale / self.cap).tanh_().mul_(self.cap / temperature)
+        divisor = temperature / self.scale
+        return logits if divisor == 1 else logits.div_(divisor)
+
+
 def chunked_logprobs(
-    hidden: Float[Tensor, "S D"], weight: Float[Tensor, "V D"], labels: Int[Tensor, " S"], temperature: float
+    hidden: Float[Tensor, "S D"], head: Head, labels: Int[Tensor, " S"], temperature: float
 ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-    """`log_softmax(hidden @ weight.T / temperature)` at the labels, and its entropy, without all the logits at once.
+    """`log_softmax(logits / temperature)` at the labels, and its entropy, without all the logits at once.
 
     Products are in the input's precision, or autocast's, forward and backward; sums in float32 or better.
     """
     hidden = computed(hidden)
-    kept = torch.is_grad_enabled() and len(hidden) * len(weight) <= KEPT_LOGITS
+    kept = torch.is_grad_enabled() and not head.cap and len(hidden) * len(head.weight) <= KEPT_LOGITS
     with torch.autocast(hidden.device.type, enabled=False):
-        return _ChunkedLogprobs.apply(hidden, weight, labels, temperature, kept)
+        return _ChunkedLogprobs.apply(hidden, head.weight, head.bias, head, labels, temperature, kept)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """With z the scaled logits, p = softmax(z), h the entropy and g, e the gradients of log-probability and entropy:
+    """With z the logits at the temperature, x = W h + b, p = softmax(z), H the entropy and g, e the gradients of
+    log-probability and entropy:
 
-    dz = g (onehot(label) - p) - e p (log p + h),   dhidden = dz W / T,   dW = dz^T hidden / T.
+    dz = g (onehot(label) - p) - e p (log p + H),   dx = dz scale / T (1 - tanh^2 where there is a cap),
+    dhidden = dx W,   dW = dx^T hidden,   db = sum of dx.
     """
 
     @staticmethod
-    def forward(ctx, hidden, weight, labels, temperature, kept):  # noqa: ANN001, ANN205 - autograd's own signature
+    def forward(ctx, hidden, weight, bias, head, labels, temperature, kept):  # noqa: ANN001, ANN205 - autograd's own
         ctx.set_materialize_grads(False)  # the gradient of an entropy that is only measured is None
         logprobs, entropy, log_normalizer, probabilities = [], [], [], []
-        multiplied = weight.to(hidden.dtype)
+        multiplied = Head(weight.to(hidden.dtype), _cast(bias, hidden), head.scale, head.cap)
         for rows in _chunks(hidden, weight):
             z = _logits(hidden[rows], multiplied, temperature)
             logp = z.log_softmax(-1)
@@ -59,31 +90,39 @@ class _ChunkedLogprobs(torch.autograd.Function):
             log_normalizer.append(z.gather(1, labels[rows, None])[:, 0] - chosen)
             probabilities.append(p if kept else None)
         outputs = torch.cat(logprobs), torch.cat(entropy)
-        ctx.save_for_backward(hidden, weight, labels, torch.cat(log_normalizer), outputs[1])
-        ctx.temperature, ctx.probabilities = temperature, probabilities
+        ctx.save_for_backward(hidden, weight, bias, labels, torch.cat(log_normalizer), outputs[1])
+        ctx.form, ctx.temperature, ctx.probabilities = (head.scale, head.cap), temperature, probabilities
         return outputs
 
     @staticmethod
     def backward(ctx, grad_logprobs, grad_entropy):  # noqa: ANN001, ANN205 - autograd's own signature
-        hidden, weight, labels, logsumexp, entropy = ctx.saved_tensors
+        hidden, weight, bias, labels, logsumexp, entropy = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = torch.zeros_like(weight, dtype=logsumexp.dtype) if ctx.needs_input_grad[1] else None
-        multiplied = weight.to(hidden.dtype)
+        grad_bias = torch.zeros_like(bias, dtype=logsumexp.dtype) if ctx.needs_input_grad[2] else None
+        scale, cap = ctx.form
+        multiplied = Head(weight.to(hidden.dtype), _cast(bias, hidden), scale, cap)
         for rows, kept in zip(_chunks(hidden, weight), ctx.probabilities, strict=True):
-            p = kept
+            p, slope = kept, None
             if p is None:
-                p = _logits(hidden[rows], multiplied, ctx.temperature).sub_(logsumexp[rows, None]).exp_()
+                z = _logits(hidden[rows], multiplied, ctx.temperature)
+                slope = 1 - (z * (ctx.temperature / cap)).square_() if cap else None
+                p = z.sub_(logsumexp[rows, None]).exp_()
             g = torch.zeros_like(logsumexp[rows]) if grad_logprobs is None else grad_logprobs[rows]
             dz = p * -g[:, None]
             if grad_entropy is not None:
                 dz -= grad_entropy[rows, None] * (torch.xlogy(p, p) + p * entropy[rows, None])
             dz.scatter_add_(1, labels[rows, None], g[:, None])
-            dz = dz.div_(ctx.temperature).to(hidden.dtype)
+            dx = dz.div_(ctx.temperature / scale)
+            dx = (dx if slope is None else dx.mul_(slope)).to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[rows] = product(dz, multiplied.T)
+                grad_hidden[rows] = product(dx, multiplied.weight.T)
             if grad_weight is not None:
-                _add_product(grad_weight, dz, hidden[rows])
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+                _add_product(grad_weight, dx, hidden[rows])
+            if grad_bias is not None:
+                grad_bias += dx.sum(0, dtype=grad_bias.dtype)
+        grads = (None if grad is None else grad.to(of.dtype) for grad, of in ((grad_weight, weight), (grad_bias, bias)))
+        return grad_hidden, *grads, None, None, None, None
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -92,10 +131,13 @@ def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
     return (slice(start, start + rows) for start in range(0, len(hidden), rows))
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
     """Logits of a chunk at the temperature, in float32 or better."""
-    logits = product(hidden, weight)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
+    return head.shaped(product(hidden, head.weight, head.bias), temperature)
+
+
+def _cast(bias: Tensor | None, hidden: Tensor) -> Tensor | None:
+    return None if bias is None else bias.to(hidden.dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -1,24 +1,25 @@
-"""Prompts and turns as tokens, by the model's tokenizer and its chat template."""
+"""Prompts and turns as tokens: what a policy and supervised fine-tuning ask of the tokenizer."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from minrl.types import SOLO, Message, Prompt, Rollout, UserError
+from loguru import logger
+
+from minrl.model.round_trip import difference
+from minrl.model.turns import Turns
+from minrl.types import SOLO, Prompt, Rollout
 
 KEPT_PROMPTS = 1024
 """Prompts whose ids are cached."""
 
-_SENTINEL = "\u2042"
-
 
 @dataclass(kw_only=True)
-class ChatTokenizer:
-    """A tokenizer with its chat template and the options of that template."""
+class ChatTokenizer(Turns):
+    """A tokenizer with its chat template, which remembers the prompts of a group."""
 
-    tokenizer: Any
-    chat_template_options: dict[str, Any]
-    _encoded: dict[object, list[int]] = field(default_factory=dict)
+    _encoded: dict[str, list[int]] = field(default_factory=dict)
+    _compared: bool = False
 
     def stop_tokens(self, strings: Iterable[str]) -> frozenset[int]:
         """The ids of those strings that are single tokens, such as `<|im_end|>`."""
@@ -30,7 +31,7 @@ class ChatTokenizer:
 
         They are cached for the other members of the group.
         """
-        asked = prompt if isinstance(prompt, str) else tuple(tuple(message.items()) for message in prompt)
+        asked = f"text {prompt}" if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt])
         if asked not in self._encoded:
             if len(self._encoded) >= KEPT_PROMPTS:
                 self._encoded.clear()
@@ -38,9 +39,7 @@ class ChatTokenizer:
         return list(self._encoded[asked])
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer(prompt)["input_ids"]
-        return self._ids_of(self._render(prompt))
+        return self.encode_first_turn(prompt)
 
     def fits(self, prompt: Prompt, length: int) -> bool:
         """Whether the prompt has at least one token and fewer than `length`; invalid Unicode has none.
@@ -49,7 +48,7 @@ class ChatTokenizer:
         """
         if not isinstance(prompt, str) and not prompt:
             return False
-        text = prompt if isinstance(prompt, str) else self._render(prompt)
+        text = prompt if isinstance(prompt, str) else self.render(prompt)
         try:
             size = len(text.encode())
         except UnicodeEncodeError:  # half of a surrogate pair
@@ -58,39 +57,16 @@ class ChatTokenizer:
         return bool(short and text.strip()) or 0 < len(self._encode(prompt)) < length
 
     def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:
-        """Token ids that follow a sampled completion when the same role is shown the next message.
-
-        The template closes the assistant's turn. A completion that already ends with that token does not repeat it.
-        """
-        if isinstance(message, str):
-            return self.tokenizer(message, add_special_tokens=False)["input_ids"]
-        opening = [{"role": "user", "content": _SENTINEL}, {"role": "assistant", "content": _SENTINEL * 2}]
-        ids = self._ids_of(self._render([*opening, *message]).rpartition(_SENTINEL * 2)[2])
-        return ids[1:] if completion and ids and completion[-1] == ids[0] else ids
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of sampled ids, for rewards and readers."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def decode_all(self, ids: list[int]) -> str:
-        """The text of ids with their special tokens, for readers."""
-        return self.tokenizer.decode(ids)
-
-    def _ids_of(self, rendered: str) -> list[int]:
-        return self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-
-    def _render(self, messages: list[Message]) -> str:
-        if self.tokenizer.chat_template is None:
-            raise UserError(
-                "the tokenizer has no chat template and the task's prompts are chat messages: "
-                "choose an instruction-tuned model, or give the tokenizer a chat_template"
-            )
-        return self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-            **self.chat_template_options,
-        )
+        """`Turns.encode_next_turn`. Before the first one of a chat, say how such turns differ from the template's."""
+        if not self._compared and not isinstance(message, str):
+            self._compared = True
+            found = difference(self)
+            if found:
+                logger.warning(
+                    f"a further turn is appended to the tokens as they were sampled, and {found}: the model is trained "
+                    "on what it sampled, and a chat program would show it the template's (docs/templates.md)"
+                )
+        return super().encode_next_turn(message, completion)
 
 
 def as_rollout(tokenizer: ChatTokenizer, example_id: str, turns: Sequence[tuple[Prompt, str]], end: int) -> Rollout:
@@ -99,7 +75,7 @@ def as_rollout(tokenizer: ChatTokenizer, example_id: str, turns: Sequence[tuple[
     said: list[tuple[int, int]] = []
     for shown, text in turns:
         ids += tokenizer.encode_next_turn(shown, ids[said[-1][0] :]) if said else tokenizer.encode_prompt(shown)
-        completion = [*tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"], end]
+        completion = [*tokenizer.encode_answer(text, chat=not isinstance(shown, str)), end]
         said.append((len(ids), len(ids) + len(completion)))
         ids += completion
     return Rollout(

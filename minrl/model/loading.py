@@ -14,7 +14,6 @@ from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -25,6 +24,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from minrl.kernels.attention import ATTENTION, packed_attention
+from minrl.model.source import auto_class, processor_files, read_config, why_not
+from minrl.model.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError, require
 
@@ -47,21 +48,30 @@ CHAT_TEMPLATE = (
 
 
 def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
-    """The causal model, with float32 weights, and its tokenizer, at a hub name or a local path.
+    """The model, with a text part in float32, and its tokenizer, at a hub name or a local path. What a multimodal model
+    has beside its text part is frozen, in the precision of the checkpoint.
 
     If the hub cannot be reached only the cache is read, at once instead of after minutes of retries.
     """
     cached_only = not Path(path).exists() and not hub_reachable()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=cached_only)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        config = read_config(path, cached_only)
+        frozen = frozen_precision(config)  # loading writes its own into the config
+        auto = auto_class(path, config)
+        if not auto._model_mapping[type(config)]._can_set_attn_implementation():
+            config._attn_implementation = "eager"  # chosen by class: Falcon's others leave out a bias by distance
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=cached_only, trust_remote_code=False)
+        loaded: Any = auto.from_pretrained(
             path,
+            config=config,
             dtype=torch.float32,
-            attn_implementation="sdpa",
             local_files_only=cached_only,
+            trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, in one line
         )
+    except UserError:
+        raise
     except Exception as error:  # transformers raises whatever a damaged file leads it to
         raise UserError(_not_found(path, error, cached_only)) from error
     model, found = loaded
@@ -78,6 +88,9 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
         f"{path} is not a model folder that transformers can load (it has no tokenizer): put tokenizer.json there",
     )
     refuse_tokens_without_a_row(path, model, tokenizer)
+    train_text(model)
+    keep_precision(model, frozen)
+    model.processor_files = processor_files(path, cached_only) if is_multimodal(model) else {}
     return model, tokenizer
 
 
@@ -141,9 +154,15 @@ def save_model(
     folder: Path,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Save in Hugging Face's format, which any transformers program can load. `weights` replace the model's own."""
+    """Save in Hugging Face's format, which any transformers program can load, with the processor's files of the folder
+    that the model came from. `weights` replace the model's own.
+    """
     model.save_pretrained(folder, state_dict=weights)
+    model.config.dtype = decoder_of(model).dtype  # transformers writes that of the first weight, a frozen one perhaps
+    model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for name, content in getattr(model, "processor_files", {}).items():
+        (folder / name).write_bytes(content)
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -189,7 +208,7 @@ def small_qwen3(
 
 def _not_found(path: str, error: Exception, cached_only: bool) -> str:
     """One line for a model that cannot be loaded, with what to do."""
-    reason = first_line(error)
+    reason = (why_not(Path(path)) if Path(path).is_dir() else None) or first_line(error)
     if Path(path).exists():
         return f"{path} is not a model folder that transformers can load ({reason})"
     if cached_only:

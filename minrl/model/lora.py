@@ -9,9 +9,10 @@ There is no dropout: it would make the trained probabilities differ from the sam
 
 import hashlib
 import json
-import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
+from minrl.kernels.frozen import compute_weights, hold_frozen, in_float32
+from minrl.model.targets import find_targets, refuse_tied
 from minrl.system.files import read_record
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
@@ -55,13 +58,14 @@ class Adapters:
         self._peft_config = peft.LoraConfig(
             r=config.lora_rank,
             lora_alpha=config.lora_alpha,
-            target_modules=find_targets(model, config.lora_target_modules),
+            **find_targets(model, config.lora_target_modules, partial(_refused, model)),
             task_type="CAUSAL_LM",
             base_model_name_or_path=str(Path(base).resolve()) if Path(base).exists() else base,
         )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            peft.inject_adapter_in_model(self._peft_config, model)
+            _inject(model, self._peft_config)
+        hold_frozen(model)
         speed_up_linears(model)
         model.eval()
 
@@ -100,36 +104,38 @@ class MergedWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, model: CausalModel, weights: Mapping[str, Tensor]) -> None:
-        self.adapted = {f"{path}.weight": layer for path, layer in adapted_layers(model).items()}
-        self._weights = {_base_name(name): w for name, w in weights.items() if not _of_adapter(name, self.adapted)}
+        layers = adapted_layers(model)
+        self.adapted = {_weight_name(path, layer): layer for path, layer in layers.items()}
+        self.bases = {_base_name(name): w for name, w in weights.items() if not _of_adapter(name, layers)}
 
     def __getitem__(self, name: str) -> Tensor:
         """The weight that the model computes with."""
-        return merged_weight(self.adapted[name]) if name in self.adapted else self._weights[name]
+        return merged_weight(self.adapted[name]) if name in self.adapted else self.bases[name]
 
     def __iter__(self) -> Iterator[str]:
         """The names, in the order of the weights."""
-        return iter(self._weights)
+        return iter(self.bases)
 
     def __len__(self) -> int:
         """The number of weights without those of adapters."""
-        return len(self._weights)
+        return len(self.bases)
 
     def __contains__(self, name: object) -> bool:
         """Whether there is such a weight; nothing is merged."""
-        return name in self._weights
+        return name in self.bases
 
 
 def merged_weight(layer: CausalModel) -> Tensor:
-    """The weight that a layer computes with: its own, or W + (alpha / r) B A in the precision of these."""
+    """The weight that a layer computes with: its own, or W + (alpha / r) B A, in float32."""
+    weight = _base_weight(layer)
     if not hasattr(layer, "get_delta_weight") or layer.disable_adapters:
-        return layer.weight
-    with torch.autocast(layer.weight.device.type, enabled=False):
-        return layer.weight + sum(layer.get_delta_weight(name) for name in layer.active_adapters)
+        return weight
+    with torch.autocast(weight.device.type, enabled=False):
+        return in_float32(weight) + sum(_delta(layer, name) for name in layer.active_adapters)
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """The layers that have an adapter, by their path in the model."""
+    """The layers that have an adapter, by their path in the model. Those of the weights of experts are nested."""
     return {path: module for path, module in model.named_modules() if hasattr(module, "get_delta_weight")}
 
 
@@ -165,7 +171,7 @@ def fold_in(model: CausalModel, folder: Path, base: str) -> None:
 
     try:
         refuse_other_base(model, folder / WEIGHTS, base)
-        peft.inject_adapter_in_model(peft.PeftConfig.from_pretrained(str(folder)), model)
+        _inject(model, peft.PeftConfig.from_pretrained(str(folder)))
         _load_adapters(model, folder / WEIGHTS)
     except UserError:
         raise
@@ -173,10 +179,12 @@ def fold_in(model: CausalModel, folder: Path, base: str) -> None:
         what = f"the adapters in {folder} cannot be loaded: {CONFIG} or {WEIGHTS}"
         raise UserError(f"{what}: {first_line(error)}") from error
     layers = adapted_layers(model)
-    _refuse_tied(model, list(layers))
+    refuse_tied(model, list(layers))
+    for layer in layers.values():
+        _base_weight(layer).data = merged_weight(layer)
     for path, layer in layers.items():
-        layer.base_layer.weight.data = merged_weight(layer)
-        model.set_submodule(path, layer.base_layer)
+        if not path.endswith(".base_layer"):
+            model.set_submodule(path, layer.get_base_layer())
     del model.peft_config
     model.requires_grad_(True)
 
@@ -187,32 +195,13 @@ def require_peft(what: str) -> None:
         raise UserError(f"{what} needs peft, which is not installed: run `make setup EXTRA=lora`")
 
 
-def find_targets(model: CausalModel, wanted: str) -> str | list[str]:
-    """peft's `target_modules` for the layers that `lora_target_modules` names. A name without a match is refused."""
-    layers = [name for name, module in model.named_modules() if getattr(module, "weight", torch.empty(0)).ndim == 2]
-    if wanted == LoraConfig.lora_target_modules:
-        return wanted
-    names = LoraConfig(lora_rank=1, lora_target_modules=wanted).target_names
-    patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in names} or {wanted: wanted}
-    matched = {name: [layer for layer in layers if re.fullmatch(p, layer)] for name, p in patterns.items()}
-    for name, found in matched.items():
-        if not found:
-            there = ", ".join(dict.fromkeys(layer.rpartition(".")[2] for layer in layers))
-            raise UserError(f"lora_target_modules: {name!r} matches no layer with a weight matrix: there are {there}")
-    chosen = [layer for found in matched.values() for layer in found]
-    _refuse_tied(model, chosen)
-    return names or chosen
-
-
 def fingerprint(model: CausalModel) -> str:
     """A hash of a sample of the base weights, which identifies the model."""
     digest = hashlib.sha256()
-    adapted = MergedWeights(model, {}).adapted
-    for name, weight in sorted(model.named_parameters()):
-        if not _of_adapter(name, adapted):
-            sample = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)].cpu().contiguous()
-            digest.update(json.dumps([_base_name(name), list(weight.shape)]).encode())
-            digest.update(sample.view(torch.uint8).numpy().tobytes())
+    for name, weight in sorted(MergedWeights(model, dict(model.named_parameters())).bases.items()):
+        sample = weight.detach().flatten()[:: max(1, weight.numel() // SAMPLES)].float().cpu().contiguous()
+        digest.update(json.dumps([name, list(weight.shape)]).encode())
+        digest.update(sample.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -224,22 +213,82 @@ def _load_adapters(model: CausalModel, path: Path) -> None:
         raise UserError(f"{path} holds adapters for {result.unexpected_keys[0]}, which the model lacks: give its own")
 
 
+def _inject(model: CausalModel, config: Any) -> None:  # noqa: ANN401 - of peft, which is optional
+    """Put adapters in float32 into the model. What peft refuses is refused in one line."""
+    import peft
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft sets fan_in_fan_out for GPT-2 by itself, and says so
+        peft.inject_adapter_in_model(config, model)
+    config.target_modules = config.target_modules and sorted(config.target_modules)  # a set's order is random
+    for layer in adapted_layers(model).values():
+        for weight in (weight for name, weight in layer.named_parameters() if ".lora_" in f".{name}"):
+            weight.data = weight.data.float()
+        if _on_parameter(layer):
+            layer.__class__ = _parameter_wrapper()
+
+
+@cache
+def _parameter_wrapper() -> type:
+    """peft's wrapper of weights that are no layer's own (experts, routers). peft computes with a merged copy, kept for
+    the backward pass; here it is made again.
+    """
+    from peft.tuners.lora import ParamWrapper as Wrapper
+
+    class ParamWrapper(Wrapper):
+        @contextmanager
+        def _activate_lora(self, active_adapters: list[str]) -> Iterator[None]:
+            weights = compute_weights(self.get_base_layer())
+            weights[self.parameter_name] = partial(merged_weight, self)
+            try:
+                yield
+            finally:
+                del weights[self.parameter_name]
+
+    return ParamWrapper
+
+
+def _on_parameter(layer: CausalModel) -> bool:
+    return hasattr(layer, "parameter_name")
+
+
+def _base_weight(layer: CausalModel) -> Tensor:
+    return getattr(layer.get_base_layer(), layer.parameter_name) if _on_parameter(layer) else layer.weight
+
+
+def _delta(layer: CausalModel, adapter: str) -> Tensor:
+    """(alpha / r) B A. peft's own rounds it to the precision of a weight that is no layer's."""
+    if not _on_parameter(layer):
+        return layer.get_delta_weight(adapter)
+    a = layer.lora_A[adapter].weight.unflatten(0, (layer.num_experts, -1))  # (experts, r, in)
+    b = layer.lora_B[adapter].weight.unflatten(1, (-1, layer.num_experts)).permute(2, 0, 1)  # (experts, out, r)
+    delta = b @ a * layer.scaling[adapter]
+    if _base_weight(layer).ndim == 2:
+        return delta[0]
+    return delta if layer._did_swap_in_out_features else delta.transpose(1, 2)
+
+
+def _refused(model: CausalModel, name: str) -> bool:
+    """Whether peft refuses layers of this name: kernels of Mamba read their weights past the adapter."""
+    import peft
+    from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
+
+    try:
+        _check_lora_target_modules_mamba(peft.LoraConfig(), model, name)
+    except ValueError:
+        return True
+    return False
+
+
 def _base_name(name: str) -> str:
-    return name.replace(".base_layer.", ".")
+    return name.replace(".base_layer", "")
 
 
-def _of_adapter(name: str, adapted: Mapping[str, Any]) -> bool:
+def _weight_name(path: str, layer: CausalModel) -> str:
+    """The name without adapters of the weight that a layer adapts."""
+    return f"{_base_name(path)}.{getattr(layer, 'parameter_name', 'weight')}"
+
+
+def _of_adapter(name: str, layers: Mapping[str, Any]) -> bool:
     """Whether a weight belongs to an adapter: it is in a layer that has one, and not in that layer's base."""
-    return ".lora_" in name and f"{name.rpartition('.lora_')[0]}.weight" in adapted
-
-
-def _refuse_tied(model: CausalModel, chosen: list[str]) -> None:
-    """Refuse adapters on tied weights: they would untie them, and engines and checkpoints keep a single one."""
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    tied = ends[0].weight is ends[1].weight
-    names = {name for name, module in model.named_modules() if module in ends}
-    if tied and names & set(chosen):
-        raise UserError(
-            f"lora_target_modules: {', '.join(sorted(names))} share one weight in this model and cannot have "
-            "adapters: leave them out"
-        )
+    return ".lora_" in name and name.rpartition(".lora_")[0] in layers

@@ -15,6 +15,9 @@ STAGES: tuple[Stage, ...] = ("generate", "score", "report")
 
 DEFAULT_TASK = "countdown"
 
+API = "openai:"
+"""Begins the name of a model behind a server."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ApiConfig(Bounded):
@@ -112,6 +115,10 @@ class EvaluateConfig(Bounded):
             bool(self.model_names) != bool(self.completions),
             "name either --checkpoint or --models (what to evaluate) or --completions (a file to score), "
             f"got {'both' if self.completions else 'neither'}",
+        )
+        require(
+            not self.model.chat_template or any(not name.startswith(API) for name in self.model_names),
+            "chat_template is for models that are loaded here, and a server has its own: leave it out",
         )
         require(
             not (self.completions and self.data_path),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions, TrainerConfig, task_key
-from minrl.pipeline.models import API
+from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST
 from minrl.run.resume import is_run, model_folder, run_folder_of, run_of
 from minrl.run.start import START

@@ -10,11 +10,10 @@ from loguru import logger
 
 from minrl.model.loading import cached_commit
 from minrl.model.lora import base_of
+from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST, damage
 from minrl.run.resume import model_folder, resolve_model
 from minrl.types import require
-
-API = "openai:"
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from typing import Any
 from minrl.config import TaskOptions, task_key
 from minrl.config.defaults import MAX_TOKENS
 from minrl.model.loading import made_here
-from minrl.pipeline.config import EvaluateConfig
+from minrl.pipeline.config import API, EvaluateConfig
 from minrl.pipeline.leaks import leaked_rows, leaks
 from minrl.pipeline.lineage import TrainedRun, find_runs, lineage
-from minrl.pipeline.models import API
 from minrl.run.resume import resolve_model
 from minrl.terminal.command_line import parse_with_tasks
 from minrl.types import require

@@ -40,6 +40,7 @@ def settings_of(plan: EvaluationPlan, options: TaskOptions) -> StageSettings:
             **{name: getattr(config.engine, name) for name in ENGINE},
             "dtype": config.model.dtype,
             "device": config.model.device,
+            "chat_template": config.model.template_name,
             "chat_template_options": config.model.chat_template_options,
             "tasks": {
                 task.name: {

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
-import numpy as np
 import torch
 from loguru import logger
 from safetensors.torch import load_file, save_file
@@ -194,12 +193,11 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Hash over sorted name, dtype, shape and bytes of the float32 master weights, tied ones once."""
+    """Hash over sorted name, dtype, shape and bytes of the weights, tied ones once."""
     digest = hashlib.sha256()
     for name, weight in master_weights(policy.model).items():
-        array = weight.detach().cpu().contiguous().numpy()
-        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(f"{name} {str(weight.dtype).removeprefix('torch.')} {tuple(weight.shape)}\n".encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from minrl.model.turns import text_of
 from minrl.run.run import Run
 from minrl.terminal.commands import as_typed, tool
 from minrl.types import Prompt
@@ -43,7 +44,7 @@ def _chat(checkpoint: Path, prompt: Prompt | None, max_tokens: int) -> str:
     """A command that answers each line as the task's prompts are answered. transformers' own `chat` needs a server."""
     plain = isinstance(prompt, str)
     asked = "line.strip()" if plain else '[{"role": "user", "content": line.strip()}]'
-    example = prompt if isinstance(prompt, str) else prompt[-1]["content"] if prompt else ""
+    example = prompt if isinstance(prompt, str) else text_of(prompt[-1]) if prompt else ""
     such = f", such as {example!r}" if 0 < len(example) <= LONGEST_SHOWN else ""
     program = (
         "import sys; from transformers import logging, pipeline; logging.set_verbosity_error(); "

@@ -11,6 +11,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.model.chat import ChatTokenizer
+from minrl.model.turns import text_of
 from minrl.tasks import Task
 from minrl.types import Prompt, UserError
 
@@ -46,7 +47,7 @@ def prompts_read(tokenizer: ChatTokenizer, prompts: Iterable[Prompt]) -> list[Re
 
 def shown_text(prompt: Prompt) -> str:
     """What a prompt asks: a chat's last message, because some templates leave out the others."""
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return prompt if isinstance(prompt, str) else text_of(prompt[-1])
 
 
 def check_words(tokenizer: ChatTokenizer, what: str, read: Sequence[Read]) -> None:

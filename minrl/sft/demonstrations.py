@@ -16,6 +16,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.model.chat import as_rollout
+from minrl.model.turns import text_of
 from minrl.policy import Policy
 from minrl.run.unknown_words import check_words, shown_text
 from minrl.sft.config import SftConfig
@@ -164,7 +165,7 @@ def question_of(prompt: Prompt) -> str:
     >>> question_of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": " 1  + 1? "}])
     '1 + 1?'
     """
-    users = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if m["role"] == "user"]
+    users = [prompt] if isinstance(prompt, str) else [text_of(m) for m in prompt if m["role"] == "user"]
     return " ".join(users[-1].split()) if users else ""
 
 
@@ -216,11 +217,9 @@ def as_rollouts(policy: Policy, rows: Iterable[Demonstration]) -> list[Rollout]:
 
 
 def end_token(policy: Policy, chat: bool) -> int:
-    """The token that ends a completion: in a chat that of the assistant's turn, if the engine stops at it."""
-    if chat:
-        closing = policy.encode_next_turn([{"role": "user", "content": "."}], [])
-        if closing and closing[0] in policy.stop_ids:
-            return closing[0]
+    """The token that ends a completion: in a chat the one with which the template ends the assistant's turn."""
+    if chat and policy.frame.end is not None:
+        return policy.frame.end
     if policy.tokenizer.eos_token_id is None:
         raise UserError("the tokenizer names no end token, so that no response could end: give it an eos_token")
     return policy.tokenizer.eos_token_id

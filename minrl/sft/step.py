@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from minrl.batch import micro_batches, pack
+from minrl.batch import pack
 from minrl.config import OptimizerConfig
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
@@ -102,8 +102,7 @@ def _scored(
     policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int, temperature: float
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Log-probabilities and entropies of the response tokens, micro-batch by micro-batch."""
-    budget = micro_batch_tokens if policy.packed else 1
-    batches = micro_batches(rows, range(len(rows)), budget)
+    batches = policy.micro_batches(rows, range(len(rows)), micro_batch_tokens)
     with activity("scoring", len(batches)) as report:
         for number, part in enumerate(batches, 1):
             yield policy.score(pack(rows, part).to(policy.device), temperature)

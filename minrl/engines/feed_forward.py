@@ -1,0 +1,117 @@
+"""Norms and feed-forward parts of a layer, without a gradient, on weights that were read once.
+
+N rows, Q positions of a row, D hidden size, F inner size, E experts, k experts of a token.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minrl.kernels.cpu import few_rows_product
+
+FULL = (torch.float32, torch.float64)
+
+
+class Norm:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv:1910.07467, equation 4), or with the mean taken
+    off first and a bias (arXiv:1607.06450, equation 4). In full precision the former takes half as many operations as
+    torch's.
+    """
+
+    def __init__(
+        self, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, device: torch.device
+    ) -> None:
+        self.weight, self.bias, self.eps, self.centred = weight, bias, eps, centred
+        self.eps_tensor = torch.tensor(eps, dtype=torch.float64, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normed rows."""
+        if self.centred:
+            x = F.layer_norm(x, x.shape[-1:], None, None, self.eps)
+        elif x.dtype not in FULL:
+            x = F.rms_norm(x, x.shape[-1:], None, self.eps)
+        else:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            x = x * torch.addcmul(self.eps_tensor, length, length, value=1 / x.shape[-1]).rsqrt_()
+        if self.weight is not None:
+            x = x * self.weight
+        return x if self.bias is None else x + self.bias
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """down(activation(gate) * up), or down(activation(up)). Gate and up are one product."""
+
+    into: Tensor
+    into_bias: Tensor | None
+    gated: bool
+    activation: Callable[[Tensor], Tensor]
+    down: Tensor
+    down_bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, Q, D) -> (N, Q, D)."""
+        inner = few_rows_product(x, self.into, self.into_bias)
+        return few_rows_product(activated(inner, self.gated, self.activation), self.down, self.down_bias)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts (arXiv:2101.03961): each token is computed by those k whose router gives it most.
+
+    The router computes in float32, since a rounding error can change which experts are chosen, and the experts in the
+    precision of their weights, as transformers does.
+    """
+
+    router: Tensor  # (E, D)
+    count: int
+    """Experts of a token: k."""
+    normalised: bool
+    """Whether their weights sum to 1."""
+    gate_up: Tensor  # (E, D, 2 F), a view
+    down: Tensor  # (E, F, D), a view
+    activation: Callable[[Tensor], Tensor]
+    shared: FeedForward | None
+    """An expert of every token, weighted by the sigmoid of its own gate (1, D)."""
+    shared_gate: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(N, Q, D) -> (N, Q, D)."""
+        tokens = x.reshape(-1, x.shape[-1])
+        weights, chosen = self._route(tokens)
+        expert, order = chosen.flatten().sort()
+        ends = torch.bincount(expert, minlength=len(self.router)).cumsum(0, dtype=torch.int32)
+        grouped = tokens[order // self.count].to(self.gate_up.dtype)
+        inner = activated(F.grouped_mm(grouped, self.gate_up, offs=ends), True, self.activation)
+        computed = F.grouped_mm(inner, self.down, offs=ends)
+        parts = torch.empty_like(computed)
+        parts[order] = computed
+        made = (parts.unflatten(0, (-1, self.count)) * weights[:, :, None]).sum(1).view(x.shape)
+        if self.shared is None or self.shared_gate is None:
+            return made
+        return made + F.linear(x, self.shared_gate).sigmoid() * self.shared(x)
+
+    def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights and numbers (N * Q, k) of each token's experts."""
+        with torch.autocast(tokens.device.type, enabled=False):
+            shares = F.linear(tokens.float(), self.router.float()).softmax(-1)
+        weights, chosen = shares.topk(self.count)
+        return (weights / weights.sum(-1, keepdim=True) if self.normalised else weights), chosen
+
+
+def activated(inner: Tensor, gated: bool, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """activation(gate) * up of [gate, up], or activation(up)."""
+    if not gated:
+        return activation(inner)
+    gate, up = inner.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+def takes_grouped_products(weight: Tensor) -> bool:
+    """Whether torch multiplies groups of rows by a weight (E, F, D) each: it wants rows of whole 16 bytes."""
+    aligned = all(width * weight.itemsize % 16 == 0 for width in weight.shape[1:])
+    old = weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) < (8, 0)
+    return aligned and weight.dtype in (torch.float32, torch.bfloat16, torch.float16) and not old

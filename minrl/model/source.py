@@ -1,0 +1,95 @@
+"""What a model's folder holds: the class that loads it, the files of its processor, or why it cannot be loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.utils import cached_file
+
+from minrl.types import require
+
+AUTO_CLASSES = (AutoModelForCausalLM, AutoModelForMultimodalLM)
+
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+"""What a multimodal model's processor reads beside its tokenizer."""
+
+DEQUANTIZED = ("mxfp4", "fp8")
+"""Quantizations that transformers undoes as it loads a checkpoint."""
+
+
+def read_config(path: str, cached_only: bool) -> Any:  # noqa: ANN401 - of transformers
+    """The config of the model at a hub name or a local path. No code of the model's own is run.
+
+    The attention is left to the class: sdpa where it has it. Quantized weights are loaded as what they stand for.
+    """
+    config = AutoConfig.from_pretrained(path, local_files_only=cached_only, trust_remote_code=False)
+    config._attn_implementation = None
+    quantization = getattr(config, "quantization_config", None) or {}
+    method = quantization.get("quant_method")
+    if method in DEQUANTIZED:
+        config.quantization_config = {**quantization, "dequantize": True}
+    else:
+        require(
+            not quantization, f"{path} is quantized ({method}) and cannot be trained: give the model it was made of"
+        )
+    return config
+
+
+def auto_class(path: str, config: Any) -> Any:  # noqa: ANN401 - of transformers
+    """The auto class whose model has the language model's head, and whatever else the folder holds.
+
+    A nested config names a multimodal class and often one of text alone: the folder's `architectures` decide, or the
+    multimodal class. Raises `UserError` if no class generates text from left to right.
+    """
+    said = (config.architectures or [""])[0]
+    classes = {auto: auto._model_mapping.get(type(config), None) for auto in AUTO_CLASSES}
+    found = {auto: one for auto, one in classes.items() if one is not None}
+    kind = f"{path} holds a {said or config.model_type}"
+    saved_by = getattr(transformers, said, None) if said else None
+    require(
+        not config.is_encoder_decoder and not config.get_text_config(decoder=True).is_encoder_decoder,
+        f"{kind}, an encoder with a decoder: choose a model that only continues a text",
+    )
+    headless = saved_by is not None and not saved_by.can_generate()
+    require(bool(found) and not headless, f"{kind}, which has no causal language model head: choose one that has")
+    return next((auto for auto, one in found.items() if one.__name__ == said), list(found)[-1])
+
+
+def processor_files(path: str, cached_only: bool) -> dict[str, bytes]:
+    """The contents of the processor's files, by name."""
+    found = {
+        name: cached_file(path, name, local_files_only=cached_only, _raise_exceptions_for_missing_entries=False)
+        for name in PROCESSOR_FILES
+    }
+    return {name: Path(file).read_bytes() for name, file in found.items() if file is not None}
+
+
+def why_not(folder: Path) -> str | None:
+    """Why a folder is not one that can be loaded, where that shows; None elsewhere."""
+    if (folder / "model_index.json").exists():
+        return "it holds a pipeline of diffusers, which makes no text"
+    if not (folder / "config.json").exists():
+        if any(folder.glob("*.gguf")):
+            return "it holds GGUF files, which are for inference: give the safetensors that they were made of"
+        if (folder / "params.json").exists():
+            return "it holds the maker's own format (params.json): give the one with config.json"
+        return "it has no config.json"
+    try:
+        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError:
+        return "its config.json is not JSON"
+    if not isinstance(stored, dict) or "model_type" not in stored:
+        return "its config.json names no model_type"
+    kind = stored["model_type"]
+    if kind in transformers.CONFIG_MAPPING:
+        return None
+    if stored.get("auto_map"):
+        return f"its model type {kind!r} needs Python code from that folder, which is not run"
+    return f"transformers {transformers.__version__} does not know its model type {kind!r}: a later version may"

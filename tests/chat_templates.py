@@ -1,0 +1,201 @@
+"""Tokenizers of the usual kinds, made small, and chat templates that write what those of well-known models write."""
+
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from minrl.model.round_trip import ANSWERS, QUESTIONS
+
+TEXT = [
+    *QUESTIONS,
+    *ANSWERS,
+    "system user assistant model You are a helpful assistant. Question: Answer: [INST] [/INST]",
+]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+@cache
+def backend(kind: str) -> Tokenizer:
+    """bytes: byte-level BPE, as Qwen's, GPT-2's, Llama 3's. The others are SentencePiece's, with byte fallback: first,
+    unigram and always put a space in front of the text or of each of its parts (Llama 2, Mistral), never does not
+    (Gemma).
+    """
+    if kind == "bytes":
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        made.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet))
+        return made
+    pieces = sorted(
+        {"\u2581", *(piece for text in TEXT for word in text.split() for piece in (*word, "\u2581" + word))}
+    )
+    if kind == "unigram":
+        scores = [("<unk>", 0.0), *((byte, -20.0) for byte in BYTES), *((p, -2.0 - 0.1 * len(p)) for p in pieces)]
+        made = Tokenizer(models.Unigram(scores, unk_id=0, byte_fallback=True))
+    else:
+        vocabulary = {piece: index for index, piece in enumerate(["<unk>", *BYTES, *pieces])}
+        merges, known = [], dict(vocabulary)
+        for piece in pieces:
+            for end in range(2, len(piece) + 1):
+                left, right = piece[: end - 1], piece[end - 1]
+                if (left, right) not in merges:
+                    merges.append((left, right))
+                known.setdefault(piece[:end], len(known))
+        made = Tokenizer(models.BPE(known, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    if kind == "always":  # the files of Llama 2
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    elif kind == "never":
+        made.normalizer = normalizers.Replace(" ", "\u2581")
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=kind == "unigram")
+    strip = [] if kind == "never" else [decoders.Strip(" ", 1, 0)]
+    replaced = decoders.Replace("\u2581", " ")
+    made.decoder = decoders.Sequence([replaced, decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return made
+
+
+def tokenizer(
+    kind: str, template: str | None = None, special: str = "", bos: str = "", eos: str = "</s>", adds_bos: bool = False
+) -> PreTrainedTokenizerFast:
+    """A tokenizer with these special tokens, separated by spaces; `adds_bos`: it puts `bos` in front of a text."""
+    own = Tokenizer.from_str(backend(kind).to_str())
+    names = dict.fromkeys([*filter(None, (bos, eos)), *special.split()])
+    own.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
+    processors = [ByteLevel(trim_offsets=kind == "bytes")] if kind == "bytes" else []
+    if adds_bos:
+        processors.append(TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, own.token_to_id(bos))]))
+    if processors:
+        own.post_processor = Sequence(processors)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=own,
+        bos_token=bos or None,
+        eos_token=eos,
+        unk_token=None if kind == "bytes" else "<unk>",
+        extra_special_tokens=special.split(),
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+QWEN25 = """{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if not (loop.first and message.role == 'system') %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+"""A default system message."""
+
+QWEN3 = """{%- set ns = namespace(last=messages|length - 1, found=false) %}
+{%- for message in messages[::-1] %}
+    {%- if not ns.found and message.role == 'user' %}
+        {%- set ns.found = true %}{%- set ns.last = messages|length - 1 - loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' %}
+        {%- set thought = '' %}
+        {%- if '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last %}{{- '<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}
+        {{- content + '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}"""
+"""Thoughts of the last answer alone, an empty thought where thinking is off."""
+
+LLAMA2 = """{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+{% endif %}
+{% if message['role'] == 'user' %}
+{{- bos_token + '[INST] ' + message['content'].strip() + ' [/INST]' }}
+{%- else %}
+{{- ' ' + message['content'].strip() + ' ' + eos_token }}
+{%- endif %}
+{% endfor %}"""
+"""A space before the end token, and no generation prompt."""
+
+MISTRAL = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] not in ('user', 'assistant') %}
+        {{- raise_exception('Only user and assistant roles are supported!') }}
+    {%- endif %}
+    {%- if message['role'] == 'user' %}{{- '[INST] ' + message['content'] + '[/INST]' }}
+    {%- else %}{{- ' ' + message['content']|trim + eos_token }}{%- endif %}
+{%- endfor %}"""
+"""Version 3: no space before [/INST]."""
+
+MISTRAL7 = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] + '[/INST]' }}
+    {%- else %}{{- message['content'] + eos_token }}{%- endif %}
+{%- endfor %}"""
+"""Version 7: no spaces."""
+
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{%- for message in messages %}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}
+    {%- endif %}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+    {{- '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
+
+LLAMA3 = """{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
+
+R1 = """{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] == 'user' %}{{- '<|User|>' + message['content'] }}{%- endif %}
+    {%- if message['role'] == 'assistant' %}
+        {%- set content = message['content'] %}
+        {%- if '</think>' in content %}{%- set content = content.split('</think>')[-1] %}{%- endif %}
+        {{- '<|Assistant|>' + content + '<|end_of_sentence|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{%- endif %}"""
+"""The thought is begun in the generation prompt, and dropped from every answer."""
+
+HARMONY = """{{- '<|start|>system<|message|>You are a helpful assistant.<|end|>' }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- elif loop.last and not add_generation_prompt %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|return|>' }}
+    {%- else %}{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+"""Channels, and another token at the end of the last answer than of those before (gpt-oss)."""
+
+PHI3 = """{% for message in messages %}
+{{- '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
+
+GLM = """{{- '[gMASK]<sop>' }}
+{%- for message in messages %}{{- '<|' + message.role + '|>\\n' + message.content }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
+"""An answer ends where the next turn begins."""

@@ -1,0 +1,101 @@
+"""Which class loads a folder, what of a model trains, and what is written back."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMultimodalLM
+
+from minrl.config import OptimizerConfig
+from minrl.model.loading import load_model
+from minrl.model.text import decoder_of, head_of
+from minrl.optimizer import make_optimizer
+from minrl.policy import as_policy
+from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256
+from minrl.types import TrainState
+from tests.conftest import CPU
+from tests.multimodal import FAMILIES, save_multimodal
+
+IDS = torch.tensor([[72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100, 33, 10, 65, 66, 67, 68, 69, 70]])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def source(request, tmp_path_factory):
+    """A folder with a small model of each family."""
+    return save_multimodal(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory):
+    return save_multimodal("gemma3", tmp_path_factory.mktemp("gemma3"))
+
+
+def loaded(folder, processes):
+    return as_policy(*load_model(str(folder)), CPU, processes)
+
+
+def plain_logprobs(folder):
+    """By transformers alone: the class that it has for the folder, eager attention."""
+    model = AutoModelForMultimodalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model(input_ids=IDS).logits.log_softmax(-1)
+
+
+def own_logprobs(model):
+    """By the text part alone, at positions counted from 0 as in a stream."""
+    positions = torch.arange(IDS.shape[1])[None]
+    hidden = decoder_of(model)(input_ids=IDS, position_ids=positions, use_cache=False).last_hidden_state
+    return head_of(model)(hidden).log_softmax(-1)
+
+
+def train_a_step(policy, optimizer):
+    own_logprobs(policy.model)[0, :-1].gather(1, IDS[0, 1:, None]).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_the_text_of_a_multimodal_model_trains_and_the_rest_is_kept_bit_for_bit(source, tmp_path, processes):
+    policy = loaded(source, processes)
+    expected = plain_logprobs(source)
+    assert float(expected.std()) > 0.5
+    torch.testing.assert_close(own_logprobs(policy.model), expected, atol=1e-5, rtol=0)
+    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2))
+    train_a_step(policy, optimizer)
+    save_policy(policy, tmp_path / "saved")
+    before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "saved" / "model.safetensors")
+    assert before.keys() == after.keys()
+    text = {name for name in before if "vision" not in name and "visual" not in name and "projector" not in name}
+    frozen = before.keys() - text
+    assert len(text) > 10 and len(frozen) > 10
+    for name in frozen:
+        assert after[name].dtype == torch.bfloat16 and torch.equal(after[name], before[name]), name
+    for name in text:
+        assert after[name].dtype == torch.float32
+    moved = {name for name in text if not torch.equal(after[name], before[name].float())}
+    assert len(moved) > 0.8 * len(text)  # an expert that nothing reached stays
+    buffers = {name for name, _ in policy.model.named_buffers()}
+    with_moments = sum(weight.numel() for weight in optimizer.state)
+    assert with_moments == sum(after[name].numel() for name in text - buffers)
+    trained = own_logprobs(policy.model).detach()
+    assert float((trained - expected).abs().max()) > 0.01
+    torch.testing.assert_close(plain_logprobs(tmp_path / "saved"), trained, atol=1e-5, rtol=0)
+    name = "preprocessor_config.json"
+    assert (tmp_path / "saved" / name).read_bytes() == (source / name).read_bytes()
+    stored = [json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "saved")]
+    assert stored[0]["architectures"] == stored[1]["architectures"]
+    assert stored[1]["dtype"] == stored[1]["text_config"]["dtype"] == "float32"
+
+
+def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, processes):
+    policy = loaded(gemma3, processes)
+    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2))
+    train_a_step(policy, optimizer)
+    path = save_checkpoint(tmp_path, policy, optimizer, TrainState(step=1), keep=0)
+    again = loaded(path, processes)
+    fresh = make_optimizer(again, OptimizerConfig(learning_rate=1e-2))
+    restore_optimizer(path, again, fresh)
+    for one, steps in ((policy, optimizer), (again, fresh)):
+        train_a_step(one, steps)
+    assert weights_sha256(policy) == weights_sha256(again)
+    assert {weight.dtype for weight in again.model.parameters()} == {torch.float32, torch.bfloat16}
