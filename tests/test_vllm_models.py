@@ -7,6 +7,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import (
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GPT2Config,
@@ -17,7 +20,7 @@ from transformers import (
 
 from minrl.engines.vllm import start
 from minrl.engines.vllm import versions as vllm_versions
-from minrl.engines.vllm.checkpoint import as_saved, loadable_tensors
+from minrl.engines.vllm.checkpoint import Checkpoint
 from minrl.engines.vllm.device_copies import DeviceCopies
 from minrl.engines.vllm.start import PolicyClasses, refused
 from minrl.engines.vllm.verify import (
@@ -103,7 +106,8 @@ def small_mixtral() -> MixtralForCausalLM:
 def test_the_engine_is_sent_what_a_checkpoint_holds(tmp_path):
     model = small_mixtral()
     model.save_pretrained(tmp_path)
-    sent = dict(as_saved(model, loadable_tensors(model)))
+    checkpoint = Checkpoint(model)
+    sent = dict(checkpoint.as_saved(checkpoint.tensors()))
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert sent.keys() == set(file.keys())
         assert all(torch.equal(sent[name], file.get_tensor(name)) for name in sent)
@@ -114,9 +118,26 @@ def test_buffers_of_a_checkpoint_are_sent_too():
     sizes = {"hidden_size": 16, "intermediate_size": 8, "moe_intermediate_size": 8, "num_attention_heads": 2}
     shape = {"num_hidden_layers": 2, "num_key_value_heads": 1, "n_routed_experts": 2, "first_k_dense_replace": 1}
     config = Glm4MoeConfig(vocab_size=11, num_experts_per_tok=1, n_group=1, topk_group=1, **sizes, **shape)
-    sent = loadable_tensors(Glm4MoeForCausalLM(config))
+    sent = Checkpoint(Glm4MoeForCausalLM(config)).tensors()
     assert "model.layers.1.mlp.gate.e_score_correction_bias" in sent
     assert not any("inv_freq" in name for name in sent)  # computed, in no checkpoint
+
+
+def test_of_a_multimodal_model_the_text_part_is_sent_as_a_model_of_text():
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "head_dim": 8}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    nested = Gemma3Config(text_config=text, vision_config={**vision, "image_size": 28, "patch_size": 14})
+    model = Gemma3ForConditionalGeneration(nested)
+    checkpoint = Checkpoint(model)
+    sent = dict(checkpoint.as_saved(checkpoint.tensors()))
+    alone = Gemma3ForCausalLM(model.config.text_config)
+    assert type(checkpoint.shape) is Gemma3ForCausalLM
+    assert sent.keys() == {name for name in alone.state_dict() if name != "lm_head.weight"}  # tied
+    alone.load_state_dict(sent, strict=False)
+    alone.tie_weights()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    torch.testing.assert_close(alone.eval()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
 
 
 class ByExpert(nn.Module):
@@ -135,7 +156,8 @@ class ByExpert(nn.Module):
 
 def test_device_copies_of_weights_in_another_form_are_converted_at_each_sync():
     policy, model = small_mixtral(), ByExpert()
-    copies = DeviceCopies(model, loadable_tensors(policy), lambda weights: as_saved(policy, weights))
+    checkpoint = Checkpoint(policy)
+    copies = DeviceCopies(model, checkpoint.tensors(), checkpoint.as_saved)
     assert not copies.direct and copies.sources == []
     with torch.no_grad():
         for weight in policy.parameters():
@@ -174,9 +196,9 @@ def test_tensors_are_found_under_other_names_and_shapes():
     assert unread(held, weights) == ["transformer.h.0.lost"]
     assert differing(held, weights, torch.float32, 0) == []
     for name in weights.keys() - {"transformer.h.0.lost"}:
-        weights[name][-1] += 1
-        assert differing(held, weights, torch.float32, 0) == [name]
-        weights[name][-1] -= 1
+        changed = weights[name].clone()
+        changed[-1] += 1
+        assert differing(held, {**weights, name: changed}, torch.float32, 0) == [name]
 
 
 def test_a_tied_head_is_read_where_the_embedding_is():

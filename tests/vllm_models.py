@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
@@ -68,6 +69,19 @@ LATENT = {
 GPT2 = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 128}
 SLIDING_FULL = ["sliding_attention", "full_attention"]
 
+IMAGES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2} | {
+    "image_size": 28,
+    "patch_size": 14,
+}
+IDS = {"vocab_size": 105, "eos_token_id": 2, "bos_token_id": None, "pad_token_id": 0}
+"""Those of `word_tokenizer`."""
+
+TEXT = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")} | {
+    **{name: SIZES[name] for name in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")},
+    **IDS,
+}
+"""The text part of a multimodal model."""
+
 PLAIN = """
     llama qwen2 qwen3 qwen2_moe qwen3_moe mistral ministral ministral3 mixtral gemma phi phi3 phimoe olmo olmo2 olmo3
     olmoe flex_olmo smollm3 glm glm4 granite granite_swa granitemoe granitemoe_swa granitemoeshared starcoder2 gpt_neox
@@ -79,6 +93,23 @@ PLAIN = """
 CHANGES: dict[str, dict[str, Any]] = {
     **{name: {} for name in PLAIN.split()},
     **{name: {"query_pre_attn_scalar": 32} for name in ("gemma2", "gemma3_text", "vaultgemma")},
+    "gemma3": {"text_config": {**TEXT, "query_pre_attn_scalar": 32}, "vision_config": IMAGES},
+    "mistral3": {
+        "text_config": {**TEXT, "model_type": "mistral"},
+        "vision_config": {**IMAGES, "model_type": "pixtral"},
+    },
+    "qwen3_vl": {
+        "text_config": TEXT,
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 32,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+    },
     "gemma4_text": {
         "global_head_dim": 32,
         "hidden_size_per_layer_input": 32,
@@ -164,16 +195,14 @@ def small_model(name: str) -> tuple[CausalModel, Any]:
     tokenizer = word_tokenizer(WORDS)
     config_class, changes = CONFIG_MAPPING[name], CHANGES[name]
     usual = config_class()
-    values = {key: value for key, value in SIZES.items() if _settable(usual, key)} | {
-        "vocab_size": len(tokenizer),
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    assert (len(tokenizer), tokenizer.eos_token_id) == (IDS["vocab_size"], IDS["eos_token_id"])
+    values = {key: value for key, value in SIZES.items() if _settable(usual, key)} | IDS
+    values = {} if "text_config" in changes else values
     own = {usual.attribute_map.get(key, key) for key in changes}
     values = {key: value for key, value in values.items() if usual.attribute_map.get(key, key) not in own}
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config_class(**values, **changes)).float()
+    auto: Any = AutoModelForCausalLM if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForMultimodalLM
+    model = auto.from_config(config_class(**values, **changes)).float()
     assert sum(weight.numel() for weight in model.parameters()) < 10**7, f"{name} is not small: {model.config}"
     if model._supports_attention_backend:
         model.set_attn_implementation("eager")
@@ -190,6 +219,7 @@ def change(model: CausalModel, size: float) -> None:
 
 def compare(name: str) -> Found:
     """Start the engine for the architecture, sync, update, sync, and compare. The engine is left to the process."""
+    from minrl.engines.vllm.checkpoint import Checkpoint
     from minrl.engines.vllm.engine import VllmEngine
     from minrl.engines.vllm.verify import find_held, transposed_names, unread
 
@@ -210,7 +240,7 @@ def compare(name: str) -> Found:
         return Found("refused", str(error))
     except Exception:
         return Found("traceback", traceback.format_exc())
-    weights = model.state_dict()
+    weights = Checkpoint(model).of_text(model.state_dict())
     probed = unread(find_held(engine.model, weights, transposed_names(model)), weights)
     gap = max(gap, after)
     return Found("right" if gap <= TOLERANCE else "wrong", "", gap, spread, tuple(probed))

@@ -6,7 +6,6 @@ an engine is made.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from minrl.config import EngineConfig
 from minrl.engines import PromptReuse, Sampling, require_room
 from minrl.engines.seeds import mix_seed
 from minrl.engines.vllm import versions as vllm_versions
-from minrl.engines.vllm.checkpoint import as_saved, loadable_tensors
+from minrl.engines.vllm.checkpoint import Checkpoint
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
 from minrl.engines.vllm.start import refused, start
 from minrl.engines.vllm.verify import (
@@ -54,8 +53,9 @@ class VllmEngine:
         self._cuda = policy.device.type == "cuda"
         self._watchdog = Watchdog(config.engine_timeout_s, going_on)
         self._owns_process_group = not torch.distributed.is_initialized()
+        self._checkpoint = Checkpoint(policy.model)
         with activity("starting vLLM"), self._watchdog, vllm_versions.torch_left_alone(), refused(policy):
-            self._llm = start(config, policy, sequences, self.context_length)
+            self._llm = start(config, policy, self._checkpoint.shape, sequences, self.context_length)
         self.model: nn.Module = vllm_versions.engine_model(self._llm)
         self._copies: DeviceCopies | None = None
         self._stable = StableWeights(self.dtype)
@@ -87,9 +87,11 @@ class VllmEngine:
 
     def sync(self, policy: Policy) -> None:
         """Load the policy's weights and check them. Raises `SyncError` if the check fails."""
+        if policy.model is not self.policy.model:
+            self._checkpoint = Checkpoint(policy.model)
         self.policy = policy
         with self._watchdog:
-            self._load(MergedWeights(policy.model, loadable_tensors(policy.model)))
+            self._load(MergedWeights(policy.model, self._checkpoint.tensors()))
             self.version = policy.version
             self._discarded = False
             self._llm.reset_prefix_cache()
@@ -101,7 +103,8 @@ class VllmEngine:
 
     def check(self) -> None:
         """Raise `SyncError` unless the engine has the policy's weights and log-probabilities."""
-        weights = MergedWeights(self.policy.model, self.policy.model.state_dict(keep_vars=True))
+        state = self._checkpoint.of_text(self.policy.model.state_dict(keep_vars=True))
+        weights = MergedWeights(self.policy.model, state)
         held = find_held(self.model, weights, transposed_names(self.policy.model))
         if self._syncs == 0 and unread(held, weights):
             logger.warning(f"not found in the engine, so checked by the probe alone: {unread(held, weights)}")
@@ -171,10 +174,10 @@ class VllmEngine:
         with torch.no_grad():
             if not self._cuda:
                 biased = getattr(self.policy.model.get_output_embeddings(), "bias", None) is not None
-                return vllm_versions.load_packed(self._llm, as_saved(self.policy.model, merged), biased)
+                return vllm_versions.load_packed(self._llm, self._checkpoint.as_saved(merged), biased)
             weights = self._stable.of(merged)
             if self._copies is None or not self._copies.fits(weights):
-                self._copies = DeviceCopies(self.model, weights, partial(as_saved, self.policy.model))
+                self._copies = DeviceCopies(self.model, weights, self._checkpoint.as_saved)
             self._copies.run()
 
     def _wake_cache(self) -> None:

@@ -19,7 +19,7 @@ from minrl.engines import CACHE_GIB
 from minrl.engines.vllm import versions as vllm_versions
 from minrl.policy import Policy
 from minrl.system.streams import first_line
-from minrl.types import UserError
+from minrl.types import CausalModel, UserError
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that weights are a copy away
@@ -34,8 +34,8 @@ SMALLEST_CACHE = 64 * 2**20
 """Bytes of key-value memory at least: the states of recurrent layers are not counted."""
 
 
-def start(config: EngineConfig, policy: Policy, sequences: int, context_length: int) -> Any:  # noqa: ANN401 - vllm.LLM
-    """A vLLM engine of the policy's shape with dummy weights."""
+def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: int, context_length: int) -> Any:  # noqa: ANN401 - vllm.LLM
+    """A vLLM engine of the model's shape, which is the policy's or that of its text part, with dummy weights."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -48,8 +48,8 @@ def start(config: EngineConfig, policy: Policy, sequences: int, context_length: 
     llm: Any = None
     dtype: Any = str(policy.processes.dtype).removeprefix("torch.")
     try:
-        shape = copy.deepcopy(policy.model.config)
-        shape.architectures = [type(policy.model).__name__]  # which the config of a model made in memory lacks
+        shape = copy.deepcopy(model.config)
+        shape.architectures = [type(model).__name__]  # which the config of a model made in memory lacks
         shape.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
         llm = LLM(
