@@ -224,6 +224,7 @@ def test_whatever_vllm_raises_is_one_line_with_its_reason(policy, monkeypatch):
         (KeyError("w13"), "KeyError: 'w13'"),
         (Invalid("1 validation error\n..."), "Value error, no such dtype"),
         (RuntimeError("first\nsecond"), "RuntimeError: first"),
+        (AssertionError(), "AssertionError: raise error"),  # says nothing: the line that raised it does
     ):
         with (
             pytest.raises(UserError, match="cannot sample for Qwen3ForCausalLM on this cpu") as raised,

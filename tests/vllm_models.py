@@ -282,6 +282,8 @@ def _settable(config: Any, name: str) -> bool:
     attribute = getattr(type(config), name, None)
     if isinstance(attribute, property) and attribute.fset is None:
         return False
+    if "expert" in name and vars(config).get(name, 1) is None:
+        return False  # a dense model, of a family that has experts too
     return name in vars(config) or name in config.attribute_map
 
 

@@ -49,7 +49,8 @@ class VllmEngine:
         self.config, self.policy = config, policy
         self.version: int | None = None
         self.dtype = policy.processes.dtype
-        self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
+        with refused(policy):
+            self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
         self._cuda = policy.device.type == "cuda"
         self._watchdog = Watchdog(config.engine_timeout_s, going_on)
         self._owns_process_group = not torch.distributed.is_initialized()

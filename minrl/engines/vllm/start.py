@@ -7,6 +7,7 @@ import copy
 import os
 import shutil
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,9 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+
+OWN_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
+"""Architectures that vLLM has code of its own for under another name than transformers."""
 
 UNINSPECTED = "failed to be inspected"
 """What vLLM says of a model whose code it cannot import."""
@@ -49,7 +53,8 @@ def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: i
     dtype: Any = str(policy.processes.dtype).removeprefix("torch.")
     try:
         shape = copy.deepcopy(model.config)
-        shape.architectures = [type(model).__name__]  # which the config of a model made in memory lacks
+        name = type(model).__name__
+        shape.architectures = [OWN_NAMES.get(name, name)]  # which the config of a model made in memory lacks
         shape.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
         llm = LLM(
@@ -154,7 +159,8 @@ def _reason(error: Exception, model: nn.Module) -> str:
     errors = getattr(error, "errors", None)  # pydantic's, whose text has a line for each
     if callable(errors):
         return str(errors()[0]["msg"]).splitlines()[0]
-    return f"{type(error).__name__}: {first_line(error)}"
+    said = first_line(error) if str(error) else traceback.extract_tb(error.__traceback__)[-1].line or ""
+    return f"{type(error).__name__}: {said}"
 
 
 def _import_error(architecture: str) -> Exception | None:

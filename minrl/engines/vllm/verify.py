@@ -113,6 +113,8 @@ def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor], transpos
                 continue
             start = 0
             whole = _place(f"{path}.{parameter}") in names
+            if whole and last not in fused and type(module).__name__ == "QKVParallelLinear":
+                continue  # loading changes the order of its rows
             for part in [last] if whole else fused.get(last, []):
                 name = names.get(_place(f"{prefix}.{part}.{parameter}"), "")
                 if name:
