@@ -29,7 +29,7 @@ class Need:
         return self.weights + self.moments + max(self.gradients + self.casts + self.activations, self.copies)
 
 
-def needed(  # noqa: PLR0913 - what an update depends on
+def needed(
     weights: int,
     trained: int,
     optimizer: str,
