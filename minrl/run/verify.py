@@ -34,6 +34,9 @@ NARROW = 4
 NARROWED = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "floor_scale", "index_topk")
 """Settings of a config or a layer from which on a model computes in another way."""
 
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""What says nothing of a method: another one may need less memory, but is slower for ever."""
+
 LINEAR_CHUNK = 64
 """Tokens in a chunk of linear attention, a constant in transformers' code."""
 
@@ -51,7 +54,8 @@ class Computed:
         if not gap <= LOGPROB_GAP:
             return f"log-probabilities differ by {gap:.2g} nats"
         for name, gradient in expected.gradients.items():
-            share = float((self.gradients[name] - gradient).abs().max() / gradient.abs().max())
+            largest = gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
+            share = float((self.gradients[name] - gradient).abs().max() / largest)
             if not share <= GRADIENT_GAP:
                 return f"the gradient of {name} differs by {share:.2g} of its largest element"
         return ""
@@ -72,6 +76,8 @@ def verify(model: CausalModel) -> Verified:
         try:
             probe = Probe(model)
             expected = probe.plain()
+        except OUT_OF_MEMORY:
+            raise
         except Exception as error:  # a forward pass raises whatever its code leads it to
             raise refused(model, f"transformers' own forward pass fails: {first_line(error)}") from error
         if not bool(expected.logprobs.isfinite().all()):
@@ -96,7 +102,9 @@ def _choose_scoring(model: CausalModel, probe: "Probe", expected: Computed) -> t
         set_method(model, Method(packed))
         try:
             tried[packed, attention] = probe.scored().gap(expected)
-        except Exception as error:  # see above
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:  # see `verify`
             tried[packed, attention] = first_line(error)
         if not tried[packed, attention]:
             why = tried.get((True, own), "it does not use transformers' attention interface")
@@ -112,7 +120,9 @@ def _choose_decoding(model: CausalModel, probe: "Probe", expected: Computed) -> 
     for decoding in decodings[not has_own_decoder(model) :]:
         try:
             gap = Computed(probe.decoded(decoding), {}).gap(replace(expected, gradients={}))
-        except Exception as error:  # see above
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:  # see `verify`
             gap = first_line(error)
         if not gap:
             return decoding, why
