@@ -26,7 +26,7 @@ from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
 from minrl.kernels.frozen import compute_weights, hold_frozen, in_float32
 from minrl.model.targets import find_targets, refuse_tied
-from minrl.model.text import foreign_modules
+from minrl.model.text import foreign_modules, train_text
 from minrl.system.files import read_record
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
@@ -199,7 +199,7 @@ def fold_in(model: CausalModel, folder: Path, base: str) -> None:
         if not path.endswith(".base_layer"):
             model.set_submodule(path, layer.get_base_layer())
     del model.peft_config
-    model.requires_grad_(True)
+    train_text(model)
 
 
 def require_peft(what: str) -> None:

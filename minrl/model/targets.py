@@ -18,18 +18,14 @@ def find_targets(model: CausalModel, wanted: str, refused: Callable[[str], bool]
     that a text does not pass through.
     """
     foreign = {path for path, _ in foreign_modules(model)}
-    named = [(path, module) for path, module in model.named_modules() if path not in foreign]
-    layers = [path for path, module in named if _adaptable(path.rpartition(".")[2], module)]
+    own = [(path, module) for path, module in model.named_modules() if path not in foreign]
+    layers = [path for path, module in own if _adaptable(path.rpartition(".")[2], module)]
     if wanted == LoraConfig.lora_target_modules:
         linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
         left_out = [path for path in linear if path not in layers or refused(path.rpartition(".")[2])]
         return {"target_modules": wanted, "exclude_modules": left_out or None}
-    weights = {name: w for name, w in model.named_parameters() if name.rpartition(".")[0] not in layers}
-    parameters = {
-        name.removesuffix(".weight"): name
-        for name, weight in weights.items()
-        if _is_matrix(name, weight) and name.rpartition(".")[0] not in foreign
-    }
+    weights = {name: w for name, w in model.named_parameters() if name.rpartition(".")[0] not in {*layers, *foreign}}
+    parameters = {name.removesuffix(".weight"): name for name, w in weights.items() if _is_matrix(name, w)}
     names = LoraConfig(lora_rank=1, lora_target_modules=wanted).target_names
     patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in names} or {wanted: wanted}
     every = [*layers, *parameters]
@@ -41,7 +37,7 @@ def find_targets(model: CausalModel, wanted: str, refused: Callable[[str], bool]
     chosen = [path for found in matched.values() for path in found]
     refuse_tied(model, chosen)
     if names and set(chosen) <= set(layers):
-        return {"target_modules": names}
+        return {"target_modules": names, "exclude_modules": sorted(foreign - {""}) or None}
     return {
         "target_modules": [path for path in chosen if path not in parameters],
         "target_parameters": [parameters[path] for path in chosen if path in parameters],
