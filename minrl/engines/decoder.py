@@ -19,12 +19,17 @@ from torch import Tensor
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
 from minrl.kernels.cpu import few_rows_product
-from minrl.kernels.frozen import in_float32
+from minrl.kernels.frozen import held_bytes, in_float32
 from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
 from minrl.model.method import method_of
 from minrl.model.text import decoder_of
 from minrl.types import CausalModel
+
+LARGEST_COPY = 2**33
+"""Bytes in float32 of frozen weights in bfloat16 up to which `LlamaDecoder` makes its copy of them. A larger model is
+decoded by its own layers, which cast a weight for each product.
+"""
 
 
 def make_decoder(model: CausalModel) -> "Decoder":
@@ -37,7 +42,7 @@ def make_decoder(model: CausalModel) -> "Decoder":
 
 def has_own_decoder(model: CausalModel) -> bool:
     """Whether `LlamaDecoder` takes a model of this shape."""
-    return shape_of(decoder_of(model)) is not None
+    return shape_of(decoder_of(model)) is not None and held_bytes(model) <= LARGEST_COPY
 
 
 Seen = dict[int | None, tuple[int, Tensor | None]]

@@ -16,7 +16,7 @@ from minrl.engines.layer_parts import Experts, FeedForward, Norm, ShortConvoluti
 from minrl.engines.shapes import SHAPES, Part, Shape
 from minrl.kernels.cpu import computed
 from minrl.kernels.frozen import in_float32
-from minrl.model.lora import merged_weight
+from minrl.model.lora import merged_parameter, merged_weight, without_adapters
 from minrl.types import CausalModel
 
 INTO = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"), ("up_proj",), ("c_fc",), ("fc1",))
@@ -36,8 +36,9 @@ def shape_of(decoder: CausalModel) -> Shape | None:
         return None
     if shape.windows == "typed" and set(config.layer_types) - {"full_attention", "sliding_attention"}:
         return None
-    experts = [layer.mlp.experts for layer in decoder.layers if hasattr(getattr(layer, "mlp", None), "experts")]
-    return shape if all(takes_grouped_products(_base(each).gate_up_proj) for each in experts) else None
+    experts = [getattr(getattr(layer, "mlp", None), "experts", None) for layer in decoder.layers]
+    taken = [takes_grouped_products(without_adapters(each).gate_up_proj) for each in experts if each is not None]
+    return shape if all(taken) else None
 
 
 class Layer:
@@ -175,15 +176,15 @@ def _convolution(conv: Part) -> ShortConvolution:
 
 
 def _experts(mlp: Part) -> Experts:
-    experts, router = _base(mlp.experts), _named(mlp, "gate", "router")
-    weights = [_of_experts(mlp.experts, name) for name in ("gate_up_proj", "down_proj")]
+    experts, gate = without_adapters(mlp.experts), _named(mlp, "gate", "router")
+    router, shared = without_adapters(gate), hasattr(mlp, "shared_expert")
+    weights = [in_float32(merged_parameter(mlp.experts, name)) for name in ("gate_up_proj", "down_proj")]
     gate_up, down = weights if experts.is_transposed else [weight.transpose(1, 2) for weight in weights]
-    shared = hasattr(mlp, "shared_expert")
     return Experts(
-        router=merged_weight(router),
-        router_bias=getattr(_base(router), "bias", None),
-        count=_base(router).top_k,
-        normalised=getattr(_base(router), "norm_topk_prob", True),
+        router=merged_parameter(gate, "weight"),
+        router_bias=getattr(router, "bias", None),
+        count=router.top_k,
+        normalised=getattr(router, "norm_topk_prob", True),
         gate_up=gate_up,
         gate_up_bias=getattr(experts, "gate_up_proj_bias", None),
         gate=experts._apply_gate,
@@ -192,20 +193,6 @@ def _experts(mlp: Part) -> Experts:
         shared=_feed_forward(mlp.shared_expert) if shared else None,
         shared_gate=computed(merged_weight(mlp.shared_expert_gate)) if shared else None,
     )
-
-
-def _of_experts(experts: Part, name: str) -> Tensor:
-    """A weight of all experts, merged with its adapters, which are wrapped around each other."""
-    while hasattr(experts, "base_layer"):
-        if experts.parameter_name == name:
-            return merged_weight(experts)
-        experts = experts.base_layer
-    return in_float32(getattr(experts, name))
-
-
-def _base(module: Part) -> Part:
-    """The module inside all adapters."""
-    return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
 def side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
