@@ -10,6 +10,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from minrl.config import LoraConfig, OptimizerConfig
+from minrl.engines.decoder import has_own_decoder
+from minrl.engines.torch_engine import TorchEngine
 from minrl.model.lora import Adapters, MergedWeights, adapted_layers, fold_in
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
@@ -232,3 +234,13 @@ def test_frozen_weights_stay_in_bfloat16_and_compute_as_in_float32(name, adapted
             assert float((weight.grad - expected[key]).norm()) <= 1e-4 * float(expected[key].norm()), key
     save_policy(policy, tmp_path / "saved")
     torch.testing.assert_close(logprobs_of(load(tmp_path / "saved")), logprobs_of(policy.model), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["Qwen3Moe", pytest.param("Mixtral", marks=pytest.mark.slow), "Gemma2"])
+def test_the_engine_samples_from_adapted_experts_and_scaled_embeddings(name, dtype, adapted):
+    policy = adapted(name, dtype=dtype)
+    assert has_own_decoder(policy.model)
+    own = logprobs_of(policy.model)[0, :-1].gather(1, IDS[0, 1:, None])[:, 0]
+    said = TorchEngine(policy).score(IDS[0].tolist())
+    torch.testing.assert_close(torch.tensor(said), own, atol=1e-4, rtol=0)
