@@ -120,7 +120,7 @@ def step(folder: str, rank: int, optimizer_name: str, prompts: int, group: int, 
     _print(policy, optimizer_name, sum(len(rollout.ids) for rollout in rollouts), peaks, moments)
 
 
-def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:  # noqa: ANN401
+def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:
     """A row for each part: what it took, and the estimate."""
     from minrl.engines.slices import footprint
     from minrl.model.memory import decoder_copies, needed

@@ -417,8 +417,8 @@ def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
 
 
 def test_what_training_needs_is_said_in_gib(policy, monkeypatch):
-    weights = [SimpleNamespace(numel=lambda: 2**30, requires_grad=trains) for trains in (True, False)]
-    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: weights, config=policy.model.config))
+    weights = [SimpleNamespace(numel=lambda: 2**30, itemsize=4, requires_grad=trains) for trains in (True, False)]
+    monkeypatch.setattr(policy.model, "parameters", lambda: weights)
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 3 * 2**30)
     (finding,) = memory_findings(policy, TrainerConfig())
     assert finding.startswith("training 2.1B weights needs about 20 GiB, of which 8 are taken, and 3 GiB are free")

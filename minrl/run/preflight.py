@@ -213,9 +213,9 @@ def _reason(failure: str) -> str:
 
 def memory_findings(policy: Policy, config: TrainerConfig) -> list[str]:
     """Whether what an update holds fits in the free memory; the weights are loaded already."""
-    counts = {weight: weight.numel() for weight in policy.model.parameters()}
-    weights, trained = sum(counts.values()), sum(count for weight, count in counts.items() if weight.requires_grad)
-    held = sum(count for weight, count in counts.items() if weight.itemsize < 4)
+    counts = [(weight, weight.numel()) for weight in policy.model.parameters()]
+    weights, trained = sum(count for _, count in counts), sum(count for weight, count in counts if weight.requires_grad)
+    held = sum(count for weight, count in counts if weight.itemsize < 4)
     settings, bfloat16 = config.rollout, policy.processes.dtype == torch.bfloat16
     sampled = policy.processes.split(settings.prompts_per_step * settings.group_size) * settings.max_tokens
     tokens = min(config.optimizer.micro_batch_tokens, sampled)
