@@ -24,6 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from minrl.kernels.attention import ATTENTION, packed_attention
+from minrl.kernels.routers import exact_routers
 from minrl.model.source import auto_class, processor_files, read_config, why_not
 from minrl.model.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.system.streams import first_line
@@ -90,6 +91,7 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
     refuse_tokens_without_a_row(path, model, tokenizer)
     train_text(model)
     keep_precision(model, frozen)
+    exact_routers(model, model.config.get_text_config(decoder=True))
     model.processor_files = processor_files(path, cached_only) if is_multimodal(model) else {}
     return model, tokenizer
 

@@ -1,8 +1,9 @@
 """How much memory training takes: an estimate from the shape of the model, before anything is computed."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from minrl.model.shape import shape_of
 
 MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
 """Bytes of both moments of a weight, in memory and in a checkpoint."""
@@ -55,10 +56,10 @@ def decoder_copies(config: Any, adapted: bool, itemsize: int) -> int:  # noqa: A
     """Bytes of what the embedded engine's own decoder puts side by side: queries, keys and values, and gate and up;
     with adapters every matrix and the head.
     """
-    hidden, inner, keys, queries = _sizes(config)
-    first, second = hidden * (queries + 2 * keys) + 2 * hidden * inner, queries * hidden + inner * hidden
-    layers = config.num_hidden_layers * (first + second * adapted)
-    return itemsize * (layers + config.vocab_size * hidden * adapted)
+    shape = shape_of(config)
+    first = shape.hidden * (shape.queries + 2 * shape.keys) + 2 * shape.hidden * shape.inner
+    second = shape.queries * shape.hidden + shape.inner * shape.hidden
+    return itemsize * (shape.layers * (first + second * adapted) + shape.vocabulary * shape.hidden * adapted)
 
 
 def least_activations(config: Any, tokens: int, itemsize: int) -> int:  # noqa: ANN401 - of transformers
@@ -68,15 +69,6 @@ def least_activations(config: Any, tokens: int, itemsize: int) -> int:  # noqa: 
     A Qwen3-shaped layer keeps 40 bytes for each dimension of its input, 16 for those of a key, and in its feed-forward
     part four values for each dimension, in the precision of products (measured in both precisions, within 6 %).
     """
-    hidden, inner, keys, _ = _sizes(config)
-    layer = 40 * hidden + 16 * keys + 4 * itemsize * inner
-    return tokens * (4 * hidden * config.num_hidden_layers + 2 * layer)
-
-
-def _sizes(config: Any) -> tuple[int, int, int, int]:  # noqa: ANN401 - of transformers
-    """Dimensions of a layer's input, of its widest feed-forward part, of all its keys and of all its queries."""
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    width = getattr(config, "head_dim", None) or hidden // heads
-    keys = (getattr(config, "num_key_value_heads", None) or heads) * width
-    return hidden, max(inner) if isinstance(inner, Sequence) else inner, keys, heads * width
+    shape = shape_of(config)
+    layer = 40 * shape.hidden + 16 * shape.keys + 4 * itemsize * shape.inner
+    return tokens * (4 * shape.hidden * shape.layers + 2 * layer)
