@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from harness import doing
 
@@ -55,8 +56,15 @@ def save_base(size: str, folder: str) -> None:
     shape = {"vocab_size": 151_936, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
     ends = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2, "tie_word_embeddings": True}
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    model = Qwen3ForCausalLM(Qwen3Config(**(shape | SHAPES[size] | ends), head_dim=128))
+    config = Qwen3Config(**(shape | SHAPES[size] | ends), head_dim=128)
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config).bfloat16()
+    model.to_empty(device="cpu").tie_weights()
+    some = 0.02 * torch.randn(2**20)  # repeated: billions of normal numbers take minutes
+    for weight in model.parameters():
+        weight.data = some.repeat(-(-weight.numel() // 2**20))[: weight.numel()].view(weight.shape).bfloat16()
+        if weight.ndim < 2:
+            weight.data.fill_(1)
     model.save_pretrained(folder)
     word_tokenizer([f"w{index}" for index in range(100)]).save_pretrained(folder)
 
@@ -76,22 +84,19 @@ def step(folder: str, rank: int, optimizer_name: str, prompts: int, group: int, 
 
     from minrl.algorithms import choose_algorithm
     from minrl.batch import make_batch
-    from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+    from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
     from minrl.engines import Sampling
-    from minrl.engines.slices import footprint
     from minrl.engines.torch_engine import TorchEngine
     from minrl.model.lora import Adapters
-    from minrl.model.memory import decoder_copies, needed
     from minrl.model.processes import Processes
     from minrl.optimizer import make_optimizer
     from minrl.run.loading import load_policy
     from minrl.types import Request
     from minrl.update import update_policy
 
-    imported, peaks = gib("VmRSS"), dict[str, float]()
+    peaks: dict[str, float] = {}
     config = TrainerConfig(
         model=ModelConfig(device="cpu", dtype="float32", threads=1),
-        rollout=RolloutConfig(prompts_per_step=prompts, group_size=group, max_tokens=tokens),
         optimizer=OptimizerConfig(optimizer=optimizer_name, learning_rate=1e-6),
         lora=LoraConfig(lora_rank=rank) if rank else LoraConfig(),
     )
@@ -100,12 +105,8 @@ def step(folder: str, rank: int, optimizer_name: str, prompts: int, group: int, 
     if rank:
         with peak("adapters", peaks):
             policy.adapters = Adapters(policy.model, config.lora, folder, seed=0)
-    ctypes.CDLL(None).malloc_trim(0)
-    weights = list(policy.model.parameters())
-    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    resident = gib("VmRSS") - imported
     requests = [
-        Request([5 + (7 * row // group + 3 * place) % 90 for place in range(32)], row, tokens)
+        Request([5 + (7 * (row // group) + 3 * place) % 90 for place in range(32)], row, tokens)
         for row in range(prompts * group)
     ]
     with peak("sampling", peaks):
@@ -115,26 +116,36 @@ def step(folder: str, rank: int, optimizer_name: str, prompts: int, group: int, 
     batch = make_batch(rollouts, algorithm.advantages(rollouts, {}).values)
     with peak("update", peaks):
         update_policy(policy, optimizer, batch, algorithm, config, 1, False)
-    moments = sum(
-        value.numel() * value.element_size() for state in optimizer.state.values() for value in state.values()
-    )
-    held = sum(weight.numel() for weight in weights if not weight.requires_grad) if rank else 0
-    text, count = policy.model.config, sum(weight.numel() for weight in weights)
-    scored = sum(len(rollout.ids) for rollout in rollouts)
-    copies = decoder_copies(text, bool(rank), 4)
-    least = needed(count, trained, optimizer_name, text, scored, False, held, copies)
-    slots = sum(len(request.ids) + request.max_tokens for request in requests)
-    cache = footprint(policy.model, 4).slot * slots
+    moments = sum(_bytes(state.values()) for state in optimizer.state.values())
+    _print(policy, optimizer_name, sum(len(rollout.ids) for rollout in rollouts), peaks, moments)
+
+
+def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:
+    """A row for each part: what it took, and the estimate."""
+    from minrl.engines.slices import footprint
+    from minrl.model.memory import decoder_copies, needed
+
+    weights, text, adapted = list(policy.model.parameters()), policy.model.config, policy.adapters is not None
+    count, trained = (sum(w.numel() for w in of) for of in (weights, [w for w in weights if w.requires_grad]))
+    copies, held = decoder_copies(text, adapted, 4), sum(weight.numel() for weight in weights if weight.itemsize < 4)
+    least = needed(count, trained, optimizer, text, tokens, False, held, copies)
+    cache = footprint(policy.model, 4).slot * tokens
     rows = {
-        "weights": (sum(weight.numel() * weight.element_size() for weight in weights), least.weights),
+        "weights": (_bytes(weights), least.weights),
         "gradients": (4 * trained, least.gradients),
         "moments": (moments, least.moments),
-        "casts": (0, least.casts),
-        "activations": (peaks["update"] * GIB - 4 * trained - moments, least.activations),
-        "engine's copies, logits": (peaks["sampling"] * GIB - cache, copies),
+        "casts and activations": (
+            peaks["update"] * GIB - 4 * trained - moments,
+            least.casts + least.activations,
+        ),
+        "engine's copies, and logits": (peaks["sampling"] * GIB - cache, copies),
         "cache": (cache, cache),
     }
-    print(f"\n{count / 1e9:.2f}B weights, {trained / 1e6:.1f}M trained; {resident:.2f} GiB resident when loaded")
+    print(f"\n{count / 1e9:.2f}B weights, {trained / 1e6:.1f}M trained; {gib('VmRSS'):.2f} GiB resident at the end")
     print("| part | GiB | floor |\n| --- | --- | --- |")
     for name, (measured, floor) in rows.items():
         print(f"| {name} | {measured / GIB:.2f} | {floor / GIB:.2f} |")
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if hasattr(tensor, "numel"))

@@ -18,7 +18,7 @@ class Need:
     gradients: int
     moments: int
     casts: int
-    """Copies of the float32 weights in bfloat16, for its products."""
+    """Copies for its products: of float32 weights in bfloat16, or of the largest weight that is held in two bytes."""
     activations: int
     copies: int = 0
     """Of the embedded engine while it samples: matrices side by side, with their adapters."""
@@ -46,15 +46,15 @@ def needed(
         weights=4 * weights - 2 * held,
         gradients=4 * trained,
         moments=MOMENT_BYTES[optimizer] * trained,
-        casts=2 * (weights - held) if bfloat16 else 0,
+        casts=2 * (weights - held) if bfloat16 else 4 * config.vocab_size * config.hidden_size * bool(held),
         activations=least_activations(config, tokens, 2 if bfloat16 else 4),
         copies=copies,
     )
 
 
 def decoder_copies(config: Any, adapted: bool, itemsize: int) -> int:  # noqa: ANN401 - of transformers
-    """Bytes of what the embedded engine's own decoder puts side by side: queries, keys and values, and gate and up; with
-    adapters every matrix and the head.
+    """Bytes of what the embedded engine's own decoder puts side by side: queries, keys and values, and gate and up;
+    with adapters every matrix and the head.
     """
     shape = shape_of(config)
     first = shape.hidden * (shape.queries + 2 * shape.keys) + 2 * shape.hidden * shape.inner
