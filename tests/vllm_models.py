@@ -85,7 +85,7 @@ TEXT = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_
 PLAIN = """
     llama qwen2 qwen3 qwen2_moe qwen3_moe mistral ministral ministral3 mixtral gemma phi phi3 phimoe olmo olmo2 olmo3
     olmoe flex_olmo smollm3 glm glm4 granite granite_swa granitemoe granitemoe_swa granitemoeshared starcoder2 gpt_neox
-    exaone4 exaone_moe gpt_oss nanochat dots1 hunyuan_v1_dense hunyuan_v1_moe jais2 mellum seed_oss stablelm nemotron
+    exaone4 exaone_moe gpt_oss nanochat hunyuan_v1_dense hunyuan_v1_moe jais2 mellum seed_oss stablelm nemotron
     ernie4_5 ernie4_5_moe apertus arcee helium solar_open cohere2_moe persimmon diffllama doge
 """
 """Architectures that need nothing besides."""
@@ -139,6 +139,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "cohere": {"logit_scale": 1.0},
     "cohere2": {"logit_scale": 1.0, "num_hidden_layers": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
     "afmoe": {"score_func": "sigmoid"},
     "cwm": {"bos_token_id": 1},
     "glm4_moe": {"head_dim": 32, "use_qk_norm": True},
