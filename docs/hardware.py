@@ -29,6 +29,11 @@ class Shape:
     model_type: str = "qwen2"
     num_hidden_layers: int = 28
     head_dim: int = 128
+    is_heterogeneous = False  # every layer has these sizes
+
+    def get_text_config(self, decoder: bool) -> "Shape":
+        """Itself, as that of a model for text."""
+        return self
 
     @property
     def layer(self) -> list[tuple[int, int]]:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.engines.feed_forward import Experts, FeedForward, Norm, takes_grouped_products
+from minrl.engines.layer_parts import Experts, FeedForward, Norm, ShortConvolution, takes_grouped_products
 from minrl.kernels.cpu import computed
-from minrl.model.lora import merged_weight
+from minrl.kernels.frozen import in_float32
+from minrl.model.lora import merged_parameter, merged_weight, without_adapters
 from minrl.types import CausalModel
 
 BEFORE = ("input_layernorm", "", "post_attention_layernorm", "")
@@ -34,6 +36,8 @@ class Shape:
     """Norms take the mean off."""
     one_more: bool = False
     """Norms multiply by 1 + weight."""
+    last_norm: str = "norm"
+    """The norm after all layers."""
     norms_embeddings: bool = False
     """The last norm is also the first."""
     windows: Literal["", "all", "typed"] = ""
@@ -89,13 +93,18 @@ SHAPES = {
     "cohere2": Shape(
         neighbours=True, centred=True, parallel=True, windows="typed", rotates=lambda a: a.sliding_window is not None
     ),
+    "lfm2": Shape(norms=("operator_norm", "", "ffn_norm", ""), last_norm="embedding_norm"),
     "hunyuan_v1_dense": Shape(rotates_first=True),
     "nanochat": Shape(norms_embeddings=True, backwards=True, rotates_first=True),
 }
 """By `model_type`. A model whose type is not here is left to transformers."""
 
-INTO = (("gate_proj", "up_proj"), ("gate_up_proj",), ("up_proj",), ("c_fc",), ("fc1",))
-"""Names of the projections into a feed-forward. One with a gate has it first."""
+INTO = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"), ("up_proj",), ("c_fc",), ("fc1",))
+"""Names of the projections into a feed-forward, the gate's first."""
+
+GATED = INTO[:3]
+OUT = ("down_proj", "w2", "c_proj", "fc2")
+QUERY_KEY_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_layernorm", "k_layernorm"))
 
 
 def shape_of(decoder: CausalModel) -> Shape | None:
@@ -106,8 +115,9 @@ def shape_of(decoder: CausalModel) -> Shape | None:
         return None
     if shape.windows == "typed" and set(config.layer_types) - {"full_attention", "sliding_attention"}:
         return None
-    experts = [layer.mlp.experts for layer in decoder.layers if hasattr(layer.mlp, "experts")]
-    return shape if all(takes_grouped_products(each.gate_up_proj) for each in experts) else None
+    experts = [getattr(getattr(layer, "mlp", None), "experts", None) for layer in decoder.layers]
+    taken = [takes_grouped_products(without_adapters(each).gate_up_proj) for each in experts if each is not None]
+    return shape if all(taken) else None
 
 
 class Layer:
@@ -115,22 +125,32 @@ class Layer:
 
     def __init__(self, decoder: CausalModel, index: int, shape: Shape) -> None:
         layer, config = decoder.layers[index], decoder.config
-        attention = layer.self_attn
-        kind = config.layer_types[index] if getattr(config, "layer_types", None) else ""
-        slides = shape.windows == "all" or (shape.windows == "typed" and kind == "sliding_attention")
-        self.window: int | None = (config.sliding_window or None) if slides else None
-        self.rotary = (kind if rotary_kinds(decoder) else "") if shape.rotates(attention) else None
-        self.scale: float = attention.scaling
-        self.cap: float | None = attention.attn_logit_softcapping if shape.capped else None
-        self.residual = float(getattr(layer, "residual_multiplier", 1.0))
         self.before, self.after, self.before_mlp, self.after_mlp = (
             read_norm(getattr(layer, name, None), shape, decoder.device) for name in shape.norms
         )
+        self.residual = float(getattr(layer, "residual_multiplier", 1.0))
+        mlp = _named(layer, "mlp", "feed_forward")
+        self.feed_forward = _experts(mlp) if hasattr(mlp, "experts") else _feed_forward(mlp)
+        self.convolution = _convolution(layer.conv) if hasattr(layer, "conv") else None
+        self.window: int | None = None
+        if self.convolution is not None:
+            return
+        attention = layer.self_attn
+        kind = config.layer_types[index] if getattr(config, "layer_types", None) else ""
+        slides = shape.windows == "all" or (shape.windows == "typed" and kind == "sliding_attention")
+        self.window = (config.sliding_window or None) if slides else None
+        self.rotary = (kind if rotary_kinds(decoder) else "") if shape.rotates(attention) else None
+        self.scale: float = attention.scaling
+        self.cap: float | None = attention.attn_logit_softcapping if shape.capped else None
         order = None if self.rotary is None else _order(decoder, self.rotary, attention.head_dim, shape)
         self.qkv, self.qkv_bias = _projections(attention, config, order)
         self.query_key_norms = _query_key_norms(attention, config, shape, order)
-        self.out, self.out_bias = side_by_side(attention.o_proj)
-        self.feed_forward = _experts(layer.mlp) if hasattr(layer.mlp, "experts") else _feed_forward(layer.mlp)
+        self.out, self.out_bias = side_by_side(_named(attention, "o_proj", "out_proj"))
+
+
+def _named(module: Any, *names: str) -> Any:  # noqa: ANN401 - each type has its own class
+    """The first attribute that the module has of these."""
+    return next(getattr(module, name) for name in names if hasattr(module, name))
 
 
 def read_norm(norm: Any, shape: Shape, device: torch.device) -> Callable[[Tensor], Tensor]:  # noqa: ANN401
@@ -158,11 +178,16 @@ def rotary_kinds(decoder: CausalModel) -> list[str]:
 
 def rotary_table(decoder: CausalModel, kind: str, index: Tensor, shape: Shape, head_dim: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines (L, C) at the positions (L,); the sines of the lower half are negative."""
-    arguments = (decoder.embed_tokens.weight.new_empty(1), index[None], *([kind] if kind else []))
-    tables = zip(decoder.rotary_emb(*arguments), (1.0, 0.0), strict=True)
-    cos, sin = (_halved(table[0], head_dim, unrotated) for table, unrotated in tables)
+    tables = zip(_angles(decoder, kind, index), (1.0, 0.0), strict=True)
+    cos, sin = (_halved(table, head_dim, unrotated) for table, unrotated in tables)
     sin = -sin if shape.backwards else sin
     return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+
+def _angles(decoder: CausalModel, kind: str, index: Tensor) -> list[Tensor]:
+    """transformers' cosines and sines of the rotated dimensions, at the positions (L,)."""
+    like = in_float32(decoder.embed_tokens.weight.new_empty(1))
+    return [table[0] for table in decoder.rotary_emb(like, index[None], *([kind] if kind else []))]
 
 
 def _halved(table: Tensor, head_dim: int, fill: float) -> Tensor:
@@ -171,17 +196,16 @@ def _halved(table: Tensor, head_dim: int, fill: float) -> Tensor:
     """
     in_a_row = torch.equal(table[:, ::2], table[:, 1::2])
     half = table[:, ::2] if in_a_row else table.chunk(2, dim=-1)[0]
-    return torch.nn.functional.pad(half, (0, head_dim // 2 - half.shape[1]), value=fill)
+    return F.pad(half, (0, head_dim // 2 - half.shape[1]), value=fill)
 
 
 def _order(decoder: CausalModel, kind: str, head_dim: int, shape: Shape) -> Tensor | None:
     """The order of a head's dimensions in which rotary pairs are (i, i + C / 2); None if they are so already."""
-    weight = decoder.embed_tokens.weight
-    position = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-    rotated = decoder.rotary_emb(weight.new_empty(1), position, *([kind] if kind else []))[0].shape[-1]
+    first = torch.zeros(1, dtype=torch.long, device=decoder.device)
+    rotated = _angles(decoder, kind, first)[0].shape[-1]
     if rotated == head_dim and not shape.neighbours:
         return None
-    dimensions = torch.arange(head_dim, device=weight.device)
+    dimensions = torch.arange(head_dim, device=decoder.device)
     pairs = dimensions[:rotated].view(-1, 2).T if shape.neighbours else dimensions[:rotated].view(2, -1)
     return torch.cat([pairs, dimensions[rotated:].view(2, -1)], dim=1).flatten()
 
@@ -200,13 +224,11 @@ def _projections(attention: Any, config: Any, order: Tensor | None) -> tuple[Ten
 
 def _query_key_norms(attention: Any, config: Any, shape: Shape, order: Tensor | None) -> tuple[Norm, ...]:  # noqa: ANN401
     """None, one for all query and key heads (H + K, C), or one for the whole query and one for the whole key."""
-    names = next(
-        (n for n in (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm")) if hasattr(attention, n[0])), ()
-    )
-    if not names:
+    names = next((names for names in QUERY_KEY_NORMS if hasattr(attention, names[0])), None)
+    if names is None:
         return ()
     norms = [getattr(attention, name) for name in names]
-    counts, device = (config.num_attention_heads, config.num_key_value_heads), attention.o_proj.weight.device
+    counts, device = (config.num_attention_heads, config.num_key_value_heads), attention.q_proj.weight.device
     if not hasattr(norms[0], "weight"):
         return (_norm(norms[0], None, shape, device),)
     weights = [_scales(norm.weight, shape).view(-1, attention.head_dim) for norm in norms]
@@ -220,24 +242,29 @@ def _query_key_norms(attention: Any, config: Any, shape: Shape, order: Tensor | 
 
 def _feed_forward(mlp: Any) -> FeedForward:  # noqa: ANN401 - each type has its own class
     names = next(names for names in INTO if all(hasattr(mlp, name) for name in names))
-    gated = any("gate" in name for name in names)
-    activation = next(getattr(mlp, name) for name in ("act_fn", "activation_fn", "act") if hasattr(mlp, name))
-    down = next(getattr(mlp, name) for name in ("down_proj", "c_proj", "fc2") if hasattr(mlp, name))
-    into = side_by_side(*(getattr(mlp, name) for name in names))
-    return FeedForward(*into, gated, activation, *side_by_side(down))
+    activation = (
+        _named(mlp, "act_fn", "activation_fn", "act") if names != ("w1", "w3") else F.silu
+    )  # LFM2's has no name
+    into, out = side_by_side(*(getattr(mlp, name) for name in names)), side_by_side(_named(mlp, *OUT))
+    return FeedForward(*into, names in GATED, activation, *out)
+
+
+def _convolution(conv: Any) -> ShortConvolution:  # noqa: ANN401 - each type has its own class
+    kernel, bias = conv.conv.weight[:, 0].T, conv.conv.bias  # (D, 1, k)
+    return ShortConvolution(*side_by_side(conv.in_proj), kernel, bias, *side_by_side(conv.out_proj))
 
 
 def _experts(mlp: Any) -> Experts:  # noqa: ANN401 - each type has its own class
-    shared = hasattr(mlp, "shared_expert")
+    router, shared = without_adapters(mlp.gate), hasattr(mlp, "shared_expert")
     return Experts(
-        router=merged_weight(mlp.gate),
-        count=mlp.gate.top_k,
-        normalised=getattr(mlp.gate, "norm_topk_prob", True),
-        gate_up=mlp.experts.gate_up_proj.transpose(1, 2),
-        down=mlp.experts.down_proj.transpose(1, 2),
-        activation=mlp.experts.act_fn,
+        router=merged_parameter(mlp.gate, "weight"),
+        count=router.top_k,
+        normalised=getattr(router, "norm_topk_prob", True),
+        gate_up=in_float32(merged_parameter(mlp.experts, "gate_up_proj")).transpose(1, 2),
+        down=in_float32(merged_parameter(mlp.experts, "down_proj")).transpose(1, 2),
+        activation=without_adapters(mlp.experts).act_fn,
         shared=_feed_forward(mlp.shared_expert) if shared else None,
-        shared_gate=merged_weight(mlp.shared_expert_gate) if shared else None,
+        shared_gate=computed(merged_weight(mlp.shared_expert_gate)) if shared else None,
     )
 
 

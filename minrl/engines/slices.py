@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from minrl.model.shape import shape_of
 from minrl.types import CausalModel, Request
 
 ACTIVATIONS = 16
@@ -26,7 +27,7 @@ class Footprint:
     prompt_token: int
     """Activations of one token of a prompt."""
     row: int
-    """Logits of one row."""
+    """Logits of one row, and its recurrent states."""
 
     def of(self, rows: int, prompt: int, limit: int) -> int:
         """Bytes of a batch whose longest prompt and longest completion have so many tokens."""
@@ -35,14 +36,11 @@ class Footprint:
 
 def footprint(model: CausalModel, itemsize: int) -> Footprint:
     """What sampling from the model holds, in a precision of `itemsize` bytes."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shape = shape_of(model.config)
     return Footprint(
-        slot=2 * config.num_hidden_layers * kv_heads * head_dim * itemsize,
-        prompt_token=ACTIVATIONS * config.hidden_size * itemsize,
-        row=LOGITS * 4 * config.vocab_size,
+        slot=shape.cached * itemsize,
+        prompt_token=ACTIVATIONS * shape.hidden * itemsize,
+        row=4 * (LOGITS * shape.vocabulary + shape.state),
     )
 
 

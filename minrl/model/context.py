@@ -1,5 +1,6 @@
 """The context length within which log-probabilities do not depend on how they are computed."""
 
+from minrl.model.shape import shape_of
 from minrl.types import CausalModel
 
 
@@ -10,8 +11,8 @@ def context_length(model: CausalModel) -> int:
     (arXiv:2402.13753), and so the log-probabilities of earlier ones. Dynamic RoPE does the same beyond
     `max_position_embeddings`, which is the limit anyway.
     """
-    config = model.config.get_text_config()
+    config = model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]  # one, or one for each type of layer
     originals = [kind["original_max_position_embeddings"] for kind in kinds if kind.get("rope_type") == "longrope"]
-    return min([config.max_position_embeddings, *originals])
+    return min([shape_of(model.config).context, *originals])

@@ -24,6 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from minrl.kernels.attention import ATTENTION, packed_attention
+from minrl.kernels.routers import exact_routers
 from minrl.model.source import auto_class, processor_files, read_config, why_not
 from minrl.model.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.system.streams import first_line
@@ -90,6 +91,7 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
     refuse_tokens_without_a_row(path, model, tokenizer)
     train_text(model)
     keep_precision(model, frozen)
+    exact_routers(model, model.config.get_text_config(decoder=True))
     model.processor_files = processor_files(path, cached_only) if is_multimodal(model) else {}
     return model, tokenizer
 
@@ -158,7 +160,8 @@ def save_model(
     that the model came from. `weights` replace the model's own.
     """
     model.save_pretrained(folder, state_dict=weights)
-    model.config.dtype = decoder_of(model).dtype  # transformers writes that of the first weight, a frozen one perhaps
+    # transformers writes the precision of the first weight, a frozen one perhaps; merged weights are in float32
+    model.config.dtype = decoder_of(model).dtype if weights is None else torch.float32
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name, content in getattr(model, "processor_files", {}).items():

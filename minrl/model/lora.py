@@ -26,6 +26,7 @@ from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
 from minrl.kernels.frozen import compute_weights, hold_frozen, in_float32
 from minrl.model.targets import find_targets, refuse_tied
+from minrl.model.text import foreign_modules
 from minrl.system.files import read_record
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
@@ -65,7 +66,7 @@ class Adapters:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             _inject(model, self._peft_config)
-        hold_frozen(model)
+        hold_frozen(model, {module for _, module in foreign_modules(model)})
         speed_up_linears(model)
         model.eval()
 
@@ -132,6 +133,18 @@ def merged_weight(layer: CausalModel) -> Tensor:
         return weight
     with torch.autocast(weight.device.type, enabled=False):
         return in_float32(weight) + sum(_delta(layer, name) for name in layer.active_adapters)
+
+
+def merged_parameter(module: CausalModel, name: str) -> Tensor:
+    """The weight of experts or of a router that they compute with, which may have an adapter."""
+    while _on_parameter(module) and module.parameter_name != name:
+        module = module.base_layer
+    return merged_weight(module) if _on_parameter(module) else getattr(module, name)
+
+
+def without_adapters(module: CausalModel) -> CausalModel:
+    """The module inside of its adapters, or itself."""
+    return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def auto_class(path: str, config: Any) -> Any:  # noqa: ANN401 - of transformers
     multimodal class. Raises `UserError` if no class generates text from left to right.
     """
     said = (config.architectures or [""])[0]
-    classes = {auto: auto._model_mapping.get(type(config), None) for auto in AUTO_CLASSES}
+    classes: dict[Any, Any] = {auto: auto._model_mapping.get(type(config), None) for auto in AUTO_CLASSES}
     found = {auto: one for auto, one in classes.items() if one is not None}
     kind = f"{path} holds a {said or config.model_type}"
     saved_by = getattr(transformers, said, None) if said else None

@@ -8,20 +8,28 @@ from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
 from minrl.kernels.frozen import READ_DIRECTLY, is_plain_linear
+from minrl.model.text import foreign_modules
 from minrl.types import CausalModel, UserError
 
 
 def find_targets(model: CausalModel, wanted: str, refused: Callable[[str], bool]) -> dict[str, Any]:
     """peft's settings for the layers that `lora_target_modules` names; routers and experts are parameters to peft. A
-    name without a match is refused. Of all linear layers those with a name that peft refuses are left out.
+    name without a match is refused. Of all linear layers those with a name that peft refuses are left out, and those
+    that a text does not pass through.
     """
-    layers = [path for path, module in model.named_modules() if _adaptable(path.rpartition(".")[2], module)]
+    foreign = {path for path, _ in foreign_modules(model)}
+    named = [(path, module) for path, module in model.named_modules() if path not in foreign]
+    layers = [path for path, module in named if _adaptable(path.rpartition(".")[2], module)]
     if wanted == LoraConfig.lora_target_modules:
         linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
         left_out = [path for path in linear if path not in layers or refused(path.rpartition(".")[2])]
         return {"target_modules": wanted, "exclude_modules": left_out or None}
     weights = {name: w for name, w in model.named_parameters() if name.rpartition(".")[0] not in layers}
-    parameters = {name.removesuffix(".weight"): name for name, w in weights.items() if _is_matrix(name, w)}
+    parameters = {
+        name.removesuffix(".weight"): name
+        for name, weight in weights.items()
+        if _is_matrix(name, weight) and name.rpartition(".")[0] not in foreign
+    }
     names = LoraConfig(lora_rank=1, lora_target_modules=wanted).target_names
     patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in names} or {wanted: wanted}
     every = [*layers, *parameters]

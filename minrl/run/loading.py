@@ -9,6 +9,7 @@ from minrl.config import ModelConfig
 from minrl.model.loading import load_model
 from minrl.model.lora import adapted_layers, base_of, fold_in, require_peft
 from minrl.model.processes import Processes
+from minrl.model.shape import shape_of
 from minrl.model.templates import settle_template
 from minrl.policy import Policy, as_policy
 from minrl.run.verify import Verified, verify
@@ -39,7 +40,7 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     settle_template(policy, policy.model, config.chat_template, path)
     with activity("verifying the model"):
         _say_what_is_slower(path, verify(policy.model))
-    if policy.context_length < (whole := model.config.get_text_config().max_position_embeddings):
+    if policy.context_length < (whole := shape_of(model.config).context):
         logger.warning(
             f"{path} is kept to the original {policy.context_length} tokens of its context of {whole}, prompt and "
             "completion together: beyond them LongRoPE changes what every token before was sampled from"

@@ -1,0 +1,113 @@
+"""Routers of mixtures of experts compute in float32, in bfloat16 too."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from minrl.kernels.routers import exact_routers
+from minrl.model.loading import load_model
+from tests.multimodal import byte_tokenizer
+
+SHAPE = {
+    "vocab_size": 272,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+MANY = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 0}
+KINDS = {
+    "mixtral": LOCAL,
+    "qwen3_moe": MANY,
+    "qwen2_moe": MANY | {"shared_expert_intermediate_size": 24},
+    "deepseek_v3": LATENT | GROUPS | {"moe_intermediate_size": 24, "n_shared_experts": 1},
+    "minimax_m2": LOCAL | {"head_dim": 16, "rotary_dim": 16},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2},
+    "gpt_oss": LOCAL | {"head_dim": 16},
+    "phimoe": LOCAL,
+    "granitemoe": LOCAL,
+    "llama4_text": LOCAL | {"head_dim": 16, "interleave_moe_layer_step": 1, "num_experts_per_tok": 1},
+    "jamba": {"num_experts": 8, "num_experts_per_tok": 2, "attn_layer_period": 1, "attn_layer_offset": 0}
+    | {"expert_layer_period": 1, "expert_layer_offset": 0, "use_mamba_kernels": False},
+}
+IDS = torch.arange(40, 72)[None]
+
+
+def make(kind):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SHAPE | KINDS[kind])).eval()
+    for weight in model.parameters():
+        weight.data = torch.randn_like(weight) / 4 if weight.ndim > 1 else weight.data
+    return model
+
+
+def seen(model, paths, ids=IDS):
+    """The input and the first output of each router in a forward pass in bfloat16."""
+    calls = []
+    hooks = [
+        model.get_submodule(path).register_forward_hook(
+            lambda module, inputs, output: calls.append((module, inputs[0], output))
+        )
+        for path in paths
+    ]
+    with torch.autocast("cpu", torch.bfloat16):
+        model(input_ids=ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_router_multiplies_in_float32_under_autocast(kind):
+    model = make(kind)
+    plain = model(input_ids=IDS, use_cache=False).logits
+    paths = exact_routers(model, model.config)
+    assert len(paths) == SHAPE["num_hidden_layers"]
+    assert torch.equal(model(input_ids=IDS, use_cache=False).logits, plain)  # nothing changes in float32
+    for module, inputs, output in seen(model, paths):
+        outputs = output if isinstance(output, tuple) else (output,)
+        expected = F.linear(inputs.float().flatten(0, -2), module.weight, getattr(module, "bias", None))
+        logits = [one for one in outputs if one.shape[-1] == len(module.weight) and one.dtype == torch.float32]
+        assert any(torch.allclose(one.flatten(0, -2), expected, atol=1e-6, rtol=0) for one in logits)
+
+
+def test_two_experts_closer_than_bfloat16_tells_apart_keep_their_order(tmp_path):
+    model = make("mixtral")
+    for first, layer in enumerate(model.model.layers):  # the first of both layers is another one
+        gate = layer.mlp.gate.weight.data
+        gate[2:] = 0
+        gate[1 - first] = torch.arange(1, 33) / 16
+        gate[first] = gate[1 - first] * (1 + 2**-10)  # bfloat16 has 8 bits: the same numbers
+        assert torch.equal(gate[0].bfloat16(), gate[1].bfloat16())
+    model.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    model, _ = load_model(str(tmp_path))
+    paths = [f"model.layers.{number}.mlp.gate" for number in (0, 1)]
+    for first, (gate, inputs, (_, _, chosen)) in enumerate(seen(model, paths)):
+        positive = inputs.float().flatten(0, -2) @ gate.weight[first] > 0
+        assert positive.any() and (chosen[positive, 0] == first).all()
+
+
+def test_the_gradient_of_a_router_is_that_of_float32():
+    model = make("qwen3_moe")
+    (path, *_) = exact_routers(model, model.config)
+    router = model.get_submodule(path)
+    hidden = torch.randn(24, 32, requires_grad=True)
+    exact = hidden.detach().clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = router(hidden)[1].square().sum()
+    loss.backward()  # outside of autocast, as in an update
+    found = router.weight.grad.clone()
+    router.weight.grad = None
+    router(exact)[1].square().sum().backward()
+    assert torch.equal(found, router.weight.grad) and torch.equal(hidden.grad, exact.grad)
+    assert float(found.abs().max()) > 1e-3
