@@ -140,7 +140,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 1.0},
     "cohere2": {"logit_scale": 1.0, "num_hidden_layers": 4},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
-    "afmoe": {"score_func": "sigmoid"},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "route_scale": 1.0},
     "cwm": {"bos_token_id": 1},
     "glm4_moe": {"head_dim": 32, "use_qk_norm": True},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "youtu"), LATENT),
