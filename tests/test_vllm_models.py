@@ -201,6 +201,15 @@ def test_tensors_are_found_under_other_names_and_shapes():
         assert differing(held, {**weights, name: changed}, torch.float32, 0) == [name]
 
 
+def test_rows_in_another_order_are_the_probes_to_judge_and_other_values_are_not():
+    model = nn.ModuleDict({"q_proj": nn.Linear(4, 6, bias=False)})
+    weights = {"q_proj.weight": model["q_proj"].weight.detach()[torch.tensor([3, 1, 2, 0, 5, 4])]}
+    held = find_held(model, weights)
+    assert differing(held, weights, torch.float32, 0) == []
+    weights["q_proj.weight"][0, 0] += 1e-6
+    assert differing(held, weights, torch.float32, 0) == ["q_proj.weight"]
+
+
 def test_a_tied_head_is_read_where_the_embedding_is():
     embedding = torch.randn(5, 4)
     model = nn.ModuleDict({"model": nn.ModuleDict({"embed_tokens": nn.Embedding(5, 4, _weight=embedding.clone())})})

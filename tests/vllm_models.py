@@ -85,8 +85,8 @@ TEXT = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_
 PLAIN = """
     llama qwen2 qwen3 qwen2_moe qwen3_moe mistral ministral ministral3 mixtral gemma phi phi3 phimoe olmo olmo2 olmo3
     olmoe flex_olmo smollm3 glm glm4 granite granite_swa granitemoe granitemoe_swa granitemoeshared starcoder2 gpt_neox
-    exaone4 exaone_moe gpt_oss nanochat dots1 hunyuan_v1_dense hunyuan_v1_moe jais2 mellum seed_oss stablelm nemotron
-    ernie4_5 ernie4_5_moe apertus arcee helium solar_open afmoe cohere2_moe persimmon diffllama doge
+    exaone4 exaone_moe gpt_oss nanochat hunyuan_v1_dense hunyuan_v1_moe jais2 mellum seed_oss stablelm nemotron
+    ernie4_5 ernie4_5_moe apertus arcee helium solar_open cohere2_moe persimmon diffllama doge
 """
 """Architectures that need nothing besides."""
 
@@ -139,14 +139,21 @@ CHANGES: dict[str, dict[str, Any]] = {
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "cohere": {"logit_scale": 1.0},
     "cohere2": {"logit_scale": 1.0, "num_hidden_layers": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "route_scale": 1.0},
     "cwm": {"bos_token_id": 1},
     "glm4_moe": {"head_dim": 32, "use_qk_norm": True},
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"), LATENT),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "youtu"), LATENT),
+    "glm4_moe_lite": {**LATENT, "first_k_dense_replace": 1},
     "deepseek_v32": {**LATENT, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 64},
-    "minimax_m2": {"rotary_dim": 32, "scoring_func": "sigmoid"},  # as the published config has it
+    "minimax_m2": {
+        "rotary_dim": 32,
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+    },  # as the published config has it
     "minimax": {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
     "llama4_text": {
-        **{"intermediate_size_mlp": 96, "intermediate_size": 64, "attention_chunk_size": 64, "num_experts_per_tok": 1},
+        **{"intermediate_size_mlp": 96, "intermediate_size": 96, "attention_chunk_size": 128, "num_experts_per_tok": 1},
         "interleave_moe_layer_step": 2,
     },
     "lfm2": {  # `conv_dim` and `block_`: as the published config has it
@@ -167,7 +174,13 @@ CHANGES: dict[str, dict[str, Any]] = {
         **{"mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 1},
         "hybrid_override_pattern": "M*-",
     },
-    "zamba2": {"mamba_headdim": 32, "n_mamba_heads": 8, "hybrid_layer_ids": [1], "adapter_rank": 8},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "mamba_headdim": 32,
+        "n_mamba_heads": 8,
+        "hybrid_layer_ids": [1],
+        "adapter_rank": 8,
+    },
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), DELTA),
 }
 """The architectures, by model type, and what they need besides `SIZES`."""
@@ -187,7 +200,8 @@ class Found:
     @property
     def cell(self) -> str:
         """For the table of models."""
-        return self.outcome + (f": {self.reason}" if self.reason else "")
+        reason = self.reason.partition("; try --engine torch")[0].removesuffix("; use --engine torch")
+        return self.outcome + (f": {' '.join(reason.split())}" if reason else "")
 
 
 def small_model(name: str) -> tuple[CausalModel, Any]:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from torch import nn
@@ -28,8 +29,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
-OWN_NAMES = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
-"""Architectures that vLLM has code of its own for under another name than transformers."""
+LONGEST_REASON = 300
+"""Characters: vLLM names every architecture that it has where it lacks one."""
 
 UNINSPECTED = "failed to be inspected"
 """What vLLM says of a model whose code it cannot import."""
@@ -53,8 +54,7 @@ def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: i
     dtype: Any = str(policy.processes.dtype).removeprefix("torch.")
     try:
         shape = copy.deepcopy(model.config)
-        name = type(model).__name__
-        shape.architectures = [OWN_NAMES.get(name, name)]  # which the config of a model made in memory lacks
+        shape.architectures = [type(model).__name__]  # which the config of a model made in memory lacks
         shape.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
         llm = LLM(
@@ -158,9 +158,12 @@ def _reason(error: Exception, model: nn.Module) -> str:
         error = _import_error(type(model).__name__) or error
     errors = getattr(error, "errors", None)  # pydantic's, whose text has a line for each
     if callable(errors):
-        return str(errors()[0]["msg"]).splitlines()[0]
-    said = first_line(error) if str(error) else traceback.extract_tb(error.__traceback__)[-1].line or ""
-    return f"{type(error).__name__}: {said}"
+        said = str(errors()[0]["msg"]).splitlines()[0]
+    elif str(error):
+        said = f"{type(error).__name__}: {first_line(error)}"
+    else:
+        said = f"{type(error).__name__}: {traceback.extract_tb(error.__traceback__)[-1].line}"
+    return shorten(said, LONGEST_REASON, placeholder=" ...")
 
 
 def _import_error(architecture: str) -> Exception | None:
