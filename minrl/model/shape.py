@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-CONTEXTS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "context_length")
+CONTEXTS = (
+    "max_position_embeddings",
+    "max_target_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "context_length",
+)
 
 UNLIMITED = 2**20
 """The context of a model that counts no positions, such as Mamba."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from minrl.batch import pack
 from minrl.engines.decoder import has_own_decoder, make_decoder
+from minrl.engines.slices import footprint
 from minrl.kernels.activations import layers_of
 from minrl.model.context import context_length
 from minrl.model.head import output_head
@@ -31,7 +32,10 @@ GRADIENT_GAP = 1e-2
 NARROW = 4
 """Tokens to which windows and chunks are narrowed while a model is verified."""
 
-NARROWED = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "floor_scale", "index_topk")
+NARROWED = (
+    *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "floor_scale", "index_topk"),
+    *("window_size", "attention_window_size", "local_attention", "keep_window_size", "block_size"),
+)
 """Settings of a config or a layer from which on a model computes in another way."""
 
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -72,6 +76,10 @@ class Verified:
 
 def verify(model: CausalModel) -> Verified:
     """Give the model the fastest method that computes it right. Raises `UserError` if there is none."""
+    try:
+        footprint(model, itemsize=4)
+    except Exception as error:  # of sizes that the config lacks
+        raise refused(model, f"its config does not tell its shape ({first_line(error)})") from error
     with narrowed(model):
         try:
             probe = Probe(model)
@@ -109,7 +117,9 @@ def _choose_scoring(model: CausalModel, probe: "Probe", expected: Computed) -> t
         if not tried[packed, attention]:
             why = tried.get((True, own), "it does not use transformers' attention interface")
             return packed, "" if packed else why
-    why = tried[False, own]
+    why, alone = tried[False, own], probe.scored_alone().gap(expected)
+    if alone:
+        raise refused(model, f"its logits are not its last hidden states through a linear head ({alone})")
     raise refused(model, f"a forward pass of several rows is not that of each row alone ({why})")
 
 
@@ -178,6 +188,12 @@ class Probe:
         stream = pack(self.rollouts, range(len(self.rollouts))).to(self.device)
         with torch.enable_grad():
             return self._computed(score(self.model, stream, temperature=1.0)[0][stream.token_index.argsort()])
+
+    def scored_alone(self) -> Computed:
+        """The same, each rollout by itself."""
+        streams = [pack(self.rollouts, [row]).to(self.device) for row in range(len(self.rollouts))]
+        with torch.enable_grad():
+            return self._computed(torch.cat([score(self.model, stream, temperature=1.0)[0] for stream in streams]))
 
     def _computed(self, logprobs: Tensor) -> Computed:
         """With the gradients of a sum whose weights are of both signs and all different."""
