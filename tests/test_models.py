@@ -3,12 +3,9 @@
 import json
 
 import pytest
-import torch
 import transformers
 from test_documents import ROOT, loaded
 
-from minrl.policy import Policy
-from tests import zoo_check
 from tests.zoo import names
 from tests.zoo_check import TABLE, check, row_of
 
