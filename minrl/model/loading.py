@@ -59,8 +59,6 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
         config = read_config(path, cached_only)
         frozen = frozen_precision(config)  # loading writes its own into the config
         auto = auto_class(path, config)
-        if not auto._model_mapping[type(config)]._can_set_attn_implementation():
-            config._attn_implementation = "eager"  # chosen by class: Falcon's others leave out a bias by distance
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=cached_only, trust_remote_code=False)
         loaded: Any = auto.from_pretrained(
             path,

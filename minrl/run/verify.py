@@ -233,7 +233,9 @@ class Probe:
 
 
 def set_attention(model: CausalModel, name: str) -> None:
-    """Let the decoder use this attention of transformers, where its class allows to change it after loading."""
+    """Let the decoder use this attention of transformers, where its class allows to change it after loading. Falcon's
+    does not: it has sdpa, and adds ALiBi twice in eager attention.
+    """
     if model._can_set_attn_implementation():
         decoder_of(model).config._attn_implementation = name
 
