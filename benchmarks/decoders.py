@@ -20,7 +20,7 @@ from minrl.config import ModelConfig
 from minrl.engines import Sampling, torch_engine
 from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, make_decoder
-from minrl.engines.layers import SHAPES
+from minrl.engines.shapes import SHAPES
 from minrl.model.loading import word_tokenizer
 from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
@@ -34,7 +34,7 @@ MIXTURE = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
 def fields(name: str, size: str) -> dict[str, Any]:
     """The config of a shape at a size; every other layer slides where layers may."""
     hidden, layers, heads, vocabulary = SIZES[size]
-    moe = any(word in name for word in ("moe", "mixtral", "flex_olmo"))
+    moe = any(word in name for word in ("moe", "mixtral", "flex_olmo", "gpt_oss"))
     inner = hidden * 3 // 4 if moe else 3 * hidden
     made = {
         "vocab_size": vocabulary,
@@ -64,8 +64,8 @@ def make_policy(name: str, size: str) -> Policy:
     config = ModelConfig(device="cpu", threads=1)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**fields(name, size)), attn_implementation="sdpa")
-    if SHAPES[name].capped:
-        model.set_attn_implementation("eager")  # sdpa takes no cap
+    if SHAPES[name].capped or name == "gpt_oss":
+        model.set_attn_implementation("eager")  # sdpa takes neither cap nor sinks
     return as_policy(model, word_tokenizer([f"w{n}" for n in range(SIZES[size][3] - 5)]), config, Processes(config))
 
 

@@ -463,3 +463,15 @@ def test_the_text_that_ends_an_answer_stops_the_engine(policy, engine, workers, 
         sampled = one.ids[one.prompt_length :]
         assert seven not in sampled[:-1] and not one.text.endswith("7")
     assert any(one.ids[-1] == seven for one in played)
+
+
+def test_a_text_ends_an_answer_though_a_token_follows_it():
+    template = known.QWEN25.replace("'<|im_end|>' + '\\n'", "'<|im_end|>' + eos_token")
+    chat = ChatTokenizer(tokenizer=tokenizer("bytes", template), chat_template_options={})
+    assert (chat.frame.end, chat.frame.stop) == (None, "<|im_end|>")
+
+
+def test_thoughts_that_the_template_drops_from_an_answer_are_encoded_all_the_same():
+    chat = chat_of("r1")
+    chat.tokenizer.chat_template = known.R1.replace("<think>\\n", "")
+    assert chat.decode_all(chat.encode_answer("<think>hm</think>5", chat=True)) == "<think>hm</think>5"

@@ -8,7 +8,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForMultimodalLM
 
 from minrl.config import OptimizerConfig
+from minrl.config.learning import LoraConfig
 from minrl.model.loading import load_model
+from minrl.model.lora import Adapters, adapted_layers, fold_in
 from minrl.model.text import decoder_of, head_of
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
@@ -99,3 +101,27 @@ def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, proce
         train_a_step(one, steps)
     assert weights_sha256(policy) == weights_sha256(again)
     assert {weight.dtype for weight in again.model.parameters()} == {torch.float32, torch.bfloat16}
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj"])
+def test_adapters_are_put_into_the_text_part_alone(gemma3, tmp_path, processes, targets):
+    policy = loaded(gemma3, processes)
+    config = LoraConfig(lora_rank=2, lora_target_modules=targets)
+    policy.adapters = Adapters(policy.model, config, str(gemma3), seed=0)
+    paths = list(adapted_layers(policy.model))
+    assert len(paths) == 2 * (7 if targets == "all-linear" else 2)
+    assert all(path.startswith("model.language_model.layers.") for path in paths)
+    optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-1))
+    for _ in range(2):
+        train_a_step(policy, optimizer)
+    save_policy(policy, tmp_path / "saved")
+    torch.testing.assert_close(plain_logprobs(tmp_path / "saved"), own_logprobs(policy.model), atol=1e-4, rtol=0)
+    assert float((plain_logprobs(gemma3) - own_logprobs(policy.model).detach()).abs().max()) > 0.01
+    before, after = load_file(gemma3 / "model.safetensors"), load_file(tmp_path / "saved" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name].float(), after[name].float()) for name in before if "language" not in name)
+    again = loaded(gemma3, processes)
+    fold_in(again.model, tmp_path / "saved" / "adapter", str(gemma3))
+    torch.testing.assert_close(own_logprobs(again.model), own_logprobs(policy.model), atol=1e-5, rtol=0)
+    trained = {name for name, weight in again.model.named_parameters() if weight.requires_grad}
+    assert trained and all("vision" not in name and "projector" not in name for name in trained)

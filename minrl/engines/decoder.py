@@ -3,7 +3,7 @@
 P prompts, N rows, Q positions at a time, D hidden size, H query heads, K key-value heads, R = H / K, C head dimension,
 L slots of the cache.
 
-`LlamaDecoder` computes models of the shapes in layers.py itself; any other model is decoded by transformers
+`LlamaDecoder` computes models of the shapes in shapes.py itself; any other model is decoded by transformers
 (cached_decoder.py). All rows write to the same slot of the cache: prompts are aligned at their end, and the padding
 before shorter ones is masked. A decoder prefills each prompt once, copies it to rows, then takes a token at a time; the
 hidden states that it returns are final ones.
@@ -19,12 +19,17 @@ from torch import Tensor
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
 from minrl.kernels.cpu import few_rows_product
-from minrl.kernels.frozen import in_float32
+from minrl.kernels.frozen import held_bytes, in_float32
 from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
 from minrl.model.method import method_of
 from minrl.model.text import decoder_of
 from minrl.types import CausalModel
+
+LARGEST_COPY = 2**33
+"""Bytes in float32 of frozen weights in bfloat16 up to which `LlamaDecoder` makes its copy of them. A larger model is
+decoded by its own layers, which cast a weight for each product.
+"""
 
 
 def make_decoder(model: CausalModel) -> "Decoder":
@@ -37,7 +42,7 @@ def make_decoder(model: CausalModel) -> "Decoder":
 
 def has_own_decoder(model: CausalModel) -> bool:
     """Whether `LlamaDecoder` takes a model of this shape."""
-    return shape_of(decoder_of(model)) is not None
+    return shape_of(decoder_of(model)) is not None and held_bytes(model) <= LARGEST_COPY
 
 
 Seen = dict[int | None, tuple[int, Tensor | None]]
@@ -189,8 +194,10 @@ class LlamaDecoder:
         query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None:
             mask = mask.expand(-1, -1, self.repeats, -1, -1).flatten(2, 3)  # (N, 1, R * Q, L)
-        if layer.cap is not None or (queries == 1 and _products_pay(query)):
-            attended = _by_products(query, keys, values, mask, layer.scale, layer.cap)
+        plain = layer.cap is None and layer.sinks is None
+        if not plain or (queries == 1 and _products_pay(query)):
+            sinks = None if layer.sinks is None else layer.sinks.view(self.kv_heads, -1).repeat_interleave(queries, 1)
+            attended = _by_products(query, keys, values, mask, layer.scale, layer.cap, sinks)
         else:
             attended = F.scaled_dot_product_attention(query, keys, values, mask, scale=layer.scale)
         attended = attended.unflatten(2, (self.repeats, queries))  # (N, K, R, Q, C)
@@ -239,10 +246,16 @@ def _products_pay(query: Tensor) -> bool:
 
 
 def _by_products(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention` of (N, K, Q, C) and (N, K, L, C) twice, in three operations. A score s becomes
-    cap tanh(s / cap).
+    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value.
     """
     rows, heads, _, _ = query.shape
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # (N * K, L, C), views of the cache
@@ -251,7 +264,12 @@ def _by_products(
         scores = (scores / cap).tanh() * cap
     if mask is not None:
         scores = scores.unflatten(0, (rows, heads)).masked_fill(~mask, -torch.inf).flatten(0, 1)
-    return torch.bmm(scores.softmax(-1), values).unflatten(0, (rows, heads))
+    if sinks is None:
+        shares = scores.softmax(-1)
+    else:
+        sink = sinks.to(scores.dtype).repeat(rows, 1)[:, :, None]  # (N * K, Q, 1)
+        shares = torch.cat([scores, sink], dim=-1).softmax(-1)[:, :, :-1]
+    return torch.bmm(shares, values).unflatten(0, (rows, heads))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -85,7 +85,12 @@ class FeedForward:
     def __call__(self, x: Tensor) -> Tensor:
         """(N, Q, D) -> (N, Q, D)."""
         inner = few_rows_product(x, self.into, self.into_bias)
-        return few_rows_product(activated(inner, self.gated, self.activation), self.down, self.down_bias)
+        if self.gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = self.activation(gate) * up
+        else:
+            inner = self.activation(inner)
+        return few_rows_product(inner, self.down, self.down_bias)
 
 
 @dataclass(frozen=True)
@@ -97,13 +102,17 @@ class Experts:
     """
 
     router: Tensor  # (E, D)
+    router_bias: Tensor | None
     count: int
     """Experts of a token: k."""
     normalised: bool
     """Whether their weights sum to 1."""
-    gate_up: Tensor  # (E, D, 2 F), a view
-    down: Tensor  # (E, F, D), a view
-    activation: Callable[[Tensor], Tensor]
+    gate_up: Tensor  # (E, D, 2 F), perhaps a view
+    gate_up_bias: Tensor | None  # (E, 2 F)
+    gate: Callable[[Tensor], Tensor]
+    """(T, 2 F) -> (T, F)."""
+    down: Tensor  # (E, F, D), perhaps a view
+    down_bias: Tensor | None  # (E, D)
     shared: FeedForward | None
     """An expert of every token, weighted by the sigmoid of its own gate (1, D)."""
     shared_gate: Tensor | None
@@ -115,10 +124,11 @@ class Experts:
         expert, order = chosen.flatten().sort()
         ends = torch.bincount(expert, minlength=len(self.router)).cumsum(0, dtype=torch.int32)
         grouped = tokens[order // self.count].to(self.gate_up.dtype)
-        inner = activated(F.grouped_mm(grouped, self.gate_up, offs=ends), True, self.activation)
+        inner = F.grouped_mm(grouped, self.gate_up, offs=ends)
+        inner = self.gate(inner if self.gate_up_bias is None else inner + self.gate_up_bias[expert])
         computed = F.grouped_mm(inner, self.down, offs=ends)
         parts = torch.empty_like(computed)
-        parts[order] = computed
+        parts[order] = computed if self.down_bias is None else computed + self.down_bias[expert]
         made = (parts.unflatten(0, (-1, self.count)) * weights[:, :, None]).sum(1).view(x.shape)
         if self.shared is None or self.shared_gate is None:
             return made
@@ -127,17 +137,9 @@ class Experts:
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers (N * Q, k) of each token's experts."""
         with torch.autocast(tokens.device.type, enabled=False):
-            shares = F.linear(tokens.float(), self.router.float()).softmax(-1)
+            shares = F.linear(tokens.float(), self.router.float(), self.router_bias).softmax(-1)
         weights, chosen = shares.topk(self.count)
         return (weights / weights.sum(-1, keepdim=True) if self.normalised else weights), chosen
-
-
-def activated(inner: Tensor, gated: bool, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """activation(gate) * up of [gate, up], or activation(up)."""
-    if not gated:
-        return activation(inner)
-    gate, up = inner.chunk(2, dim=-1)
-    return activation(gate) * up
 
 
 def takes_grouped_products(weight: Tensor) -> bool:

@@ -8,19 +8,23 @@ from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
 from minrl.kernels.frozen import READ_DIRECTLY, is_plain_linear
+from minrl.model.text import foreign_modules
 from minrl.types import CausalModel, UserError
 
 
 def find_targets(model: CausalModel, wanted: str, refused: Callable[[str], bool]) -> dict[str, Any]:
     """peft's settings for the layers that `lora_target_modules` names; routers and experts are parameters to peft. A
-    name without a match is refused. Of all linear layers those with a name that peft refuses are left out.
+    name without a match is refused. Of all linear layers those with a name that peft refuses are left out, and those
+    that a text does not pass through.
     """
-    layers = [path for path, module in model.named_modules() if _adaptable(path.rpartition(".")[2], module)]
+    foreign = {path for path, _ in foreign_modules(model)}
+    own = [(path, module) for path, module in model.named_modules() if path not in foreign]
+    layers = [path for path, module in own if _adaptable(path.rpartition(".")[2], module)]
     if wanted == LoraConfig.lora_target_modules:
         linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
         left_out = [path for path in linear if path not in layers or refused(path.rpartition(".")[2])]
         return {"target_modules": wanted, "exclude_modules": left_out or None}
-    weights = {name: w for name, w in model.named_parameters() if name.rpartition(".")[0] not in layers}
+    weights = {name: w for name, w in model.named_parameters() if name.rpartition(".")[0] not in {*layers, *foreign}}
     parameters = {name.removesuffix(".weight"): name for name, w in weights.items() if _is_matrix(name, w)}
     names = LoraConfig(lora_rank=1, lora_target_modules=wanted).target_names
     patterns = {name: rf"(.*\.)?{re.escape(name)}" for name in names} or {wanted: wanted}
@@ -33,7 +37,7 @@ def find_targets(model: CausalModel, wanted: str, refused: Callable[[str], bool]
     chosen = [path for found in matched.values() for path in found]
     refuse_tied(model, chosen)
     if names and set(chosen) <= set(layers):
-        return {"target_modules": names}
+        return {"target_modules": names, "exclude_modules": sorted(foreign - {""}) or None}
     return {
         "target_modules": [path for path in chosen if path not in parameters],
         "target_parameters": [parameters[path] for path in chosen if path in parameters],

@@ -38,6 +38,9 @@ NARROWED = (
 )
 """Settings of a config or a layer from which on a model computes in another way."""
 
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""What says nothing of a method: another one may need less memory, but is slower for ever."""
+
 LINEAR_CHUNK = 64
 """Tokens in a chunk of linear attention, a constant in transformers' code."""
 
@@ -55,7 +58,8 @@ class Computed:
         if not gap <= LOGPROB_GAP:
             return f"log-probabilities differ by {gap:.2g} nats"
         for name, gradient in expected.gradients.items():
-            share = float((self.gradients[name] - gradient).abs().max() / gradient.abs().max())
+            largest = gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
+            share = float((self.gradients[name] - gradient).abs().max() / largest)
             if not share <= GRADIENT_GAP:
                 return f"the gradient of {name} differs by {share:.2g} of its largest element"
         return ""
@@ -80,6 +84,8 @@ def verify(model: CausalModel) -> Verified:
         try:
             probe = Probe(model)
             expected = probe.plain()
+        except OUT_OF_MEMORY:
+            raise
         except Exception as error:  # a forward pass raises whatever its code leads it to
             raise refused(model, f"transformers' own forward pass fails: {first_line(error)}") from error
         if not bool(expected.logprobs.isfinite().all()):
@@ -104,7 +110,9 @@ def _choose_scoring(model: CausalModel, probe: "Probe", expected: Computed) -> t
         set_method(model, Method(packed))
         try:
             tried[packed, attention] = probe.scored().gap(expected)
-        except Exception as error:  # see above
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:  # see `verify`
             tried[packed, attention] = first_line(error)
         if not tried[packed, attention]:
             why = tried.get((True, own), "it does not use transformers' attention interface")
@@ -122,7 +130,9 @@ def _choose_decoding(model: CausalModel, probe: "Probe", expected: Computed) -> 
     for decoding in decodings[not has_own_decoder(model) :]:
         try:
             gap = Computed(probe.decoded(decoding), {}).gap(replace(expected, gradients={}))
-        except Exception as error:  # see above
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:  # see `verify`
             gap = first_line(error)
         if not gap:
             return decoding, why
@@ -223,7 +233,9 @@ class Probe:
 
 
 def set_attention(model: CausalModel, name: str) -> None:
-    """Let the decoder use this attention of transformers, where its class allows to change it after loading."""
+    """Let the decoder use this attention of transformers, where its class allows to change it after loading. Falcon's
+    does not: it has sdpa, and adds ALiBi twice in eager attention.
+    """
     if model._can_set_attn_implementation():
         decoder_of(model).config._attn_implementation = name
 
