@@ -5,17 +5,18 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForMultimodalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from minrl.config import OptimizerConfig
 from minrl.config.learning import LoraConfig
 from minrl.model.loading import load_model
 from minrl.model.lora import Adapters, adapted_layers, fold_in
+from minrl.model.source import auto_class
 from minrl.model.text import decoder_of, head_of
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256
-from minrl.types import TrainState
+from minrl.types import TrainState, UserError
 from tests.conftest import CPU
 from tests.multimodal import FAMILIES, save_multimodal
 
@@ -49,6 +50,19 @@ def own_logprobs(model):
     positions = torch.arange(IDS.shape[1])[None]
     hidden = decoder_of(model)(input_ids=IDS, position_ids=positions, use_cache=False).last_hidden_state
     return head_of(model)(hidden).log_softmax(-1)
+
+
+def refusal(folder, config, *files):
+    """What is said of a folder with this config and these files."""
+    folder.mkdir(exist_ok=True)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    for name in files:
+        (folder / name).write_text("{}")
+    with pytest.raises(UserError) as refused:
+        load_model(str(folder))
+    assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+    return str(refused.value)
 
 
 def train_a_step(policy, optimizer):
@@ -101,6 +115,38 @@ def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, proce
         train_a_step(one, steps)
     assert weights_sha256(policy) == weights_sha256(again)
     assert {weight.dtype for weight in again.model.parameters()} == {torch.float32, torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "reason"),
+    [
+        (None, ["model_index.json"], "a pipeline of diffusers, which makes no text"),
+        (None, ["model.gguf"], "GGUF files"),
+        (None, ["params.json"], "the maker's own format"),
+        (None, [], "it has no config.json"),
+        ({}, [], "names no model_type"),
+        ({"model_type": "unheard"}, [], "does not know its model type 'unheard'"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, [], "needs Python code from that folder"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, [], "BertForMaskedLM, which has no causal"),
+        ({"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}, [], "has no causal language"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, [], "an encoder with a decoder"),
+        ({"model_type": "siglip", "architectures": ["SiglipModel"]}, [], "has no causal language model head"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, [], "is quantized (gptq)"),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_is_refused_with_the_true_reason(tmp_path, config, files, reason):
+    assert reason in refusal(tmp_path, config, *files)
+
+
+def test_a_nested_config_with_weights_of_text_alone_stays_one_of_text():
+    config = CONFIG_MAPPING["qwen3_5"]()
+    config.architectures = ["Qwen3_5ForCausalLM"]
+    assert auto_class("folder", config) is AutoModelForCausalLM
+    config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    assert auto_class("folder", config) is AutoModelForMultimodalLM
+    config.architectures = None
+    assert auto_class("folder", config) is AutoModelForMultimodalLM
+    assert auto_class("folder", CONFIG_MAPPING["gemma3_text"]()) is AutoModelForCausalLM
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj"])

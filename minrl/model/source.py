@@ -58,8 +58,10 @@ def auto_class(path: str, config: Any) -> Any:  # noqa: ANN401 - of transformers
         f"{kind}, an encoder with a decoder: choose a model that only continues a text",
     )
     headless = saved_by is not None and not saved_by.can_generate()
-    require(bool(found) and not headless, f"{kind}, which has no causal language model head: choose one that has")
-    return next((auto for auto, one in found.items() if one.__name__ == said), list(found)[-1])
+    chosen = next((auto for auto, one in found.items() if one.__name__ == said), next(reversed(found), None))
+    able = chosen is not None and not headless and found[chosen].can_generate()
+    require(able, f"{kind}, which has no causal language model head: choose one that has")
+    return chosen
 
 
 def processor_files(path: str, cached_only: bool) -> dict[str, bytes]:
