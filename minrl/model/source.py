@@ -64,6 +64,17 @@ def auto_class(path: str, config: Any) -> Any:  # noqa: ANN401 - of transformers
     return chosen
 
 
+def settle_dequantized(model: Any) -> None:  # noqa: ANN401 - of transformers
+    """Bring experts that were MXFP4 from bfloat16 to float32, and forget the names of their blocks, under which
+    transformers would save them and not find them again.
+    """
+    conversions = getattr(model, "_weight_conversions", None) or []
+    if any(pattern.endswith("_blocks") for conversion in conversions for pattern in conversion.source_patterns):
+        model._weight_conversions = None
+        for weight in model.parameters():
+            weight.data = weight.data.float()
+
+
 def processor_files(path: str, cached_only: bool) -> dict[str, bytes]:
     """The contents of the processor's files, by name."""
     found = {
