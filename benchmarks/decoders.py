@@ -2,8 +2,8 @@
 
     python benchmarks/decoders.py --shapes mistral gemma3_text --sizes 1M 5M
 
-64 rows, 8 prompts x 8, 32 + 64 tokens, random weights, float32, one thread. Both take turns in one process, so that
-what else the machine does disturbs them alike; the ratio is the median of the rounds'.
+64 rows, 8 prompts x 8, 32 + 64 tokens, random weights, float32. Both take turns in one process of one thread, whose own
+time is counted, so that what else the machine does disturbs neither; the ratio is the median of the rounds'.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from minrl.config import ModelConfig
 from minrl.engines import Sampling, torch_engine
 from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, make_decoder
-from minrl.engines.layers import SHAPES
+from minrl.engines.shapes import SHAPES
 from minrl.model.loading import word_tokenizer
 from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
@@ -34,7 +34,7 @@ MIXTURE = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
 def fields(name: str, size: str) -> dict[str, Any]:
     """The config of a shape at a size; every other layer slides where layers may."""
     hidden, layers, heads, vocabulary = SIZES[size]
-    moe = any(word in name for word in ("moe", "mixtral", "flex_olmo"))
+    moe = any(word in name for word in ("moe", "mixtral", "flex_olmo", "gpt_oss"))
     inner = hidden * 3 // 4 if moe else 3 * hidden
     made = {
         "vocab_size": vocabulary,
@@ -52,6 +52,8 @@ def fields(name: str, size: str) -> dict[str, Any]:
         made |= {**MIXTURE, "moe_intermediate_size": inner, "shared_expert_intermediate_size": inner}
     if SHAPES[name].windows:
         made |= {"sliding_window": 48, "use_sliding_window": True}
+    if name == "lfm2":
+        made["layer_types"] = ["conv", "full_attention"] * (layers // 2)
     if SHAPES[name].windows == "typed":
         made["layer_types"] = ["sliding_attention", "full_attention"] * (layers // 2)
     return made
@@ -62,8 +64,8 @@ def make_policy(name: str, size: str) -> Policy:
     config = ModelConfig(device="cpu", threads=1)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**fields(name, size)), attn_implementation="sdpa")
-    if SHAPES[name].capped:
-        model.set_attn_implementation("eager")  # sdpa takes no cap
+    if SHAPES[name].capped or name == "gpt_oss":
+        model.set_attn_implementation("eager")  # sdpa takes neither cap nor sinks
     return as_policy(model, word_tokenizer([f"w{n}" for n in range(SIZES[size][3] - 5)]), config, Processes(config))
 
 
@@ -91,9 +93,9 @@ def measure(name: str, size: str, rounds: int, tokens: int) -> tuple[str, str, s
         seconds = []
         for make in (make_decoder, CachedDecoder):
             torch_engine.make_decoder = make
-            started = time.perf_counter()
+            started = time.process_time()
             completions = engine.generate(work.requests(number), Sampling(1.0, frozenset()))
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.process_time() - started)
         if number:  # the first round warms up
             own.append(sum(len(c.ids) for c in completions) / seconds[0])
             ratios.append(seconds[1] / seconds[0])

@@ -1,9 +1,11 @@
 """Peak memory of scoring and its backward pass against a plain log-softmax of all the logits.
 
     python benchmarks/memory.py
+    python benchmarks/memory.py --train 0.6B
 
 V = 151,936, D = 1024, 4,096 tokens, float32. Counted is the most resident memory beyond what was there before,
-less the gradients of weights and hidden states, which both sides return.
+less the gradients of weights and hidden states, which both sides return. With --train: a whole step, part by part
+(memory_parts.py).
 """
 
 import argparse
@@ -13,14 +15,8 @@ from pathlib import Path
 
 import torch
 from harness import Row, Sides, Turns, save
-
-STATUS = Path("/proc/self/status")
-
-
-def gib(field: str) -> float:
-    """A figure of this process's memory: VmRSS now, VmHWM at its peak."""
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 2**20
+from memory_parts import SHAPES, gib
+from memory_parts import main as train
 
 
 def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None:
@@ -72,7 +68,17 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--train", choices=SHAPES, help="one step of a model of this shape, in place of the head alone")
+    parser.add_argument("--lora-rank", type=int, default=0)
+    parser.add_argument("--optimizer", default="adamw")
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--group", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=32)
     options = parser.parse_args()
+    if options.train:
+        sizes = options.prompts, options.group, options.max_tokens
+        train(options.train, options.lora_rank, options.optimizer, *sizes)
+        return
     sides = Sides("memory", {"chunked": chunked, "plain": plain}, (options.tokens, options.width, options.vocabulary))
     kept = sides.rounds(options.rounds, warmup=0)
     sides.close()

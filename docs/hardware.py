@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minrl.config import OptimizerConfig
-from minrl.model.memory import Need, needed
+from minrl.model.memory import Need, decoder_copies, needed
 
 PAGE = Path(__file__).with_name("hardware.md")
 GIB = 2**30
@@ -104,8 +104,11 @@ def need(shape: Shape, method: str, card: bool, small: bool) -> Need:
     """What an update of the model holds."""
     tokens = SMALL_TOKENS if small else OptimizerConfig().micro_batch_tokens
     trained = shape.adapters(RANK) if method == "LoRA" else shape.weights
-    weights = shape.weights + (trained if method == "LoRA" else 0)
-    return needed(weights, trained, "adamw8bit" if method == "8-bit" else "adamw", shape, tokens, bfloat16=card)
+    adapted = method == "LoRA"
+    weights, held = shape.weights + adapted * trained, adapted * shape.weights
+    copies = 0 if card and not small else decoder_copies(shape, adapted, 2 if card else 4)  # vLLM samples on a card
+    optimizer = "adamw8bit" if method == "8-bit" else "adamw"
+    return needed(weights, trained, optimizer, shape, tokens, card, held, copies)
 
 
 def fits(shape: Shape, method: str, memory_gib: int, card: bool, small: bool) -> bool:
@@ -116,8 +119,7 @@ def fits(shape: Shape, method: str, memory_gib: int, card: bool, small: bool) ->
     if card and not small:  # vLLM's weights stay while the policy trains
         copy, sampling = 2 * shape.weights, state + VLLM_SHARE * memory_gib * GIB
     else:
-        copy = 0 if card or method != "LoRA" else update.weights  # measured on a processor: LOG.md
-        sampling = state + update.casts + (SMALL_CACHE_GIB if small else CACHE_GIB) * GIB
+        copy, sampling = 0, state + update.casts + update.copies + (SMALL_CACHE_GIB if small else CACHE_GIB) * GIB
     return max(update.total + copy, sampling) <= usable * GIB
 
 
@@ -210,11 +212,14 @@ GiB of an update on a card, with `--micro-batch-tokens {tokens}`:
 
 {needs}
 
-Weights, gradients and moments are in float32, but for the moments of `adamw8bit`. Casts are the weights in bfloat16 for
-the products on a card; a processor computes in float32 and has none. The activations are the fewest that do: each
-layer's input, and one layer that is computed again; where there is room, more are kept
-(`--activation-checkpointing`). Measured on a processor with a model of 0.1B, training all weights takes what is
-estimated, and adapters about the weights once more, which the laptops above are counted with.
+Weights that are trained, adapters too, are in float32 whatever `--dtype` says, which is the precision of products; so
+are gradients and moments, but for the moments of `adamw8bit`. The frozen weights under adapters stay in two bytes each
+where the checkpoint is in bfloat16. Products are those of float32 all the same: one weight at a time is cast for them.
+Casts are the weights in bfloat16 for the products on a card; a processor computes in float32 and has none, but for the
+output head of a frozen model. The activations are the fewest that do: each layer's input, and one layer that is
+computed again; where there is room, more are kept (`--activation-checkpointing`). Copies are the embedded engine's
+while it samples: matrices side by side, and under adapters all of them merged. Of frozen weights of more than 8 GiB in
+float32 it makes none, and takes longer. Loading takes 4 bytes for each weight, for a moment.
 
 A KL term (`--kl-coef`) without adapters adds the reference's weights. A prompt with its
 completion is computed whole, also where it is longer than `--micro-batch-tokens`.

@@ -8,11 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from minrl.model.round_trip import ANSWERS, QUESTIONS
 
-TEXT = [
-    *QUESTIONS,
-    *ANSWERS,
-    "system user assistant model You are a helpful assistant. Question: Answer: [INST] [/INST]",
-]
+TEXT = [*QUESTIONS, *ANSWERS, "system user assistant model You are a helpful assistant. Question: Answer: [INST] z"]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 

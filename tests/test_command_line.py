@@ -60,6 +60,7 @@ OTHER = {
     "adam_beta1": 0.5, "adam_beta2": 0.5, "clip_low": 0.3, "clip_dual": 3.0, "base_heads": 6, "engine": "torch",
     "task": "hanoi", "eval_tasks": "hanoi", "algorithm": "dapo",
     "device": "cpu", "dtype": "float32", "max_unscorable_frac": 0.25, "chat_template_options": '{"a": 1}',
+    "chat_template": "chatml",
     "preflight_only": True, "engine_memory_frac": 0.3, "kl_estimator": "k2", "overlong": "mask",
     "judge_weight": 0.3, "judge_prompt": "Grade {completion}", "judge_base_url": "http://127.0.0.1:8000/v1",
 }  # fmt: skip
@@ -69,6 +70,7 @@ WITH = {
     "overlong_buffer": {"overlong": "penalize"},
     **{name: {"lora_rank": 4} for name in ("lora_alpha", "lora_target_modules", "lora_checkpoint")},
     **{name: {"judge_model": "a model"} for name in ("judge_base_url", "judge_prompt")},
+    "chat_template": {"model_id": "a model"},
 }
 """What a field needs beside it to be allowed to differ from its default."""
 

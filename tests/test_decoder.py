@@ -9,8 +9,8 @@ from minrl.config.learning import LoraConfig
 from minrl.engines import decoder
 from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder
-from minrl.engines.feed_forward import Norm
-from minrl.engines.layers import SHAPES
+from minrl.engines.layer_parts import Norm
+from minrl.engines.shapes import SHAPES
 from minrl.model.lora import Adapters
 
 SMALL = {
@@ -93,11 +93,13 @@ CONFIGS = {
     "seed_oss": HEADS,
     "arcee": {},
     "hunyuan_v1_dense": HEADS,
+    "gpt_oss": {**HEADS, **TYPES, "num_local_experts": 6, "num_experts_per_tok": 2, **YARN},
     "nanochat": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "conv_bias": True},
 }
 USUAL = (
     *("llama with biases", "qwen2 sliding", "ministral3", "phi3 in part", "starcoder2", "smollm3 sliding", "olmo3"),
-    *("gemma2", "gemma3_text", "granite", "glm4", "cohere2", "nanochat", "qwen3_moe", "qwen2_moe"),
+    *("gemma2", "gemma3_text", "granite", "glm4", "cohere2", "nanochat", "lfm2", "gpt_oss", "qwen3_moe", "qwen2_moe"),
 )
 """Each field of a shape is in one of them. Another config is slow only because of the module that it loads."""
 
@@ -118,7 +120,7 @@ def make_model(name, **more):
 
 
 def logprobs_of(hidden, model):
-    return (hidden.float() @ model.get_output_embeddings().weight.T.float()).log_softmax(-1)
+    return (hidden.float() @ model.get_output_embeddings().weight.float().T).log_softmax(-1)
 
 
 @torch.no_grad()
@@ -165,22 +167,25 @@ def test_every_shape_is_computed_as_transformers_does(name):
         torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["phi3 in part", "gemma2", "olmo3", "nanochat", "qwen2_moe"])
-def test_adapters_are_merged_into_projections_of_every_layout(name):
-    model = make_model(name)
-    before = dict(model.named_parameters())
+@pytest.mark.parametrize("name", ["phi3 in part", "gemma2", "olmo3", "nanochat", "lfm2", "gpt_oss", "qwen2_moe"])
+def test_adapters_are_merged_into_weights_of_every_layout(name):
+    plain, model = make_model(name), make_model(name)
+    for each in (plain, model):
+        for weight in each.parameters():
+            weight.data = weight.data.bfloat16().float()
     Adapters(model, LoraConfig(lora_rank=2, lora_alpha=4), "base", seed=0)
-    with torch.no_grad():
-        for path, weight in model.named_parameters():
-            if path not in before and "lora_B" in path:
-                weight.normal_(std=0.2)
-    plain = make_model(name)
+    assert model.get_input_embeddings().weight.dtype == torch.bfloat16  # frozen weights are held so
+    for path, weight in model.named_parameters():
+        if "lora_B" in path:
+            weight.data.normal_(std=0.2)
     for ids, start, logprobs in decoded(model, make_decoder(model)):
         torch.testing.assert_close(logprobs, alone(model, ids)[start - 1 :], atol=1e-4, rtol=0)
         assert (logprobs - alone(plain, ids)[start - 1 :]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["phi3 in part", "gemma3_text", "olmo3", "cohere2", "nanochat", "ministral3"])
+@pytest.mark.parametrize(
+    "name", ["phi3 in part", "gemma3_text", "olmo3", "cohere2", "nanochat", "ministral3", "gpt_oss"]
+)
 def test_in_bfloat16_every_part_has_a_small_gap_to_the_policy(name):
     model = make_model(name)
     with torch.autocast("cpu", torch.bfloat16):

@@ -62,14 +62,14 @@ EVENING = 2500
 """Lines of train.py and the flat files of minrl/, with docstrings: whoever reads them has read the algorithm."""
 
 DOORS = {
-    "transformers": {"minrl.model.loading", "minrl.model.source"},
+    "transformers": {"minrl.model.loading", "minrl.model.source", "minrl.engines.vllm.checkpoint"},
     "tokenizers": {"minrl.model.loading"},
     "accelerate": {"minrl.model.processes"},
     "tensorboard": {"minrl.record.tensorboard"},
     "torch.utils.tensorboard": {"minrl.record.tensorboard"},
     "datasets": {"minrl.tasks"},
     "math_verify": {"minrl.tasks.agreement"},
-    "vllm": {"minrl.engines.vllm.engine", "minrl.engines.vllm.versions"},
+    "vllm": {"minrl.engines.vllm.engine", "minrl.engines.vllm.start", "minrl.engines.vllm.versions"},
     "yaml": {"minrl.terminal.command_line"},
     "rich": {"minrl.terminal.screen", "minrl.terminal.bars", "minrl.terminal.tables"},
     "wandb": {"minrl.record.wandb"},

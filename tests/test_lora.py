@@ -74,8 +74,12 @@ def test_before_the_first_update_the_policy_is_its_base_model_to_the_bit(policy,
 
 @pytest.mark.parametrize("targets", [*TARGETS, "lm_head, embed_tokens, q_proj"])
 @pytest.mark.parametrize("decoder", [LlamaDecoder, CachedDecoder])
-def test_the_engine_samples_from_base_and_adapters_together(policy, targets, decoder, monkeypatch):
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_engine_samples_from_base_and_adapters_together(policy, targets, decoder, precision, monkeypatch):
+    for weight in policy.model.parameters():
+        weight.data = weight.data.to(precision).float()
     policy = adapt(untied(policy) if "lm_head" in targets else policy, targets)
+    assert policy.model.model.layers[1].self_attn.q_proj.weight.dtype == precision
     verify(policy.model)
     own = logprobs_of(policy.model)[0]
     monkeypatch.setattr("minrl.engines.torch_engine.make_decoder", decoder)

@@ -10,6 +10,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 from minrl.config import LoraConfig, OptimizerConfig
+from minrl.engines.decoder import has_own_decoder
+from minrl.engines.torch_engine import TorchEngine
 from minrl.model.lora import Adapters, MergedWeights, adapted_layers, fold_in
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
@@ -102,11 +104,11 @@ def tokenizer(policy):
 def adapted(tokenizer, processes, tmp_path):
     """A function that makes the adapted policy of an architecture; its base model lies in tmp_path / base."""
 
-    def make(name, targets="all-linear", dtype=torch.float32, move=True):
+    def make(name, targets="all-linear", dtype=torch.float32, move=True, rank=2):
         if not (tmp_path / "base").exists():
             made(name, tokenizer).to(dtype).save_pretrained(tmp_path / "base")
         policy = as_policy(load(tmp_path / "base"), tokenizer, CPU, processes)
-        config = LoraConfig(lora_rank=2, lora_target_modules=targets)
+        config = LoraConfig(lora_rank=rank, lora_target_modules=targets)
         policy.adapters = Adapters(policy.model, config, str(tmp_path / "base"), seed=0)
         generator = torch.Generator().manual_seed(1)
         for weight in (w for w in policy.model.parameters() if w.requires_grad and move):
@@ -232,3 +234,34 @@ def test_frozen_weights_stay_in_bfloat16_and_compute_as_in_float32(name, adapted
             assert float((weight.grad - expected[key]).norm()) <= 1e-4 * float(expected[key].norm()), key
     save_policy(policy, tmp_path / "saved")
     torch.testing.assert_close(logprobs_of(load(tmp_path / "saved")), logprobs_of(policy.model), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["Qwen3Moe", pytest.param("Mixtral", marks=pytest.mark.slow), "Gemma2"])
+def test_the_engine_samples_from_adapted_experts_and_scaled_embeddings(name, dtype, adapted):
+    policy = adapted(name, dtype=dtype)
+    assert has_own_decoder(policy.model)
+    own = logprobs_of(policy.model)[0, :-1].gather(1, IDS[0, 1:, None])[:, 0]
+    said = TorchEngine(policy).score(IDS[0].tolist())
+    torch.testing.assert_close(torch.tensor(said), own, atol=1e-4, rtol=0)
+
+
+@pytest.mark.optim8bit
+def test_moments_in_eight_bits_train_adapters_on_held_weights_and_go_on(adapted, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    policy = adapted("Qwen3", dtype=torch.bfloat16, rank=128)  # 4096 elements: fewer keep moments in float32
+    config = OptimizerConfig(optimizer="adamw8bit", learning_rate=1e-2)
+    before = {name: weight.clone() for name, weight in policy.model.named_parameters()}
+    optimizer = make_optimizer(policy, config)
+    learn(policy, optimizer)
+    for name, weight in policy.model.named_parameters():
+        assert torch.equal(weight, before[name]) != weight.requires_grad, name
+        assert not weight.requires_grad or optimizer.state[weight]["state1"].dtype == torch.uint8
+    saved = save_checkpoint(tmp_path / "c", policy, optimizer, TrainState(step=1), keep=0)
+    other = adapted("Qwen3", move=False, rank=128)
+    other.adapters.load(saved)
+    fresh = make_optimizer(other, config)
+    restore_optimizer(saved, other, fresh)
+    for one in ((policy, optimizer), (other, fresh)):
+        learn(*one)
+    assert weights_sha256(policy) == weights_sha256(other)

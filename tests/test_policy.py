@@ -42,11 +42,15 @@ def test_a_string_is_fed_as_it_is_and_messages_through_the_template(policy):
     assert policy.encode_prompt(messages) == ids_of(policy, expected)
 
 
-def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy, monkeypatch):
-    asked = []
-    tokenizer = policy.tokenizer
-    monkeypatch.setattr(policy, "tokenizer", lambda text: asked.append(text) or tokenizer(text))
-    monkeypatch.setattr(policy, "_encoded", {})
+@pytest.fixture
+def asked(policy, monkeypatch):
+    """The prompts that are encoded, in order."""
+    prompts, encode = [], policy.encode_first_turn
+    monkeypatch.setattr(policy, "encode_first_turn", lambda prompt: prompts.append(prompt) or encode(prompt))
+    return prompts
+
+
+def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy, monkeypatch, asked):
     first = policy.encode_prompt("numbers 1 2")
     first.append(0)
     assert policy.encode_prompt("numbers 1 2") == first[:-1]
@@ -57,10 +61,7 @@ def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy,
     assert asked == ["numbers 1 2", "1", "2", "1"]  # the third prompt made room for itself
 
 
-def test_many_prompts_are_kept(policy, monkeypatch):
-    asked = []
-    tokenizer = policy.tokenizer
-    monkeypatch.setattr(policy, "tokenizer", lambda text: asked.append(text) or tokenizer(text))
+def test_many_prompts_are_kept(policy, asked):
     for prompt in [str(n) for n in range(100)] * 2:
         policy.encode_prompt(prompt)
     assert len(asked) == 100
@@ -118,7 +119,7 @@ def test_one_token_is_enough_to_fit(policy):
 def test_what_is_short_in_bytes_fits_without_being_encoded(prompt, policy, monkeypatch):
     bytes_of = len((prompt if isinstance(prompt, str) else f"{USER} 7 {ASSISTANT}").encode())
     encoded = []
-    monkeypatch.setattr(policy, "_encode", lambda prompt: encoded.append(prompt) or [0] * 10**6)
+    monkeypatch.setattr(policy, "encode_first_turn", lambda prompt: encoded.append(prompt) or [0] * 10**6)
     monkeypatch.setattr(policy.tokenizer, "num_special_tokens_to_add", lambda: 2)
     assert policy.fits(prompt, bytes_of + 2 + 1) and encoded == []
     assert not policy.fits(prompt, bytes_of + 2) and encoded == [prompt]
@@ -167,6 +168,8 @@ def test_a_model_may_have_several_end_tokens(policy):
     assert policy.stop_ids == {7, 9, policy.tokenizer.eos_token_id}
     policy.model.generation_config.eos_token_id = None
     assert policy.stop_ids == {policy.tokenizer.eos_token_id}
+    policy.tokenizer.chat_template = policy.tokenizer.chat_template.replace(END, USER)
+    assert policy.stop_ids == {policy.tokenizer.eos_token_id, *ids_of(policy, USER)}  # what its answers end with
 
 
 def test_rewards_read_text_without_special_tokens_and_people_with(policy):

@@ -13,6 +13,7 @@ from minrl.config import LoggingConfig, LoraConfig, ModelConfig, OptimizerConfig
 from minrl.config.defaults import REINFORCEMENT, defaults
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.loading import word_tokenizer
+from minrl.model.memory import decoder_copies, least_activations, needed
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts
@@ -30,6 +31,7 @@ from minrl.run.preflight import (
     require_room,
     rollout_findings,
 )
+from minrl.run.step_time import seconds_per_token, time_findings
 from minrl.tasks import Dataset, Task, load_task
 from minrl.tasks.hanoi import HanoiOptions, distance
 from minrl.types import Example, Reward, TrainState, UserError
@@ -415,8 +417,42 @@ def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
 
 
 def test_what_training_needs_is_said_in_gib(policy, monkeypatch):
-    weights = [SimpleNamespace(numel=lambda: 2**30, requires_grad=trains) for trains in (True, False)]
-    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: weights, config=policy.model.config))
+    weights = [SimpleNamespace(numel=lambda: 2**30, itemsize=4, requires_grad=trains) for trains in (True, False)]
+    monkeypatch.setattr(policy.model, "parameters", lambda: weights)
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 3 * 2**30)
     (finding,) = memory_findings(policy, TrainerConfig())
     assert finding.startswith("training 2.1B weights needs about 20 GiB, of which 8 are taken, and 3 GiB are free")
+
+
+def test_hours_for_a_step_are_said_before_it(policy, monkeypatch):
+    monkeypatch.setattr("minrl.run.step_time.seconds_per_token", lambda policy: 0.01)
+    assert time_findings(policy, TrainerConfig()) == []  # a small model is not measured
+    monkeypatch.setattr("minrl.run.step_time.SMALLEST", 1)
+    rollouts = RolloutConfig(prompts_per_step=50, group_size=10, max_tokens=200)
+    # 100,000 tokens of 10 ms: once when they are sampled, three times when they are learned from.
+    (finding,) = time_findings(policy, TrainerConfig(rollout=rollouts))
+    assert finding.startswith("a step of 500 completions of up to 200 tokens takes about 1.1 hours")
+    few = RolloutConfig(prompts_per_step=5, group_size=10, max_tokens=299)  # 598 s
+    assert time_findings(policy, TrainerConfig(rollout=few)) == []
+
+
+def test_the_time_of_a_token_is_that_of_a_forward_pass(policy, monkeypatch):
+    clock = iter([5.0, 5.64])
+    monkeypatch.setattr("minrl.run.step_time.time.perf_counter", lambda: next(clock))
+    assert seconds_per_token(policy) == pytest.approx(0.01)
+
+
+def test_the_copies_of_the_embedded_engine_count(policy, monkeypatch):
+    """Two layers of queries, keys and values (64 + 2 x 32 of 64), and of gate and up (2 x 192 of 64): 4 bytes each."""
+    text = policy.model.config
+    assert decoder_copies(text, False, 4) == 4 * 2 * 64 * (64 + 2 * 32 + 2 * 192)
+    assert decoder_copies(text, True, 4) == 4 * (2 * 64 * (64 + 2 * 32 + 3 * 192 + 64) + text.vocab_size * 64)
+    text = SimpleNamespace(**(text.to_dict() | {"intermediate_size": [96, 192], "head_dim": 32}))
+    assert least_activations(text, 7, 4) == least_activations(policy.model.config, 7, 4)
+
+
+def test_held_weights_take_two_bytes(policy):
+    both = [needed(1000, 10, "adamw", policy.model.config, 1, False, held) for held in (0, 990)]
+    assert [need.weights for need in both] == [4000, 2 * 990 + 4 * 10]
+    assert both[1].casts == 4 * 64 * policy.model.config.vocab_size  # the head, for its product
+    assert needed(1, 1, "adamw", policy.model.config, 1, False, copies=2**40).total == 4 + 8 + 2**40

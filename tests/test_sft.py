@@ -231,11 +231,12 @@ def test_a_row_is_seen_as_when_sampling_and_ends_as_a_completion_does(policy):
 
 
 def test_the_end_of_a_chat_is_what_closes_the_turn(policy):
-    # A model whose turns close with <pad>, which the engine stops at, though its tokenizer's end token is <end>.
+    # A model whose turns close with <pad>, at which the engine stops, though its tokenizer's end token is <end>.
     policy.tokenizer.chat_template = policy.tokenizer.chat_template.replace("<end>", "<pad>")
-    assert end_token(policy, chat=True) == policy.tokenizer.eos_token_id  # not one that the engine would stop at
-    policy.model.generation_config.eos_token_id = [policy.tokenizer.eos_token_id, policy.tokenizer.pad_token_id]
     assert end_token(policy, chat=True) == policy.tokenizer.pad_token_id
+    assert policy.tokenizer.pad_token_id in policy.stop_ids
+    policy.tokenizer.chat_template = policy.tokenizer.chat_template.replace("<pad>", "over")  # a word that is no token
+    assert end_token(policy, chat=True) == policy.tokenizer.eos_token_id
     assert end_token(policy, chat=False) == policy.tokenizer.eos_token_id
 
 

@@ -49,6 +49,10 @@ FLAGS = [
     ("train", "--device cuda:0", "'cuda:0'", "did you mean cuda?"),
     ("train", "--dtype fp16", "'fp16'", "'float32', 'bfloat16'"),
     ("train", "--chat-template-options {think:false}", "must be a JSON object, got '{think:false}'"),
+    ("train", "--chat-template chatlm", "one of chatml, llama3, gemma, plain, got 'chatlm'", "did you mean chatml?"),
+    ("train", "--chat-template chatml", "chat_template is for a --model-id"),
+    ("evaluate", "--models openai:x@http://h --chat-template plain", "chat_template is for models loaded here"),
+    ("evaluate", "--completions x.jsonl --chat-template plain", "chat_template is for models loaded here"),
     # values out of range
     ("train", "--learning-rate -1", "learning_rate must be 0 or more, got -1.0"),
     ("train", "--learning-rate nan", "learning_rate must be 0 or more, got nan"),

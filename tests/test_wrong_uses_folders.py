@@ -97,7 +97,10 @@ MODELS = {
     "config is a list": (lambda m: (m / "config.json").write_text("[]"), NO_MODEL),
     "config of a type nobody knows": (lambda m: edit(m / "config.json", model_type="of_tomorrow"), NO_MODEL),
     "config without a type": (lambda m: edit(m / "config.json", model_type=None), NO_MODEL),
-    "config of an encoder": (lambda m: edit(m / "config.json", model_type="vit"), NO_MODEL),
+    "config of an encoder": (
+        lambda m: edit(m / "config.json", model_type="vit"),
+        "a model of type 'vit', which has no",
+    ),
     "no tokenizer": (lambda m: without(m, "tokenizer.json", "tokenizer_config.json"), NO_MODEL),
     "tokenizer cut": (lambda m: cut(m / "tokenizer.json"), NO_MODEL),
     "tokenizer a pointer of git-lfs": (lambda m: (m / "tokenizer.json").write_text(POINTER), NO_MODEL),

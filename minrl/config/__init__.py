@@ -82,7 +82,8 @@ class ModelConfig(Bounded):
     model_id: str = field(default="", metadata=PATH_OR_NAME)
     """Hub name or local path of a transformers model. Empty: the small base model that MinRL makes itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products; master weights are float32. auto: bfloat16 on CUDA, float32 on a CPU."""
+    """Precision of matrix products. Weights that are trained are float32 in any case; those frozen under adapters stay
+    in bfloat16 where the checkpoint is. auto: bfloat16 on CUDA, float32 on a CPU."""
     chat_template: str = ""
     """Chat template in place of the model's own: a jinja file, or chatml, llama3, gemma or plain (question and answer,
     for a base model). Empty: the model's own."""

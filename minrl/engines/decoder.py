@@ -3,13 +3,14 @@
 P prompts, N rows, Q positions at a time, D hidden size, H query heads, K key-value heads, R = H / K, C head dimension,
 L slots of the cache.
 
-`LlamaDecoder` computes models of the shapes in layers.py itself; any other model is decoded by transformers
+`LlamaDecoder` computes models of the shapes in shapes.py itself; any other model is decoded by transformers
 (cached_decoder.py). All rows write to the same slot of the cache: prompts are aligned at their end, and the padding
 before shorter ones is masked. A decoder prefills each prompt once, copies it to rows, then takes a token at a time; the
 hidden states that it returns are final ones.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +19,17 @@ from torch import Tensor
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
 from minrl.kernels.cpu import few_rows_product
+from minrl.kernels.frozen import held_bytes, in_float32
 from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
 from minrl.model.method import method_of
 from minrl.model.text import decoder_of
 from minrl.types import CausalModel
+
+LARGEST_COPY = 2**33
+"""Bytes in float32 of frozen weights in bfloat16 up to which `LlamaDecoder` makes its copy of them. A larger model is
+decoded by its own layers, which cast a weight for each product.
+"""
 
 
 def make_decoder(model: CausalModel) -> "Decoder":
@@ -35,7 +42,11 @@ def make_decoder(model: CausalModel) -> "Decoder":
 
 def has_own_decoder(model: CausalModel) -> bool:
     """Whether `LlamaDecoder` takes a model of this shape."""
-    return shape_of(decoder_of(model)) is not None
+    return shape_of(decoder_of(model)) is not None and held_bytes(model) <= LARGEST_COPY
+
+
+Seen = dict[int | None, tuple[int, Tensor | None]]
+"""The first slot that is seen, and the mask from there on, for each window of the layers."""
 
 
 class LlamaDecoder:
@@ -54,12 +65,12 @@ class LlamaDecoder:
         self.weight = merged_weight(decoder.embed_tokens)
         self.embedding_scale = _embedding_scale(decoder)
         self.layers = [Layer(decoder, index, shape) for index in range(len(decoder.layers))]
-        self.norm = read_norm(decoder.norm, shape, self.weight.device)
+        self.norm = read_norm(getattr(decoder, shape.last_norm), shape, self.weight.device)
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = decoder.layers[0].self_attn.head_dim
+        self.head_dim = next(layer.self_attn.head_dim for layer in decoder.layers if hasattr(layer, "self_attn"))
         self.repeats = self.heads // self.kv_heads
         self.last_position = context_length(model) - 1
-        self.cache: list[Tensor] = []  # (2, N, K, L, C) for each layer: keys, then values
+        self.cache: list[Tensor] = []  # for each layer (2, N, K, L, C): keys, then values; or a convolution's tokens
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}  # by type of layer: (L, C) each, by position
         self.query_scale: Tensor | None = None  # (L,) by position
         self.padding = torch.empty(0, dtype=torch.long)
@@ -74,7 +85,12 @@ class LlamaDecoder:
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
         shape = (2, len(prompts), self.kv_heads, longest + slots, self.head_dim)
         self.cache = []  # release an earlier one before allocating
-        self.cache = [torch.empty(shape, dtype=layer.qkv.dtype, device=device) for layer in self.layers]
+        self.cache = [
+            layer.convolution.start(len(prompts))
+            if layer.convolution
+            else torch.empty(shape, dtype=layer.qkv.dtype, device=device)
+            for layer in self.layers
+        ]
         self._by_position(longest + slots)
         self.length = 0
         index = torch.arange(longest, device=device)
@@ -84,7 +100,7 @@ class LlamaDecoder:
             near = index >= index[:, None] + 1 - (window or longest)
             causal = (index <= index[:, None]) & near
             seen[window] = 0, (causal & real[:, None, :] | itself)[:, None, None]
-        return self._forward(ids, positions, seen)[:, -1]
+        return self._forward(ids, positions, seen, real)[:, -1]
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the cache, in this order; a row may occur several times."""
@@ -94,6 +110,8 @@ class LlamaDecoder:
 
     def _selected(self, cache: Tensor, rows: Tensor) -> Tensor:
         """These rows; empty slots are not copied."""
+        if cache.ndim == 3:  # of a convolution
+            return cache[rows]
         selected = cache.new_empty(2, len(rows), *cache.shape[2:])
         written = (..., slice(self.length), slice(None))
         torch.index_select(cache[written], 1, rows, out=selected[written])
@@ -110,28 +128,39 @@ class LlamaDecoder:
             seen[window] = start, (slots >= self.padding[:, None])[:, None, None, None] if most > start else None
         return self._forward(tokens[:, None], positions[:, None], seen)[:, 0]
 
-    def _forward(self, ids: Tensor, positions: Tensor, seen: "Seen") -> Tensor:
-        """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q."""
-        hidden = F.embedding(ids, self.weight)
+    def _forward(self, ids: Tensor, positions: Tensor, seen: Seen, real: Tensor | None = None) -> Tensor:
+        """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q. Ids that are not `real` are padding."""
+        hidden = in_float32(F.embedding(ids, self.weight))
         if self.embedding_scale is not None:
             hidden = hidden * self.embedding_scale
         if self.shape.norms_embeddings:
             hidden = self.norm(hidden)
-        rotary = {
-            kind: tuple(table[positions][:, :, None].to(hidden.dtype) for table in tables)
-            for kind, tables in self.rotary.items()
-        }
-        scale = None if self.query_scale is None else self.query_scale[positions][:, :, None, None]
-        for layer, cache in zip(self.layers, self.cache, strict=True):
+        now = _Now(
+            {
+                kind: tuple(table[positions][:, :, None].to(hidden.dtype) for table in tables)
+                for kind, tables in self.rotary.items()
+            },
+            None if self.query_scale is None else self.query_scale[positions][:, :, None, None],
+            seen,
+            real,
+        )
+        for index, layer in enumerate(self.layers):
             normed = layer.before(hidden)
-            query = self._write(layer, normed, None if layer.rotary is None else rotary[layer.rotary], cache)
-            attended = self._attend(layer, query if scale is None else query * scale, cache, *seen[layer.window])
-            attended = layer.after(few_rows_product(attended, layer.out, layer.out_bias))
-            hidden = torch.add(hidden, attended, alpha=layer.residual)
+            hidden = torch.add(hidden, layer.after(self._mixed(index, normed, now)), alpha=layer.residual)
             fed = layer.feed_forward(normed if self.shape.parallel else layer.before_mlp(hidden))
             hidden = torch.add(hidden, layer.after_mlp(fed), alpha=layer.residual)
         self.length += ids.shape[1]
         return self.norm(hidden)
+
+    def _mixed(self, index: int, x: Tensor, now: "_Now") -> Tensor:
+        """(N, Q, D) -> (N, Q, D): what a layer's tokens take from those before them."""
+        layer, cache = self.layers[index], self.cache[index]
+        if layer.convolution is not None:
+            mixed, self.cache[index] = layer.convolution(x, cache, now.real)
+            return mixed
+        query = self._write(layer, x, now.rotary.get(layer.rotary), cache)
+        query = query if now.query_scale is None else query * now.query_scale
+        return few_rows_product(self._attend(layer, query, cache, *now.seen[layer.window]), layer.out, layer.out_bias)
 
     def _write(self, layer: Layer, x: Tensor, rotary: tuple[Tensor, ...] | None, cache: Tensor) -> Tensor:
         """Write the keys and values of (N, Q, D) into the cache -> the query (N, Q, H, C)."""
@@ -165,8 +194,10 @@ class LlamaDecoder:
         query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None:
             mask = mask.expand(-1, -1, self.repeats, -1, -1).flatten(2, 3)  # (N, 1, R * Q, L)
-        if layer.cap is not None or (queries == 1 and _products_pay(query)):
-            attended = _by_products(query, keys, values, mask, layer.scale, layer.cap)
+        plain = layer.cap is None and layer.sinks is None
+        if not plain or (queries == 1 and _products_pay(query)):
+            sinks = None if layer.sinks is None else layer.sinks.view(self.kv_heads, -1).repeat_interleave(queries, 1)
+            attended = _by_products(query, keys, values, mask, layer.scale, layer.cap, sinks)
         else:
             attended = F.scaled_dot_product_attention(query, keys, values, mask, scale=layer.scale)
         attended = attended.unflatten(2, (self.repeats, queries))  # (N, K, R, Q, C)
@@ -185,11 +216,24 @@ class LlamaDecoder:
             self.query_scale = 1 + rope["llama_4_scaling_beta"] * torch.log1p(far) if bool(far.any()) else None
 
 
+@dataclass(frozen=True)
+class _Now:
+    """What the layers of one forward pass share."""
+
+    rotary: dict[str | None, tuple[Tensor, ...]]
+    """Cosines and sines (N, Q, 1, C) by type of layer."""
+    query_scale: Tensor | None
+    """(N, Q, 1, 1)."""
+    seen: Seen
+    real: Tensor | None
+    """(N, Q)."""
+
+
 def _embedding_scale(decoder: CausalModel) -> Tensor | float | None:
     """What embeddings are multiplied by; None for nothing."""
     embedding = getattr(decoder.embed_tokens, "base_layer", decoder.embed_tokens)
     if hasattr(embedding, "embed_scale"):
-        return embedding.embed_scale.to(embedding.weight.dtype)
+        return in_float32(embedding.embed_scale)
     return getattr(decoder, "embedding_multiplier", None)
 
 
@@ -202,10 +246,16 @@ def _products_pay(query: Tensor) -> bool:
 
 
 def _by_products(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float | None = None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention` of (N, K, Q, C) and (N, K, L, C) twice, in three operations. A score s becomes
-    cap tanh(s / cap).
+    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value.
     """
     rows, heads, _, _ = query.shape
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # (N * K, L, C), views of the cache
@@ -214,7 +264,12 @@ def _by_products(
         scores = (scores / cap).tanh() * cap
     if mask is not None:
         scores = scores.unflatten(0, (rows, heads)).masked_fill(~mask, -torch.inf).flatten(0, 1)
-    return torch.bmm(scores.softmax(-1), values).unflatten(0, (rows, heads))
+    if sinks is None:
+        shares = scores.softmax(-1)
+    else:
+        sink = sinks.to(scores.dtype).repeat(rows, 1)[:, :, None]  # (N * K, Q, 1)
+        shares = torch.cat([scores, sink], dim=-1).softmax(-1)[:, :, :-1]
+    return torch.bmm(shares, values).unflatten(0, (rows, heads))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -225,6 +280,3 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 Decoder = LlamaDecoder | CachedDecoder | RecomputingDecoder
-
-Seen = dict[int | None, tuple[int, Tensor | None]]
-"""The first slot that is seen, and the mask from there on, for each window of the layers."""

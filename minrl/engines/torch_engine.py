@@ -80,7 +80,7 @@ class TorchEngine:
     def score(self, ids: Sequence[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first."""
         model = self.policy.model
-        decoder, head = make_decoder(model), output_head(model)
+        decoder, head = make_decoder(model), output_head(model).cast()
         hidden = decoder.prefill([ids[:1]], len(ids))
         logprobs = []
         for token in ids[1:]:

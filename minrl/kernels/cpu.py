@@ -59,7 +59,11 @@ def _below_the_limit(group: Path) -> int | None:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x @ weight.T + bias`, by the fastest product for float32 on this CPU; by plain torch elsewhere."""
+    """`x @ weight.T + bias`, by the fastest product for float32 on this CPU; by plain torch elsewhere. A weight that is
+    held in fewer bits than x is cast for it.
+    """
+    if weight.itemsize < x.itemsize and not torch.is_autocast_enabled(x.device.type):
+        weight = weight.to(x.dtype)
     if _in_float32(x, weight) and _onednn_available():
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
@@ -103,13 +107,13 @@ class _Product(torch.autograd.Function):
     def forward(ctx, x, weight, bias):  # noqa: ANN001, ANN205 - autograd's own signature
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
-        return product(x, weight.to(x.dtype), bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
         x, weight = ctx.saved_tensors
         grad_bias = grad.sum(0) if ctx.has_bias else None
-        grad_x = product(grad, weight.to(grad.dtype).T) if ctx.needs_input_grad[0] else None
+        grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
         grad_weight = grad.T @ x if ctx.needs_input_grad[1] else None
         return grad_x, grad_weight, grad_bias
 

@@ -5,7 +5,7 @@ backward pass too, so that one layer at a time is in float32. Under autocast pro
 Weights are held so only where nothing is lost: each of them is a bfloat16 number, or was loaded in fewer than 32 bits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -27,16 +27,34 @@ SAMPLED = 1024
 """Numbers of a weight that are looked at first: most that are not bfloat16 show it there."""
 
 
-def hold_frozen(model: nn.Module) -> None:
-    """Hold the frozen weights of linear layers, embeddings and experts in bfloat16 where they are bfloat16 numbers.
-    Those are nearly all; any other frozen weight is held in float32, and so is each where the model would compute
-    something else with the former: some round their hidden states to the precision of a weight.
+def hold_frozen(model: nn.Module, besides: Container[nn.Module] = ()) -> None:
+    """Hold the frozen weights of linear layers, embeddings and experts in bfloat16 where they are bfloat16 numbers,
+    besides those of some modules. All stay in float32 where the model would compute something else with the former:
+    some round their hidden states to the precision of a weight.
     """
+    classes = {
+        module: _held_class(type(module), path.rpartition(".")[2])
+        for path, module in model.named_modules()
+        if module not in besides
+    }
+    alone = {weight for module, held in classes.items() if held is None for weight in module.parameters(recurse=False)}
+    own = {
+        weight for module, held in classes.items() if held is not None for weight in module.parameters(recurse=False)
+    }
+    frozen = [weight for weight in own - alone if weight.ndim >= 2 and not weight.requires_grad]  # a tied one once
     before = _probed(model)
-    _hold(model)
-    if not torch.allclose(_probed(model), before, atol=LARGEST_CHANGE, rtol=0):
-        for weight in model.parameters():
-            weight.data = in_float32(weight.data)
+    short = [weight for weight in frozen if weight.dtype == torch.float32 and _shortened(weight)]
+    for module, held in classes.items():
+        if held is not None and any(weight.dtype == torch.bfloat16 for weight in module.parameters(recurse=False)):
+            module.__class__ = held
+    if short and not torch.allclose(_probed(model), before, atol=LARGEST_CHANGE, rtol=0):
+        for weight in short:
+            weight.data = weight.data.float()
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Bytes that the held weights would take in float32."""
+    return sum(4 * weight.numel() for weight in model.parameters() if weight.itemsize < 4)
 
 
 @torch.no_grad()
@@ -46,17 +64,15 @@ def _probed(model: nn.Module) -> Tensor:
     return model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
 
 
-def _hold(model: nn.Module) -> None:
-    classes = {module: _held_class(type(module), name.rpartition(".")[2]) for name, module in model.named_modules()}
-    own = {weight: held for module, held in classes.items() for weight in module.parameters(recurse=False)}
-    alone = {weight for module, held in classes.items() if held is None for weight in module.parameters(recurse=False)}
-    for weight in own:  # a tied weight once
-        if not weight.requires_grad and weight.is_floating_point() and weight.dtype != torch.float64:
-            holds = weight.ndim >= 2 and weight not in alone
-            weight.data = _in_bfloat16(weight.data) if holds else weight.data.float()
-    for module, held in classes.items():
-        if held is not None and any(weight.itemsize < 4 for weight in module.parameters(recurse=False)):
-            module.__class__ = held
+def _shortened(weight: Tensor) -> bool:
+    """Bring a weight to bfloat16 if these are its numbers; say whether they were."""
+    sample = weight.detach().flatten()[:SAMPLED]
+    if not torch.equal(sample.bfloat16().float(), sample):
+        return False
+    short = weight.detach().bfloat16()
+    if torch.equal(short.float(), weight):
+        weight.data = short
+    return weight.dtype == torch.bfloat16
 
 
 def compute_weights(module: nn.Module) -> dict[str, Callable[[], Tensor]]:
@@ -110,15 +126,6 @@ def is_plain_linear(of: type) -> bool:
 def in_float32(weight: Tensor) -> Tensor:
     """A weight in float32, or in float64 where it is."""
     return weight.to(torch.promote_types(weight.dtype, torch.float32))
-
-
-def _in_bfloat16(weight: Tensor) -> Tensor:
-    """The weight in bfloat16 if these are its numbers."""
-    sample = weight.flatten()[:SAMPLED]
-    if weight.dtype != torch.float32 or not torch.equal(sample.bfloat16().float(), sample):
-        return weight
-    short = weight.bfloat16()
-    return short if torch.equal(short.float(), weight) else weight
 
 
 def _held_class(of: Any, name: str) -> Any:  # noqa: ANN401 - a class of modules

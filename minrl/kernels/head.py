@@ -61,9 +61,10 @@ def chunked_logprobs(
 
     Products are in the input's precision, or autocast's, forward and backward; sums in float32 or better.
     """
-    hidden = computed(hidden)
+    device = hidden.device.type
+    hidden = hidden.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else hidden
     kept = torch.is_grad_enabled() and not head.cap and len(hidden) * len(head.weight) <= KEPT_LOGITS
-    with torch.autocast(hidden.device.type, enabled=False):
+    with torch.autocast(device, enabled=False):
         return _ChunkedLogprobs.apply(hidden, head.weight, head.bias, head, labels, temperature, kept)
 
 

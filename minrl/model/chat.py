@@ -35,11 +35,8 @@ class ChatTokenizer(Turns):
         if asked not in self._encoded:
             if len(self._encoded) >= KEPT_PROMPTS:
                 self._encoded.clear()
-            self._encoded[asked] = self._encode(prompt)
+            self._encoded[asked] = self.encode_first_turn(prompt)
         return list(self._encoded[asked])
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        return self.encode_first_turn(prompt)
 
     def fits(self, prompt: Prompt, length: int) -> bool:
         """Whether the prompt has at least one token and fewer than `length`; invalid Unicode has none.
@@ -54,7 +51,7 @@ class ChatTokenizer(Turns):
         except UnicodeEncodeError:  # half of a surrogate pair
             return False
         short = size + self.tokenizer.num_special_tokens_to_add() < length
-        return bool(short and text.strip()) or 0 < len(self._encode(prompt)) < length
+        return bool(short and text.strip()) or 0 < len(self.encode_first_turn(prompt)) < length
 
     def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:
         """`Turns.encode_next_turn`. Before the first one of a chat, say how such turns differ from the template's."""

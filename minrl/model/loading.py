@@ -59,8 +59,6 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
         config = read_config(path, cached_only)
         frozen = frozen_precision(config)  # loading writes its own into the config
         auto = auto_class(path, config)
-        if not auto._model_mapping[type(config)]._can_set_attn_implementation():
-            config._attn_implementation = "eager"  # chosen by class: Falcon's others leave out a bias by distance
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=cached_only, trust_remote_code=False)
         loaded: Any = auto.from_pretrained(
             path,
@@ -161,7 +159,8 @@ def save_model(
     that the model came from. `weights` replace the model's own.
     """
     model.save_pretrained(folder, state_dict=weights)
-    model.config.dtype = decoder_of(model).dtype  # transformers writes that of the first weight, a frozen one perhaps
+    # transformers writes the precision of the first weight, a frozen one perhaps; merged weights are in float32
+    model.config.dtype = decoder_of(model).dtype if weights is None else torch.float32
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     for name, content in getattr(model, "processor_files", {}).items():

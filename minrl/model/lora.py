@@ -11,7 +11,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,7 @@ from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
 from minrl.kernels.frozen import compute_weights, hold_frozen, in_float32
 from minrl.model.targets import find_targets, refuse_tied
-from minrl.model.text import train_text
+from minrl.model.text import foreign_modules, train_text
 from minrl.system.files import read_record
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
@@ -66,7 +66,7 @@ class Adapters:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             _inject(model, self._peft_config)
-        hold_frozen(model)
+        hold_frozen(model, {module for _, module in foreign_modules(model)})
         speed_up_linears(model)
         model.eval()
 
@@ -106,7 +106,9 @@ class MergedWeights(Mapping[str, Tensor]):
 
     def __init__(self, model: CausalModel, weights: Mapping[str, Tensor]) -> None:
         layers = adapted_layers(model)
-        self.adapted = {_weight_name(path, layer): layer for path, layer in layers.items()}
+        self.adapted = {
+            f"{_base_name(path)}.{getattr(layer, 'parameter_name', 'weight')}": layer for path, layer in layers.items()
+        }
         self.bases = {_base_name(name): w for name, w in weights.items() if not _of_adapter(name, layers)}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -133,6 +135,18 @@ def merged_weight(layer: CausalModel) -> Tensor:
         return weight
     with torch.autocast(weight.device.type, enabled=False):
         return in_float32(weight) + sum(_delta(layer, name) for name in layer.active_adapters)
+
+
+def merged_parameter(module: CausalModel, name: str) -> Tensor:
+    """The weight that experts or a router compute with."""
+    while getattr(module, "parameter_name", name) != name:
+        module = module.base_layer
+    return merged_weight(module) if hasattr(module, "parameter_name") else getattr(module, name)
+
+
+def without_adapters(module: CausalModel) -> CausalModel:
+    """The module inside of its adapters, or itself."""
+    return module.get_base_layer() if hasattr(module, "get_base_layer") else module
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
@@ -215,7 +229,7 @@ def _load_adapters(model: CausalModel, path: Path) -> None:
 
 
 def _inject(model: CausalModel, config: Any) -> None:  # noqa: ANN401 - of peft, which is optional
-    """Put adapters in float32 into the model. What peft refuses is refused in one line."""
+    """Put adapters in float32 into the model."""
     import peft
 
     with warnings.catch_warnings():
@@ -223,9 +237,9 @@ def _inject(model: CausalModel, config: Any) -> None:  # noqa: ANN401 - of peft,
         peft.inject_adapter_in_model(config, model)
     config.target_modules = config.target_modules and sorted(config.target_modules)  # a set's order is random
     for layer in adapted_layers(model).values():
-        for weight in (weight for name, weight in layer.named_parameters() if ".lora_" in f".{name}"):
+        for weight in (weight for name, weight in layer.named_parameters() if name.startswith("lora_")):
             weight.data = weight.data.float()
-        if _on_parameter(layer):
+        if hasattr(layer, "parameter_name"):
             layer.__class__ = _parameter_wrapper()
 
 
@@ -249,17 +263,13 @@ def _parameter_wrapper() -> type:
     return ParamWrapper
 
 
-def _on_parameter(layer: CausalModel) -> bool:
-    return hasattr(layer, "parameter_name")
-
-
 def _base_weight(layer: CausalModel) -> Tensor:
-    return getattr(layer.get_base_layer(), layer.parameter_name) if _on_parameter(layer) else layer.weight
+    return getattr(layer.get_base_layer(), layer.parameter_name) if hasattr(layer, "parameter_name") else layer.weight
 
 
 def _delta(layer: CausalModel, adapter: str) -> Tensor:
     """(alpha / r) B A. peft's own rounds it to the precision of a weight that is no layer's."""
-    if not _on_parameter(layer):
+    if not hasattr(layer, "parameter_name"):
         return layer.get_delta_weight(adapter)
     a = layer.lora_A[adapter].weight.unflatten(0, (layer.num_experts, -1))  # (experts, r, in)
     b = layer.lora_B[adapter].weight.unflatten(1, (-1, layer.num_experts)).permute(2, 0, 1)  # (experts, out, r)
@@ -274,20 +284,14 @@ def _refused(model: CausalModel, name: str) -> bool:
     import peft
     from peft.tuners.tuners_utils import _check_lora_target_modules_mamba
 
-    try:
+    with suppress(ValueError):
         _check_lora_target_modules_mamba(peft.LoraConfig(), model, name)
-    except ValueError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _base_name(name: str) -> str:
     return name.replace(".base_layer", "")
-
-
-def _weight_name(path: str, layer: CausalModel) -> str:
-    """The name without adapters of the weight that a layer adapts."""
-    return f"{_base_name(path)}.{getattr(layer, 'parameter_name', 'weight')}"
 
 
 def _of_adapter(name: str, layers: Mapping[str, Any]) -> bool:

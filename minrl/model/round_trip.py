@@ -20,6 +20,8 @@ def difference(turns: Turns) -> str:
     """What differs between the ids of an episode of three turns and the template's rendering of the whole conversation,
     in words; empty if nothing does. The answers are as the template writes them and end as it ends the last one.
     """
+    if not turns.frame.shown:
+        return "the chat template does not write a conversation that ends with an answer, to compare it with"
     thinks = THINKS in str(turns.tokenizer.chat_template) and not turns.frame.shown.rstrip().endswith(THINKS)
     answers = [THOUGHT + answer for answer in ANSWERS] if thinks else ANSWERS
     episode = episode_of(turns, answers)

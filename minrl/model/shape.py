@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-CONTEXTS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "seq_length", "context_length")
+CONTEXTS = (
+    "max_position_embeddings",
+    "max_target_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+    "context_length",
+)
 
 UNLIMITED = 2**20
 """The context of a model that counts no positions, such as Mamba."""
@@ -36,6 +43,8 @@ class Shape:
     layers: int
     keys: int
     """Of a token's keys in one layer: the largest."""
+    queries: int
+    """Of a token's queries in one layer: the largest."""
     cached: int
     """Of what all layers keep of a token: keys and values, or what a layer at a time makes them from."""
     state: int
@@ -57,6 +66,7 @@ def shape_of(config: Any) -> Shape:  # noqa: ANN401 - of transformers
         inner=max(_inner(layer) for layer in layers),
         layers=len(layers),
         keys=max(_keys_and_values(layer)[0] for layer in layers),
+        queries=max(_queries(layer) for layer in layers),
         cached=sum(map(_cached, keeping)) + max(map(_expanded, keeping), default=0),
         state=sum(_state(layer) for layer, kind in zip(layers, types, strict=False) if kind in RECURRENT),
     )
@@ -78,6 +88,17 @@ def _keys_and_values(config: Any) -> tuple[int, int]:  # noqa: ANN401 - of trans
         width = _size(config, "qk_nope_head_dim") + _size(config, "qk_rope_head_dim")
         return heads * width, heads * _size(config, "v_head_dim")
     return groups * width, groups * max(width, _size(config, "v_head_dim"))
+
+
+def _queries(config: Any) -> int:  # noqa: ANN401 - of transformers
+    """Numbers of a token's queries in a layer."""
+    keys, _ = _keys_and_values(config)
+    heads = _size(config, "num_attention_heads", default=1)
+    return (
+        keys
+        * heads
+        // (_size(config, "num_key_value_heads", default=heads) if not _size(config, "kv_lora_rank") else heads)
+    )
 
 
 def _cached(config: Any) -> int:  # noqa: ANN401 - of transformers

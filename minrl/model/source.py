@@ -52,15 +52,16 @@ def auto_class(path: str, config: Any) -> Any:  # noqa: ANN401 - of transformers
     classes: dict[Any, Any] = {auto: auto._model_mapping.get(type(config), None) for auto in AUTO_CLASSES}
     found = {auto: one for auto, one in classes.items() if one is not None}
     kind = f"{path} holds a {said or config.model_type}"
+    headless = "which has no causal language model head: choose one that has"
     saved_by = getattr(transformers, said, None) if said else None
     require(
         not config.is_encoder_decoder and not config.get_text_config(decoder=True).is_encoder_decoder,
         f"{kind}, an encoder with a decoder: choose a model that only continues a text",
     )
-    headless = saved_by is not None and not saved_by.can_generate()
-    chosen = next((auto for auto, one in found.items() if one.__name__ == said), next(reversed(found), None))
-    able = chosen is not None and not headless and found[chosen].can_generate()
-    require(able, f"{kind}, which has no causal language model head: choose one that has")
+    require(bool(found), f"{path} holds a model of type {config.model_type!r}, {headless}")
+    chosen = next((auto for auto, one in found.items() if one.__name__ == said), list(found)[-1])
+    able = found[chosen].can_generate() and (saved_by is None or saved_by.can_generate())
+    require(able, f"{kind}, {headless}")
     return chosen
 
 

@@ -14,7 +14,8 @@ from minrl.types import CausalModel, UserError
 
 def find_targets(model: CausalModel, wanted: str, refused: Callable[[str], bool]) -> dict[str, Any]:
     """peft's settings for the layers that `lora_target_modules` names; routers and experts are parameters to peft. A
-    name without a match is refused. Of all linear layers those with a name that peft refuses are left out.
+    name without a match is refused. Of all linear layers those with a name that peft refuses are left out, and those
+    that a text does not pass through.
     """
     foreign = {path for path, _ in foreign_modules(model)}
     own = [(path, module) for path, module in model.named_modules() if path not in foreign]

@@ -7,6 +7,7 @@ from pathlib import Path
 from loguru import logger
 
 from minrl.config import FROM
+from minrl.model.lora import base_of
 from minrl.model.turns import ANSWER, ANSWERED, QUESTION, Turns
 from minrl.types import CausalModel, UserError, require
 
@@ -63,8 +64,11 @@ def settle_template(turns: Turns, model: CausalModel, chosen: str, path: str) ->
     """Put the chosen template (empty: none) into the tokenizer, with which it is saved, and the token that ends its
     answers into the model's generation config, so that other programs stop there too. What is replaced is said.
     """
+    saved = Path(path) / "chat_template.jinja"
     if chosen:
         _replace(turns, chosen, path)
+    elif base_of(path) is not None and saved.exists():  # adapters that were trained with a template
+        turns.tokenizer.chat_template = saved.read_text(encoding="utf-8")
     if turns.frame.end is not None:
         _name_end(model, turns.frame.end)
     elif turns.frame.stop:

@@ -21,9 +21,12 @@ CROSS = "CrossAttention"
 def decoder_of(model: CausalModel) -> CausalModel:
     """The layers that turn tokens into final hidden states.
 
-    `get_decoder` of some models, such as Llama 4, is a causal model with a head, which does not name its own decoder.
+    `get_decoder` of some models, such as Llama 4, is a causal model with a head, which does not name its own decoder;
+    that of ModernBERT is the head.
     """
     decoder = model.get_decoder()
+    if decoder is model.get_output_embeddings():
+        return model.base_model
     while decoder.get_output_embeddings() is not None:
         inner = decoder.get_decoder()
         own = (child for child in decoder.children() if hasattr(child, "get_decoder"))

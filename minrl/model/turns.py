@@ -108,9 +108,10 @@ class Turns:
         """Token ids of an answer that somebody else wrote, up to its end: as it is after a prompt of plain text, in a
         chat as the template writes it.
         """
-        frame = self.frame
-        if not chat or not frame.shown:
+        if not chat:
             return self.encode_text(text)
+        self._require_template()
+        frame = self.frame
         written = frame.lead + text
         if "<" in text:  # thoughts and other markup are the template's to arrange
             whole = self.render([*ASKED, {"role": "assistant", "content": text}], ask=False)
@@ -140,11 +141,7 @@ class Turns:
 
     def render(self, messages: Sequence[Message], ask: bool = True) -> str:
         """The conversation as the chat template writes it; `ask`: up to where the next answer begins."""
-        if self.tokenizer.chat_template is None:
-            raise UserError(
-                "the tokenizer has no chat template and the task's prompts are chat messages: "
-                "choose an instruction-tuned model, or name a template with --chat-template"
-            )
+        self._require_template()
         for message in messages:
             refuse_images(message)
         try:
@@ -160,6 +157,13 @@ class Turns:
                 f"the chat template does not take a conversation of {roles}: {first_line(error)}; change the task's "
                 "messages, or choose another template with --chat-template"
             ) from error
+
+    def _require_template(self) -> None:
+        require(
+            self.tokenizer.chat_template is not None,
+            "the tokenizer has no chat template and the task's prompts are chat messages: choose an instruction-tuned "
+            "model, or name a template with --chat-template",
+        )
 
     def _find_frame(self) -> Frame:
         if self.tokenizer.chat_template is None:

@@ -118,7 +118,7 @@ class EvaluateConfig(Bounded):
         )
         require(
             not self.model.chat_template or any(not name.startswith(API) for name in self.model_names),
-            "chat_template is for models that are loaded here, and a server has its own: leave it out",
+            "chat_template is for models loaded here, and a server has its own: leave it out",
         )
         require(
             not (self.completions and self.data_path),

@@ -17,10 +17,13 @@ from loguru import logger
 import minrl
 from minrl.config import TrainerConfig, task_key
 from minrl.engines import Engine
-from minrl.model.memory import MOMENT_BYTES, needed
+from minrl.engines.decoder import has_own_decoder
+from minrl.model.memory import MOMENT_BYTES, decoder_copies, needed
+from minrl.model.method import method_of
 from minrl.policy import Policy, master_weights
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
+from minrl.run.step_time import time_findings
 from minrl.system.disk import free_bytes
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
@@ -76,7 +79,8 @@ def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) ->
 
 def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:
     """Findings, one line each; empty when all is well. Raises `UserError` if no completion could be rewarded."""
-    findings = memory_findings(policy, config) + disk_findings(policy, config) + rate_findings(policy, config)
+    findings = memory_findings(policy, config) + time_findings(policy, config)
+    findings += disk_findings(policy, config) + rate_findings(policy, config)
     settings = config.rollout
     limits = settings.group_size, settings.max_tokens, settings.temperature
     plan = Plan(*limits, config.seed, "preflight", 0, stop_strings=settings.stop_strings)
@@ -209,13 +213,16 @@ def _reason(failure: str) -> str:
 
 def memory_findings(policy: Policy, config: TrainerConfig) -> list[str]:
     """Whether what an update holds fits in the free memory; the weights are loaded already."""
-    weights = sum(weight.numel() for weight in policy.model.parameters())
-    trained = sum(weight.numel() for weight in policy.model.parameters() if weight.requires_grad)
+    counts = [(weight, weight.numel()) for weight in policy.model.parameters()]
+    weights, trained = sum(count for _, count in counts), sum(count for weight, count in counts if weight.requires_grad)
+    held = sum(count for weight, count in counts if weight.itemsize < 4)
     settings, bfloat16 = config.rollout, policy.processes.dtype == torch.bfloat16
     sampled = policy.processes.split(settings.prompts_per_step * settings.group_size) * settings.max_tokens
     tokens = min(config.optimizer.micro_batch_tokens, sampled)
-    text = policy.model.config.get_text_config()
-    need = needed(weights, trained, config.optimizer.optimizer, text, tokens, bfloat16)
+    text, copies = policy.model.config.get_text_config(), 0
+    if config.engine.engine != "vllm" and method_of(policy.model).decoding == "own" and has_own_decoder(policy.model):
+        copies = decoder_copies(text, config.lora.lora_rank > 0, 2 if bfloat16 else 4)
+    need = needed(weights, trained, config.optimizer.optimizer, text, tokens, bfloat16, held, copies)
     free = policy.free_memory()
     if free is None or need.total - need.weights < free:
         return []

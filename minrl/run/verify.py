@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from minrl.batch import pack
 from minrl.engines.decoder import has_own_decoder, make_decoder
+from minrl.engines.slices import footprint
 from minrl.kernels.activations import layers_of
 from minrl.model.context import context_length
 from minrl.model.head import output_head
@@ -31,8 +32,14 @@ GRADIENT_GAP = 1e-2
 NARROW = 4
 """Tokens to which windows and chunks are narrowed while a model is verified."""
 
-NARROWED = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "floor_scale", "index_topk")
+NARROWED = (
+    *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "floor_scale", "index_topk"),
+    *("window_size", "attention_window_size", "local_attention", "keep_window_size", "block_size"),
+)
 """Settings of a config or a layer from which on a model computes in another way."""
+
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""What says nothing of a method: another one may need less memory, but is slower for ever."""
 
 LINEAR_CHUNK = 64
 """Tokens in a chunk of linear attention, a constant in transformers' code."""
@@ -51,7 +58,8 @@ class Computed:
         if not gap <= LOGPROB_GAP:
             return f"log-probabilities differ by {gap:.2g} nats"
         for name, gradient in expected.gradients.items():
-            share = float((self.gradients[name] - gradient).abs().max() / gradient.abs().max())
+            largest = gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
+            share = float((self.gradients[name] - gradient).abs().max() / largest)
             if not share <= GRADIENT_GAP:
                 return f"the gradient of {name} differs by {share:.2g} of its largest element"
         return ""
@@ -68,10 +76,16 @@ class Verified:
 
 def verify(model: CausalModel) -> Verified:
     """Give the model the fastest method that computes it right. Raises `UserError` if there is none."""
+    try:
+        footprint(model, itemsize=4)
+    except Exception as error:  # of sizes that the config lacks
+        raise refused(model, f"its config does not tell its shape ({first_line(error)})") from error
     with narrowed(model):
         try:
             probe = Probe(model)
             expected = probe.plain()
+        except OUT_OF_MEMORY:
+            raise
         except Exception as error:  # a forward pass raises whatever its code leads it to
             raise refused(model, f"transformers' own forward pass fails: {first_line(error)}") from error
         if not bool(expected.logprobs.isfinite().all()):
@@ -96,12 +110,16 @@ def _choose_scoring(model: CausalModel, probe: "Probe", expected: Computed) -> t
         set_method(model, Method(packed))
         try:
             tried[packed, attention] = probe.scored().gap(expected)
-        except Exception as error:  # see above
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:  # see `verify`
             tried[packed, attention] = first_line(error)
         if not tried[packed, attention]:
             why = tried.get((True, own), "it does not use transformers' attention interface")
             return packed, "" if packed else why
-    why = tried[False, own]
+    why, alone = tried[False, own], probe.scored_alone().gap(expected)
+    if alone:
+        raise refused(model, f"its logits are not its last hidden states through a linear head ({alone})")
     raise refused(model, f"a forward pass of several rows is not that of each row alone ({why})")
 
 
@@ -112,7 +130,9 @@ def _choose_decoding(model: CausalModel, probe: "Probe", expected: Computed) -> 
     for decoding in decodings[not has_own_decoder(model) :]:
         try:
             gap = Computed(probe.decoded(decoding), {}).gap(replace(expected, gradients={}))
-        except Exception as error:  # see above
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:  # see `verify`
             gap = first_line(error)
         if not gap:
             return decoding, why
@@ -169,6 +189,12 @@ class Probe:
         with torch.enable_grad():
             return self._computed(score(self.model, stream, temperature=1.0)[0][stream.token_index.argsort()])
 
+    def scored_alone(self) -> Computed:
+        """The same, each rollout by itself."""
+        streams = [pack(self.rollouts, [row]).to(self.device) for row in range(len(self.rollouts))]
+        with torch.enable_grad():
+            return self._computed(torch.cat([score(self.model, stream, temperature=1.0)[0] for stream in streams]))
+
     def _computed(self, logprobs: Tensor) -> Computed:
         """With the gradients of a sum whose weights are of both signs and all different."""
         factors = torch.cos(2.0 * torch.arange(len(logprobs), device=self.device))
@@ -207,7 +233,9 @@ class Probe:
 
 
 def set_attention(model: CausalModel, name: str) -> None:
-    """Let the decoder use this attention of transformers, where its class allows to change it after loading."""
+    """Let the decoder use this attention of transformers, where its class allows to change it after loading. Falcon's
+    does not: it has sdpa, and adds ALiBi twice in eager attention.
+    """
     if model._can_set_attn_implementation():
         decoder_of(model).config._attn_implementation = name
 

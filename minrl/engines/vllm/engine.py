@@ -6,7 +6,6 @@ an engine is made.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from minrl.config import EngineConfig
 from minrl.engines import PromptReuse, Sampling, require_room
 from minrl.engines.seeds import mix_seed
 from minrl.engines.vllm import versions as vllm_versions
-from minrl.engines.vllm.checkpoint import as_saved, loadable_tensors
+from minrl.engines.vllm.checkpoint import Checkpoint
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
 from minrl.engines.vllm.start import refused, start
 from minrl.engines.vllm.verify import (
@@ -29,13 +28,14 @@ from minrl.engines.vllm.verify import (
     find_held,
     policy_logprobs,
     spread_ids,
+    transposed_names,
     unread,
 )
 from minrl.engines.vllm.watchdog import Watchdog
 from minrl.model.lora import MergedWeights
 from minrl.policy import Policy
 from minrl.system.progress import activity
-from minrl.types import Completion, Request
+from minrl.types import Completion, Request, UserError
 
 
 class VllmEngine:
@@ -49,12 +49,14 @@ class VllmEngine:
         self.config, self.policy = config, policy
         self.version: int | None = None
         self.dtype = policy.processes.dtype
-        self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
+        with refused(policy):
+            self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
         self._cuda = policy.device.type == "cuda"
         self._watchdog = Watchdog(config.engine_timeout_s, going_on)
         self._owns_process_group = not torch.distributed.is_initialized()
+        self._checkpoint = Checkpoint(policy.model)
         with activity("starting vLLM"), self._watchdog, vllm_versions.torch_left_alone(), refused(policy):
-            self._llm = start(config, policy, sequences, self.context_length)
+            self._llm = start(config, policy, self._checkpoint.shape, sequences, self.context_length)
         self.model: nn.Module = vllm_versions.engine_model(self._llm)
         self._copies: DeviceCopies | None = None
         self._stable = StableWeights(self.dtype)
@@ -86,9 +88,11 @@ class VllmEngine:
 
     def sync(self, policy: Policy) -> None:
         """Load the policy's weights and check them. Raises `SyncError` if the check fails."""
+        if policy.model is not self.policy.model:
+            self._checkpoint = Checkpoint(policy.model)
         self.policy = policy
         with self._watchdog:
-            self._load(MergedWeights(policy.model, loadable_tensors(policy.model)))
+            self._load(MergedWeights(policy.model, self._checkpoint.tensors()))
             self.version = policy.version
             self._discarded = False
             self._llm.reset_prefix_cache()
@@ -100,20 +104,26 @@ class VllmEngine:
 
     def check(self) -> None:
         """Raise `SyncError` unless the engine has the policy's weights and log-probabilities."""
-        weights = MergedWeights(self.policy.model, self.policy.model.state_dict(keep_vars=True))
-        held = find_held(self.model, weights)
+        state = self._checkpoint.of_text(self.policy.model.state_dict(keep_vars=True))
+        weights = MergedWeights(self.policy.model, state)
+        held = find_held(self.model, weights, transposed_names(self.policy.model))
         if self._syncs == 0 and unread(held, weights):
             logger.warning(f"not found in the engine, so checked by the probe alone: {unread(held, weights)}")
         wrong = differing(held, weights, self.dtype, self.policy.version)
-        gap = float((torch.tensor(self.score(self._probe)) - policy_logprobs(self.policy, self._probe)).abs().max())
+        expected = policy_logprobs(self.policy, self._probe)
+        gap = float((torch.tensor(self.score(self._probe)[-len(expected) :]) - expected).abs().max())
         tolerance = GAP_TOLERANCE[self.dtype]
         self._checked = {"engine/sync_gap_max": gap, "engine/sync_checked_tensors": float(len(held))}
         if not wrong and gap <= tolerance:
             return
         tensors = f"{len(wrong)} of {len(held)} weight tensors differ" + (f" ({wrong[0]}, ...)" if wrong else "")
+        findings = f"{tensors}; log-probabilities differ by up to {gap:.2g}, tolerance {tolerance:g}; {ADVICE}"
+        if self._syncs == 0:  # of the weights that the run starts from: it is the model, not an update
+            name = type(self.policy.model).__name__
+            version = vllm_versions.installed_version()
+            raise UserError(f"vLLM {version} does not compute {name} as transformers does: {findings}")
         raise SyncError(
-            f"after the sync of update {self.policy.version} the engine does not have the policy's weights: "
-            f"{tensors}; log-probabilities differ by up to {gap:.2g}, tolerance {tolerance:g}; {ADVICE}"
+            f"after the sync of update {self.policy.version} the engine does not have the policy's weights: {findings}"
         )
 
     def score(self, ids: Sequence[int]) -> list[float]:
@@ -164,10 +174,11 @@ class VllmEngine:
         """Load the weights: packed again on a CPU, by copies on the device on CUDA."""
         with torch.no_grad():
             if not self._cuda:
-                return vllm_versions.load_packed(self._llm, as_saved(self.policy.model, merged))
+                biased = getattr(self.policy.model.get_output_embeddings(), "bias", None) is not None
+                return vllm_versions.load_packed(self._llm, self._checkpoint.as_saved(merged), biased)
             weights = self._stable.of(merged)
             if self._copies is None or not self._copies.fits(weights):
-                self._copies = DeviceCopies(self.model, weights, partial(as_saved, self.policy.model))
+                self._copies = DeviceCopies(self.model, weights, self._checkpoint.as_saved)
             self._copies.run()
 
     def _wake_cache(self) -> None:

@@ -7,9 +7,11 @@ import copy
 import os
 import shutil
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from torch import nn
@@ -19,7 +21,7 @@ from minrl.engines import CACHE_GIB
 from minrl.engines.vllm import versions as vllm_versions
 from minrl.policy import Policy
 from minrl.system.streams import first_line
-from minrl.types import UserError
+from minrl.types import CausalModel, UserError
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that weights are a copy away
@@ -27,12 +29,18 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
+LONGEST_REASON = 300
+"""Characters: vLLM names every architecture that it has where it lacks one."""
+
+UNINSPECTED = "failed to be inspected"
+"""What vLLM says of a model whose code it cannot import."""
+
 SMALLEST_CACHE = 64 * 2**20
 """Bytes of key-value memory at least: the states of recurrent layers are not counted."""
 
 
-def start(config: EngineConfig, policy: Policy, sequences: int, context_length: int) -> Any:  # noqa: ANN401 - vllm.LLM
-    """A vLLM engine of the policy's shape with dummy weights."""
+def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: int, context_length: int) -> Any:  # noqa: ANN401 - vllm.LLM
+    """A vLLM engine of the model's shape, which is the policy's or that of its text part, with dummy weights."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -45,8 +53,8 @@ def start(config: EngineConfig, policy: Policy, sequences: int, context_length: 
     llm: Any = None
     dtype: Any = str(policy.processes.dtype).removeprefix("torch.")
     try:
-        shape = copy.deepcopy(policy.model.config)
-        shape.architectures = [type(policy.model).__name__]  # which the config of a model made in memory lacks
+        shape = copy.deepcopy(model.config)
+        shape.architectures = [type(model).__name__]  # which the config of a model made in memory lacks
         shape.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
         llm = LLM(
@@ -78,7 +86,7 @@ def refused(policy: Policy) -> Iterator[None]:
     except Exception as error:  # its config, its loaders and its kernels raise whatever they like
         raise UserError(
             f"vLLM {vllm_versions.installed_version()} cannot sample for {type(policy.model).__name__} on this "
-            f"{policy.device.type}: {_reason(error)}; use --engine torch"
+            f"{policy.device.type}: {_reason(error, policy.model)}; use --engine torch"
         ) from error
 
 
@@ -117,24 +125,53 @@ def _memory(config: EngineConfig, policy: Policy, sequences: int, context_length
     if policy.device.type == "cuda":
         vllm_versions.refuse_expandable_segments(config.engine_sleep)
         return {"gpu_memory_utilization": config.engine_memory_frac, "enable_sleep_mode": config.engine_sleep != "off"}
-    shape = policy.model.config.get_text_config()
-    heads = getattr(shape, "num_attention_heads", None) or 1  # none where every layer is recurrent
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
-    if hasattr(shape, "num_attention_heads") and head_dim not in vllm_versions.supported_head_sizes():
+    layers = list(map(_heads, _layers(policy.model.config.get_text_config())))
+    supported = vllm_versions.supported_head_sizes()
+    latent = hasattr(policy.model.config.get_text_config(), "kv_lora_rank")  # vLLM says what it thinks of these
+    odd = [head_dim for count, head_dim in layers if count and head_dim not in supported and not latent]
+    if odd:
         raise UserError(
-            f"vLLM on a CPU needs a head dimension of {vllm_versions.supported_head_sizes()}, the model has "
-            f"{head_dim}: use --engine torch"
+            f"vLLM on a CPU needs a head dimension of {supported}, the model has {odd[0]}: use --engine torch"
         )
-    heads = getattr(shape, "num_key_value_heads", None) or heads
-    token = 2 * shape.num_hidden_layers * heads * head_dim * policy.processes.dtype.itemsize
+    token = 2 * sum(count * head_dim for count, head_dim in layers) * policy.processes.dtype.itemsize
     wanted = min(token * context_length * sequences, int(CACHE_GIB * 2**30))
     size = max(wanted, 2 * token * context_length, SMALLEST_CACHE)
     return {"kv_cache_memory_bytes": int(config.engine_cache_gib * 2**30) or size, "enforce_eager": True}
 
 
-def _reason(error: Exception) -> str:
+def _layers(shape: Any) -> list[Any]:  # noqa: ANN401 - a config of transformers'
+    """The config of each layer, which may have sizes of its own."""
+    count = shape.num_hidden_layers
+    return [shape.per_layer_config[i] for i in range(count)] if hasattr(shape, "per_layer_config") else [shape] * count
+
+
+def _heads(shape: Any) -> tuple[int, int]:  # noqa: ANN401 - a config of transformers'
+    """The number of key-value heads, 0 where every layer is recurrent, and their dimension."""
+    heads = getattr(shape, "num_attention_heads", None) or 0
+    head_dim = getattr(shape, "head_dim", None) or (shape.hidden_size // heads if heads else 0)
+    return getattr(shape, "num_key_value_heads", None) or heads, head_dim
+
+
+def _reason(error: Exception, model: nn.Module) -> str:
     """What an error of vLLM's says, in one line."""
+    if UNINSPECTED in str(error):  # in a process of its own, whose error it leaves in the log
+        error = _import_error(type(model).__name__) or error
     errors = getattr(error, "errors", None)  # pydantic's, whose text has a line for each
     if callable(errors):
-        return str(errors()[0]["msg"]).splitlines()[0]
-    return f"{type(error).__name__}: {first_line(error)}"
+        said = str(errors()[0]["msg"]).splitlines()[0]
+    elif str(error):
+        said = f"{type(error).__name__}: {first_line(error)}"
+    else:
+        said = f"{type(error).__name__}: {traceback.extract_tb(error.__traceback__)[-1].line}"
+    return shorten(said, LONGEST_REASON, placeholder=" ...")
+
+
+def _import_error(architecture: str) -> Exception | None:
+    """Why vLLM's own code for the architecture cannot be imported."""
+    from vllm import ModelRegistry
+
+    try:
+        ModelRegistry.models[architecture].load_model_cls()
+    except Exception as error:  # as it comes: it is the reason that is looked for
+        return error
+    return None

@@ -5,8 +5,9 @@ step. The reading compares the weights that the engine computes with, tensor by 
 its precision: it sees the smallest step, but only weights.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ GAP_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 PROBE_TOKENS = 32
 """Tokens of the probe: cheap beside a step, and each depends on every layer."""
 
+LONGEST_WINDOW = 1024
+"""Tokens of a window that the first probe goes beyond: vLLM keeps the logits of all its tokens."""
+
 COLUMNS = 64
 """Columns of each packed weight that are read at a time; the next check reads others."""
 
@@ -30,8 +34,12 @@ FEW_EXPERTS = 8
 EXPERTS = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}
 """vLLM's and transformers' names of the tensors that hold all experts of a layer."""
 
-OTHER_NAMES = {"model": "", "language_model": "", "routed_experts": "", "block_sparse_moe": "mlp"}
-"""Parts of names that are left out, or written in one way, before they are compared."""
+WRAPPERS = frozenset(["model", "language_model", "transformer", "gpt_neox", "backbone", "_layer"])
+EXPERT_PARTS = frozenset(["gate", "router", "experts", "routed_experts", "_shared_experts"])
+"""Parts of names that transformers and vLLM do not use alike: around the decoder, around experts and their router."""
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""What vLLM's fused layers hold where a model does not say it (`packed_modules_mapping`)."""
 
 BLOCK = 2**24
 """Elements that are compared at once."""
@@ -55,10 +63,12 @@ class Held:
     parameter: str
     start: int
     end: int | None
+    transposed: bool = False
 
     def read(self, expected: Tensor, version: int) -> tuple[Tensor, Tensor]:
         """The engine's tensor and the expected one: whole, or some experts, or some columns where it is packed."""
         weight = getattr(self.module, self.parameter)
+        expected = expected.T if self.transposed else expected
         generator = torch.Generator().manual_seed(version)
         if self.parameter in EXPERTS:
             some = torch.randperm(len(weight), generator=generator)[:FEW_EXPERTS]
@@ -67,6 +77,8 @@ class Held:
             rows = weight[self.start : self.end] if weight.ndim else weight
             return rows, expected.reshape(rows.shape) if rows.squeeze().shape == expected.squeeze().shape else expected
         width = expected.shape[1]
+        if width != getattr(self.module, "input_size_per_partition", width):  # the product would read past its end
+            return weight, expected
         columns = torch.randperm(width, generator=generator)[:COLUMNS].to(expected.device)
         units = nn.functional.one_hot(columns, width).to(weight.dtype)
         product = self.module.quant_method.apply(self.module, units, None)  # exact: one term of each sum is not 0
@@ -78,15 +90,16 @@ class Held:
         return self.parameter == "weight" and (weight.numel() == 0 or head)
 
 
-def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor]) -> list[Held]:
+def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor], transposed: Collection[str] = ()) -> list[Held]:
     """Where each of the policy's tensors is in the engine, by name. Fused layers hold several, one after another.
+    The policy has those of GPT-2's kind of layer `transposed`.
 
     The lookup is independent of the engine's loader, so that a loader that mixes up layers is noticed.
     """
     names: dict[str, str] = {}
     for name in weights:
         names[_place(name)] = name if _place(name) not in names else ""  # whichever is meant, the probe checks it
-    fused: dict[str, Sequence[str]] = {}
+    fused: dict[str, Sequence[str]] = {**FUSED}
     for module in engine_model.modules():
         fused |= getattr(module, "packed_modules_mapping", {})
     found = []
@@ -99,59 +112,93 @@ def find_held(engine_model: CausalModel, weights: Mapping[str, Tensor]) -> list[
                     found.append(Held(name, module, parameter, 0, None))
                 continue
             start = 0
-            for part in fused.get(last, [last]):
-                name = names.get(_place(".".join(filter(None, (prefix, part, parameter)))), "")
+            whole = _place(f"{path}.{parameter}") in names
+            for part in [last] if whole else fused.get(last, []):
+                name = names.get(_place(f"{prefix}.{part}.{parameter}"), "")
                 if name:
-                    end = start + weights[name].shape[0] if tensor.ndim else None
-                    found.append(Held(name, module, parameter, start, end))
+                    end = start + weights[name].shape[-1 if name in transposed else 0] if tensor.ndim else None
+                    found.append(Held(name, module, parameter, start, end, name in transposed))
                     start = end or 0
     return found
 
 
+def transposed_names(model: CausalModel) -> set[str]:
+    """The policy's weights that have a column, not a row, for each output."""
+    paths = {
+        path.removesuffix(".base_layer") for path, module in model.named_modules() if type(module).__name__ == "Conv1D"
+    }
+    return {f"{path}.weight" for path in paths}
+
+
 def _place(name: str) -> str:
-    """A tensor's name without what transformers and vLLM call differently."""
-    parts = (OTHER_NAMES.get(part, part) for part in name.split("."))
-    return ".".join(filter(None, parts))
+    """A tensor's name without what transformers and vLLM call differently.
+
+    >>> _place("model.layers.0.mlp.gate.weight") == _place("model.layers.0.block_sparse_moe.experts.gate.weight")
+    True
+    """
+    parts = [
+        part
+        for part in name.replace("block_sparse_moe", "mlp").split(".")
+        if part and part not in WRAPPERS | EXPERT_PARTS
+    ]
+    return ".".join(part for part, _ in groupby(parts))  # a layer's mixer is sometimes wrapped in one of the same name
 
 
 @torch.no_grad()
 def differing(held: Sequence[Held], weights: Mapping[str, Tensor], dtype: torch.dtype, version: int) -> list[str]:
-    """Names of the tensors in which the engine differs from the policy, rounded to `dtype`."""
-    flags = []
-    for tensor in held:
-        actual, expected = tensor.read(weights[tensor.name].detach(), version)
-        if actual.shape != expected.shape:
-            flags.append(torch.ones((), dtype=torch.bool, device=expected.device))
-            continue
-        flags.append(torch.stack([_differ(a, b, dtype) for a, b in _blocks(actual, expected)]).any())
-    differs = torch.stack(flags).tolist() if flags else []
-    return [tensor.name for tensor, different in zip(held, differs, strict=True) if different]
+    """Names of the tensors in which the engine differs from the policy, rounded to `dtype`.
+
+    Some loaders change the order of rows (Falcon's queries, keys and values, Llama 4's for its rotary positions): in
+    another order they are the same, which is the probe's to judge.
+    """
+    pairs = (tensor.read(weights[tensor.name].detach(), version) for tensor in held)
+    flags = [_differ(actual, expected, dtype) for actual, expected in pairs]
+    found = torch.stack(flags).tolist() if flags else []  # one wait for the device
+    suspects = [tensor for tensor, differs in zip(held, found, strict=True) if differs]
+    return [t.name for t in suspects if not _only_reordered(t, weights[t.name].detach(), dtype, version)]
 
 
 def _differ(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
     """Whether any element differs. Some tensors stay in float32, rounded or not, where the rest is in `dtype`."""
-    return ((actual != expected.to(dtype)) & (actual != expected.to(actual.dtype))).any()
+    if actual.shape != expected.shape:
+        return torch.ones((), dtype=torch.bool, device=expected.device)
+    blocks = _blocks(actual, expected)
+    return torch.stack([((a != b.to(dtype)) & (a != b.to(a.dtype))).any() for a, b in blocks]).any()
+
+
+def _only_reordered(tensor: Held, expected: Tensor, dtype: torch.dtype, version: int) -> bool:
+    """Whether the engine has the expected rows in another order."""
+    actual, expected = tensor.read(expected, version)
+    if not expected.ndim or actual.shape != expected.shape:
+        return False
+    return not _differ(actual.sort(0).values, expected.sort(0).values, dtype)
 
 
 def unread(held: Sequence[Held], weights: Mapping[str, Tensor]) -> list[str]:
-    """The policy's tensors that were not found in the engine: only the probe checks them."""
-    return sorted(set(weights) - {tensor.name for tensor in held})
+    """The policy's tensors that were not found in the engine, by any of their names: only the probe checks them."""
+    found = {tensor.name for tensor in held}
+    storages = {weights[name].untyped_storage().data_ptr() for name in found}
+    return sorted(n for n in weights if n not in found and weights[n].untyped_storage().data_ptr() not in storages)
 
 
 @torch.no_grad()
 def policy_logprobs(policy: Policy, ids: Sequence[int]) -> Tensor:
-    """The policy's log-probability at temperature 1 of each token after the first."""
+    """The policy's log-probability at temperature 1 of each token after the first, or of the last tokens of many."""
     inputs = torch.tensor([list(ids)], device=policy.device)
+    last = {"logits_to_keep": PROBE_TOKENS} if len(ids) > PROBE_TOKENS else {}
     with policy.processes.autocast():
-        logits = policy.model(input_ids=inputs, use_cache=False).logits[0, :-1]
+        logits = policy.model(input_ids=inputs, use_cache=False, **last).logits[0, :-1]
     logprobs = logits.float().log_softmax(-1)
-    return logprobs.gather(1, inputs[0, 1:, None])[:, 0].cpu()
+    return logprobs.gather(1, inputs[0, -len(logprobs) :, None])[:, 0].cpu()
 
 
 def spread_ids(policy: Policy) -> list[int]:
-    """The probe before anything is sampled: tokens from all over the vocabulary."""
+    """The probe before anything is sampled: tokens from all over the vocabulary, more than the model's window takes."""
     size = policy.model.get_input_embeddings().weight.shape[0]
-    count = min(PROBE_TOKENS, policy.context_length - 1)
+    shape = policy.model.config.get_text_config()
+    windows = [getattr(shape, name, None) or 0 for name in ("sliding_window", "attention_chunk_size")]
+    longest = max(window for window in windows if window <= LONGEST_WINDOW)
+    count = min(longest + PROBE_TOKENS, policy.context_length - 1)
     return [(index * 7919 + 11) % size for index in range(count)]
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,9 @@ def engine_model(llm: Any) -> CausalModel:  # noqa: ANN401 - vllm.LLM
     return llm.apply_model(lambda model: model)[0]
 
 
-def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:  # noqa: ANN401 - vllm.LLM
-    """Load weights where linear layers hold packed copies, as on a CPU, where `load_weights` alone raises.
+def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]], biased: bool = False) -> None:  # noqa: ANN401 - vllm.LLM
+    """Load weights where linear layers hold packed copies, as on a CPU, where `load_weights` alone raises. A head that
+    is `biased` has a bias.
 
     Layerwise reload silently leaves a tied output head with its old packed copy, so it is packed again. Experts are
     packed only by a layer that has no kernel yet (`UnquantizedFusedMoEMethod._setup_kernel` in 0.32): with the one of
@@ -83,14 +85,29 @@ def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:  # noq
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     model = engine_model(llm)
-    for experts in model.modules():
-        if getattr(getattr(experts, "quant_method", None), "moe_kernel", None) is not None:
-            experts.quant_method.moe_kernel = None
+    experts = [module for module in model.modules() if getattr(_quant_method(module), "moe_kernel", None) is not None]
+    for module in experts:
+        module.quant_method.moe_kernel = None
+    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+    for head in heads:
+        if biased and head.bias is None:  # added while loading, it would be taken away again
+            head._register_bias()
+    for parameter in model.parameters():
+        if isinstance(loader := getattr(parameter, "weight_loader", None), partial):
+            loader.__name__ = "partial"  # type: ignore[attr-defined]  # layerwise reload asks for it
     initialize_layerwise_reload(model)
     model.load_weights(iter(weights))
     finalize_layerwise_reload(model, llm.llm_engine.vllm_config.model_config)
-    for head in (module for module in model.modules() if isinstance(module, ParallelLMHead)):
+    if any(module.quant_method.moe_kernel is None for module in experts):
+        raise RuntimeError(
+            "its code for this model loads experts past vLLM's layerwise reload, so they cannot be synced"
+        )
+    for head in heads:
         pack_again(head)
+
+
+def _quant_method(module: Any) -> Any:  # noqa: ANN401 - a layer of vLLM's
+    return getattr(module, "quant_method", None)
 
 
 def pack_again(head: CausalModel) -> None:

@@ -1,4 +1,4 @@
-"""Norms and feed-forward parts of a layer, without a gradient, on weights that were read once.
+"""Parts of a layer, without a gradient, on weights that were read once: norms, short convolutions, feed-forwards.
 
 N rows, Q positions of a row, D hidden size, F inner size, E experts, k experts of a token.
 """
@@ -42,6 +42,36 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class ShortConvolution:
+    """out(c * convolution(b * x)), where b, c and x are one product of the input. Each channel of b * x is convolved by
+    itself over a token and the k - 1 before it.
+    """
+
+    into: Tensor
+    into_bias: Tensor | None
+    kernel: Tensor  # (k, D)
+    kernel_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+
+    def start(self, rows: int) -> Tensor:
+        """What comes before a sequence (N, k - 1, D): nothing."""
+        return self.into.new_zeros(rows, *self.kernel[1:].shape)
+
+    def __call__(self, x: Tensor, before: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(N, Q, D) after what came before -> (N, Q, D), and what comes before the next token. Tokens that are not
+        `real` (N, Q) are padding.
+        """
+        b, c, inner = few_rows_product(x, self.into, self.into_bias).chunk(3, dim=-1)
+        inner = b * inner if real is None else (b * inner).masked_fill(~real[:, :, None], 0.0)
+        seen = torch.cat([before, inner], dim=1)
+        parts = [seen[:, index : index + x.shape[1]] * weights for index, weights in enumerate(self.kernel)]
+        convolved = torch.stack(parts).sum(0)
+        convolved = convolved if self.kernel_bias is None else convolved + self.kernel_bias
+        return few_rows_product(c * convolved, self.out, self.out_bias), seen[:, x.shape[1] :]
+
+
+@dataclass(frozen=True)
 class FeedForward:
     """down(activation(gate) * up), or down(activation(up)). Gate and up are one product."""
 
@@ -55,25 +85,34 @@ class FeedForward:
     def __call__(self, x: Tensor) -> Tensor:
         """(N, Q, D) -> (N, Q, D)."""
         inner = few_rows_product(x, self.into, self.into_bias)
-        return few_rows_product(activated(inner, self.gated, self.activation), self.down, self.down_bias)
+        if self.gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = self.activation(gate) * up
+        else:
+            inner = self.activation(inner)
+        return few_rows_product(inner, self.down, self.down_bias)
 
 
 @dataclass(frozen=True)
 class Experts:
     """A mixture of experts (arXiv:2101.03961): each token is computed by those k whose router gives it most.
 
-    The router computes in float32, since a rounding error can change which experts are chosen, and the experts in the
-    precision of their weights, as transformers does.
+    The router computes in float32, since a rounding error can change which experts are chosen, and so do the experts,
+    whose products autocast leaves alone in transformers too.
     """
 
     router: Tensor  # (E, D)
+    router_bias: Tensor | None
     count: int
     """Experts of a token: k."""
     normalised: bool
     """Whether their weights sum to 1."""
-    gate_up: Tensor  # (E, D, 2 F), a view
-    down: Tensor  # (E, F, D), a view
-    activation: Callable[[Tensor], Tensor]
+    gate_up: Tensor  # (E, D, 2 F), perhaps a view
+    gate_up_bias: Tensor | None  # (E, 2 F)
+    gate: Callable[[Tensor], Tensor]
+    """(T, 2 F) -> (T, F)."""
+    down: Tensor  # (E, F, D), perhaps a view
+    down_bias: Tensor | None  # (E, D)
     shared: FeedForward | None
     """An expert of every token, weighted by the sigmoid of its own gate (1, D)."""
     shared_gate: Tensor | None
@@ -85,10 +124,11 @@ class Experts:
         expert, order = chosen.flatten().sort()
         ends = torch.bincount(expert, minlength=len(self.router)).cumsum(0, dtype=torch.int32)
         grouped = tokens[order // self.count].to(self.gate_up.dtype)
-        inner = activated(F.grouped_mm(grouped, self.gate_up, offs=ends), True, self.activation)
+        inner = F.grouped_mm(grouped, self.gate_up, offs=ends)
+        inner = self.gate(inner if self.gate_up_bias is None else inner + self.gate_up_bias[expert])
         computed = F.grouped_mm(inner, self.down, offs=ends)
         parts = torch.empty_like(computed)
-        parts[order] = computed
+        parts[order] = computed if self.down_bias is None else computed + self.down_bias[expert]
         made = (parts.unflatten(0, (-1, self.count)) * weights[:, :, None]).sum(1).view(x.shape)
         if self.shared is None or self.shared_gate is None:
             return made
@@ -97,21 +137,13 @@ class Experts:
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Weights and numbers (N * Q, k) of each token's experts."""
         with torch.autocast(tokens.device.type, enabled=False):
-            shares = F.linear(tokens.float(), self.router.float()).softmax(-1)
+            shares = F.linear(tokens.float(), self.router.float(), self.router_bias).softmax(-1)
         weights, chosen = shares.topk(self.count)
         return (weights / weights.sum(-1, keepdim=True) if self.normalised else weights), chosen
 
 
-def activated(inner: Tensor, gated: bool, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """activation(gate) * up of [gate, up], or activation(up)."""
-    if not gated:
-        return activation(inner)
-    gate, up = inner.chunk(2, dim=-1)
-    return activation(gate) * up
-
-
 def takes_grouped_products(weight: Tensor) -> bool:
-    """Whether torch multiplies groups of rows by a weight (E, F, D) each: it wants rows of whole 16 bytes."""
-    aligned = all(width * weight.itemsize % 16 == 0 for width in weight.shape[1:])
+    """Whether torch multiplies groups of rows by a weight (E, F, D) in float32: it wants rows of whole 16 bytes."""
+    aligned = all(width % 4 == 0 for width in weight.shape[1:])
     old = weight.device.type == "cuda" and torch.cuda.get_device_capability(weight.device) < (8, 0)
-    return aligned and weight.dtype in (torch.float32, torch.bfloat16, torch.float16) and not old
+    return aligned and weight.dtype != torch.float64 and not old

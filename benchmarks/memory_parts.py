@@ -1,0 +1,151 @@
+"""What training holds, part by part, against the least that it could: one step of a model of a known shape.
+
+    python benchmarks/memory.py --train 0.6B
+    python benchmarks/memory.py --train 1.7B --lora-rank 16
+
+The shapes are those of Qwen3 with random weights, in a checkpoint in bfloat16. A few rollouts are sampled by the
+embedded engine, and one optimizer step is taken on them. The floor of each part is what `minrl.model.memory` estimates.
+"""
+
+import ctypes
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness import doing
+
+SHAPES = {
+    "0.6B": {"hidden_size": 1024, "intermediate_size": 3072},
+    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144},
+    "tiny": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 512},
+}
+GIB = 2**30
+STATUS = Path("/proc/self/status")
+
+
+def gib(field: str) -> float:
+    """A figure of this process's memory: VmRSS now, VmHWM at its peak."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 2**20
+
+
+@contextmanager
+def peak(name: str, peaks: dict[str, float]) -> Iterator[None]:
+    """Note the most resident memory inside beyond what is there before, and say how long it took."""
+    doing(name)
+    ctypes.CDLL(None).malloc_trim(0)
+    before, started = gib("VmRSS"), time.perf_counter()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from now
+    yield
+    peaks[name] = gib("VmHWM") - before
+    print(f"{name}: {before:.2f} GiB before, {gib('VmHWM'):.2f} at the peak, {time.perf_counter() - started:.0f} s")
+
+
+def save_base(size: str, folder: str) -> None:
+    """Write a checkpoint with random weights in bfloat16."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from minrl.model.loading import word_tokenizer
+
+    shape = {"vocab_size": 151_936, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+    ends = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2, "tie_word_embeddings": True}
+    torch.manual_seed(0)
+    config = Qwen3Config(**(shape | SHAPES[size] | ends), head_dim=128)
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config).bfloat16()
+    model.to_empty(device="cpu").tie_weights()
+    some = 0.02 * torch.randn(2**20)  # repeated: billions of normal numbers take minutes
+    for weight in model.parameters():
+        weight.data = some.repeat(-(-weight.numel() // 2**20))[: weight.numel()].view(weight.shape).bfloat16()
+        if weight.ndim < 2:
+            weight.data.fill_(1)
+    model.save_pretrained(folder)
+    word_tokenizer([f"w{index}" for index in range(100)]).save_pretrained(folder)
+
+
+def main(size: str, rank: int, optimizer_name: str, prompts: int, group: int, tokens: int) -> None:
+    """One step of the model; a row for each part."""
+    with tempfile.TemporaryDirectory() as folder:
+        doing("writing the checkpoint")
+        make = f"from memory_parts import save_base; save_base({size!r}, {folder!r})"
+        subprocess.run([sys.executable, "-c", make], check=True, cwd=Path(__file__).parent)
+        step(folder, rank, optimizer_name, prompts, group, tokens)
+
+
+def step(folder: str, rank: int, optimizer_name: str, prompts: int, group: int, tokens: int) -> None:
+    """Load, sample, train; print the parts."""
+    from shapes import as_rollouts
+
+    from minrl.algorithms import choose_algorithm
+    from minrl.batch import make_batch
+    from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
+    from minrl.engines import Sampling
+    from minrl.engines.torch_engine import TorchEngine
+    from minrl.model.lora import Adapters
+    from minrl.model.processes import Processes
+    from minrl.optimizer import make_optimizer
+    from minrl.run.loading import load_policy
+    from minrl.types import Request
+    from minrl.update import update_policy
+
+    peaks: dict[str, float] = {}
+    config = TrainerConfig(
+        model=ModelConfig(device="cpu", dtype="float32", threads=1),
+        optimizer=OptimizerConfig(optimizer=optimizer_name, learning_rate=1e-6),
+        lora=LoraConfig(lora_rank=rank) if rank else LoraConfig(),
+    )
+    with peak("loading", peaks):
+        policy = load_policy(folder, config.model, Processes(config.model))
+    if rank:
+        with peak("adapters", peaks):
+            policy.adapters = Adapters(policy.model, config.lora, folder, seed=0)
+    requests = [
+        Request([5 + (7 * (row // group) + 3 * place) % 90 for place in range(32)], row, tokens)
+        for row in range(prompts * group)
+    ]
+    with peak("sampling", peaks):
+        completions = TorchEngine(policy).generate(requests, Sampling(1.0, frozenset()))
+    rollouts, algorithm = as_rollouts(requests, completions, group), choose_algorithm(config)
+    optimizer = make_optimizer(policy, config.optimizer)
+    batch = make_batch(rollouts, algorithm.advantages(rollouts, {}).values)
+    with peak("update", peaks):
+        update_policy(policy, optimizer, batch, algorithm, config, 1, False)
+    moments = sum(_bytes(state.values()) for state in optimizer.state.values())
+    _print(policy, optimizer_name, sum(len(rollout.ids) for rollout in rollouts), peaks, moments)
+
+
+def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:
+    """A row for each part: what it took, and the estimate."""
+    from minrl.engines.slices import footprint
+    from minrl.model.memory import decoder_copies, needed
+
+    weights, text, adapted = list(policy.model.parameters()), policy.model.config, policy.adapters is not None
+    count, trained = (sum(w.numel() for w in of) for of in (weights, [w for w in weights if w.requires_grad]))
+    copies, held = decoder_copies(text, adapted, 4), sum(weight.numel() for weight in weights if weight.itemsize < 4)
+    least = needed(count, trained, optimizer, text, tokens, False, held, copies)
+    cache = footprint(policy.model, 4).slot * tokens
+    rows = {
+        "weights": (_bytes(weights), least.weights),
+        "gradients": (4 * trained, least.gradients),
+        "moments": (moments, least.moments),
+        "casts and activations": (
+            peaks["update"] * GIB - 4 * trained - moments,
+            least.casts + least.activations,
+        ),
+        "engine's copies, and logits": (peaks["sampling"] * GIB - cache, copies),
+        "cache": (cache, cache),
+    }
+    print(f"\n{count / 1e9:.2f}B weights, {trained / 1e6:.1f}M trained; {gib('VmRSS'):.2f} GiB resident at the end")
+    print("| part | GiB | floor |\n| --- | --- | --- |")
+    for name, (measured, floor) in rows.items():
+        print(f"| {name} | {measured / GIB:.2f} | {floor / GIB:.2f} |")
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if hasattr(tensor, "numel"))

@@ -1,0 +1,106 @@
+"""Writes docs/models.md: which architectures train, and how, from what the tests found (docs/models.json).
+
+    python docs/models.py
+
+`tests/test_models.py` compares the table with what each architecture does, and the page with the table.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+PAGE, TABLE, VLLM = (Path(__file__).with_name(name) for name in ("models.md", "models.json", "models_vllm.json"))
+
+Row = Mapping[str, Any]
+
+
+def page() -> str:
+    """The whole page."""
+    table = json.loads(TABLE.read_text())
+    vllm = json.loads(VLLM.read_text()) if VLLM.exists() else {}
+    rows: dict[str, Row] = table["architectures"]
+    outcomes = Counter(row["outcome"] for row in rows.values())
+    right = {name: row for name, row in rows.items() if row["outcome"] == "right"}
+    return TEXT.format(
+        version=table["transformers"],
+        architectures=len(rows) - sum("," in name for name in rows),
+        settings=sum("," in name for name in rows),
+        right=outcomes["right"],
+        packed=sum(row["how"] == "packed" for row in right.values()),
+        rows=sum(row["how"] == "rows" for row in right.values()),
+        refused=outcomes["refused"],
+        not_made=outcomes["not made"],
+        works="\n".join(_works(right, vllm)),
+        refusals="\n".join(_reasons(rows, "refused")),
+        others="\n".join(_reasons(rows, "not made")),
+    )
+
+
+def _works(rows: Mapping[str, Row], vllm: Mapping[str, Any]) -> Iterator[str]:
+    yield from (_row("architecture", "update", "embedded engine", "LoRA", "vLLM"), _row(*["---"] * 5))
+    for name, row in rows.items():
+        yield _row(f"`{name}`", row["how"], row["decoder"], row["lora"], str(vllm.get(name, "")))
+
+
+def _reasons(rows: Mapping[str, Row], outcome: str) -> Iterator[str]:
+    """A reason in each row, with all that it holds for."""
+    names: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if row["outcome"] == outcome:
+            names.setdefault(row["reason"], []).append(f"`{name}`")
+    yield from (_row("architectures", "reason"), _row("---", "---"))
+    for reason, found in sorted(names.items(), key=lambda item: -len(item[1])):
+        yield _row(", ".join(found), reason.replace("|", "\\|"))
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+TEXT = """# Models
+
+Which architectures of transformers {version} train, and how. Each of the {architectures} that transformers lists with a
+causal language model head, multimodal ones included, is made small with random weights, and {settings} of them with further
+settings. What MinRL computes is compared with plain transformers (one sequence at a time, eager attention, all logits, in
+float32): the log-probabilities and gradients of an update, and the log-probabilities with which the embedded engine
+samples. They agree to 1e-4 nats and 1e-4 of a gradient's largest element, or the model is refused in one line as it is
+loaded. This page is written by `python docs/models.py`.
+
+| | |
+|---|---|
+| right | {right}: {packed} with packed updates, {rows} with padded rows |
+| refused as they are loaded | {refused} |
+| not tried | {not_made} |
+
+The same comparison, of a short probe, is made with every model that is loaded, so that a model that is not in the table,
+or has other settings, is right or refused too.
+
+## What trains
+
+Update: `packed` computes a prompt once for all its completions, and nothing for padding; `rows` computes each completion
+behind its own copy of the prompt, padded to the longest, which takes longer. Embedded engine: `own` is MinRL's decoder;
+`cached` is transformers' forward pass with its cache; `aligned` is that with prompts of one length at a time; `recomputed`
+uses no cache and takes much longer. LoRA: adapters on every linear layer, saved, loaded and merged, give what plain
+transformers gives with the merged weights.
+
+{works}
+
+## What is refused
+
+{refusals}
+
+## What was not tried
+
+{others}
+
+## Another version of transformers
+
+`python -m pytest tests/test_models.py -m slow` says what changed. `python tests/zoo_check.py --write NAME` checks an
+architecture again and keeps what it finds; then `python docs/models.py` writes this page.
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

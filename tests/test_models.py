@@ -1,0 +1,41 @@
+"""Every architecture of transformers with a causal language model head is right or refused, as docs/models.json says."""
+
+import json
+
+import pytest
+import transformers
+from test_documents import ROOT, loaded
+
+from tests.zoo import names
+from tests.zoo_check import TABLE, check, row_of
+
+POPULAR = ("llama", "qwen3")
+"""Checked in the fast suite; all others are slow together."""
+
+PAGE = loaded(ROOT / "docs" / "models.py")
+KEPT = json.loads(TABLE.read_text())
+HOW_TO_KEEP = "look at the causes, mend them, then: python tests/zoo_check.py --write {}; python docs/models.py"
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in POPULAR else pytest.param(name, marks=pytest.mark.slow) for name in names()]
+)
+def test_an_architecture_is_right_or_refused_as_the_table_says(name):
+    assert row_of(check(name)) == KEPT["architectures"].get(name), HOW_TO_KEEP.format(f"{name!r}")
+
+
+def test_the_table_has_the_architectures_of_this_transformers():
+    kept, there = KEPT["architectures"].keys(), set(names())
+    new, gone = sorted(there - kept), sorted(kept - there)
+    assert not new, f"new in transformers {transformers.__version__}: " + HOW_TO_KEEP.format(" ".join(map(repr, new)))
+    assert not gone, (
+        f"no longer in transformers {transformers.__version__}: take {gone} out of {TABLE.name} and tests/zoo.py"
+    )
+
+
+def test_nothing_is_wrong_or_raises():
+    assert {row["outcome"] for row in KEPT["architectures"].values()} == {"right", "refused", "not made"}
+
+
+def test_the_page_is_written_from_the_table():
+    assert PAGE.page() == PAGE.PAGE.read_text(), "run python docs/models.py"

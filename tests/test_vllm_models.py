@@ -1,0 +1,259 @@
+"""Architectures with the real vLLM (tests/vllm_models.py has all), and what of the engine can be tried without it."""
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import (
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
+
+from minrl.engines.vllm import start
+from minrl.engines.vllm import versions as vllm_versions
+from minrl.engines.vllm.checkpoint import Checkpoint
+from minrl.engines.vllm.device_copies import DeviceCopies
+from minrl.engines.vllm.start import PolicyClasses, refused
+from minrl.engines.vllm.verify import (
+    PROBE_TOKENS,
+    differing,
+    find_held,
+    policy_logprobs,
+    spread_ids,
+    transposed_names,
+    unread,
+)
+from minrl.types import UserError
+from tests.vllm_models import CHANGES, TABLE, TOLERANCE, compare_apart
+
+REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+
+FEW = ("olmo2", "qwen3_moe", "mixtral", "gemma2", "phi", "gpt2", "granitemoehybrid")
+"""transformers' own class, experts, renamed experts, a cap, a head with a bias, columns for rows, recurrent layers."""
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+@pytest.mark.parametrize("name", FEW)
+def test_vllm_samples_with_the_policy_before_and_after_an_update(name):
+    found = compare_apart(name)
+    assert found.outcome == "right", found.reason
+    assert found.gap <= TOLERANCE and found.spread > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(REASON is not None, reason=REASON or "")
+def test_what_vllm_cannot_run_is_refused_in_one_line():
+    found = compare_apart("bamba")
+    assert found.outcome == "refused"
+    assert "cannot sample for BambaForCausalLM on this cpu: ValueError: Layer 0" in found.reason
+    assert found.reason.endswith("use --engine torch") and "\n" not in found.reason
+
+
+def test_each_architecture_is_right_or_refused_in_one_line():
+    rows = json.loads(TABLE.read_text())
+    assert rows.pop("vLLM")
+    assert rows.keys() == CHANGES.keys()
+    for name, cell in rows.items():
+        assert cell == "right" or cell.startswith(("refused: ", "not made: ")), f"{name}: {cell}"
+        assert "\n" not in cell
+
+
+class Layer(nn.Linear):
+    """A module of the policy's, whose class another library changes."""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return super().forward(value)
+
+
+class Compiled:
+    def __call__(self, *args: object) -> object:
+        raise AttributeError("do_not_compile")
+
+
+def test_classes_that_vllm_changes_are_put_back_and_its_own_modules_keep_the_change():
+    policy, engine_model = nn.Sequential(Layer(2, 2)), nn.Sequential(Layer(2, 2))
+    expected, before = policy(torch.ones(2)), dict(vars(Layer))
+    classes = PolicyClasses(policy)
+    Layer.__bases__ = (*Layer.__bases__, Compiled)
+    Layer.__call__, Layer.mark = Compiled.__call__, True
+    with pytest.raises(AttributeError):
+        policy(torch.ones(2))
+    classes.restore(engine_model)
+    assert torch.equal(policy(torch.ones(2)), expected)
+    assert dict(vars(Layer)) == before and Layer.__bases__ == (nn.Linear,)
+    with pytest.raises(AttributeError):
+        engine_model(torch.ones(2))
+    assert isinstance(engine_model[0], Layer) and engine_model[0].mark
+
+
+def small_mixtral() -> MixtralForCausalLM:
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return MixtralForCausalLM(MixtralConfig(vocab_size=11, num_key_value_heads=1, num_local_experts=3, **sizes))
+
+
+def test_the_engine_is_sent_what_a_checkpoint_holds(tmp_path):
+    model = small_mixtral()
+    model.save_pretrained(tmp_path)
+    checkpoint = Checkpoint(model)
+    sent = dict(checkpoint.as_saved(checkpoint.tensors()))
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert sent.keys() == set(file.keys())
+        assert all(torch.equal(sent[name], file.get_tensor(name)) for name in sent)
+    assert not any(name in sent for name in model.state_dict() if "experts" in name)  # of another form in memory
+
+
+def test_buffers_of_a_checkpoint_are_sent_too():
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "moe_intermediate_size": 8, "num_attention_heads": 2}
+    shape = {"num_hidden_layers": 2, "num_key_value_heads": 1, "n_routed_experts": 2, "first_k_dense_replace": 1}
+    config = Glm4MoeConfig(vocab_size=11, num_experts_per_tok=1, n_group=1, topk_group=1, **sizes, **shape)
+    sent = Checkpoint(Glm4MoeForCausalLM(config)).tensors()
+    assert "model.layers.1.mlp.gate.e_score_correction_bias" in sent
+    assert not any("inv_freq" in name for name in sent)  # computed, in no checkpoint
+
+
+def test_of_a_multimodal_model_the_text_part_is_sent_as_a_model_of_text():
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "head_dim": 8}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+    nested = Gemma3Config(text_config=text, vision_config={**vision, "image_size": 28, "patch_size": 14})
+    model = Gemma3ForConditionalGeneration(nested)
+    checkpoint = Checkpoint(model)
+    sent = dict(checkpoint.as_saved(checkpoint.tensors()))
+    alone = Gemma3ForCausalLM(model.config.text_config)
+    assert type(checkpoint.shape) is Gemma3ForCausalLM
+    assert sent.keys() == {name for name in alone.state_dict() if name != "lm_head.weight"}  # tied
+    alone.load_state_dict(sent, strict=False)
+    alone.tie_weights()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    torch.testing.assert_close(alone.eval()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+class ByExpert(nn.Module):
+    """Loads a checkpoint's experts one at a time, as vLLM does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.Parameter(torch.zeros(2, 3, 8, 16), requires_grad=False)  # of each layer and expert
+
+    def load_weights(self, weights) -> None:
+        for name, weight in weights:
+            if name.endswith("w1.weight"):
+                layer, expert = (int(part) for part in name.split(".") if part.isdigit())
+                self.gates[layer, expert].copy_(weight)
+
+
+def test_device_copies_of_weights_in_another_form_are_converted_at_each_sync():
+    policy, model = small_mixtral(), ByExpert()
+    checkpoint = Checkpoint(policy)
+    copies = DeviceCopies(model, checkpoint.tensors(), checkpoint.as_saved)
+    assert not copies.direct and copies.sources == []
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.mul_(2)
+    copies.run()
+    expected = torch.stack([layer.mlp.experts.gate_up_proj[:, :8] for layer in policy.model.layers])
+    assert torch.equal(model.gates, expected)
+
+
+class Engine(nn.Module):
+    """A decoder under another prefix, with a fused projection and rows where GPT-2 has columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.language_model = nn.ModuleDict({"model": nn.ModuleDict({"h": nn.ModuleList([nn.Module()])})})
+        block = self.language_model["model"]["h"][0]
+        block.attn = nn.Module()
+        block.attn.c_attn = nn.Linear(16, 48)
+        block.mlp = nn.Module()
+        block.mlp.experts = nn.Module()
+        block.mlp.experts.gate = nn.Linear(16, 4, bias=False)
+        block.register_buffer("layer_scalar", torch.ones(1))
+
+
+def test_tensors_are_found_under_other_names_and_shapes():
+    model = Engine()
+    block = model.language_model["model"]["h"][0]
+    weights = {
+        "transformer.h.0.attn.c_attn.weight": block.attn.c_attn.weight.detach().T.clone(),
+        "transformer.h.0.attn.c_attn.bias": block.attn.c_attn.bias.detach().clone(),
+        "transformer.h.0.mlp.gate.weight": block.mlp.experts.gate.weight.detach().clone(),
+        "transformer.h.0.layer_scalar": torch.ones(1),
+        "transformer.h.0.lost": torch.ones(1),
+    }
+    held = find_held(model, weights, {"transformer.h.0.attn.c_attn.weight"})
+    assert unread(held, weights) == ["transformer.h.0.lost"]
+    assert differing(held, weights, torch.float32, 0) == []
+    for name in weights.keys() - {"transformer.h.0.lost"}:
+        changed = weights[name].clone()
+        changed[-1] += 1
+        assert differing(held, {**weights, name: changed}, torch.float32, 0) == [name]
+
+
+def test_rows_in_another_order_are_the_probes_to_judge_and_other_values_are_not():
+    model = nn.ModuleDict({"q_proj": nn.Linear(4, 6, bias=False)})
+    weights = {"q_proj.weight": model["q_proj"].weight.detach()[torch.tensor([3, 1, 2, 0, 5, 4])]}
+    held = find_held(model, weights)
+    assert differing(held, weights, torch.float32, 0) == []
+    weights["q_proj.weight"][0, 0] += 1e-6
+    assert differing(held, weights, torch.float32, 0) == ["q_proj.weight"]
+
+
+def test_a_tied_head_is_read_where_the_embedding_is():
+    embedding = torch.randn(5, 4)
+    model = nn.ModuleDict({"model": nn.ModuleDict({"embed_tokens": nn.Embedding(5, 4, _weight=embedding.clone())})})
+    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
+    assert unread(find_held(model, weights), weights) == []
+
+
+def test_weights_with_a_column_for_each_output_are_known():
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=16, n_layer=1, n_head=2))
+    assert {name.removeprefix("transformer.h.0.") for name in transposed_names(model)} == {
+        f"{layer}.weight" for layer in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+    }
+
+
+def test_whatever_vllm_raises_is_one_line_with_its_reason(policy, monkeypatch):
+    class Invalid(ValueError):
+        def errors(self) -> list[dict[str, str]]:
+            return [{"msg": "Value error, no such dtype\nmore"}]
+
+    for error, reason in (
+        (KeyError("w13"), "KeyError: 'w13'"),
+        (Invalid("1 validation error\n..."), "Value error, no such dtype"),
+        (RuntimeError("first\nsecond"), "RuntimeError: first"),
+        (AssertionError(), "AssertionError: raise error"),  # says nothing: the line that raised it does
+    ):
+        with (
+            pytest.raises(UserError, match="cannot sample for Qwen3ForCausalLM on this cpu") as raised,
+            refused(policy),
+        ):
+            raise error
+        assert str(raised.value).endswith(f"{reason}; use --engine torch")
+    missing = ModuleNotFoundError("No module named 'torchvision'")
+    monkeypatch.setattr(start, "_import_error", lambda architecture: missing)
+    with pytest.raises(UserError, match="ModuleNotFoundError: No module named 'torchvision'; use"), refused(policy):
+        raise ValueError("Model architectures ['X'] failed to be inspected. Please check the logs")
+    with pytest.raises(UserError, match=r"^mine$"), refused(policy):
+        raise UserError("mine")
+
+
+@pytest.mark.parametrize(("window", "tokens"), [(None, PROBE_TOKENS), (100, 100 + PROBE_TOKENS), (4096, PROBE_TOKENS)])
+def test_the_first_probe_is_longer_than_the_window(policy, window, tokens):
+    policy.model.config.sliding_window = window
+    ids = spread_ids(policy)
+    assert len(ids) == tokens and max(ids) < len(policy.tokenizer)
+    logits = policy.model(input_ids=torch.tensor([ids])).logits[0]
+    expected = [float(row.log_softmax(-1)[token]) for row, token in zip(logits[:-1], ids[1:], strict=True)]
+    torch.testing.assert_close(policy_logprobs(policy, ids).tolist(), expected[1 - PROBE_TOKENS :])

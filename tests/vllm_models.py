@@ -1,0 +1,323 @@
+"""Whether vLLM's CPU build samples with an architecture as plain transformers computes it.
+
+    python -m tests.vllm_models [NAME ...]
+
+makes each small with random weights, starts the engine, verifies a sync, changes every weight, verifies the next, and
+compares the log-probabilities of sampled tokens with plain transformers: eager attention, one sequence at a time, in
+float32. What it finds goes to docs/models_vllm.json: `right`, or `refused` and the reason. Without names: all.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from minrl.config import EngineConfig, ModelConfig
+from minrl.engines import Sampling
+from minrl.engines.vllm.versions import installed_version
+from minrl.model.loading import word_tokenizer
+from minrl.model.processes import Processes
+from minrl.policy import Policy, as_policy
+from minrl.types import CausalModel, Completion, Request, UserError
+
+TABLE = Path(__file__).parent.parent / "docs" / "models_vllm.json"
+TOLERANCE = 1e-4
+"""Nats."""
+LONGEST_S = 300
+WORDS = [f"w{index}" for index in range(100)]
+REQUESTS = [Request([5 + (7 * i + 13 * k) % 95 for k in range(20)], 2**40 + i, 12 + i) for i in range(4)]
+"""Longer than the windows, so that they matter."""
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,  # vLLM's attention on a CPU takes multiples of 32
+    "max_position_embeddings": 128,
+    "sliding_window": 8,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
+    "num_experts_per_tok": 2,
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "n_shared_experts"), 1),
+    **dict.fromkeys(("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+}
+"""Usual names of a config's fields, where it has them."""
+
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+DELTA = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
+    "layer_types": ["linear_attention", "full_attention"],
+}
+LATENT = {
+    **{"kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32},
+    "head_dim": 32,
+    "num_key_value_heads": 4,
+}
+GPT2 = {"n_embd": 128, "n_layer": 2, "n_head": 4, "n_positions": 128}
+SLIDING_FULL = ["sliding_attention", "full_attention"]
+
+IMAGES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2} | {
+    "image_size": 28,
+    "patch_size": 14,
+}
+IDS = {"vocab_size": 105, "eos_token_id": 2, "bos_token_id": None, "pad_token_id": 0}
+"""Those of `word_tokenizer`."""
+
+TEXT = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")} | {
+    **{name: SIZES[name] for name in ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")},
+    **IDS,
+}
+"""The text part of a multimodal model."""
+
+PLAIN = """
+    llama qwen2 qwen3 qwen2_moe qwen3_moe mistral ministral ministral3 mixtral gemma phi phi3 phimoe olmo olmo2 olmo3
+    olmoe flex_olmo smollm3 glm glm4 granite granite_swa granitemoe granitemoe_swa granitemoeshared starcoder2 gpt_neox
+    exaone4 exaone_moe gpt_oss nanochat hunyuan_v1_dense hunyuan_v1_moe jais2 mellum seed_oss stablelm nemotron
+    ernie4_5 ernie4_5_moe apertus arcee helium solar_open cohere2_moe persimmon diffllama doge
+"""
+"""Architectures that need nothing besides."""
+
+CHANGES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in PLAIN.split()},
+    **{name: {"query_pre_attn_scalar": 32} for name in ("gemma2", "gemma3_text", "vaultgemma")},
+    "gemma3": {"text_config": {**TEXT, "query_pre_attn_scalar": 32}, "vision_config": IMAGES},
+    "mistral3": {
+        "text_config": {**TEXT, "model_type": "mistral"},
+        "vision_config": {**IMAGES, "model_type": "pixtral"},
+    },
+    "qwen3_vl": {
+        "text_config": TEXT,
+        "vision_config": {
+            "depth": 1,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 32,
+            "out_hidden_size": 128,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+    },
+    "gemma4_text": {
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 105,
+        "layer_types": SLIDING_FULL,
+    },
+    "gemma3n_text": {
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 105,
+        "num_kv_shared_layers": 0,
+        "layer_types": SLIDING_FULL,
+        "laurel_rank": 16,
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "intermediate_size": [96, 96],
+    },
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), GPT2),
+    **{name: {**GPT2, "rotary_dim": 16} for name in ("gptj", "codegen")},
+    "bloom": {"n_layer": 2, "n_head": 4},
+    "mpt": {"d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 128, "expansion_ratio": 2},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 128},
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+    "dbrx": {
+        **{"d_model": 128, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+    },
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "cohere": {"logit_scale": 1.0},
+    "cohere2": {"logit_scale": 1.0, "num_hidden_layers": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "route_scale": 1.0},
+    "cwm": {"bos_token_id": 1},
+    "glm4_moe": {"head_dim": 32, "use_qk_norm": True},
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "youtu"), LATENT),
+    "glm4_moe_lite": {**LATENT, "first_k_dense_replace": 1},
+    "deepseek_v32": {**LATENT, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 64},
+    "minimax_m2": {
+        "rotary_dim": 32,
+        "scoring_func": "sigmoid",
+        "use_routing_bias": True,
+    },  # as the published config has it
+    "minimax": {"layer_types": ["linear_attention", "full_attention"], "block_size": 16},
+    "llama4_text": {
+        **{"intermediate_size_mlp": 96, "intermediate_size": 96, "attention_chunk_size": 128, "num_experts_per_tok": 1},
+        "interleave_moe_layer_step": 2,
+    },
+    "lfm2": {  # `conv_dim` and `block_`: as the published config has it
+        **{"layer_types": ["conv", "full_attention"], "conv_dim": 128, "block_dim": 128, "block_ff_dim": 96},
+        **{"block_multiple_of": 16, "block_auto_adjust_ff_dim": False, "block_ffn_dim_multiplier": 1.0},
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "conv_dim": 128, "num_dense_layers": 1},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "granitemoehybrid": {**MAMBA, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 64},
+    "falcon_h1": {**MAMBA, "mamba_d_head": 16, "mamba_d_ssm": 128},
+    "jamba": {
+        **{"mamba_dt_rank": 8, "mamba_d_state": 16, "attn_layer_period": 2, "attn_layer_offset": 1},
+        **{"expert_layer_period": 2, "expert_layer_offset": 1},
+    },
+    "mamba": {"state_size": 16, "time_step_rank": 8, "intermediate_size": 256},
+    "mamba2": {"num_heads": 8, "head_dim": 32, "state_size": 16, "n_groups": 1},
+    "nemotron_h": {
+        **{"mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 1},
+        "hybrid_override_pattern": "M*-",
+    },
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"],
+        "mamba_headdim": 32,
+        "n_mamba_heads": 8,
+        "hybrid_layer_ids": [1],
+        "adapter_rank": 8,
+    },
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"), DELTA),
+}
+"""The architectures, by model type, and what they need besides `SIZES`."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of an architecture. `outcome`: right, refused, wrong, traceback, crash or not made."""
+
+    outcome: str
+    reason: str = ""
+    gap: float = 0.0
+    spread: float = 0.0
+    probed: tuple[str, ...] = ()
+    """Tensors that no name finds in the engine."""
+
+    @property
+    def cell(self) -> str:
+        """For the table of models."""
+        reason = self.reason.partition("; try --engine torch")[0].removesuffix("; use --engine torch")
+        return self.outcome + (f": {' '.join(reason.split())}" if reason else "")
+
+
+def small_model(name: str) -> tuple[CausalModel, Any]:
+    """The architecture in float32 with weights, biases and norms that matter, and a tokenizer."""
+    tokenizer = word_tokenizer(WORDS)
+    config_class, changes = CONFIG_MAPPING[name], CHANGES[name]
+    usual = config_class()
+    assert (len(tokenizer), tokenizer.eos_token_id) == (IDS["vocab_size"], IDS["eos_token_id"])
+    values = {key: value for key, value in SIZES.items() if _settable(usual, key)} | IDS
+    values = {} if "text_config" in changes else values
+    own = {usual.attribute_map.get(key, key) for key in changes}
+    values = {key: value for key, value in values.items() if usual.attribute_map.get(key, key) not in own}
+    torch.manual_seed(0)
+    auto: Any = AutoModelForCausalLM if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForMultimodalLM
+    model = auto.from_config(config_class(**values, **changes)).float()
+    assert sum(weight.numel() for weight in model.parameters()) < 10**7, f"{name} is not small: {model.config}"
+    if model._supports_attention_backend:
+        model.set_attn_implementation("eager")
+    change(model, 0.1)
+    return model, tokenizer
+
+
+def change(model: CausalModel, size: float) -> None:
+    """Move every weight."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(size * torch.randn_like(weight))
+
+
+def compare(name: str) -> Found:
+    """Start the engine for the architecture, sync, update, sync, and compare. The engine is left to the process."""
+    from minrl.engines.vllm.checkpoint import Checkpoint
+    from minrl.engines.vllm.engine import VllmEngine
+    from minrl.engines.vllm.verify import find_held, transposed_names, unread
+
+    try:
+        model, tokenizer = small_model(name)
+    except Exception as error:
+        return Found("not made", f"{type(error).__name__}: {error}")
+    settings = ModelConfig(device="cpu", threads=1)
+    try:
+        policy = as_policy(model, tokenizer, settings, Processes(settings))
+        engine = VllmEngine(EngineConfig(engine="vllm"), policy, len(REQUESTS))
+        gap, spread = _gap(policy, engine.generate(REQUESTS, Sampling(1.0, frozenset())))
+        change(model, 0.01)
+        policy.version += 1
+        engine.sync(policy)
+        after, _ = _gap(policy, engine.generate(REQUESTS, Sampling(1.0, frozenset())))
+    except UserError as error:
+        return Found("refused", str(error))
+    except Exception:
+        return Found("traceback", traceback.format_exc())
+    weights = Checkpoint(model).of_text(model.state_dict())
+    probed = unread(find_held(engine.model, weights, transposed_names(model)), weights)
+    gap = max(gap, after)
+    return Found("right" if gap <= TOLERANCE else "wrong", "", gap, spread, tuple(probed))
+
+
+def compare_apart(name: str) -> Found:
+    """`compare` in a process of its own, which may crash. It is forked, so that vLLM is imported once."""
+    _import_vllm()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(LONGEST_S)
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(asdict(compare(name)), pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return Found(**json.loads(said)) if said else Found("crash", f"the process ended with status {status}")
+
+
+def main(names: list[str]) -> None:
+    """Compare each, print a line, and keep what was found."""
+    for name in names or sorted(CHANGES):
+        start = time.perf_counter()
+        found = compare_apart(name)
+        print(f"{name}: {found.cell} {found.gap:.1e} {found.spread:.2f} {len(found.probed)}", end=" ")
+        print(f"{time.perf_counter() - start:.0f} s", flush=True)
+        table: Mapping[str, str] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+        rows = {**table, "vLLM": installed_version(), name: found.cell}
+        TABLE.write_text(json.dumps(rows, indent=2, sort_keys=True) + "\n")
+
+
+def _settable(config: Any, name: str) -> bool:
+    """Whether a config has the field, and it can be set."""
+    attribute = getattr(type(config), name, None)
+    if isinstance(attribute, property) and attribute.fset is None:
+        return False
+    if "expert" in name and vars(config).get(name, 1) is None:
+        return False  # a dense model, of a family that has experts too
+    return name in vars(config) or name in config.attribute_map
+
+
+def _gap(policy: Policy, completions: list[Completion]) -> tuple[float, float]:
+    """The largest difference from plain transformers in nats, and how far log-probabilities spread."""
+    gaps, spreads = [], []
+    for request, completion in zip(REQUESTS, completions, strict=True):
+        ids = torch.tensor([request.ids + completion.ids])
+        with torch.no_grad():
+            logprobs = policy.model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        own = logprobs.gather(1, ids[0, 1:, None])[len(request.ids) - 1 :, 0]
+        gaps.append(float((own - torch.tensor(completion.logprobs)).abs().max()))
+        spreads.append(float(logprobs.std(-1).mean()))
+    return max(gaps), min(spreads)
+
+
+def _import_vllm() -> None:
+    for module in ("vllm.entrypoints.llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"):
+        import_module(module)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
