@@ -256,7 +256,8 @@ def test_moments_in_eight_bits_train_adapters_on_held_weights_and_go_on(adapted,
     learn(policy, optimizer)
     for name, weight in policy.model.named_parameters():
         assert torch.equal(weight, before[name]) != weight.requires_grad, name
-        assert not weight.requires_grad or optimizer.state[weight]["state1"].dtype == torch.uint8
+        if weight.requires_grad and weight.numel() >= 4096:
+            assert optimizer.state[weight]["state1"].dtype == torch.uint8
     saved = save_checkpoint(tmp_path / "c", policy, optimizer, TrainState(step=1), keep=0)
     other = adapted("Qwen3", move=False, rank=128)
     other.adapters.load(saved)
