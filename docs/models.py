@@ -33,15 +33,18 @@ def page() -> str:
         refused=outcomes["refused"],
         not_made=outcomes["not made"],
         works="\n".join(_works(right, vllm)),
+        vllm="vLLM: on a CPU, by [its own comparison](vllm.md); empty where it was not tried.\n" if vllm else "",
         refusals="\n".join(_reasons(rows, "refused")),
         others="\n".join(_reasons(rows, "not made")),
     )
 
 
 def _works(rows: Mapping[str, Row], vllm: Mapping[str, Any]) -> Iterator[str]:
-    yield from (_row("architecture", "update", "embedded engine", "LoRA", "vLLM"), _row(*["---"] * 5))
+    titles = ["architecture", "update", "embedded engine", "LoRA", *(["vLLM"] if vllm else [])]
+    yield from (_row(*titles), _row(*["---"] * len(titles)))
     for name, row in rows.items():
-        yield _row(f"`{name}`", row["how"], row["decoder"], row["lora"], str(vllm.get(name, "")))
+        cells = [f"`{name}`", row["how"], row["decoder"], row["lora"], str(vllm.get(name, "")).partition(":")[0]]
+        yield _row(*cells[: len(titles)])
 
 
 def _reasons(rows: Mapping[str, Row], outcome: str) -> Iterator[str]:
@@ -61,12 +64,13 @@ def _row(*cells: str) -> str:
 
 TEXT = """# Models
 
-Which architectures of transformers {version} train, and how. Each of the {architectures} that transformers lists with a
-causal language model head, multimodal ones included, is made small with random weights, and {settings} of them with further
-settings. What MinRL computes is compared with plain transformers (one sequence at a time, eager attention, all logits, in
-float32): the log-probabilities and gradients of an update, and the log-probabilities with which the embedded engine
-samples. They agree to 1e-4 nats and 1e-4 of a gradient's largest element, or the model is refused in one line as it is
-loaded. This page is written by `python docs/models.py`.
+Which architectures of transformers {version} train, and how. Each of the {architectures} that transformers
+lists with a causal language model head, multimodal ones included, is made small with random weights, some of
+them with further settings too ({settings}). What MinRL computes is compared with plain transformers (one
+sequence at a time, eager attention, all logits, in float32): the log-probabilities and gradients of an
+update, and the log-probabilities with which the embedded engine samples. They agree to 1e-4 nats and 1e-4 of
+a gradient's largest element, or the model is refused in one line as it is loaded. This page is written by
+`python docs/models.py`.
 
 | | |
 |---|---|
@@ -74,20 +78,23 @@ loaded. This page is written by `python docs/models.py`.
 | refused as they are loaded | {refused} |
 | not tried | {not_made} |
 
-The same comparison, of a short probe, is made with every model that is loaded, so that a model that is not in the table,
-or has other settings, is right or refused too.
+A short form of the comparison is made with every model that is loaded, so that a model that is not in the
+table, or has other settings, is right or refused too.
 
 ## What trains
 
-Update: `packed` computes a prompt once for all its completions, and nothing for padding; `rows` computes each completion
-behind its own copy of the prompt, padded to the longest, which takes longer. Embedded engine: `own` is MinRL's decoder;
-`cached` is transformers' forward pass with its cache; `aligned` is that with prompts of one length at a time; `recomputed`
-uses no cache and takes much longer. LoRA: adapters on every linear layer, saved, loaded and merged, give what plain
-transformers gives with the merged weights.
-
+Update: `packed` computes a prompt once for all its completions, and nothing for padding; `rows` computes each
+completion behind its own copy of the prompt, padded to the longest, which takes longer. Embedded engine:
+`own` is MinRL's decoder; `cached` is transformers' forward pass with its cache; `aligned` is that with
+prompts of one length at a time; `recomputed` uses no cache and takes much longer. LoRA: adapters on every
+linear layer, saved and merged, give what plain transformers gives with the merged weights. Of an encoder with
+a decoder, such as BART, the decoder alone was tried.
+{vllm}
 {works}
 
 ## What is refused
+
+`some` stands for a number.
 
 {refusals}
 
@@ -97,8 +104,8 @@ transformers gives with the merged weights.
 
 ## Another version of transformers
 
-`python -m pytest tests/test_models.py -m slow` says what changed. `python tests/zoo_check.py --write NAME` checks an
-architecture again and keeps what it finds; then `python docs/models.py` writes this page.
+`python -m pytest tests/test_models.py -m slow` says what changed. `python tests/zoo_check.py --write NAME`
+checks an architecture again and keeps what it finds; then `python docs/models.py` writes this page.
 """
 
 

@@ -1,4 +1,4 @@
-"""Every architecture of transformers with a causal language model head is right or refused, as docs/models.json says."""
+"""Every architecture with a causal language model head is right or refused, as docs/models.json says."""
 
 import json
 
@@ -6,6 +6,7 @@ import pytest
 import transformers
 from test_documents import ROOT, loaded
 
+from minrl.policy import Policy
 from tests.zoo import names
 from tests.zoo_check import TABLE, check, row_of
 
@@ -39,3 +40,10 @@ def test_nothing_is_wrong_or_raises():
 
 def test_the_page_is_written_from_the_table():
     assert PAGE.page() == PAGE.PAGE.read_text(), "run python docs/models.py"
+
+
+def test_what_differs_is_found(monkeypatch):
+    right = Policy.score
+    monkeypatch.setattr(Policy, "score", lambda *args: tuple(value * 1.001 for value in right(*args)))
+    found = check("llama")
+    assert found.outcome == "wrong" and "log-probabilities differ by" in found.reason and "gradients" in found.reason

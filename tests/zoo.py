@@ -370,6 +370,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Further settings of a model type that are computed in another way."""
 
 
+NOT_MADE = {
+    **dict.fromkeys(("fast_vlm", "gemma3n", "perception_lm"), "its vision tower needs timm, which is not installed"),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "a drafter, which reads another model's states"),
+    **dict.fromkeys(("musicgen", "musicgen_melody"), "makes codes of sounds from an encoder's text"),
+    "diffusion_gemma": "denoises blocks of tokens, not from left to right",
+    "inkling_mm_model": "its image tower needs scipy, and cannot be made small",
+    "t5gemma2": "an encoder with a decoder",
+    "vision-encoder-decoder": "a pair of any two models",
+}
+"""Architectures that are not tried, and why."""
+
+
 def architectures() -> dict[str, str]:
     """The class with the head of each model type that transformers lists."""
     return {**TEXT, **IMAGES}
@@ -392,7 +404,7 @@ def small_config(config_class: type[PreTrainedConfig], changes: dict[str, Any]) 
     fields = {field.name: str(field.type) for field in dataclasses.fields(config_class)}
     values = {name: SMALL[name] for name in fields.keys() & SMALL.keys() if usual.get(name) or name == "head_dim"}
     values |= _layers(usual, {name for name in fields if name not in changes})
-    values |= {name: value for name, value in DECODER.items() if name in fields}
+    values |= {name: value for name, value in DECODER.items() if name in fields and config_class.model_type in TEXT}
     values |= {name: value for name, value in IDS.items() if name in fields}
     if "bos_token_id" in fields and "None" in fields["bos_token_id"]:
         values["bos_token_id"] = None

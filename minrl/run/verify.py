@@ -261,11 +261,13 @@ def _span(model: CausalModel) -> int:
 
 
 def _tokens(model: CausalModel, count: int) -> list[int]:
-    """Tokens from all over the vocabulary, without special ones."""
+    """Tokens from all over the vocabulary, without special ones. As in any text some occur twice: Doge masks the one or
+    the other of them by what a row is padded with.
+    """
     size = output_head(model).weight.shape[0]
     special = {value for name, value in model.config.to_dict().items() if name.endswith(("token_id", "token_index"))}
     usable = [token for token in range(size) if token not in special]
-    return [usable[(index * 7919 + 11) % len(usable)] for index in range(count)]
+    return [usable[((index - 6 * (index % 4 == 3)) * 7919 + 11) % len(usable)] for index in range(count)]
 
 
 @contextmanager
