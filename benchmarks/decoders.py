@@ -63,9 +63,9 @@ def make_policy(name: str, size: str) -> Policy:
     """A policy of the shape with random weights, in memory."""
     config = ModelConfig(device="cpu", threads=1)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**fields(name, size)), attn_implementation="sdpa")
-    if SHAPES[name].capped or name == "gpt_oss":
-        model.set_attn_implementation("eager")  # sdpa takes neither cap nor sinks
+    attention = "eager" if SHAPES[name].capped or name == "gpt_oss" else "sdpa"  # which takes neither cap nor sinks
+    made = CONFIG_MAPPING[name](**fields(name, size))
+    model = AutoModelForCausalLM.from_config(made, attn_implementation=attention)
     return as_policy(model, word_tokenizer([f"w{n}" for n in range(SIZES[size][3] - 5)]), config, Processes(config))
 
 

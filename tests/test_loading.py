@@ -4,20 +4,21 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForMultimodalLM
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from minrl.config import OptimizerConfig
 from minrl.config.learning import LoraConfig
-from minrl.model.loading import load_model
+from minrl.model.loading import load_model, save_model
 from minrl.model.lora import Adapters, adapted_layers, fold_in
+from minrl.model.source import auto_class
 from minrl.model.text import decoder_of, head_of
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256
-from minrl.types import TrainState
+from minrl.types import TrainState, UserError
 from tests.conftest import CPU
-from tests.multimodal import FAMILIES, save_multimodal
+from tests.multimodal import FAMILIES, TEXT, byte_tokenizer, save_multimodal
 
 IDS = torch.tensor([[72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100, 33, 10, 65, 66, 67, 68, 69, 70]])
 
@@ -49,6 +50,19 @@ def own_logprobs(model):
     positions = torch.arange(IDS.shape[1])[None]
     hidden = decoder_of(model)(input_ids=IDS, position_ids=positions, use_cache=False).last_hidden_state
     return head_of(model)(hidden).log_softmax(-1)
+
+
+def refusal(folder, config, *files):
+    """What is said of a folder with this config and these files."""
+    folder.mkdir(exist_ok=True)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    for name in files:
+        (folder / name).write_text("{}")
+    with pytest.raises(UserError) as refused:
+        load_model(str(folder))
+    assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
+    return str(refused.value)
 
 
 def train_a_step(policy, optimizer):
@@ -101,6 +115,61 @@ def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, proce
         train_a_step(one, steps)
     assert weights_sha256(policy) == weights_sha256(again)
     assert {weight.dtype for weight in again.model.parameters()} == {torch.float32, torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "reason"),
+    [
+        (None, ["model_index.json"], "a pipeline of diffusers, which makes no text"),
+        (None, ["model.gguf"], "GGUF files"),
+        (None, ["params.json"], "the maker's own format"),
+        (None, [], "it has no config.json"),
+        ({}, [], "names no model_type"),
+        ({"model_type": "unheard"}, [], "does not know its model type 'unheard'"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, [], "needs Python code from that folder"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, [], "BertForMaskedLM, which has no causal"),
+        ({"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}, [], "has no causal language"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, [], "an encoder with a decoder"),
+        ({"model_type": "siglip", "architectures": ["SiglipModel"]}, [], "has no causal language model head"),
+        ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, [], "is quantized (gptq)"),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded_is_refused_with_the_true_reason(tmp_path, config, files, reason):
+    assert reason in refusal(tmp_path, config, *files)
+
+
+def test_experts_in_four_bits_are_loaded_as_what_they_stand_for_and_saved_in_float32(tmp_path):
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 32}
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt_oss"](**TEXT | experts))
+    model.save_pretrained(tmp_path / "source")
+    byte_tokenizer().save_pretrained(tmp_path / "source")
+    file, config = tmp_path / "source" / "model.safetensors", tmp_path / "source" / "config.json"
+    weights = load_file(file)
+    matrices = [name for name in weights if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    for name in matrices:  # 32 numbers are 16 bytes and a scale of 2 ** (byte - 127)
+        number, inputs, outputs = weights.pop(name).shape
+        weights[f"{name}_blocks"] = torch.full((number, outputs, inputs // 32, 16), 0x22, dtype=torch.uint8)  # 1.0
+        weights[f"{name}_scales"] = torch.full((number, outputs, inputs // 32), 124, dtype=torch.uint8)
+    save_file(weights, file, {"format": "pt"})
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}))
+    model, tokenizer = load_model(str(tmp_path / "source"))
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    save_model(model, tokenizer, tmp_path / "saved")
+    again, _ = load_model(str(tmp_path / "saved"))
+    found = dict(again.named_parameters())
+    assert len(matrices) == 4 and all((found[name] == 2.0**-3).all() for name in matrices)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_nested_config_with_weights_of_text_alone_stays_one_of_text():
+    config = CONFIG_MAPPING["qwen3_5"]()
+    config.architectures = ["Qwen3_5ForCausalLM"]
+    assert auto_class("folder", config) is AutoModelForCausalLM
+    config.architectures = ["Qwen3_5ForConditionalGeneration"]
+    assert auto_class("folder", config) is AutoModelForMultimodalLM
+    config.architectures = None
+    assert auto_class("folder", config) is AutoModelForMultimodalLM
+    assert auto_class("folder", CONFIG_MAPPING["gemma3_text"]()) is AutoModelForCausalLM
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "q_proj,v_proj"])

@@ -27,6 +27,7 @@ from minrl.engines.vllm.verify import (
     PROBE_TOKENS,
     differing,
     find_held,
+    judged_gap,
     policy_logprobs,
     spread_ids,
     transposed_names,
@@ -224,6 +225,12 @@ def test_weights_with_a_column_for_each_output_are_known():
     }
 
 
+def test_one_token_that_went_to_another_expert_in_bfloat16_does_not_end_a_run():
+    gaps, experts, dense = torch.tensor([0.1, 0.1, 1.0, 0.0]), ["layers.0.mlp.experts.gate_up_proj"], ["lm_head.weight"]
+    assert judged_gap(gaps, experts, torch.bfloat16) == pytest.approx(0.3)  # 1.2 / 4
+    assert judged_gap(gaps, dense, torch.bfloat16) == judged_gap(gaps, experts, torch.float32) == 1.0
+
+
 def test_whatever_vllm_raises_is_one_line_with_its_reason(policy, monkeypatch):
     class Invalid(ValueError):
         def errors(self) -> list[dict[str, str]]:
@@ -254,6 +261,6 @@ def test_the_first_probe_is_longer_than_the_window(policy, window, tokens):
     policy.model.config.sliding_window = window
     ids = spread_ids(policy)
     assert len(ids) == tokens and max(ids) < len(policy.tokenizer)
-    logits = policy.model(input_ids=torch.tensor([ids])).logits[0]
+    logits = policy.model(input_ids=torch.tensor([ids])).logits[0].detach()
     expected = [float(row.log_softmax(-1)[token]) for row, token in zip(logits[:-1], ids[1:], strict=True)]
     torch.testing.assert_close(policy_logprobs(policy, ids).tolist(), expected[1 - PROBE_TOKENS :])

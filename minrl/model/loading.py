@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from minrl.kernels.attention import ATTENTION, packed_attention
 from minrl.kernels.routers import exact_routers
-from minrl.model.source import auto_class, processor_files, read_config, why_not
+from minrl.model.source import auto_class, processor_files, read_config, settle_dequantized, why_not
 from minrl.model.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError, require
@@ -87,6 +87,7 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
         f"{path} is not a model folder that transformers can load (it has no tokenizer): put tokenizer.json there",
     )
     refuse_tokens_without_a_row(path, model, tokenizer)
+    settle_dequantized(model)
     train_text(model)
     keep_precision(model, frozen)
     exact_routers(model, model.config.get_text_config(decoder=True))

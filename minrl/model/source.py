@@ -53,14 +53,27 @@ def auto_class(path: str, config: Any) -> Any:  # noqa: ANN401 - of transformers
     found = {auto: one for auto, one in classes.items() if one is not None}
     kind = f"{path} holds a {said or config.model_type}"
     headless = "which has no causal language model head: choose one that has"
-    require(bool(found), f"{path} holds a model of type {config.model_type!r}, {headless}")
     saved_by = getattr(transformers, said, None) if said else None
     require(
         not config.is_encoder_decoder and not config.get_text_config(decoder=True).is_encoder_decoder,
         f"{kind}, an encoder with a decoder: choose a model that only continues a text",
     )
-    require(saved_by is None or saved_by.can_generate(), f"{kind}, {headless}")
-    return next((auto for auto, one in found.items() if one.__name__ == said), list(found)[-1])
+    require(bool(found), f"{path} holds a model of type {config.model_type!r}, {headless}")
+    chosen = next((auto for auto, one in found.items() if one.__name__ == said), list(found)[-1])
+    able = found[chosen].can_generate() and (saved_by is None or saved_by.can_generate())
+    require(able, f"{kind}, {headless}")
+    return chosen
+
+
+def settle_dequantized(model: Any) -> None:  # noqa: ANN401 - of transformers
+    """Bring experts that were MXFP4 from bfloat16 to float32, and forget the names of their blocks, under which
+    transformers would save them and not find them again.
+    """
+    conversions = getattr(model, "_weight_conversions", None) or []
+    if any(pattern.endswith("_blocks") for conversion in conversions for pattern in conversion.source_patterns):
+        model._weight_conversions = None
+        for weight in model.parameters():
+            weight.data = weight.data.float()
 
 
 def processor_files(path: str, cached_only: bool) -> dict[str, bytes]:

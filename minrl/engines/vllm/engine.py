@@ -26,6 +26,7 @@ from minrl.engines.vllm.verify import (
     SyncError,
     differing,
     find_held,
+    judged_gap,
     policy_logprobs,
     spread_ids,
     transposed_names,
@@ -111,10 +112,10 @@ class VllmEngine:
             logger.warning(f"not found in the engine, so checked by the probe alone: {unread(held, weights)}")
         wrong = differing(held, weights, self.dtype, self.policy.version)
         expected = policy_logprobs(self.policy, self._probe)
-        gap = float((torch.tensor(self.score(self._probe)[-len(expected) :]) - expected).abs().max())
-        tolerance = GAP_TOLERANCE[self.dtype]
+        gaps = (torch.tensor(self.score(self._probe)[-len(expected) :]) - expected).abs()
+        gap, tolerance = float(gaps.max()), GAP_TOLERANCE[self.dtype]
         self._checked = {"engine/sync_gap_max": gap, "engine/sync_checked_tensors": float(len(held))}
-        if not wrong and gap <= tolerance:
+        if not wrong and judged_gap(gaps, weights, self.dtype) <= tolerance:
             return
         tensors = f"{len(wrong)} of {len(held)} weight tensors differ" + (f" ({wrong[0]}, ...)" if wrong else "")
         findings = f"{tensors}; log-probabilities differ by up to {gap:.2g}, tolerance {tolerance:g}; {ADVICE}"
