@@ -104,8 +104,8 @@ a decoder, such as BART, the decoder alone was tried.
 
 ## Another version of transformers
 
-`python -m pytest tests/test_models.py -m slow` says what changed. `python tests/zoo_check.py --write NAME`
-checks an architecture again and keeps what it finds; then `python docs/models.py` writes this page.
+`make test ARGS="-m slow tests/test_models.py"` says what changed, with the command that checks an architecture
+again and keeps what it finds. Then `python docs/models.py` writes this page.
 """
 
 
