@@ -72,11 +72,9 @@ update, and the log-probabilities with which the embedded engine samples. They a
 a gradient's largest element, or the model is refused in one line as it is loaded. This page is written by
 `python docs/models.py`.
 
-| | |
-|---|---|
-| right | {right}: {packed} with packed updates, {rows} with padded rows |
-| refused as they are loaded | {refused} |
-| not tried | {not_made} |
+- right: {right}, {packed} of them with packed updates and {rows} with padded rows
+- refused as they are loaded: {refused}
+- not tried: {not_made}
 
 A short form of the comparison is made with every model that is loaded, so that a model that is not in the
 table, or has other settings, is right or refused too.

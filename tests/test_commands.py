@@ -127,6 +127,7 @@ OTHERS = {
     "python train.py --model-id Qwen/Qwen2.5-1.5B --task gsm8k --optimizer adamw8bit": "by hand: downloads a model",
     "python train.py --model-id Qwen/Qwen2.5-7B --task gsm8k --lora-rank 16": "by hand: downloads a model",
     "python docs/hardware.py": "test_hardware.py::test_the_page_is_written_from_the_estimate",
+    'make test ARGS="-m slow tests/test_models.py"': "test_models.py::test_the_page_is_written_from_the_table",
     "python docs/models.py": "test_models.py::test_the_page_is_written_from_the_table",
     "python docs/configuration.py": "test_documents.py::test_the_page_of_all_settings_is_written_from_the_settings",
     "python -m minrl.sft": "test_sft.py::test_a_run_measures_rows_and_task_and_learns",
