@@ -10,7 +10,7 @@ from minrl.policy import Policy
 from tests.zoo import names
 from tests.zoo_check import TABLE, check, row_of
 
-POPULAR = ("llama", "qwen3")
+POPULAR = ("bert", "doge", "gpt2", "llama", "modernbert-decoder", "olmo2", "qwen3_moe", "reformer")
 """Checked in the fast suite; all others are slow together."""
 
 PAGE = loaded(ROOT / "docs" / "models.py")

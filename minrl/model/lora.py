@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
 from minrl.kernels.frozen import compute_weights, hold_frozen, in_float32
-from minrl.model.targets import find_targets, refuse_tied
+from minrl.model.targets import find_targets, refusals_in_one_line, refuse_tied
 from minrl.model.text import foreign_modules, train_text
 from minrl.system.files import read_record
 from minrl.system.streams import first_line
@@ -232,7 +232,7 @@ def _inject(model: CausalModel, config: Any) -> None:  # noqa: ANN401 - of peft,
     """Put adapters in float32 into the model."""
     import peft
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), refusals_in_one_line():
         warnings.simplefilter("ignore")  # peft sets fan_in_fan_out for GPT-2 by itself, and says so
         peft.inject_adapter_in_model(config, model)
     config.target_modules = config.target_modules and sorted(config.target_modules)  # a set's order is random

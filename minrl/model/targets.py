@@ -1,7 +1,8 @@
 """Which layers of a model have adapters: the settings by which peft finds them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,6 +43,16 @@ def find_targets(model: CausalModel, wanted: str, refused: Callable[[str], bool]
         "target_modules": [path for path in chosen if path not in parameters],
         "target_parameters": [parameters[path] for path in chosen if path in parameters],
     }
+
+
+@contextmanager
+def refusals_in_one_line() -> Iterator[None]:
+    """peft's refusal of a layer as a user's mistake. It may find more than it adapts: by names that end in a number."""
+    try:
+        yield
+    except ValueError as error:
+        why = " ".join(str(error).split())[:100]
+        raise UserError(f"peft cannot adapt this model ({why}): name other layers by --lora-target-modules") from error
 
 
 def refuse_tied(model: CausalModel, chosen: list[str]) -> None:

@@ -90,6 +90,8 @@ def verify(model: CausalModel) -> Verified:
             raise refused(model, f"transformers' own forward pass fails: {first_line(error)}") from error
         if not bool(expected.logprobs.isfinite().all()):
             raise refused(model, "its log-probabilities are not finite")
+        if not expected.gradients:  # Reformer's backward pass is its own
+            raise refused(model, "autograd finds no gradient of its layers")
         if not probe.is_causal():
             raise refused(model, "the log-probability of a token depends on the tokens behind it")
         packed, why_not_packed = _choose_scoring(model, probe, expected)
