@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager
 
 import torch
+from harness import doing
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minrl.batch import pack
@@ -121,6 +122,7 @@ def main() -> None:
     for name in chosen:
         kind, changes = MODELS[name]
         for exact in (False, True):
+            doing(f"{name}, router in {'float32' if exact else 'bfloat16'}")
             policy, _ = make(kind, changes, processes, exact)
             figures = measure(policy)
             router = "float32" if exact else "bfloat16"

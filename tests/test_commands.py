@@ -126,9 +126,15 @@ OTHERS = {
     "python train.py --model-id Qwen/Qwen3-0.6B --task gsm8k": "by hand: downloads a model and data",
     "python train.py --model-id Qwen/Qwen2.5-1.5B --task gsm8k --optimizer adamw8bit": "by hand: downloads a model",
     "python train.py --model-id Qwen/Qwen2.5-7B --task gsm8k --lora-rank 16": "by hand: downloads a model",
+    "python train.py --task gsm8k --model-id path/to/base-model --chat-template plain": "by hand: downloads data",
+    "python train.py --task gsm8k --model-id path/to/base-model --chat-template my_template.jinja": (
+        "by hand: downloads data"
+    ),
+    "python docs/models.py": "test_models.py::test_the_page_is_written_from_the_table",
+    "python -m tests.vllm_models": "by hand: takes an hour, and needs vLLM's build for CPUs",
+    'make test ARGS="-m vllm"': ".ci/run: required vllm",
     "python docs/hardware.py": "test_hardware.py::test_the_page_is_written_from_the_estimate",
     'make test ARGS="-m slow tests/test_models.py"': "test_models.py::test_the_page_is_written_from_the_table",
-    "python docs/models.py": "test_models.py::test_the_page_is_written_from_the_table",
     "python docs/configuration.py": "test_documents.py::test_the_page_of_all_settings_is_written_from_the_settings",
     "python -m minrl.sft": "test_sft.py::test_a_run_measures_rows_and_task_and_learns",
     "python -m minrl.viewer RUN --tokens-per-step 0 --max-steps 0": (
@@ -139,6 +145,7 @@ OTHERS = {
     "tensorboard --logdir runs": "by hand: a program of others, that serves until it is stopped",
     "python -m pytest tests/gpu -m gpu": "by hand: needs a card",
     "python benchmarks/NAME.py": "by hand: takes minutes, and measures nothing beside other programs",
+    "python benchmarks/experts.py": "python benchmarks/NAME.py",
     "python benchmarks/gpu.py": "by hand: needs a card",
     "python benchmarks/gpu.py --batch-invariant": "by hand: needs a card",
     "python benchmarks/sweep.py": "by hand: trains every algorithm",

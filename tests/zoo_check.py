@@ -224,7 +224,7 @@ def row_of(found: Found) -> dict[str, str]:
     kept = {"outcome": found.outcome}
     if found.outcome == "right":
         return {**kept, "how": found.how, "decoder": found.decoder, "lora": found.lora}
-    return {**kept, "reason": re.sub(r"(?<=differ by )[0-9.e-]+", "some", found.reason)}
+    return {**kept, "reason": re.sub(r"\d[\d.e-]*(?= nats| of its)", "some", found.reason)}
 
 
 def _line(error: Exception, where: bool = False) -> str:
