@@ -475,3 +475,53 @@ def test_thoughts_that_the_template_drops_from_an_answer_are_encoded_all_the_sam
     chat = chat_of("r1")
     chat.tokenizer.chat_template = known.R1.replace("<think>\\n", "")
     assert chat.decode_all(chat.encode_answer("<think>hm</think>5", chat=True)) == "<think>hm</think>5"
+
+
+def chat_with(template, name="qwen3"):
+    chat = chat_of(name)
+    chat.tokenizer.chat_template = template
+    return chat
+
+
+THOUGHTS = ["<think>\nhm\n</think>\n\nIt is 5.", "<think>\nhm\n</think>\nIt is 5.\n", "<think>hm</think>It is 5."]
+
+
+@pytest.mark.parametrize("text", THOUGHTS)
+@pytest.mark.parametrize(
+    ("name", "template"), [("qwen3", known.QWEN3), ("qwen3", known.QWEN3_THINKING), ("r1", known.R1)]
+)
+def test_a_response_with_a_thought_is_shown_with_that_thought_alone(name, template, text, said):
+    chat = chat_with(template, name)
+    whole = chat.decode_all(chat.encode_prompt(QUESTION) + chat.encode_answer(text, chat=True))
+    answer = whole[whole.index("<think>") :]
+    assert (answer.count("<think>"), answer.count("</think>")) == (1, 1)
+    assert re.split(r"\s*</?think>\s*", answer.strip()) == ["", "hm", "It is 5."]
+    if name == "qwen3":  # whose white space is the template's
+        assert answer.removesuffix("\n") == THOUGHTS[0]
+    assert said == []
+
+
+@pytest.mark.parametrize("template", [known.QWEN3, known.QWEN3_THINKING])
+@pytest.mark.parametrize("text", ["<think>\nhm", "Well<think>hm</think>5"])
+def test_thoughts_that_the_template_cannot_arrange_get_no_empty_thought_in_front(template, text):
+    chat = chat_with(template)
+    answer = chat.decode_all(chat.encode_answer(text, chat=True))
+    opened = template == known.QWEN3_THINKING and text.startswith("<think>")
+    assert answer == (text.removeprefix("<think>\n") if opened else text)
+
+
+def test_an_answer_without_a_thought_behind_a_prompt_that_opens_one_is_said_once(said):
+    chat = chat_with(known.QWEN3_THINKING)
+    for _ in range(2):
+        assert chat.decode_all(chat.encode_answer("It is 5.", chat=True)) == "\n</think>\n\nIt is 5."
+    (line,) = said
+    assert "responses without </think>: they are put behind an empty thought" in line
+    chat = chat_of("r1")
+    assert chat.decode_all(chat.encode_answer("It is 5.", chat=True)) == "It is 5."
+    assert "they are learned as thoughts" in said[1]
+
+
+def test_white_space_around_an_answer_is_trimmed_as_the_template_does():
+    chat = chat_of("llama 3")
+    assert chat.encode_answer("It is 5.\n", chat=True) == ids_of(chat, "It is 5.")
+    assert chat_of("qwen2.5").encode_answer("It is 5.\n", chat=True) == ids_of(chat, "It is 5.\n")

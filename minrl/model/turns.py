@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from loguru import logger
+
+from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens
 from minrl.system.streams import first_line
 from minrl.types import Message, Prompt, UserError, require
 
@@ -46,6 +49,7 @@ class Turns:
     tokenizer: Any
     chat_template_options: dict[str, Any]
     _frames: dict[str, Frame] = field(default_factory=dict)
+    _said_unclosed: bool = False
 
     @property
     def frame(self) -> Frame:
@@ -112,12 +116,13 @@ class Turns:
             return self.encode_text(text)
         self._require_template()
         frame = self.frame
-        written = frame.lead + text
-        if "<" in text:  # thoughts and other markup are the template's to arrange
-            whole = self.render([*ASKED, {"role": "assistant", "content": text}], ask=False)
-            reply = whole.removeprefix(frame.shown).removesuffix(frame.closing)
-            written = reply if text.strip() in reply and whole.startswith(frame.shown) else written
-        written += frame.space if frame.end is not None else ""
+        if opens(frame.shown) and CLOSED not in text:
+            self._say_unclosed()
+        whole = self.render([*ASKED, {"role": "assistant", "content": text}], ask=False) if frame.shown else ""
+        reply = whole.removeprefix(frame.shown).removesuffix(frame.closing)
+        if whole != frame.shown + reply + frame.closing or not is_arranged(text, reply, whole):
+            reply = lead_of(frame.lead, text) + continued(frame.shown, text)
+        written = reply + (frame.space if frame.end is not None else "")
         return self._ids_after(frame.shown + written, len(frame.shown)) if self._prefixes else self._ids_of(written)
 
     def encode_text(self, text: str) -> list[int]:
@@ -164,6 +169,16 @@ class Turns:
             "the tokenizer has no chat template and the task's prompts are chat messages: choose an instruction-tuned "
             "model, or name a template with --chat-template",
         )
+
+    def _say_unclosed(self) -> None:
+        """Say once that a prompt opens a thought which a response does not end."""
+        if not self._said_unclosed:
+            self._said_unclosed = True
+            logger.warning(
+                f"the chat template's prompt ends with {OPENED}, and there are responses without {CLOSED}: they are "
+                + ("put behind an empty thought" if CLOSED in self.frame.lead else "learned as thoughts")
+                + "; write their thoughts too, or choose a template that opens none with --chat-template"
+            )
 
     def _find_frame(self) -> Frame:
         if self.tokenizer.chat_template is None:
