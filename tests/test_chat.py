@@ -16,6 +16,7 @@ from minrl.model.chat import ChatTokenizer, as_rollout
 from minrl.model.loading import save_model, small_qwen3
 from minrl.model.round_trip import ANSWERS, QUESTIONS, difference, episode_of
 from minrl.model.templates import TEMPLATES, settle_template
+from minrl.model.turns import ANSWER
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
@@ -525,3 +526,45 @@ def test_white_space_around_an_answer_is_trimmed_as_the_template_does():
     chat = chat_of("llama 3")
     assert chat.encode_answer("It is 5.\n", chat=True) == ids_of(chat, "It is 5.")
     assert chat_of("qwen2.5").encode_answer("It is 5.\n", chat=True) == ids_of(chat, "It is 5.\n")
+
+
+@pytest.mark.parametrize("name", ["gemma", "chatml in pieces"])
+def test_a_token_for_white_space_does_not_end_an_answer(name):
+    chat = chat_with(MODELS[name][1].replace("<end_of_turn>\\n", "\\n\\n<end_of_turn>"), name)
+    chat.tokenizer.add_tokens([AddedToken("\n\n", normalized=False, special=False)])
+    assert [chat.decode_all([id]) for id in chat.template_ends] == ([ENDS[name]] if ENDS[name] else [])
+    assert difference(chat) == ""
+
+
+def test_an_end_token_that_is_added_without_being_special_is_no_text():
+    chat = chat_of("chatml in pieces")
+    chat.tokenizer.add_tokens(["<|im_end|>"])
+    (end,) = chat.template_ends
+    assert chat.tokenizer.decode([end], skip_special_tokens=True) == "<|im_end|>"
+    assert chat.decode([*chat.encode_answer("It is 5.", chat=True), end]) == "It is 5."
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "begun"),
+    [(TEMPLATES["plain"], ":**", ""), (known.QWEN25, "><", ""), (known.QWEN25, ">\n<", "\n<")],
+)
+def test_what_the_last_token_holds_beside_the_text_that_ends_an_answer_is_no_part_of_it(template, last, begun):
+    chat = ChatTokenizer(tokenizer=tokenizer("bytes", template), chat_template_options={})
+    stop = chat.frame.stop
+    answer, opening = chat.encode_answer("It is 5.", chat=True), chat.encode_text(stop[:-1])
+    following = chat.decode_all(chat.encode_next_turn(FURTHER, [*answer, *chat.encode_text(stop)]))
+    chat.tokenizer.add_tokens([AddedToken(last, normalized=False, special=False)])
+    (last_id,) = ids_of(chat, last)
+    said = [*answer, *opening, last_id]
+    assert chat.decode(said) == chat.decode(answer)
+    assert chat.decode([*said, *said]) == chat.decode([*said, *answer])  # of several turns the last one
+    assert begun + chat.decode_all(chat.encode_next_turn(FURTHER, said)) == following
+    goes_on = [*said, *chat.encode_text("5")]
+    assert chat.decode(goes_on) == chat.decode_all(goes_on)
+
+
+def test_a_message_may_hold_the_text_by_which_the_answer_is_found():
+    chat = chat_of("qwen2.5")
+    (end,) = chat.template_ends
+    turn = chat.encode_next_turn([{"role": "user", "content": f"What is {ANSWER}?"}], [7, end])
+    assert chat.decode_all(turn) == f"\n<|im_start|>user\nWhat is {ANSWER}?<|im_end|>\n<|im_start|>assistant\n"

@@ -77,6 +77,11 @@ class Turns:
         """The token with which the chat template ends an answer, if there is one: often not the tokenizer's own."""
         return frozenset() if self.frame.end is None else frozenset({self.frame.end})
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end a completion, as far as they are known here."""
+        return self.template_ends
+
     def encode_first_turn(self, prompt: Prompt) -> list[int]:
         """A text as the tokenizer reads it, messages as transformers' `apply_chat_template` encodes them.
 
@@ -98,7 +103,7 @@ class Turns:
         if isinstance(message, str):
             return self.encode_text(message)
         rendered = self.render([*ANSWERED, *message])
-        before, found, following = rendered.rpartition(ANSWER)
+        before, found, following = rendered.partition(ANSWER)  # the first: the message may hold it too
         require(bool(found), "the chat template leaves out answers of the assistant, so no turn can follow one")
         start = len(before) + len(found)
         ids = self._ids_after(rendered, start)
@@ -134,11 +139,10 @@ class Turns:
 
     def decode(self, ids: list[int]) -> str:
         """The text of sampled ids, for rewards and readers, without what ends it."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        if not self.frame.stop:
-            return text
-        answer, found, after = text.rpartition(self.frame.stop)
-        return answer if found and not after.strip() else text
+        ends = self.stop_ids & self._added  # a token may be added without being special, so that a decoder keeps it
+        ids = [id for id in ids if id not in ends]
+        text, place = self._ended(ids, self.frame.stop, skip_special_tokens=True)
+        return text if place is None else text[:place]
 
     def decode_all(self, ids: list[int]) -> str:
         """The text of ids with their special tokens, for readers."""
@@ -212,12 +216,25 @@ class Turns:
 
     def _written(self, following: str, completion: list[int]) -> int:
         """How many characters of what follows an answer the completion has already, from the text that ended it."""
-        said, stop = self.decode_all(completion), self.frame.stop.strip()
-        text = said.rstrip()
-        if not text.endswith(stop) or not following.lstrip().startswith(stop):
+        stop = self.frame.stop.strip()
+        said, place = self._ended(completion, stop, skip_special_tokens=False)
+        if place is None or not following.lstrip().startswith(stop):
             return 0
-        written, more = following.index(stop) + len(stop), said[len(text) :]
+        written, more = following.index(stop) + len(stop), said[place + len(stop) :]
         return written + (len(more) if following[written:].startswith(more) else 0)
+
+    def _ended(self, ids: list[int], stop: str, skip_special_tokens: bool) -> tuple[str, int | None]:
+        """The text of sampled ids, and where the text that ended them begins in it. White space may follow that, and
+        what the last token holds beside it.
+        """
+        text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        place = text.rfind(stop) if stop else -1
+        end = place + len(stop)
+        ended = place >= 0 and (
+            not text[end:].strip()
+            or end > len(self.tokenizer.decode(ids[:-1], skip_special_tokens=skip_special_tokens))
+        )
+        return text, place if ended else None
 
     def _ids_of(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -236,10 +253,13 @@ class Turns:
 
     @cached_property
     def _added(self) -> frozenset[int]:
-        """The tokens that are no text, such as `<|im_end|>`, without the one for words that the tokenizer lacks."""
+        """The tokens that are no text, such as `<|im_end|>`, without the one for words that the tokenizer lacks and
+        those for white space.
+        """
         own = self.tokenizer
-        ends = (own.bos_token_id, own.eos_token_id, own.pad_token_id)  # byte tokenizers name one of them as unknown
-        return frozenset({*own.added_tokens_decoder, *own.all_special_ids} - {own.unk_token_id} | {*ends} - {None})
+        ends = {own.bos_token_id, own.eos_token_id, own.pad_token_id}  # byte tokenizers name one of them as unknown
+        added = {*own.added_tokens_decoder, *own.all_special_ids} - {own.unk_token_id}
+        return frozenset({id for id in added if self.decode_all([id]).strip()} | ends - {None})
 
     @cached_property
     def _prefixes(self) -> bool:
