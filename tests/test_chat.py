@@ -528,11 +528,10 @@ def test_white_space_around_an_answer_is_trimmed_as_the_template_does():
     assert chat_of("qwen2.5").encode_answer("It is 5.\n", chat=True) == ids_of(chat, "It is 5.\n")
 
 
-@pytest.mark.parametrize("name", ["gemma", "chatml in pieces"])
-def test_a_token_for_white_space_does_not_end_an_answer(name):
-    chat = chat_with(MODELS[name][1].replace("<end_of_turn>\\n", "\\n\\n<end_of_turn>"), name)
+def test_a_token_for_white_space_does_not_end_an_answer():
+    chat = chat_with(known.GEMMA.replace("<end_of_turn>\\n", "\\n\\n<end_of_turn>"), "gemma")
     chat.tokenizer.add_tokens([AddedToken("\n\n", normalized=False, special=False)])
-    assert [chat.decode_all([id]) for id in chat.template_ends] == ([ENDS[name]] if ENDS[name] else [])
+    assert [chat.decode_all([id]) for id in chat.template_ends] == ["<end_of_turn>"]
     assert difference(chat) == ""
 
 
@@ -568,3 +567,45 @@ def test_a_message_may_hold_the_text_by_which_the_answer_is_found():
     (end,) = chat.template_ends
     turn = chat.encode_next_turn([{"role": "user", "content": f"What is {ANSWER}?"}], [7, end])
     assert chat.decode_all(turn) == f"\n<|im_start|>user\nWhat is {ANSWER}?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_an_empty_template_is_none():
+    chat = chat_with("")
+    assert chat.encode_prompt("It is 5.") and chat.frame.shown == ""
+    with pytest.raises(UserError, match="the tokenizer has no chat template"):
+        chat.encode_prompt(QUESTION)
+
+
+def test_a_first_turn_without_tokens_is_refused_in_one_line():
+    chat = chat_with("{%- for message in messages if message.role == 'assistant' %}{{ message.content }}{% endfor %}")
+    with pytest.raises(UserError, match="writes nothing for a first turn of user: change the task's messages"):
+        chat.encode_prompt(QUESTION)
+    assert not chat.fits(QUESTION, 100)  # an example that is left out
+
+
+def test_a_half_of_a_surrogate_pair_is_refused_in_one_line():
+    chat = chat_of("qwen2.5")
+    message = [{"role": "user", "content": "5 \ud83d"}]
+    with pytest.raises(UserError, match="of user holds a lone half of a surrogate pair") as refused:
+        chat.encode_prompt(message)
+    assert "\n" not in str(refused.value) and not chat.fits(message, 100)
+    assert chat.encode_prompt([{"role": "user", "content": "5 \U0001f600"}])
+
+
+def test_a_conversation_of_three_turns_that_the_template_refuses_does_not_end_an_episode_of_two(said):
+    refusing = "{%- if messages | length > 4 %}{{ raise_exception('too long') }}{% endif %}"
+    chat = chat_with(refusing + known.QWEN25, "qwen2.5")
+    assert chat.decode_all(chat.encode_next_turn(FURTHER, [7])).startswith("<|im_end|>\n<|im_start|>user")
+    (line,) = said
+    assert "it cannot be compared with the template's conversation (the chat template does not take" in line
+    assert "too long" in line
+
+
+def test_a_template_by_flag_replaces_that_of_adapters_and_that_is_said(model, tmp_path, said):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES["chatml"])
+    chat = chat_with(None)
+    settle_template(chat, model, "chatml", str(tmp_path))  # the same
+    assert said == []
+    settle_template(chat, model, "gemma", str(tmp_path))
+    assert said[0] == f"--chat-template gemma replaces the chat template of {tmp_path}\n"

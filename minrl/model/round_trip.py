@@ -5,7 +5,7 @@ from difflib import SequenceMatcher
 
 from minrl.model.thoughts import CLOSED, OPENED, opens
 from minrl.model.turns import Turns
-from minrl.types import Message
+from minrl.types import Message, UserError
 
 QUESTIONS = ("What is 2 + 3?", "And twice that?", "And half of it?")
 ANSWERS = ("It is 5.", "That is 10.", "Then 5 again.")
@@ -24,11 +24,14 @@ def difference(turns: Turns) -> str:
     shown = turns.frame.shown
     thinks = opens(shown) or (CLOSED in str(turns.tokenizer.chat_template) and not shown.rstrip().endswith(CLOSED))
     answers = [THOUGHT + answer for answer in ANSWERS] if thinks else ANSWERS
-    episode = episode_of(turns, answers)
     roles = ("user", "assistant") * len(QUESTIONS)
     texts = [text for pair in zip(QUESTIONS, answers, strict=True) for text in pair]
     messages: list[Message] = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-    whole = turns.tokenizer(turns.render(messages, ask=False), add_special_tokens=False)["input_ids"]
+    try:
+        episode, rendered = episode_of(turns, answers), turns.render(messages, ask=False)
+    except UserError as error:  # of a conversation that the task need not have
+        return f"it cannot be compared with the template's conversation ({error})"
+    whole = turns.tokenizer(rendered, add_special_tokens=False)["input_ids"]
     found = list(dict.fromkeys(_differences(turns, episode, whole)))
     more = f" and {len(found) - NAMED} further differences" if len(found) > NAMED else ""
     return "; ".join(found[:NAMED]) + more

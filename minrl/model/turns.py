@@ -11,6 +11,7 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.model.messages import refuse_half_pairs, refuse_images, roles_of
 from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens
 from minrl.system.streams import first_line
 from minrl.types import Message, Prompt, UserError, require
@@ -154,22 +155,23 @@ class Turns:
         for message in messages:
             refuse_images(message)
         try:
-            return self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=ask,
                 **self.chat_template_options,
             )
         except Exception as error:  # jinja raises whatever a template leads it to
-            roles = ", ".join(str(message.get("role")) for message in messages) or "no messages"
             raise UserError(
-                f"the chat template does not take a conversation of {roles}: {first_line(error)}; change the task's "
-                "messages, or choose another template with --chat-template"
+                f"the chat template does not take a conversation of {roles_of(messages)}: {first_line(error)}; change "
+                "the task's messages, or choose another template with --chat-template"
             ) from error
+        refuse_half_pairs(text, messages)
+        return text
 
     def _require_template(self) -> None:
         require(
-            self.tokenizer.chat_template is not None,
+            bool(self.tokenizer.chat_template),
             "the tokenizer has no chat template and the task's prompts are chat messages: choose an instruction-tuned "
             "model, or name a template with --chat-template",
         )
@@ -185,7 +187,7 @@ class Turns:
             )
 
     def _find_frame(self) -> Frame:
-        if self.tokenizer.chat_template is None:
+        if not self.tokenizer.chat_template:
             return Frame()
         shown, answered = self.render(ASKED), self.render(ANSWERED, ask=False)
         before, found, closing = answered.rpartition(ANSWER)
@@ -274,24 +276,3 @@ class Turns:
         first, last = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         more = len(whole) > len(plain)
         return (first if more and whole[:1] == [first] else None), (last if more and whole[-1:] == [last] else None)
-
-
-def text_of(message: Message) -> str:
-    """The text of a message, of which there may be several parts."""
-    content = message["content"]
-    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
-
-
-def refuse_images(message: Message) -> None:
-    """Refuse what a message has beside text; parts of text are the template's to join."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    kinds = [part.get("type") if isinstance(part, dict) else type(part).__name__ for part in parts]
-    other = sorted({str(kind) for kind in kinds if kind != "text"})
-    if content is not None and not isinstance(content, str | list):
-        other = [type(content).__name__]
-    if other:
-        raise UserError(
-            f"a message of the {message.get('role')} holds {', '.join(other)}: models are trained on text alone; give "
-            'its content as a text, or as a list of {"type": "text", "text": ...}'
-        )
