@@ -604,8 +604,7 @@ def test_a_conversation_of_three_turns_that_the_template_refuses_does_not_end_an
 def test_a_template_by_flag_replaces_that_of_adapters_and_that_is_said(model, tmp_path, said):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES["chatml"])
-    chat = chat_with(None)
-    settle_template(chat, model, "chatml", str(tmp_path))  # the same
+    settle_template(chat_with(known.GEMMA), model, "chatml", str(tmp_path))  # the same as theirs, as in a resume
     assert said == []
-    settle_template(chat, model, "gemma", str(tmp_path))
+    settle_template(chat_with(None), model, "gemma", str(tmp_path))
     assert said[0] == f"--chat-template gemma replaces the chat template of {tmp_path}\n"
