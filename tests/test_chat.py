@@ -1,6 +1,8 @@
 """Prompts, turns and answers as each kind of tokenizer and chat template writes them, and templates by flag."""
 
+import codecs
 import json
+import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -376,6 +378,13 @@ def test_a_template_of_a_file_is_kept_as_it_was(file, model, said, tmp_path, mon
     assert ModelConfig(chat_template=str(file)).template_name != ModelConfig(chat_template=chosen).template_name
 
 
+def test_the_mark_with_which_windows_begins_a_file_is_no_part_of_a_template(file, model, said):
+    file.write_bytes(codecs.BOM_UTF8 + known.MISTRAL7.encode())
+    chosen = ModelConfig(chat_template=str(file)).chat_template
+    assert settled(model, chosen, special=INST).tokenizer.chat_template == known.MISTRAL7
+    assert said == []
+
+
 def test_a_template_without_the_first_token_of_a_text_is_said(file, model, said):
     file.write_text(known.QWEN25)
     settled(model, ModelConfig(chat_template=str(file)).chat_template, special=CHATML)
@@ -407,6 +416,9 @@ def test_a_broken_template_is_refused_in_one_line(file, model, text, message):
         (".", None, "got '.': Is a directory"),
         ("x.jinja", b"\xff{{", "not a text in UTF-8"),
         ("x.jinja", b"hello", "the chat template in x.jinja writes no message"),
+        ("x.jinja", b"{{" + b" " * 2**20, "got 'x.jinja': no file of at most 1 MiB"),
+        (os.devnull, None, f"got {os.devnull!r}: no file of at most 1 MiB"),
+        ("{# from x", None, "got '{# from x': No such file or directory"),
     ],
 )
 def test_a_template_that_is_not_there_is_refused_with_the_names_that_are(

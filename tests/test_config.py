@@ -32,6 +32,13 @@ REFUSED = [
     (ModelConfig, {"threads": 1025}, "threads must be 0 .* or more, at most 1024, got 1025"),
     (ModelConfig, {"chat_template_options": "thinking"}, "must be a JSON object, got 'thinking'"),
     (ModelConfig, {"chat_template_options": "[1]"}, "must be a JSON object"),
+    *(
+        (ModelConfig, {"chat_template_options": f'{{"{name}": 1}}'}, f"chat_template_options must not name {name}: ")
+        for name in (
+            *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "messages"),
+            *("return_dict", "tokenize"),
+        )
+    ),
     (BaseModelConfig, {"base_heads": 3}, "base_heads must be even"),
     (BaseModelConfig, {"base_steps": 0}, "base_steps must be at least 1"),
     (BaseModelConfig, {"base_learning_rate": 0.0}, "base_learning_rate must be above 0"),

@@ -131,6 +131,7 @@ def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, proce
         ({"model_type": "qwen3", "architectures": ["Qwen3ForSequenceClassification"]}, [], "has no causal language"),
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, [], "an encoder with a decoder"),
         ({"model_type": "siglip", "architectures": ["SiglipModel"]}, [], "has no causal language model head"),
+        ({"model_type": "llama"}, [], "it has no tokenizer: put tokenizer.json there"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, [], "is quantized (gptq)"),
     ],
 )

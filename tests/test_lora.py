@@ -293,9 +293,8 @@ def train_a_step(policy, optimizer):
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
 def test_a_checkpoint_is_a_model_for_everyone(base, tmp_path, processes, kind):
     policy = adapted_from(base, processes, kind)
-    policy.tokenizer.chat_template = (
-        "{{ messages[0].content }}{% if messages[1:] %}x{{ messages[1].content }}{% endif %}"
-    )
+    template = policy.tokenizer.chat_template + "{# of a file #}"  # not that of the base model
+    policy.tokenizer.chat_template = template
     policy.model.generation_config.eos_token_id = 1234
     for _ in range(2):  # a second time over the first
         save_policy(policy, tmp_path / "deep" / "saved")
@@ -312,7 +311,6 @@ def test_a_checkpoint_is_a_model_for_everyone(base, tmp_path, processes, kind):
         logprobs_of(peft.PeftModel.from_pretrained(plain, adapters)), expected, atol=1e-5, rtol=0
     )
     # the template, and the token with which it ends an answer, that the adapters were trained with
-    template = policy.tokenizer.chat_template
     assert (adapters / "chat_template.jinja").read_text() == template
     assert load_policy(str(adapters), CPU, processes).tokenizer.chat_template == template
     assert GenerationConfig.from_pretrained(adapters).eos_token_id == 1234

@@ -29,6 +29,7 @@ from minrl.run.preflight import (
     memory_findings,
     preflight,
     rate_findings,
+    require_a_reward,
     require_room,
     rollout_findings,
 )
@@ -227,6 +228,14 @@ def test_several_processes_find_what_one_would(make_policy, sevens):
     assert alone
     for findings in together(2, lambda member: replace(make_policy(), processes=member), found):
         assert findings[:-1] == alone and findings[-1].startswith(f"a reward takes {seconds:.1f} s")
+
+
+def test_a_context_without_room_for_a_first_turn_is_named_and_not_the_reward():
+    failures = ["turn 1 of policy has no room: 40 tokens come before it and the model takes 32 (example '1')"]
+    with pytest.raises(UserError, match="give shorter prompts, or a longer context") as refused:
+        require_a_reward("mine", SimpleNamespace(failures=failures, rollouts=[]))
+    assert "40 tokens come before it and the model takes 32" in str(refused.value)
+    assert "mend the task's reward" not in str(refused.value)
 
 
 @pytest.mark.parametrize("cheap", [True, False])

@@ -121,6 +121,7 @@ def test_a_run_continues_from_the_checkpoint_that_is_named(folder, uninterrupted
     ("flags", "message"),
     [
         (["--resume", "latest", "--seed", "1"], "only --steps may change, got --seed"),
+        (["--resume", "latest", "--chat-template", "chatml"], "only --steps may change, got --chat-template"),
         (["--resume", "latest"], "finds no run"),
         (["--resume", "latest", "--checkpoints_dir", "nowhere"], "finds no run"),
         (["--resume", "nothing"], "no run and no checkpoint there"),

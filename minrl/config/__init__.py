@@ -4,6 +4,7 @@
 flat: `--learning-rate`, `--group-size`. A task's own options live with the task (`--countdown.max-number`).
 """
 
+import errno
 import hashlib
 import json
 import math
@@ -103,7 +104,9 @@ class ModelConfig(Bounded):
             isinstance(self.template_options, dict),
             f"chat_template_options must be a JSON object, got {self.chat_template_options!r}",
         )
-        if self.chat_template and self.chat_template not in CHAT_TEMPLATES and not self.chat_template.startswith(FROM):
+        taken = sorted(OWN_OPTIONS & self.template_options.keys())
+        require(not taken, f"chat_template_options must not name {', '.join(taken)}: MinRL gives the template its own")
+        if self.chat_template not in ("", *CHAT_TEMPLATES) and not FROM_FILE.match(self.chat_template):
             object.__setattr__(self, "chat_template", _template_in_file(self.chat_template))
 
     @property
@@ -128,11 +131,26 @@ CHAT_TEMPLATES = ("chatml", "llama3", "gemma", "plain")
 FROM = "{# from "
 """Begins a template of a file. config.json holds the text too, so that a run keeps it when the file is edited."""
 
+FROM_FILE = re.compile(re.escape(FROM) + r"(.+) #\}\n")
+"""The first line of a template of a file."""
+
+LARGEST_TEMPLATE = 2**20
+"""Bytes of a file; those of well-known models have at most some ten thousand."""
+
+OWN_OPTIONS = {
+    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "messages", "return_dict"),
+    "tokenize",
+}
+"""What the chat template is given in any case."""
+
 
 def _template_in_file(path: str) -> str:
     """The text of a chat template's file, with a comment that names the file in front."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        file = Path(path)
+        if file.stat().st_size > LARGEST_TEMPLATE or not (file.is_file() or file.is_dir()):  # a pipe may never end
+            raise OSError(errno.EINVAL, "no file of at most 1 MiB")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a text in UTF-8"
         raise UserError(
@@ -394,7 +412,7 @@ class TrainerConfig(Bounded):
             "preflight_only contradicts no-preflight: drop one of the two",
         )
         require(
-            bool(self.model.model_id or not self.model.chat_template),
+            bool(self.model.model_id or self.resume or not self.model.chat_template),  # a resume says what it refuses
             "chat_template is for a --model-id: the base model that MinRL makes reads its own template's words alone",
         )
 

@@ -20,6 +20,9 @@ PROCESSOR_FILES = (
 )
 """What a multimodal model's processor reads beside its tokenizer."""
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "tekken.json")
+"""What a tokenizer is read from, by the kind of tokenizer."""
+
 DEQUANTIZED = ("mxfp4", "fp8")
 """Quantizations that transformers undoes as it loads a checkpoint."""
 
@@ -103,7 +106,8 @@ def why_not(folder: Path) -> str | None:
         return "its config.json names no model_type"
     kind = stored["model_type"]
     if kind in transformers.CONFIG_MAPPING:
-        return None
+        known = any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
+        return None if known else "it has no tokenizer: put tokenizer.json there"
     if stored.get("auto_map"):
         return f"its model type {kind!r} needs Python code from that folder, which is not run"
     return f"transformers {transformers.__version__} does not know its model type {kind!r}: a later version may"

@@ -1,12 +1,11 @@
 """The chat template of a model: its own, or the one of --chat-template, and the tokens with which it ends an answer."""
 
-import re
 from functools import cache
 from pathlib import Path
 
 from loguru import logger
 
-from minrl.config import FROM
+from minrl.config import FROM_FILE
 from minrl.model.lora import base_of
 from minrl.model.turns import ANSWER, ANSWERED, QUESTION, Turns
 from minrl.types import CausalModel, UserError, require
@@ -100,10 +99,10 @@ def _text_of(chosen: str) -> tuple[str, str]:
     """The name and the text of a chosen template. A file that was edited since the run began is reported."""
     if chosen in TEMPLATES:
         return chosen, TEMPLATES[chosen]
-    found = re.match(re.escape(FROM) + r"(.+) #\}\n", chosen)
+    found = FROM_FILE.match(chosen)
     assert found is not None, "the config reads the files"
     file, text = Path(found[1]), chosen[found.end() :]
-    if not file.exists() or file.read_text(encoding="utf-8", errors="replace") != text:
+    if not file.exists() or file.read_text(encoding="utf-8-sig", errors="replace") != text:
         _say_once(f"--chat-template {file} was edited or removed since: the template as it was then is used")
     return str(file), text
 

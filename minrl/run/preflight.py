@@ -34,6 +34,8 @@ EXAMPLES = 8
 MEASURED = 512
 """Examples of each split whose prompts and shortest answers are measured."""
 SLOW_REWARD_S = 1.0
+NO_ROOM = "has no room: "
+"""In the failure of an episode whose turn does not fit into the context."""
 FEW_HELD_OUT = 20
 TRUNCATED_SHARE = 0.1
 """Largest share of completions that may be cut off: their reward says nothing about their answer."""
@@ -120,9 +122,11 @@ def drawn(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
 def require_a_reward(name: str, sampled: Rollouts) -> None:
     """Raise `UserError` if every reward failed."""
     if sampled.failures and all(one.reward is None for one in sampled.rollouts):
+        reason = _reason(sampled.failures[0])
+        mend = "give shorter prompts, or a longer context" if NO_ROOM in reason else "mend the task's reward"
         raise UserError(
             f"every reward of {name} failed in the preflight, {len(sampled.failures)} of {len(sampled.failures)}, the "
-            f"first with: {_reason(sampled.failures[0])}; mend the task's reward (--no-preflight begins all the same)"
+            f"first with: {reason}; {mend} (--no-preflight begins all the same)"
         )
 
 
