@@ -233,7 +233,7 @@ def test_several_processes_find_what_one_would(make_policy, sevens):
 def test_a_context_without_room_for_a_first_turn_is_named_and_not_the_reward():
     failures = ["turn 1 of policy has no room: 40 tokens come before it and the model takes 32 (example '1')"]
     with pytest.raises(UserError, match="give shorter prompts, or a longer context") as refused:
-        require_a_reward("mine", SimpleNamespace(failures=failures, rollouts=[]))
+        require_a_reward("mine", Rollouts([], failures))
     assert "40 tokens come before it and the model takes 32" in str(refused.value)
     assert "mend the task's reward" not in str(refused.value)
 
