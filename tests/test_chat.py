@@ -239,13 +239,15 @@ def test_an_answer_is_encoded_as_it_stands_behind_its_prompt():
             "a message of the user holds image: models are trained on text alone; give its content as a text",
         ),
         ("qwen2.5", [{"role": "user", "content": ["x.png"]}], "holds str:"),
+        ("qwen2.5", [{"role": "user", "content": [{"type": "image", "image": object()}]}], "holds image:"),
         ("qwen2.5", [{"role": "user", "content": 5}], "holds int:"),
     ],
 )
 def test_a_conversation_that_the_template_does_not_take_is_refused_in_one_line(model, messages, message):
-    with pytest.raises(UserError, match=re.escape(message)) as refused:
-        chat_of(model).encode_prompt(messages)
-    assert "\n" not in str(refused.value)
+    for ask in (lambda chat: chat.encode_prompt(messages), lambda chat: chat.fits(messages, 100)):
+        with pytest.raises(UserError, match=re.escape(message)) as refused:
+            ask(chat_of(model))
+        assert "\n" not in str(refused.value)
 
 
 def test_a_further_turn_that_the_template_does_not_take_is_refused():

@@ -172,6 +172,16 @@ def test_a_model_may_have_several_end_tokens(policy):
     assert policy.stop_ids == {policy.tokenizer.eos_token_id, *ids_of(policy, USER)}  # what its answers end with
 
 
+def test_rewards_do_not_read_an_end_token_that_is_not_special(policy):
+    policy.tokenizer.add_tokens(["<over>"])
+    (over,) = ids_of(policy, "<over>")
+    policy.model.generation_config.eos_token_id = [over]
+    assert policy.tokenizer.decode([over], skip_special_tokens=True) == "<over>"
+    assert policy.decode([*ids_of(policy, "7 + 5"), over]) == "7 + 5"
+    (seven,) = policy.model.generation_config.eos_token_id = ids_of(policy, "7")
+    assert policy.decode([over, seven]) == "<over> 7"  # a word may end a completion too
+
+
 def test_rewards_read_text_without_special_tokens_and_people_with(policy):
     ids = ids_of(policy, f"7 + 5 {END}")
     assert policy.decode(ids) == "7 + 5"

@@ -9,7 +9,7 @@ from loguru import logger
 from minrl.model.messages import is_unicode, roles_of
 from minrl.model.round_trip import difference
 from minrl.model.turns import Turns
-from minrl.types import SOLO, Prompt, Rollout, UserError
+from minrl.types import SOLO, Message, Prompt, Rollout, UserError
 
 KEPT_PROMPTS = 1024
 """Prompts whose ids are cached."""
@@ -32,7 +32,7 @@ class ChatTokenizer(Turns):
 
         They are cached for the other members of the group.
         """
-        asked = f"text {prompt}" if isinstance(prompt, str) else json.dumps([dict(message) for message in prompt])
+        asked = f"text {prompt}" if isinstance(prompt, str) else _as_json(prompt)
         if asked not in self._encoded:
             if len(self._encoded) >= KEPT_PROMPTS:
                 self._encoded.clear()
@@ -52,7 +52,7 @@ class ChatTokenizer(Turns):
         """
         if not isinstance(prompt, str) and not prompt:
             return False
-        if not is_unicode(prompt if isinstance(prompt, str) else json.dumps(list(prompt), ensure_ascii=False)):
+        if not is_unicode(prompt if isinstance(prompt, str) else _as_json(prompt)):
             return False
         text = prompt if isinstance(prompt, str) else self.render(prompt)
         short = len(text.encode()) + self.tokenizer.num_special_tokens_to_add() < length
@@ -69,6 +69,11 @@ class ChatTokenizer(Turns):
                     "on what it sampled, and a chat program would show it the template's (docs/templates.md)"
                 )
         return super().encode_next_turn(message, completion)
+
+
+def _as_json(messages: Sequence[Message]) -> str:
+    """The messages as a text; what JSON does not hold, such as an image, by its repr: a template refuses it."""
+    return json.dumps([dict(message) for message in messages], ensure_ascii=False, default=repr)
 
 
 def as_rollout(tokenizer: ChatTokenizer, example_id: str, turns: Sequence[tuple[Prompt, str]], end: int) -> Rollout:
