@@ -18,7 +18,7 @@ TIED = ("doge",)
 
 PAGE = loaded(ROOT / "docs" / "models.py")
 KEPT = json.loads(TABLE.read_text())
-HOW_TO_KEEP = "look at the causes, mend them, then: python tests/zoo_check.py --write {}; python docs/models.py"
+HOW_TO_KEEP = "look at the causes, mend them, then: python -m tests.zoo_check --write {}; python docs/models.py"
 
 
 @pytest.mark.parametrize(

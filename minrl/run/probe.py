@@ -100,11 +100,13 @@ class Probe:
         with torch.enable_grad():
             return self._computed(score(self.model, stream, temperature=1.0)[0][stream.token_index.argsort()])
 
-    def scored_alone(self) -> Computed:
-        """The same, each rollout by itself."""
-        streams = [pack(self.rollouts, [row]).to(self.device) for row in range(len(self.rollouts))]
-        with torch.enable_grad():
-            return self._computed(torch.cat([score(self.model, stream, temperature=1.0)[0] for stream in streams]))
+    @torch.no_grad()
+    def head_gap(self) -> float:
+        """How far the model's logits are from its last hidden states through its head, in one sequence."""
+        row = torch.tensor([self.rollouts[0].ids], device=self.device)
+        hidden = decoder_of(self.model)(input_ids=row, use_cache=False).last_hidden_state[0]
+        own = self.model(input_ids=row, use_cache=False).logits[0].float()
+        return float((output_head(self.model).logits(hidden).log_softmax(-1) - own.log_softmax(-1)).abs().max())
 
     def _computed(self, logprobs: Tensor) -> Computed:
         """With the gradients of a sum whose weights are of both signs and all different."""

@@ -12,7 +12,7 @@ from minrl.engines.decoder import has_own_decoder
 from minrl.engines.slices import footprint
 from minrl.model.method import Decoding, Method, set_method
 from minrl.model.text import decoder_of
-from minrl.run.probe import Computed, Probe, narrowed, set_attention
+from minrl.run.probe import LOGPROB_GAP, Computed, Probe, narrowed, set_attention
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
 
@@ -88,9 +88,9 @@ def _choose_scoring(model: CausalModel, probe: "Probe", expected: Computed) -> t
         if not tried[packed, attention]:
             why = tried.get((True, own), "it does not use transformers' attention interface")
             return packed, "" if packed else why
-    why, alone = tried[False, own], probe.scored_alone().gap(expected)
-    if alone:
-        raise refused(model, f"its logits are not its last hidden states through a linear head ({alone})")
+    why, gap = tried[False, own], probe.head_gap()
+    if gap > LOGPROB_GAP:
+        raise refused(model, f"its logits are not its last hidden states through a linear head ({gap:.2g} nats)")
     raise refused(model, f"a forward pass of several rows is not that of each row alone ({why})")
 
 
