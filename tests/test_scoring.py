@@ -342,7 +342,7 @@ def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeyp
     monkeypatch.setattr("minrl.scoring.output_head", lambda model: Head(model.lm_head.weight))
     monkeypatch.setattr("minrl.run.probe.output_head", lambda model: Head(model.lm_head.weight))
     if refused:
-        with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: .*differ by 0\.0"):
+        with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: its logits are not .* head \(0\.0"):
             verify(model)
     else:
         verify(model)
