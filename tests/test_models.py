@@ -10,7 +10,10 @@ from minrl.policy import Policy
 from tests.zoo import names
 from tests.zoo_check import TABLE, check, row_of
 
-POPULAR = ("bert", "doge", "gpt2", "llama", "modernbert-decoder", "olmo2", "qwen3_moe", "reformer")
+POPULAR = (
+    *("bert", "doge", "falcon_h1", "gemma2", "gpt2", "gpt_oss"),
+    *("llama", "mistral", "modernbert-decoder", "olmo2", "qwen3_moe", "reformer"),
+)
 """Checked in the fast suite; all others are slow together."""
 
 TIED = ("doge",)
