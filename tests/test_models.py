@@ -11,7 +11,7 @@ from tests.zoo import names
 from tests.zoo_check import TABLE, check, row_of
 
 POPULAR = (
-    *("bert", "doge", "falcon_h1", "gemma2", "gpt2", "gpt_oss"),
+    *("bert", "doge", "gemma2", "gpt2", "gpt_oss", "lfm2"),
     *("llama", "mistral", "modernbert-decoder", "olmo2", "qwen3_moe", "reformer"),
 )
 """Checked in the fast suite; all others are slow together."""
