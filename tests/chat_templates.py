@@ -195,3 +195,8 @@ GLM = """{{- '[gMASK]<sop>' }}
 {%- for message in messages %}{{- '<|' + message.role + '|>\\n' + message.content }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
 """An answer ends where the next turn begins."""
+
+QWEN3_THINKING = QWEN3.replace(
+    "'<|im_start|>assistant\\n' }}\n    {%- if enable", "'<|im_start|>assistant\\n<think>\\n' }}\n    {%- if enable"
+)
+"""The thought is begun in the generation prompt, and kept in the last answer."""

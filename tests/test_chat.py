@@ -16,6 +16,7 @@ from minrl.model.chat import ChatTokenizer, as_rollout
 from minrl.model.loading import save_model, small_qwen3
 from minrl.model.round_trip import ANSWERS, QUESTIONS, difference, episode_of
 from minrl.model.templates import TEMPLATES, settle_template
+from minrl.model.turns import ANSWER
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
@@ -475,3 +476,135 @@ def test_thoughts_that_the_template_drops_from_an_answer_are_encoded_all_the_sam
     chat = chat_of("r1")
     chat.tokenizer.chat_template = known.R1.replace("<think>\\n", "")
     assert chat.decode_all(chat.encode_answer("<think>hm</think>5", chat=True)) == "<think>hm</think>5"
+
+
+def chat_with(template, name="qwen3"):
+    chat = chat_of(name)
+    chat.tokenizer.chat_template = template
+    return chat
+
+
+THOUGHTS = ["<think>\nhm\n</think>\n\nIt is 5.", "<think>\nhm\n</think>\nIt is 5.\n", "<think>hm</think>It is 5."]
+
+
+@pytest.mark.parametrize("text", THOUGHTS)
+@pytest.mark.parametrize(
+    ("name", "template"), [("qwen3", known.QWEN3), ("qwen3", known.QWEN3_THINKING), ("r1", known.R1)]
+)
+def test_a_response_with_a_thought_is_shown_with_that_thought_alone(name, template, text, said):
+    chat = chat_with(template, name)
+    whole = chat.decode_all(chat.encode_prompt(QUESTION) + chat.encode_answer(text, chat=True))
+    answer = whole[whole.index("<think>") :]
+    assert (answer.count("<think>"), answer.count("</think>")) == (1, 1)
+    assert re.split(r"\s*</?think>\s*", answer.strip()) == ["", "hm", "It is 5."]
+    if name == "qwen3":  # whose white space is the template's
+        assert answer.removesuffix("\n") == THOUGHTS[0]
+    assert said == []
+
+
+@pytest.mark.parametrize("template", [known.QWEN3, known.QWEN3_THINKING])
+@pytest.mark.parametrize("text", ["<think>\nhm", "Well<think>hm</think>5"])
+def test_thoughts_that_the_template_cannot_arrange_get_no_empty_thought_in_front(template, text):
+    chat = chat_with(template)
+    answer = chat.decode_all(chat.encode_answer(text, chat=True))
+    opened = template == known.QWEN3_THINKING and text.startswith("<think>")
+    assert answer == (text.removeprefix("<think>\n") if opened else text)
+
+
+def test_an_answer_without_a_thought_behind_a_prompt_that_opens_one_is_said_once(said):
+    chat = chat_with(known.QWEN3_THINKING)
+    for _ in range(2):
+        assert chat.decode_all(chat.encode_answer("It is 5.", chat=True)) == "\n</think>\n\nIt is 5."
+    (line,) = said
+    assert "responses without </think>: they are put behind an empty thought" in line
+    chat = chat_of("r1")
+    assert chat.decode_all(chat.encode_answer("It is 5.", chat=True)) == "It is 5."
+    assert "they are learned as thoughts" in said[1]
+
+
+def test_white_space_around_an_answer_is_trimmed_as_the_template_does():
+    chat = chat_of("llama 3")
+    assert chat.encode_answer("It is 5.\n", chat=True) == ids_of(chat, "It is 5.")
+    assert chat_of("qwen2.5").encode_answer("It is 5.\n", chat=True) == ids_of(chat, "It is 5.\n")
+
+
+def test_a_token_for_white_space_does_not_end_an_answer():
+    chat = chat_with(known.GEMMA.replace("<end_of_turn>\\n", "\\n\\n<end_of_turn>"), "gemma")
+    chat.tokenizer.add_tokens([AddedToken("\n\n", normalized=False, special=False)])
+    assert [chat.decode_all([id]) for id in chat.template_ends] == ["<end_of_turn>"]
+    assert difference(chat) == ""
+
+
+def test_an_end_token_that_is_added_without_being_special_is_no_text():
+    chat = chat_of("chatml in pieces")
+    chat.tokenizer.add_tokens(["<|im_end|>"])
+    (end,) = chat.template_ends
+    assert chat.tokenizer.decode([end], skip_special_tokens=True) == "<|im_end|>"
+    assert chat.decode([*chat.encode_answer("It is 5.", chat=True), end]) == "It is 5."
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "begun"),
+    [(TEMPLATES["plain"], ":**", ""), (known.QWEN25, "><", ""), (known.QWEN25, ">\n<", "\n<")],
+)
+def test_what_the_last_token_holds_beside_the_text_that_ends_an_answer_is_no_part_of_it(template, last, begun):
+    chat = ChatTokenizer(tokenizer=tokenizer("bytes", template), chat_template_options={})
+    stop = chat.frame.stop
+    answer, opening = chat.encode_answer("It is 5.", chat=True), chat.encode_text(stop[:-1])
+    following = chat.decode_all(chat.encode_next_turn(FURTHER, [*answer, *chat.encode_text(stop)]))
+    chat.tokenizer.add_tokens([AddedToken(last, normalized=False, special=False)])
+    (last_id,) = ids_of(chat, last)
+    said = [*answer, *opening, last_id]
+    assert chat.decode(said) == chat.decode(answer)
+    assert chat.decode([*said, *said]) == chat.decode([*said, *answer])  # of several turns the last one
+    assert begun + chat.decode_all(chat.encode_next_turn(FURTHER, said)) == following
+    goes_on = [*said, *chat.encode_text("5")]
+    assert chat.decode(goes_on) == chat.decode_all(goes_on)
+
+
+def test_a_message_may_hold_the_text_by_which_the_answer_is_found():
+    chat = chat_of("qwen2.5")
+    (end,) = chat.template_ends
+    turn = chat.encode_next_turn([{"role": "user", "content": f"What is {ANSWER}?"}], [7, end])
+    assert chat.decode_all(turn) == f"\n<|im_start|>user\nWhat is {ANSWER}?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_an_empty_template_is_none():
+    chat = chat_with("")
+    assert chat.encode_prompt("It is 5.") and chat.frame.shown == ""
+    with pytest.raises(UserError, match="the tokenizer has no chat template"):
+        chat.encode_prompt(QUESTION)
+
+
+def test_a_first_turn_without_tokens_is_refused_in_one_line():
+    chat = chat_with("{%- for message in messages if message.role == 'assistant' %}{{ message.content }}{% endfor %}")
+    with pytest.raises(UserError, match="writes nothing for a first turn of user: change the task's messages"):
+        chat.encode_prompt(QUESTION)
+    assert not chat.fits(QUESTION, 100)  # an example that is left out
+
+
+def test_a_half_of_a_surrogate_pair_is_refused_in_one_line():
+    chat = chat_of("qwen2.5")
+    message = [{"role": "user", "content": "5 \ud83d"}]
+    with pytest.raises(UserError, match="of user holds a lone half of a surrogate pair") as refused:
+        chat.encode_prompt(message)
+    assert "\n" not in str(refused.value) and not chat.fits(message, 100)
+    assert chat.encode_prompt([{"role": "user", "content": "5 \U0001f600"}])
+
+
+def test_a_conversation_of_three_turns_that_the_template_refuses_does_not_end_an_episode_of_two(said):
+    refusing = "{%- if messages | length > 4 %}{{ raise_exception('too long') }}{% endif %}"
+    chat = chat_with(refusing + known.QWEN25, "qwen2.5")
+    assert chat.decode_all(chat.encode_next_turn(FURTHER, [7])).startswith("<|im_end|>\n<|im_start|>user")
+    (line,) = said
+    assert "it cannot be compared with the template's conversation (the chat template does not take" in line
+    assert "too long" in line
+
+
+def test_a_template_by_flag_replaces_that_of_adapters_and_that_is_said(model, tmp_path, said):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "base"}')
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES["chatml"])
+    settle_template(chat_with(known.GEMMA), model, "chatml", str(tmp_path))  # the same as theirs, as in a resume
+    assert said == []
+    settle_template(chat_with(None), model, "gemma", str(tmp_path))
+    assert said[0] == f"--chat-template gemma replaces the chat template of {tmp_path}\n"

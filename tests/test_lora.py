@@ -9,7 +9,7 @@ import torch
 from gradients import fixed_rollouts, settings, tiny_policy
 from safetensors.torch import load_file
 from test_train_loop import loop, metrics
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.batch import make_batch, pack
@@ -293,6 +293,10 @@ def train_a_step(policy, optimizer):
 @pytest.mark.parametrize("kind", ["merged", "adapter"])
 def test_a_checkpoint_is_a_model_for_everyone(base, tmp_path, processes, kind):
     policy = adapted_from(base, processes, kind)
+    policy.tokenizer.chat_template = (
+        "{{ messages[0].content }}{% if messages[1:] %}x{{ messages[1].content }}{% endif %}"
+    )
+    policy.model.generation_config.eos_token_id = 1234
     for _ in range(2):  # a second time over the first
         save_policy(policy, tmp_path / "deep" / "saved")
     (tmp_path / "deep" / "saved").rename(tmp_path / "saved")
@@ -307,6 +311,11 @@ def test_a_checkpoint_is_a_model_for_everyone(base, tmp_path, processes, kind):
     torch.testing.assert_close(
         logprobs_of(peft.PeftModel.from_pretrained(plain, adapters)), expected, atol=1e-5, rtol=0
     )
+    # the template, and the token with which it ends an answer, that the adapters were trained with
+    template = policy.tokenizer.chat_template
+    assert (adapters / "chat_template.jinja").read_text() == template
+    assert load_policy(str(adapters), CPU, processes).tokenizer.chat_template == template
+    assert GenerationConfig.from_pretrained(adapters).eos_token_id == 1234
     # evaluate.py and --model-id: a plain model, whose weights all train
     loaded = load_policy(str(tmp_path / "saved"), CPU, processes)
     torch.testing.assert_close(logprobs_of(loaded.model), expected, atol=1e-5, rtol=0)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 from loguru import logger
 
+from minrl.model.messages import is_unicode, roles_of
 from minrl.model.round_trip import difference
 from minrl.model.turns import Turns
-from minrl.types import SOLO, Prompt, Rollout
+from minrl.types import SOLO, Prompt, Rollout, UserError
 
 KEPT_PROMPTS = 1024
 """Prompts whose ids are cached."""
@@ -35,7 +36,13 @@ class ChatTokenizer(Turns):
         if asked not in self._encoded:
             if len(self._encoded) >= KEPT_PROMPTS:
                 self._encoded.clear()
-            self._encoded[asked] = self.encode_first_turn(prompt)
+            ids = self.encode_first_turn(prompt)
+            if prompt and not ids and not isinstance(prompt, str):
+                raise UserError(
+                    f"the chat template writes nothing for a first turn of {roles_of(prompt)}: change the task's "
+                    "messages, or choose another template with --chat-template"
+                )
+            self._encoded[asked] = ids
         return list(self._encoded[asked])
 
     def fits(self, prompt: Prompt, length: int) -> bool:
@@ -45,12 +52,10 @@ class ChatTokenizer(Turns):
         """
         if not isinstance(prompt, str) and not prompt:
             return False
-        text = prompt if isinstance(prompt, str) else self.render(prompt)
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError:  # half of a surrogate pair
+        if not is_unicode(prompt if isinstance(prompt, str) else json.dumps(list(prompt), ensure_ascii=False)):
             return False
-        short = size + self.tokenizer.num_special_tokens_to_add() < length
+        text = prompt if isinstance(prompt, str) else self.render(prompt)
+        short = len(text.encode()) + self.tokenizer.num_special_tokens_to_add() < length
         return bool(short and text.strip()) or 0 < len(self.encode_first_turn(prompt)) < length
 
     def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:

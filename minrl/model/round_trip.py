@@ -3,14 +3,13 @@
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 
+from minrl.model.thoughts import CLOSED, OPENED, opens
 from minrl.model.turns import Turns
-from minrl.types import Message
+from minrl.types import Message, UserError
 
 QUESTIONS = ("What is 2 + 3?", "And twice that?", "And half of it?")
 ANSWERS = ("It is 5.", "That is 10.", "Then 5 again.")
-THOUGHT = "<think>\nLet me see.\n</think>\n\n"
-THINKS = "</think>"
-"""What stands in the template of a model that thinks."""
+THOUGHT = f"{OPENED}\nLet me see.\n{CLOSED}\n\n"
 
 NAMED = 2
 """Differences that are named."""
@@ -22,13 +21,17 @@ def difference(turns: Turns) -> str:
     """
     if not turns.frame.shown:
         return "the chat template does not write a conversation that ends with an answer, to compare it with"
-    thinks = THINKS in str(turns.tokenizer.chat_template) and not turns.frame.shown.rstrip().endswith(THINKS)
+    shown = turns.frame.shown
+    thinks = opens(shown) or (CLOSED in str(turns.tokenizer.chat_template) and not shown.rstrip().endswith(CLOSED))
     answers = [THOUGHT + answer for answer in ANSWERS] if thinks else ANSWERS
-    episode = episode_of(turns, answers)
     roles = ("user", "assistant") * len(QUESTIONS)
     texts = [text for pair in zip(QUESTIONS, answers, strict=True) for text in pair]
     messages: list[Message] = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-    whole = turns.tokenizer(turns.render(messages, ask=False), add_special_tokens=False)["input_ids"]
+    try:
+        episode, rendered = episode_of(turns, answers), turns.render(messages, ask=False)
+    except UserError as error:  # of a conversation that the task need not have
+        return f"it cannot be compared with the template's conversation ({error})"
+    whole = turns.tokenizer(rendered, add_special_tokens=False)["input_ids"]
     found = list(dict.fromkeys(_differences(turns, episode, whole)))
     more = f" and {len(found) - NAMED} further differences" if len(found) > NAMED else ""
     return "; ".join(found[:NAMED]) + more
@@ -41,10 +44,7 @@ def episode_of(turns: Turns, answers: Sequence[str]) -> list[int]:
     for number, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True)):
         message: list[Message] = [{"role": "user", "content": question}]
         ids += turns.encode_next_turn(message, completion) if number else turns.encode_first_turn(message)
-        opened = THOUGHT.split()[0]
-        begun = turns.frame.shown.rstrip().endswith(opened) and answer.startswith(opened)
-        said = turns.encode_answer(answer.removeprefix(opened).lstrip() if begun else answer, chat=True)
-        completion = said + _end(turns, last=number == len(QUESTIONS) - 1)
+        completion = turns.encode_answer(answer, chat=True) + _end(turns, last=number == len(QUESTIONS) - 1)
         ids += completion
     return ids
 

@@ -65,10 +65,10 @@ def settle_template(turns: Turns, model: CausalModel, chosen: str, path: str) ->
     answers into the model's generation config, so that other programs stop there too. What is replaced is said.
     """
     saved = Path(path) / "chat_template.jinja"
+    if base_of(path) is not None and saved.exists():  # adapters that were trained with a template
+        turns.tokenizer.chat_template = saved.read_text(encoding="utf-8")
     if chosen:
         _replace(turns, chosen, path)
-    elif base_of(path) is not None and saved.exists():  # adapters that were trained with a template
-        turns.tokenizer.chat_template = saved.read_text(encoding="utf-8")
     if turns.frame.end is not None:
         _name_end(model, turns.frame.end)
     elif turns.frame.stop:
@@ -87,7 +87,7 @@ def _replace(turns: Turns, chosen: str, path: str) -> None:
     except UserError as error:
         raise UserError(f"--chat-template {name}: {error}") from error
     require(QUESTION in asked and ANSWER in answered, f"--chat-template {name} leaves out what is asked or answered")
-    if before not in (None, text):
+    if before and before != text:
         _say_once(f"--chat-template {name} replaces the chat template of {path}")
     if first is not None and turns.encode_first_turn(list(ANSWERED[:1]))[:1] != [first]:
         _say_once(

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from loguru import logger
+
+from minrl.model.messages import refuse_half_pairs, refuse_images, roles_of
+from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens
 from minrl.system.streams import first_line
 from minrl.types import Message, Prompt, UserError, require
 
@@ -46,6 +50,7 @@ class Turns:
     tokenizer: Any
     chat_template_options: dict[str, Any]
     _frames: dict[str, Frame] = field(default_factory=dict)
+    _said_unclosed: bool = False
 
     @property
     def frame(self) -> Frame:
@@ -73,6 +78,11 @@ class Turns:
         """The token with which the chat template ends an answer, if there is one: often not the tokenizer's own."""
         return frozenset() if self.frame.end is None else frozenset({self.frame.end})
 
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end a completion, as far as they are known here."""
+        return self.template_ends
+
     def encode_first_turn(self, prompt: Prompt) -> list[int]:
         """A text as the tokenizer reads it, messages as transformers' `apply_chat_template` encodes them.
 
@@ -94,7 +104,7 @@ class Turns:
         if isinstance(message, str):
             return self.encode_text(message)
         rendered = self.render([*ANSWERED, *message])
-        before, found, following = rendered.rpartition(ANSWER)
+        before, found, following = rendered.partition(ANSWER)  # the first: the message may hold it too
         require(bool(found), "the chat template leaves out answers of the assistant, so no turn can follow one")
         start = len(before) + len(found)
         ids = self._ids_after(rendered, start)
@@ -112,12 +122,13 @@ class Turns:
             return self.encode_text(text)
         self._require_template()
         frame = self.frame
-        written = frame.lead + text
-        if "<" in text:  # thoughts and other markup are the template's to arrange
-            whole = self.render([*ASKED, {"role": "assistant", "content": text}], ask=False)
-            reply = whole.removeprefix(frame.shown).removesuffix(frame.closing)
-            written = reply if text.strip() in reply and whole.startswith(frame.shown) else written
-        written += frame.space if frame.end is not None else ""
+        if opens(frame.shown) and CLOSED not in text:
+            self._say_unclosed()
+        whole = self.render([*ASKED, {"role": "assistant", "content": text}], ask=False) if frame.shown else ""
+        reply = whole.removeprefix(frame.shown).removesuffix(frame.closing)
+        if whole != frame.shown + reply + frame.closing or not is_arranged(text, reply, whole):
+            reply = lead_of(frame.lead, text) + continued(frame.shown, text)
+        written = reply + (frame.space if frame.end is not None else "")
         return self._ids_after(frame.shown + written, len(frame.shown)) if self._prefixes else self._ids_of(written)
 
     def encode_text(self, text: str) -> list[int]:
@@ -129,11 +140,10 @@ class Turns:
 
     def decode(self, ids: list[int]) -> str:
         """The text of sampled ids, for rewards and readers, without what ends it."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        if not self.frame.stop:
-            return text
-        answer, found, after = text.rpartition(self.frame.stop)
-        return answer if found and not after.strip() else text
+        ends = self.stop_ids & self._added  # a token may be added without being special, so that a decoder keeps it
+        ids = [id for id in ids if id not in ends]
+        text, place = self._ended(ids, self.frame.stop, skip_special_tokens=True)
+        return text if place is None else text[:place]
 
     def decode_all(self, ids: list[int]) -> str:
         """The text of ids with their special tokens, for readers."""
@@ -145,28 +155,39 @@ class Turns:
         for message in messages:
             refuse_images(message)
         try:
-            return self.tokenizer.apply_chat_template(
+            text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=ask,
                 **self.chat_template_options,
             )
         except Exception as error:  # jinja raises whatever a template leads it to
-            roles = ", ".join(str(message.get("role")) for message in messages) or "no messages"
             raise UserError(
-                f"the chat template does not take a conversation of {roles}: {first_line(error)}; change the task's "
-                "messages, or choose another template with --chat-template"
+                f"the chat template does not take a conversation of {roles_of(messages)}: {first_line(error)}; change "
+                "the task's messages, or choose another template with --chat-template"
             ) from error
+        refuse_half_pairs(text, messages)
+        return text
 
     def _require_template(self) -> None:
         require(
-            self.tokenizer.chat_template is not None,
+            bool(self.tokenizer.chat_template),
             "the tokenizer has no chat template and the task's prompts are chat messages: choose an instruction-tuned "
             "model, or name a template with --chat-template",
         )
 
+    def _say_unclosed(self) -> None:
+        """Say once that a prompt opens a thought which a response does not end."""
+        if not self._said_unclosed:
+            self._said_unclosed = True
+            logger.warning(
+                f"the chat template's prompt ends with {OPENED}, and there are responses without {CLOSED}: they are "
+                + ("put behind an empty thought" if CLOSED in self.frame.lead else "learned as thoughts")
+                + "; write their thoughts too, or choose a template that opens none with --chat-template"
+            )
+
     def _find_frame(self) -> Frame:
-        if self.tokenizer.chat_template is None:
+        if not self.tokenizer.chat_template:
             return Frame()
         shown, answered = self.render(ASKED), self.render(ANSWERED, ask=False)
         before, found, closing = answered.rpartition(ANSWER)
@@ -197,12 +218,25 @@ class Turns:
 
     def _written(self, following: str, completion: list[int]) -> int:
         """How many characters of what follows an answer the completion has already, from the text that ended it."""
-        said, stop = self.decode_all(completion), self.frame.stop.strip()
-        text = said.rstrip()
-        if not text.endswith(stop) or not following.lstrip().startswith(stop):
+        stop = self.frame.stop.strip()
+        said, place = self._ended(completion, stop, skip_special_tokens=False)
+        if place is None or not following.lstrip().startswith(stop):
             return 0
-        written, more = following.index(stop) + len(stop), said[len(text) :]
+        written, more = following.index(stop) + len(stop), said[place + len(stop) :]
         return written + (len(more) if following[written:].startswith(more) else 0)
+
+    def _ended(self, ids: list[int], stop: str, skip_special_tokens: bool) -> tuple[str, int | None]:
+        """The text of sampled ids, and where the text that ended them begins in it. White space may follow that, and
+        what the last token holds beside it.
+        """
+        text = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        place = text.rfind(stop) if stop else -1
+        end = place + len(stop)
+        ended = place >= 0 and (
+            not text[end:].strip()
+            or end > len(self.tokenizer.decode(ids[:-1], skip_special_tokens=skip_special_tokens))
+        )
+        return text, place if ended else None
 
     def _ids_of(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -221,10 +255,13 @@ class Turns:
 
     @cached_property
     def _added(self) -> frozenset[int]:
-        """The tokens that are no text, such as `<|im_end|>`, without the one for words that the tokenizer lacks."""
+        """The tokens that are no text, such as `<|im_end|>`, without the one for words that the tokenizer lacks and
+        those for white space.
+        """
         own = self.tokenizer
-        ends = (own.bos_token_id, own.eos_token_id, own.pad_token_id)  # byte tokenizers name one of them as unknown
-        return frozenset({*own.added_tokens_decoder, *own.all_special_ids} - {own.unk_token_id} | {*ends} - {None})
+        ends = {own.bos_token_id, own.eos_token_id, own.pad_token_id}  # byte tokenizers name one of them as unknown
+        added = {*own.added_tokens_decoder, *own.all_special_ids} - {own.unk_token_id}
+        return frozenset({id for id in added if self.decode_all([id]).strip()} | ends - {None})
 
     @cached_property
     def _prefixes(self) -> bool:
@@ -239,24 +276,3 @@ class Turns:
         first, last = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
         more = len(whole) > len(plain)
         return (first if more and whole[:1] == [first] else None), (last if more and whole[-1:] == [last] else None)
-
-
-def text_of(message: Message) -> str:
-    """The text of a message, of which there may be several parts."""
-    content = message["content"]
-    return content if isinstance(content, str) else " ".join(part["text"] for part in content)
-
-
-def refuse_images(message: Message) -> None:
-    """Refuse what a message has beside text; parts of text are the template's to join."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    kinds = [part.get("type") if isinstance(part, dict) else type(part).__name__ for part in parts]
-    other = sorted({str(kind) for kind in kinds if kind != "text"})
-    if content is not None and not isinstance(content, str | list):
-        other = [type(content).__name__]
-    if other:
-        raise UserError(
-            f"a message of the {message.get('role')} holds {', '.join(other)}: models are trained on text alone; give "
-            'its content as a text, or as a list of {"type": "text", "text": ...}'
-        )

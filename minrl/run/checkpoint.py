@@ -100,12 +100,14 @@ def save_policy(policy: Policy, folder: Path) -> None:
     for name, weight in master_weights(policy.model).items():
         require(bool(weight.isfinite().all()), f"{name} is not finite and is not saved: lower --learning-rate")
     adapters, merged = policy.adapters, None
-    if adapters is not None and adapters.config.lora_checkpoint == "adapter":
-        adapters.save(folder)
-        policy.tokenizer.save_pretrained(folder)
-        return
     if adapters is not None:
-        adapters.save(folder / SUBFOLDER)
+        alone = adapters.config.lora_checkpoint == "adapter"
+        place = folder if alone else folder / SUBFOLDER
+        adapters.save(place)
+        policy.tokenizer.save_pretrained(place)  # with the chat template that they were trained with
+        policy.model.generation_config.save_pretrained(place)
+        if alone:
+            return
         weights = MergedWeights(policy.model, policy.model.state_dict())
         merged = {name: weight.detach() for name, weight in weights.items()}
     save_model(policy.model, policy.tokenizer, folder, merged)

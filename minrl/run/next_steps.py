@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from minrl.model.turns import text_of
+from minrl.model.messages import text_of
 from minrl.run.run import Run
 from minrl.system.files import read_record
 from minrl.terminal.commands import as_typed, tool

@@ -66,7 +66,8 @@ def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) ->
             require(
                 bool(kept[split]),
                 f"no {split} example of {name} leaves room for a completion in the {limit} tokens that the model "
-                "takes: choose shorter examples, or a longer context (another model; --engine-context-length)",
+                "takes behind a prompt that is not empty: choose others, or a longer context (another model; "
+                "--engine-context-length)",
             )
     if not left_out:
         return task

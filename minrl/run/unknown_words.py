@@ -11,7 +11,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.model.chat import ChatTokenizer
-from minrl.model.turns import text_of
+from minrl.model.messages import text_of
 from minrl.tasks import Task
 from minrl.types import Prompt, UserError
 

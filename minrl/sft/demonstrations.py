@@ -16,7 +16,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.model.chat import as_rollout
-from minrl.model.turns import text_of
+from minrl.model.messages import text_of
 from minrl.policy import Policy
 from minrl.run.unknown_words import check_words, shown_text
 from minrl.sft.config import SftConfig
@@ -184,7 +184,7 @@ def as_chat(config: SftConfig, policy: Policy, task: Task | None) -> bool:
         return config.prompt_format == "chat"
     if task is not None:
         return not isinstance(task.dataset.held_out[0].prompt, str)
-    return policy.tokenizer.chat_template is not None
+    return bool(policy.tokenizer.chat_template)
 
 
 def _read(path: str, config: SftConfig, policy: Policy, chat: bool) -> list[Encoded]:
