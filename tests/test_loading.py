@@ -1,6 +1,7 @@
 """Which class loads a folder, what of a model trains, and what is written back."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from minrl.policy import as_policy
 from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256
 from minrl.types import TrainState, UserError
 from tests.conftest import CPU
-from tests.multimodal import FAMILIES, TEXT, byte_tokenizer, save_multimodal
+from tests.multimodal import FAMILIES, ROWS, TEXT, byte_tokenizer, save_multimodal
 
 IDS = torch.tensor([[72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100, 33, 10, 65, 66, 67, 68, 69, 70]])
 
@@ -195,3 +196,42 @@ def test_adapters_are_put_into_the_text_part_alone(gemma3, tmp_path, processes, 
     torch.testing.assert_close(own_logprobs(again.model), own_logprobs(policy.model), atol=1e-5, rtol=0)
     trained = {name for name, weight in again.model.named_parameters() if weight.requires_grad}
     assert trained and all("vision" not in name and "projector" not in name for name in trained)
+
+
+def test_adapted_experts_of_a_multimodal_model_are_saved(tmp_path, processes):
+    pytest.importorskip("peft")
+    base = save_multimodal("qwen3_vl_moe", tmp_path / "base")
+    policy = loaded(base, processes)
+    config = LoraConfig(lora_rank=2, lora_target_modules="gate_up_proj,down_proj,q_proj")
+    policy.adapters = Adapters(policy.model, config, str(base), seed=0)
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight += 0.1
+    save_policy(policy, tmp_path / "saved")
+    torch.testing.assert_close(plain_logprobs(tmp_path / "saved"), own_logprobs(policy.model), atol=1e-4, rtol=0)
+
+
+def with_generation_config(base, folder, **settings):
+    """A copy of the folder with another generation config."""
+    shutil.copytree(base, folder)
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_generation_config_that_cannot_be_saved_is_made_one_that_can(gemma3, tmp_path, processes):
+    """Llama 2's has settings of sampling beside do_sample: false, which transformers refuses to save."""
+    odd = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2]}
+    policy = loaded(with_generation_config(gemma3, tmp_path / "base", **odd), processes)
+    save_policy(policy, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "generation_config.json").read_text())["eos_token_id"] == [1, 2]
+    assert policy.stop_ids >= {1, 2}
+
+
+@pytest.mark.parametrize("end", ["x", [1, -5], ROWS])
+def test_an_end_that_is_no_token_of_the_model_is_refused(end, gemma3, tmp_path):
+    folder = with_generation_config(gemma3, tmp_path / "base", eos_token_id=end)
+    with pytest.raises(
+        UserError, match=rf"eos_token_id in generation_config.json must be a token from 0 to {ROWS - 1}"
+    ):
+        load_model(str(folder))

@@ -10,7 +10,10 @@ from minrl.policy import Policy
 from tests.zoo import names
 from tests.zoo_check import TABLE, check, row_of
 
-POPULAR = ("bert", "doge", "gpt2", "llama", "modernbert-decoder", "olmo2", "qwen3_moe", "reformer")
+POPULAR = (
+    *("bert", "doge", "gemma2", "gpt2", "gpt_oss", "lfm2"),
+    *("llama", "mistral", "modernbert-decoder", "olmo2", "qwen3_moe", "reformer"),
+)
 """Checked in the fast suite; all others are slow together."""
 
 TIED = ("doge",)
@@ -18,7 +21,7 @@ TIED = ("doge",)
 
 PAGE = loaded(ROOT / "docs" / "models.py")
 KEPT = json.loads(TABLE.read_text())
-HOW_TO_KEEP = "look at the causes, mend them, then: python tests/zoo_check.py --write {}; python docs/models.py"
+HOW_TO_KEEP = "look at the causes, mend them, then: python -m tests.zoo_check --write {}; python docs/models.py"
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,15 @@ def test_a_run_without_a_task_names_no_evaluation_and_goes_on_by_what_it_was_ask
     assert any(line.endswith("--epochs 3") for line in next_steps(run, Path("c"), None))
 
 
+def test_a_multimodal_checkpoint_is_loaded_by_its_own_class(make_run, environment, tmp_path):
+    run = make_run()
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3VLForConditionalGeneration"]}))
+    *others, load = next_steps(run, tmp_path, None)
+    own = f"Qwen3VLForConditionalGeneration.from_pretrained({json.dumps(str(tmp_path))})"
+    assert load == f"load, in Python: from transformers import Qwen3VLForConditionalGeneration; model = {own}"
+    assert not any(line.startswith("chat") for line in others)  # transformers' pipeline for text does not take it
+
+
 @pytest.mark.parametrize("called", ["/usr/bin/minrl-train", "minrl-train"])
 def test_a_run_of_the_console_script_goes_on_by_the_console_script(
     called, make_run, tmp_path, monkeypatch, environment

@@ -16,6 +16,7 @@ from transformers import (
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from minrl import scoring
@@ -24,6 +25,7 @@ from minrl.kernels import head as output_head
 from minrl.kernels.head import Head, chunked_logprobs
 from minrl.kernels.padded_rows import padded_rows, row_batches, row_tokens
 from minrl.model.method import Method, set_method
+from minrl.run.probe import Probe
 from minrl.run.verify import verify
 from minrl.scoring import score
 from minrl.types import UserError
@@ -310,6 +312,22 @@ def test_a_model_that_cannot_be_packed_is_computed_in_rows(shape, rollouts):
     torch.testing.assert_close((logprobs, entropies), expected, atol=1e-4, rtol=0)
 
 
+def test_experts_of_a_width_that_the_grouped_product_does_not_take_are_computed_one_by_one(rollouts):
+    config = Qwen3MoeConfig(**SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=30)
+    model = make_model(config, torch.float32)
+    verify(model)
+    stream = pack(rollouts, range(len(rollouts)))
+    logprobs = score(model, stream, 1.0)[0][stream.token_index.argsort()]
+    torch.testing.assert_close(logprobs, plain(model, rollouts, 1.0)[0], atol=1e-4, rtol=0)
+
+
+def test_the_probe_holds_the_tokens_of_end_and_padding():
+    model = make_model(LlamaConfig(**SMALL, eos_token_id=2, bos_token_id=1), torch.float32)
+    rollouts = Probe(model).rollouts
+    assert {0, 1, 2} <= set(rollouts[0].ids[1:-1])
+    assert len({tuple(rollout.ids) for rollout in rollouts}) == len(rollouts)
+
+
 def test_the_probe_is_longer_than_windows_that_are_in_the_mask_alone():
     model = make_model(OWN_WAYS["masked window"][0], torch.float32)
     assert "log-probabilities differ" in verify(model).why_not_packed
@@ -322,9 +340,9 @@ def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeyp
     with torch.no_grad():
         model.lm_head.bias.zero_()[:20] = bias
     monkeypatch.setattr("minrl.scoring.output_head", lambda model: Head(model.lm_head.weight))
-    monkeypatch.setattr("minrl.run.verify.output_head", lambda model: Head(model.lm_head.weight))
+    monkeypatch.setattr("minrl.run.probe.output_head", lambda model: Head(model.lm_head.weight))
     if refused:
-        with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: .*differ by 0\.0"):
+        with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: its logits are not .* head \(0\.0"):
             verify(model)
     else:
         verify(model)
@@ -341,13 +359,13 @@ def test_whatever_a_forward_pass_raises_is_one_line(monkeypatch):
         verify(model)
     assert str(refusal.value) == (
         "Qwen3ForCausalLM cannot be trained: transformers' own forward pass fails: shape of a kind; "
-        "choose another architecture"
+        "choose another model"
     )
 
 
 def test_a_gradient_that_is_not_that_of_plain_transformers_refuses(monkeypatch):
     model = make_model(SHAPES["qwen3"], torch.float32)
-    monkeypatch.setattr("minrl.run.verify.score", lambda *a, **k: tuple(x * 1.0 for x in halved(score(*a, **k))))
+    monkeypatch.setattr("minrl.run.probe.score", lambda *a, **k: tuple(x * 1.0 for x in halved(score(*a, **k))))
     with pytest.raises(UserError, match=r"the gradient of .*q_proj.weight differs by 0.5 of"):
         verify(model)
 

@@ -1,7 +1,7 @@
 """Whether an architecture is computed as plain transformers computes it: the policy's log-probabilities and gradients,
 and the log-probabilities with which the embedded engine samples; or refused in one line.
 
-    python tests/zoo_check.py [NAME ...]
+    python -m tests.zoo_check [NAME ...]
 
 prints a line for each, and with `--write` keeps what it found in docs/models.json.
 """

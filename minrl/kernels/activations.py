@@ -56,7 +56,7 @@ def recomputed(decoder: CausalModel, meanwhile: Callable[[], AbstractContextMana
 
     A policy has no dropout: both computations are bit for bit the same.
     """
-    layers = layers_of(decoder)
+    layers = list(dict.fromkeys(layers_of(decoder)))  # a layer that occurs twice once
     if not layers:
         raise UserError(f"{type(decoder).__name__} has no list of layers: choose --activation-checkpointing never")
     again = partial(

@@ -87,12 +87,33 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
         f"{path} is not a model folder that transformers can load (it has no tokenizer): put tokenizer.json there",
     )
     refuse_tokens_without_a_row(path, model, tokenizer)
+    _settle_generation(path, model)
     settle_dequantized(model)
     train_text(model)
     keep_precision(model, frozen)
     exact_routers(model, model.config.get_text_config(decoder=True))
     model.processor_files = processor_files(path, cached_only) if is_multimodal(model) else {}
     return model, tokenizer
+
+
+def _settle_generation(path: str, model: CausalModel) -> None:
+    """Make the generation config one that can be saved: some that people publish, such as Llama 2's, cannot. Ends of
+    text that are no tokens of the model are refused.
+    """
+    generation, rows = model.generation_config, model.get_input_embeddings().weight.shape[0]
+    ends = generation.eos_token_id
+    for end in ends if isinstance(ends, list) else [ends]:
+        require(
+            end is None or (isinstance(end, int) and 0 <= end < rows),
+            f"{path}: eos_token_id in generation_config.json must be a token from 0 to {rows - 1}, or a list of them; "
+            f"got {end!r}",
+        )
+    try:
+        generation.validate(strict=True)
+    except ValueError:  # mostly settings of sampling beside do_sample: false
+        model.generation_config = type(generation)(
+            **{name: getattr(generation, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        )
 
 
 def refuse_tokens_without_a_row(path: str, model: CausalModel, tokenizer: PreTrainedTokenizerBase) -> None:

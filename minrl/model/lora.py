@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import speed_up_linears
-from minrl.kernels.frozen import compute_weights, hold_frozen, in_float32
-from minrl.model.targets import find_targets, refusals_in_one_line, refuse_tied
+from minrl.kernels.frozen import hold_frozen, in_float32
+from minrl.model.targets import find_targets, parameter_wrapper, refusals_in_one_line, refuse_tied
 from minrl.model.text import foreign_modules, train_text
 from minrl.system.files import read_record
 from minrl.system.streams import first_line
@@ -245,22 +245,9 @@ def _inject(model: CausalModel, config: Any) -> None:  # noqa: ANN401 - of peft,
 
 @cache
 def _parameter_wrapper() -> type:
-    """peft's wrapper of weights that are no layer's own (experts, routers). peft computes with a merged copy, kept for
-    the backward pass; here it is made again.
-    """
-    from peft.tuners.lora import ParamWrapper as Wrapper
+    from peft.tuners.lora import ParamWrapper
 
-    class ParamWrapper(Wrapper):
-        @contextmanager
-        def _activate_lora(self, active_adapters: list[str]) -> Iterator[None]:
-            weights = compute_weights(self.get_base_layer())
-            weights[self.parameter_name] = partial(merged_weight, self)
-            try:
-                yield
-            finally:
-                del weights[self.parameter_name]
-
-    return ParamWrapper
+    return parameter_wrapper(ParamWrapper, merged_weight)
 
 
 def _base_weight(layer: CausalModel) -> Tensor:

@@ -3,12 +3,13 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
-from minrl.kernels.frozen import READ_DIRECTLY, is_plain_linear
+from minrl.kernels.frozen import READ_DIRECTLY, compute_weights, is_plain_linear
 from minrl.model.text import foreign_modules
 from minrl.types import CausalModel, UserError
 
@@ -77,3 +78,27 @@ def _is_matrix(name: str, weight: Tensor) -> bool:
     """Whether a weight outside of the layers that peft knows is that of experts or of a router."""
     router = weight.ndim == 2 and name.endswith((".gate.weight", ".router.weight"))
     return router or (weight.ndim == 3 and "conv" not in name)
+
+
+def parameter_wrapper(wrapper: Any, merged_weight: Callable[[Any], Tensor]) -> type:  # noqa: ANN401 - of peft
+    """peft's wrapper of weights that are no layer's own (experts, routers). peft computes with a merged copy, kept for
+    the backward pass; here it is made again.
+    """
+
+    class ParamWrapper(wrapper):
+        @contextmanager
+        def _activate_lora(self, active_adapters: list[str]) -> Iterator[None]:
+            weights = compute_weights(self.get_base_layer())
+            weights[self.parameter_name] = partial(merged_weight, self)
+            try:
+                yield
+            finally:
+                del weights[self.parameter_name]
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of nn.Module
+            try:
+                return super().__getattr__(name)
+            except AttributeError:  # transformers looks up weights by their plain paths as it saves
+                return getattr(super().__getattr__("base_layer"), name)
+
+    return ParamWrapper

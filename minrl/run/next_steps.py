@@ -7,11 +7,15 @@ from pathlib import Path
 
 from minrl.model.messages import text_of
 from minrl.run.run import Run
+from minrl.system.files import read_record
 from minrl.terminal.commands import as_typed, tool
 from minrl.types import Prompt
 
 BOARD = "http://localhost:6006/#custom_scalars"
 """Where TensorBoard has the page of a run; it opens elsewhere."""
+
+CAUSAL = "AutoModelForCausalLM"
+"""Loads a checkpoint of a model of text, and adapters."""
 
 LONGEST_SHOWN = 60
 """Characters of a prompt that is shown as an example."""
@@ -27,12 +31,22 @@ def next_steps(run: Run, checkpoint: Path, prompt: Prompt | None) -> Iterator[st
     if run.config.rollout.task:
         chosen = shlex.join(["--checkpoint", str(checkpoint), "--task", run.config.rollout.task])
         yield f"evaluate: {as_typed('python evaluate.py')} {chosen}"
-    yield _chat(checkpoint, prompt, run.config.rollout.max_tokens)
+    loader = _loader(checkpoint)
+    if loader == CAUSAL:  # transformers' pipeline for a chat takes no other
+        yield _chat(checkpoint, prompt, run.config.rollout.max_tokens)
     extended: dict[str, int | float] = {name: getattr(run.settings, name) for name in run.program.extends}
     name, value = next((name, value) for name, value in extended.items() if value)
     yield f"continue: {run.resume_command} --{name} {_plain(2 * value)}"
-    model = f"AutoModelForCausalLM.from_pretrained({json.dumps(str(checkpoint))})"
-    yield f"load, in Python: from transformers import AutoModelForCausalLM; model = {model}"
+    model = f"{loader}.from_pretrained({json.dumps(str(checkpoint))})"
+    yield f"load, in Python: from transformers import {loader}; model = {model}"
+
+
+def _loader(checkpoint: Path) -> str:
+    """The class of transformers that loads the checkpoint: a multimodal model has its own."""
+    config = checkpoint / "config.json"  # adapters alone have none
+    architectures = read_record(config).get("architectures") if config.exists() else None
+    own = str(architectures[0]) if architectures else ""
+    return own if own.endswith("ForConditionalGeneration") else CAUSAL
 
 
 def _plain(number: int | float) -> str:
