@@ -295,7 +295,7 @@ def test_a_checkpoint_is_a_model_for_everyone(base, tmp_path, processes, kind):
     policy = adapted_from(base, processes, kind)
     template = policy.tokenizer.chat_template + "{# of a file #}"  # not that of the base model
     policy.tokenizer.chat_template = template
-    policy.model.generation_config.eos_token_id = 1234
+    policy.model.generation_config.eos_token_id = 5  # any other than its own
     for _ in range(2):  # a second time over the first
         save_policy(policy, tmp_path / "deep" / "saved")
     (tmp_path / "deep" / "saved").rename(tmp_path / "saved")
@@ -313,7 +313,7 @@ def test_a_checkpoint_is_a_model_for_everyone(base, tmp_path, processes, kind):
     # the template, and the token with which it ends an answer, that the adapters were trained with
     assert (adapters / "chat_template.jinja").read_text() == template
     assert load_policy(str(adapters), CPU, processes).tokenizer.chat_template == template
-    assert GenerationConfig.from_pretrained(adapters).eos_token_id == 1234
+    assert GenerationConfig.from_pretrained(adapters).eos_token_id == 5
     # evaluate.py and --model-id: a plain model, whose weights all train
     loaded = load_policy(str(tmp_path / "saved"), CPU, processes)
     torch.testing.assert_close(logprobs_of(loaded.model), expected, atol=1e-5, rtol=0)
