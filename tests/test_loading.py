@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from loguru import logger
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 
@@ -228,10 +229,18 @@ def test_a_generation_config_that_cannot_be_saved_is_made_one_that_can(gemma3, t
     assert policy.stop_ids >= {1, 2}
 
 
-@pytest.mark.parametrize("end", ["x", [1, -5], ROWS])
-def test_an_end_that_is_no_token_of_the_model_is_refused(end, gemma3, tmp_path):
-    folder = with_generation_config(gemma3, tmp_path / "base", eos_token_id=end)
-    with pytest.raises(
-        UserError, match=rf"eos_token_id in generation_config.json must be a token from 0 to {ROWS - 1}"
-    ):
+def test_an_end_that_is_no_number_is_refused(gemma3, tmp_path):
+    folder = with_generation_config(gemma3, tmp_path / "base", eos_token_id="x")
+    with pytest.raises(UserError, match=rf"eos_token_id in generation_config.json must be a token .* {ROWS - 1}.*'x'"):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize(("said", "left"), [([1, -5], {1}), (ROWS, set())])
+def test_an_end_that_is_no_token_of_the_model_is_left_out_and_said(said, left, gemma3, tmp_path, processes):
+    folder, lines = with_generation_config(gemma3, tmp_path / "base", eos_token_id=said), []
+    sink = logger.add(lines.append, format="{message}")
+    policy = loaded(folder, processes)
+    logger.remove(sink)
+    assert sum(f"is no token of the model's {ROWS}" in line for line in lines) == 1
+    assert policy.model.generation_config.eos_token_id == (list(left) or None)
+    assert policy.stop_ids >= left and max(policy.stop_ids) < ROWS

@@ -12,6 +12,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError
+from loguru import logger
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoTokenizer,
@@ -97,17 +98,22 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
 
 
 def _settle_generation(path: str, model: CausalModel) -> None:
-    """Make the generation config one that can be saved: some that people publish, such as Llama 2's, cannot. Ends of
-    text that are no tokens of the model are refused.
+    """Make the generation config one that can be saved: some that people publish, such as Llama 2's, cannot. Ends that
+    are no tokens of the model are left out, which is said; what is no number is refused.
     """
     generation, rows = model.generation_config, model.get_input_embeddings().weight.shape[0]
-    ends = generation.eos_token_id
-    for end in ends if isinstance(ends, list) else [ends]:
+    said = generation.eos_token_id
+    ends = said if isinstance(said, list) else [said]
+    for end in ends:
         require(
-            end is None or (isinstance(end, int) and 0 <= end < rows),
+            end is None or isinstance(end, int),
             f"{path}: eos_token_id in generation_config.json must be a token from 0 to {rows - 1}, or a list of them; "
             f"got {end!r}",
         )
+    tokens = [end for end in ends if end is not None and 0 <= end < rows]
+    if len(tokens) < len([end for end in ends if end is not None]):  # often what a class of configs has by default
+        logger.warning(f"{path}: eos_token_id {said} is no token of the model's {rows}: no completion ends with it")
+        generation.eos_token_id = tokens or None
     try:
         generation.validate(strict=True)
     except ValueError:  # mostly settings of sampling beside do_sample: false
