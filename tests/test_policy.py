@@ -300,7 +300,7 @@ def long_rope(original):
     """A model whose frequencies change beyond so many tokens of its 64."""
     factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 4.0, 8.0, 16.0]}
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": original, **factors}
-    return Phi3Config(**SMALL, original_max_position_embeddings=original, rope_parameters=rope)
+    return Phi3Config(**SMALL, eos_token_id=2, original_max_position_embeddings=original, rope_parameters=rope)
 
 
 @pytest.mark.parametrize(("original", "limit"), [(24, 24), (64, 64)])
