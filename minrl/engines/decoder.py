@@ -18,8 +18,8 @@ from torch import Tensor
 
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
-from minrl.kernels.cpu import few_rows_product
-from minrl.kernels.frozen import held_bytes, in_float32
+from minrl.kernels.cpu import few_rows_product, in_float32
+from minrl.kernels.frozen import held_bytes
 from minrl.model.context import context_length
 from minrl.model.lora import merged_weight
 from minrl.model.method import method_of

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from minrl.engines.layer_parts import Experts, FeedForward, Norm, ShortConvolution, takes_grouped_products
 from minrl.engines.shapes import SHAPES, Part, Shape
-from minrl.kernels.cpu import computed
-from minrl.kernels.frozen import in_float32
+from minrl.kernels.cpu import computed, in_float32
 from minrl.model.lora import merged_parameter, merged_weight, without_adapters
 from minrl.types import CausalModel
 

@@ -64,7 +64,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if weight.itemsize < x.itemsize and not torch.is_autocast_enabled(x.device.type):
         weight = weight.to(x.dtype)
-    if _in_float32(x, weight) and _onednn_available():
+    if _float32_on_cpu(x, weight) and _onednn_available():
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return F.linear(x, weight, bias)
 
@@ -74,7 +74,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     weight's side; the rows of the result are then its columns in memory.
     """
     rows = x.numel() // x.shape[-1]
-    if rows > FEW_ROWS or not _in_float32(x, weight) or _onednn_available():
+    if rows > FEW_ROWS or not _float32_on_cpu(x, weight) or _onednn_available():
         return product(x, weight, bias)
     columns = x.reshape(rows, -1).T
     made = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
@@ -96,7 +96,7 @@ class Float32Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """`x @ weight.T + bias`."""
         held = self.weight.itemsize < x.itemsize and not torch.is_autocast_enabled(x.device.type)
-        if held or _in_float32(x, self.weight):
+        if held or _float32_on_cpu(x, self.weight):
             rows = x.reshape(-1, x.shape[-1])  # outside, so that the product is no view and may be changed in place
             return _Product.apply(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
         return super().forward(x)
@@ -123,10 +123,15 @@ def computed(factor: Tensor) -> Tensor:
     device = factor.device.type
     if torch.is_autocast_enabled(device):
         return factor.to(torch.get_autocast_dtype(device))
-    return factor.to(torch.promote_types(factor.dtype, torch.float32))
+    return in_float32(factor)
 
 
-def _in_float32(x: Tensor, weight: Tensor) -> bool:
+def in_float32(x: Tensor) -> Tensor:
+    """A tensor in float32, or in float64 where it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _float32_on_cpu(x: Tensor, weight: Tensor) -> bool:
     """Whether their product is one of float32 on a CPU."""
     same = x.dtype == weight.dtype == torch.float32
     return same and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from minrl.kernels.cpu import Float32Linear
+from minrl.kernels.cpu import Float32Linear, in_float32
 
 READ_DIRECTLY = ("dt_proj", "classifier")
 """Names of linear layers whose weight the model reads without calling them: Mamba's time step, LongCat's router."""
@@ -121,11 +121,6 @@ class _HeldEmbedding(nn.Embedding):
 def is_plain_linear(of: type) -> bool:
     """Whether a class of linear layers computes what `nn.Linear` does: routers give more, and some add groups."""
     return of in (nn.Linear, Float32Linear) or of.__name__ == "FalconLinear"
-
-
-def in_float32(weight: Tensor) -> Tensor:
-    """A weight in float32, or in float64 where it is."""
-    return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _held_class(of: Any, name: str) -> Any:  # noqa: ANN401 - a class of modules

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.kernels.cpu import computed, few_rows_product, product
+from minrl.kernels.cpu import computed, few_rows_product, in_float32, product
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**25}
 """Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 128 MiB."""
@@ -47,7 +47,7 @@ class Head:
 
     def shaped(self, logits: Tensor, temperature: float = 1.0) -> Tensor:
         """Scale and cap the product of weight and hidden states, and divide by the temperature."""
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logits = in_float32(logits)
         if self.cap:
             return logits.mul(self.scale / self.cap).tanh_().mul_(self.cap / temperature)
         divisor = temperature / self.scale

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minrl.kernels.cpu import in_float32
+
 ROUTER = re.compile(r"Router$|Gating$|MoE\w*Gate$", re.IGNORECASE)
 """What the classes of routers are called."""
 
@@ -46,11 +48,11 @@ class _Exact(nn.Module):
         if not torch.is_autocast_enabled(device):
             return super().forward(*args, **kwargs)
         with torch.autocast(device, enabled=False):
-            return super().forward(*map(_in_float32, args), **{name: _in_float32(v) for name, v in kwargs.items()})
+            return super().forward(*map(_promoted, args), **{name: _promoted(v) for name, v in kwargs.items()})
 
 
-def _in_float32(value: Any) -> Any:  # noqa: ANN401 - of any router
+def _promoted(value: Any) -> Any:  # noqa: ANN401 - of any router
     """A floating-point tensor in at least float32; anything else as it is."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    return value.to(torch.promote_types(value.dtype, torch.float32))
+    return in_float32(value)

@@ -103,15 +103,15 @@ def _settle_generation(path: str, model: CausalModel) -> None:
     """
     generation, rows = model.generation_config, model.get_input_embeddings().weight.shape[0]
     said = generation.eos_token_id
-    ends = said if isinstance(said, list) else [said]
+    ends = [end for end in (said if isinstance(said, list) else [said]) if end is not None]
     for end in ends:
         require(
-            end is None or isinstance(end, int),
+            isinstance(end, int),
             f"{path}: eos_token_id in generation_config.json must be a token from 0 to {rows - 1}, or a list of them; "
             f"got {end!r}",
         )
-    tokens = [end for end in ends if end is not None and 0 <= end < rows]
-    if len(tokens) < len([end for end in ends if end is not None]):  # often what a class of configs has by default
+    tokens = [end for end in ends if 0 <= end < rows]
+    if tokens != ends:  # often what a class of configs has by default
         logger.warning(f"{path}: eos_token_id {said} is no token of the model's {rows}: no completion ends with it")
         generation.eos_token_id = tokens or None
     try:

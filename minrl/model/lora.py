@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
-from minrl.kernels.cpu import speed_up_linears
-from minrl.kernels.frozen import hold_frozen, in_float32
+from minrl.kernels.cpu import in_float32, speed_up_linears
+from minrl.kernels.frozen import hold_frozen
 from minrl.model.targets import find_targets, parameter_wrapper, refusals_in_one_line, refuse_tied
 from minrl.model.text import foreign_modules, train_text
 from minrl.system.files import read_record
