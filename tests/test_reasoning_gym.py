@@ -11,14 +11,13 @@ import evaluate
 import train
 from minrl.rewards.workers import Failure, call
 from minrl.tasks import load_task, reasoning_gym
+from minrl.tasks.formula import is_formula, parse_formula
 from minrl.tasks.reasoning_gym import (
     EVALUATING,
     PARSING,
     ReasoningGymOptions,
     extract_answer,
-    is_formula,
     library,
-    parse_formula,
     same_problem,
 )
 from minrl.terminal.command_line import parse_trainer
@@ -51,7 +50,7 @@ def test_the_librarys_own_answers_are_solved_and_others_are_not():
         assert task.reward(said(example["answer"]), example).solved
         wrong = str(int(example["answer"]) + 1)
         assert task.reward(said(wrong), example).value < 1
-        assert task.reward(example["answer"], example).parts == {"answered": 0.0}  # without tags there is no answer
+        assert task.reward(example["answer"], example).parts == {"answered": 0.0, "timeout": 0.0}  # without tags there is no answer
         assert task.reward("", example).value == 0
         assert not task.reward(example.prompt[1]["content"], example).solved  # the prompt copied back
 
@@ -125,7 +124,7 @@ def test_an_answer_that_the_verifier_raises_for_is_wrong():
     with pytest.raises(ValueError, match="invalid literal for int"):
         score_of("prime_factorization", "hello", example)
     for answer in ("hello", "7 \u00d7 2.", "2^2 \u00d7 7"):
-        assert task.reward(said(answer), example) == Reward(0.0, {"answered": 1.0})
+        assert task.reward(said(answer), example) == Reward(0.0, {"answered": 1.0, "timeout": 0.0})
     assert task.reward(said(example["answer"]), example).solved
 
 
@@ -303,7 +302,7 @@ def test_every_generator_is_a_task_whose_own_answers_are_solved():
 
 
 def test_a_generator_whose_verifier_pays_any_text_is_refused():
-    with pytest.raises(UserError, match="verifier of reasoning_gym/game_of_life_halting scores any text 1") as refused:
+    with pytest.raises(UserError, match="verifier of reasoning_gym/game_of_life_halting scores 'there is no such answer' 1") as refused:
         load_task("reasoning_gym/game_of_life_halting")
     assert "\n" not in str(refused.value)
 
