@@ -50,7 +50,10 @@ def test_the_librarys_own_answers_are_solved_and_others_are_not():
         assert task.reward(said(example["answer"]), example).solved
         wrong = str(int(example["answer"]) + 1)
         assert task.reward(said(wrong), example).value < 1
-        assert task.reward(example["answer"], example).parts == {"answered": 0.0, "timeout": 0.0}  # without tags there is no answer
+        assert task.reward(example["answer"], example).parts == {
+            "answered": 0.0,
+            "timeout": 0.0,
+        }  # without tags there is no answer
         assert task.reward("", example).value == 0
         assert not task.reward(example.prompt[1]["content"], example).solved  # the prompt copied back
 
@@ -290,8 +293,11 @@ def test_completions_of_others_are_scored(tmp_path):
 
 @pytest.mark.slow
 def test_every_generator_is_a_task_whose_own_answers_are_solved():
-    """But for one that is refused. Five take seconds for a problem; benchmarks/reasoning_gym_table.py has them too."""
-    slow, refused = {"composite", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"}, {"game_of_life_halting"}
+    """But for two that are refused. Five take seconds for a problem; benchmarks/reasoning_gym_table.py has them too."""
+    slow, refused = (
+        {"composite", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"},
+        {"game_of_life_halting", "coin_flip"},
+    )
     names = sorted({*library().factory.DATASETS} - slow - refused)
     assert len(names) > 95
     for name in names:
@@ -301,9 +307,10 @@ def test_every_generator_is_a_task_whose_own_answers_are_solved():
                 assert score_of(name, example["answer"], example) == 1, name
 
 
-def test_a_generator_whose_verifier_pays_any_text_is_refused():
-    with pytest.raises(UserError, match="verifier of reasoning_gym/game_of_life_halting scores 'there is no such answer' 1") as refused:
-        load_task("reasoning_gym/game_of_life_halting")
+@pytest.mark.parametrize(("name", "text"), [("game_of_life_halting", "there is no such answer"), ("coin_flip", "0")])
+def test_a_generator_whose_verifier_pays_nonsense_is_refused(name, text):
+    with pytest.raises(UserError, match=f"the verifier of reasoning_gym/{name} scores '{text}' 1") as refused:
+        load_task(f"reasoning_gym/{name}")
     assert "\n" not in str(refused.value)
 
 

@@ -11,7 +11,7 @@ The library makes the problems, and its verifiers score the answers from 0 to 1.
 - an answer on which it raises, gives a score outside [0, 1], or takes too long is wrong;
 - a verifier that does not score the problem's own answer 1 makes the completion unscorable: the row is broken;
 - `nan` and `inf` are wrong where a number is asked for, and so is a number of ten thousand digits;
-- a generator whose verifier scores nonsense 1 is refused (game_of_life_halting);
+- a generator whose verifier scores nonsense 1 is refused (coin_flip, which pays `0`; game_of_life_halting);
 - verifiers that pass the answer to `eval` or to sympy's `parse_expr`, which executes it, get a reader of literals or of
   plain formulas instead.
 """
@@ -34,11 +34,9 @@ from typing import Any, Literal
 from minrl.tasks.bounded import bounded
 from minrl.tasks.formula import parse_formula
 from minrl.tasks.grader import OutOfTime
+from minrl.tasks.nonsense import NO_ANSWER, is_absurd, nonsense
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, check_held_out_share, split
 from minrl.types import Example, Reward, UserError, require
-
-MAX_ANSWER_CHARACTERS = 10_000
-"""Longer answers are wrong without a look at them, unless the problem's own is nearly as long."""
 
 EVALUATING = (
     "algorithmic.binary_matrix",
@@ -60,34 +58,8 @@ PARSING = {
 
 NOTES = {"codeio": "this generator executes the library's own code snippets in this process"}
 
-NO_ANSWER = "there is no such answer"
-NONSENSE = (
-    "",
-    NO_ANSWER,
-    "nan",
-    "nan+nanj",
-    "inf",
-    "-inf",
-    "1e999",
-    "?",
-    "()",
-    "[[",
-    "}",
-    "\0",
-    "\u0660\u0660",
-    "None",
-    "lambda: 1",
-)
-"""Answers that are right for no problem."""
-
 GRADING_S = 5.0
 """Seconds of processor time in which an answer is scored; one that takes longer is wrong."""
-
-_HUGE = re.compile(r"[\d.][eE][-+]?[\d_]{4,}")
-"""A number with so many digits that exact arithmetic on it takes minutes."""
-_NUMERIC = re.compile(r"[^a-df-hk-zA-Z]+")
-"""What holds no letter but those of numbers: `3.5e4`, `2 - 3i`."""
-_NO_NUMBER = re.compile(r"nan|inf", re.IGNORECASE)
 
 FIELDS = ("question", "answer", "metadata")
 COMPARING_TUPLES = ("arc_agi", "rearc")
@@ -157,7 +129,7 @@ def _paid(answer: str, entry: Mapping[str, Any], name: str, generator: str) -> f
     own = entry["answer"]
     if own is not None and answer.strip() == own.strip():
         return 1.0
-    if _is_absurd(answer, own or ""):
+    if is_absurd(answer, own or ""):
         return 0.0
     try:
         score, readable = _score(name, generator, answer, entry), True
@@ -170,14 +142,6 @@ def _paid(answer: str, entry: Mapping[str, Any], name: str, generator: str) -> f
         if theirs < 1:
             raise ValueError(f"the verifier of {name} scores the problem's own answer {theirs:g}: is the row whole?")
     return score
-
-
-def _is_absurd(answer: str, own: str) -> bool:
-    """Whether an answer is wrong without a look at it: far too long, or no number or a huge one beside a number."""
-    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(own)):
-        return True
-    huge = _HUGE.search(answer) is not None and _HUGE.search(own) is None
-    return huge or (_NUMERIC.fullmatch(own) is not None and _NO_NUMBER.search(answer) is not None)
 
 
 def extract_answer(completion: str) -> str | None:
@@ -205,14 +169,15 @@ def _verifier(name: str, generator: str) -> Callable[[str, dict[str, Any]], Any]
 @functools.lru_cache(maxsize=64)
 def _refuse_if_nonsense_pays(name: str, generator: str) -> None:
     """Refuse a generator whose verifier scores what cannot be right 1."""
-    with _library_code(name, "cannot make problem 0"):
-        made = _dataset(name, generator)[0]
-    entry = {field: made[field] for field in FIELDS}
-    for text in (*NONSENSE, entry["question"]):
-        paid = 0.0
-        with contextlib.suppress(Exception):  # the verifier may raise anything, also for its own answer
-            paid = _paid(text, entry, name, generator)
-        require(paid < 1, f"the verifier of reasoning_gym/{name} scores {text!r:.40} 1: choose another generator")
+    with _library_code(name, "cannot make its first problems"):
+        dataset = _dataset(name, generator, size=3)
+        made = [dataset[number] for number in range(3)]
+    for entry in ({field: one[field] for field in FIELDS} for one in made):
+        for text in (*nonsense(entry["answer"]), entry["question"]):
+            paid = 0.0
+            with contextlib.suppress(Exception):  # the verifier may raise anything, also for its own answer
+                paid = _paid(text, entry, name, generator)
+            require(paid < 1, f"the verifier of reasoning_gym/{name} scores {text!r:.40} 1: choose another generator")
 
 
 def _problems(name: str, options: ReasoningGymOptions) -> Dataset:

@@ -25,7 +25,8 @@ TESTS = {
         "names = [1]\nassert all(one(half(x)) for x in range(3)) and names"
     ),
     "nested functions": (
-        "def outer():\n    def one(x):\n        got = half(x)\n        assert got == x / 2\n    one(0)\n    one(1)\n    one(2)\nouter()"
+        "def outer():\n    def one(x):\n        got = half(x)\n        assert got == x / 2\n"
+        "    one(0)\n    one(1)\n    one(2)\nouter()"
     ),
     "in a with block": (
         "from contextlib import suppress\nwith suppress(Exception):\n    for x in range(5):\n"
@@ -53,7 +54,7 @@ TESTS = {
         "import asyncio\nasync def one():\n    for x in range(5):\n        got = half(x)\n        assert got == x / 2\n"
         "asyncio.run(one())"
     ),
-    "a match": "match [half(x) for x in range(5)]:\n    case [0.0, *rest]:\n        assert rest == [0.5, 1.0, 1.5, 2.0]",
+    "a match": "match [half(x) for x in range(5)]:\n    case [0.0, *rest]:\n        assert rest[3] == 2",
 }  # fmt: skip
 """Statements of a `check` function, whose asserts a program that is right once and then ends does not pass."""
 
@@ -107,3 +108,100 @@ CASES = [
         for shape, test in TESTS.items()
     ),
 ]
+
+DEEP = "n = 0\ndef f():\n    global n\n    n += 1\n    f()\ntry:\n    f()\nexcept"
+
+WHAT_NO_SOURCE_TELLS = {
+    "an attribute by format": "print(len('{0.__class__.__init__.__globals__}'.format(print)))",
+    "an attribute by format_map": "print(len('{x.__class__}'.format_map({'x': 1})))",
+    "the path of an error": "try:\n    import maths\nexcept ImportError as e:\n    print(len(e.path or ''))",
+    "the text of an error": "try:\n    [].pop()\nexcept IndexError as e:\n    print(len(str(e)))",
+    "the arguments of an error": "try:\n    int('x')\nexcept ValueError as e:\n    print(len(e.args[0]))",
+    "an address by str": "print(int(str(lambda: 0)[-9:-1], 16) % 97)",
+    "an address by map": "print(int(list(map(str, [lambda: 0]))[0][-9:-1], 16) % 97)",
+    "an address by %": "print(int(('%s' % (lambda: 0))[-9:-1], 16) % 97)",
+    "an address by % in a tuple": "print(int(('%s%s' % (1, lambda: 0))[-9:-1], 16) % 97)",
+    "an address by %=": "x = '%s'\nx %= (lambda: 0)\nprint(int(x[-9:-1], 16) % 97)",
+    "an address by f-string": "print(int(f'{lambda: 0}'[-9:-1], 16) % 97)",
+    "an address by f-string of a name": "f = lambda: 0\nprint(int(f'{f}'[-9:-1], 16) % 97)",
+    "an address by !r": "f = lambda: 0\nprint(int(f'{f!r}'[-9:-1], 16) % 97)",
+    "an address in a list": "print(len(str([lambda: 0])))",
+    "an address in a dictionary": "print(len(str({1: iter([])})))",
+    "an address in a generator": "print(len(str(x for x in [])))",
+    "an address by isinstance": "f = lambda: 0\nprint(len(str(f) if isinstance(f, str) else str(f)))",
+    "a frame": "g = (x for x in [])\nprint(g.gi_frame.f_lineno)",
+    "a class": "class A: pass\nprint(len(A.__name__))",
+    "a class by type": "print(len(type('A', (), {}).__name__))",
+    "a dunder by name": "print(__name__ == '__main__')",
+    "another name of a dunder": "def __str__(x): return 7\nprint(__str__(1))",
+    "a name that was replaced": "def max(a, b): return 7\nprint(max(1, 2))",
+    "the order of a set of texts": "print(ord(list({'a', 'b', 'c'})[0]))",
+    "the order by next": "print(ord(next(iter(set('abc')))))",
+    "the order by pop": "print(ord(set('abc').pop()))",
+    "the order by unpacking": "a, *b = set('abc')\nprint(ord(a))",
+    "the order by a star": "print(ord([*set('abc')][0]))",
+    "the order by join": "print(ord(''.join(set('abc'))[0]))",
+    "the order by sorted with a key": "print(ord(sorted(set('abc'), key=len)[0]))",
+    "the order by max with a key": "print(ord(max(set('abc'), key=len)))",
+    "the order by union": "print(ord(list({1}.union('abc') - {1})[0]))",
+    "the order by update": "s = set()\ns.update('abc')\nprint(ord(list(s)[0]))",
+    "the order by |=": "s = set()\ns |= {'a', 'b', 'c'}\nprint(ord(list(s)[0]))",
+    "the order by keys": "print(ord(list({'a': 1, 'b': 2}.keys() | {'c'})[0]))",
+    "the order by views": "d = {'a': 1, 'b': 2, 'c': 3}\nprint(ord(list(d.keys() & d.keys())[0]))",
+    "the order by items": "d = {'a': 1, 'b': 2, 'c': 3}\nprint(ord(list(d.items() ^ {'d': 1}.items())[0][0]))",
+    "the order by dict.keys": "print(ord(list(dict.keys({'a': 1}) | dict.keys({'b': 1}))[0]))",
+    "the order by a view's name": "k = {'a': 1, 'b': 2}.keys\nprint(ord(list(k() | k())[0]))",
+    "the order by a comprehension": "print(ord([c for c in {c for c in 'abc'}][0]))",
+    "the order by a dictionary": "print(ord(list(dict.fromkeys({'a', 'b', 'c'}))[0]))",
+    "the order by a counter": "from collections import Counter\nprint(ord(list(Counter({'a', 'b', 'c'}))[0]))",
+    "the order by a deque": "from collections import deque\nprint(ord(deque({'a', 'b'}).pop()))",
+    "the order by printing": "print(len(str({'a', 'b'})))",
+    "the order by reduce": "from functools import reduce\nprint(ord(reduce(lambda a, b: a, {'a', 'b', 'c'})))",
+    "the order by heapq": "import heapq\nprint(ord(heapq.nsmallest(1, {'a', 'b'}, key=len)[0]))",
+    "the order by a copy": "print(ord(list({'a', 'b'}.copy())[0]))",
+    "the order by star arguments": "print((lambda a, *b: ord(a))(*{'a', 'b', 'c'}))",
+    "the order of a frozenset": "print(ord(list(frozenset('abc'))[0]))",
+    "the order of functions": "print([f() for f in {lambda: 1, lambda: 2}][0])",
+    "how deep it recurses": DEEP + ":\n    print(n)",
+    "how deep, by name": DEEP + " RecursionError:\n    print(n)",
+    "how deep, by its base": DEEP + " RuntimeError:\n    print(n)",
+    "how deep, by finally": "def f(n):\n    try:\n        return f(n + 1)\n    finally:\n        return n\nprint(f(0))",
+    "whether two are one": "print((257 is int('257')) + 0)",
+    "a class pattern": "match print:\n    case object(__self__=b):\n        print(len(str(b)))",
+    "a hash": "print(hash('a') % 7)",
+    "an annotation": "def f(x: open): return 7\nprint(f(1))",
+    "a decorator": "@open\ndef f(): pass\nprint(7)",
+    "a walrus": "print((x := id(7)) % 7)",
+    "an import by another name": "from collections import abc as x\nprint(7)",
+    "a star": "from math import *\nprint(factorial(3))",
+    "a private name of a module": "from functools import _lru_cache_wrapper\nprint(7)",
+    "the library's functions": "from functools import singledispatch\nprint(7)",
+    "a named tuple": "from collections import namedtuple\nprint(len(namedtuple('A', 'x').__doc__))",
+    "the sine of the machine": "import math\nprint(int(math.sin(1e22) * 1e17))",
+    "a statistic of a cache": "from functools import cache\n@cache\ndef f(): pass\nprint(f.cache_info().hits)",
+    "an attribute that is set": "def f(): pass\nf.x = 7\nprint(f.x)",
+    "a with": "with open('/etc/hostname') as f:\n    print(len(f.read()))",
+    "a coroutine": "async def f(): return 7\nprint(f().cr_frame.f_lineno)",
+    "the size of an integer": "print((7).__sizeof__())",
+    "a type parameter": "def f[T](x: T): return x\nprint(f(1))",
+    "a file by print": "print(7, file=1)",
+}  # fmt: skip
+"""Programs of the code game whose integer does not follow from their source."""
+
+PLAIN = {
+    "s = {1, 2, 3}\ns.add(4)\nprint(len(s | {7}) + sum(s))": "15",
+    "print(len(set('hello')) + len({'a'} | {'b'}))": "6",
+    "print(''.join(sorted(set('2110'))))": "012",
+    "print(ord(min({'b', 'a'})) + ord(max(set('abc'))))": "196",
+    "d = {'a': 1, 'b': 2}\nprint(sum(v for k, v in d.items()) + len(d.keys()) + ('a' in d.keys()))": "6",
+    "from collections import Counter\nprint(Counter('hello').most_common(1)[0][1])": "2",
+    "from functools import cache\n@cache\ndef f(n): return 1 if n < 1 else n * f(n - 1)\nprint(f(5))": "120",
+    "match [1, 2]:\n    case [a, b]:\n        print(a + b)": "3",
+    "try:\n    print(1 // 0)\nexcept ZeroDivisionError:\n    print(7)": "7",
+    "x = 17\nx %= 5\nprint(f'{x}{x + 1:02d}' + '%d' % 5)": "2035",
+    "print(isinstance('a', str) + isinstance({1}, set) + (None is None))": "3",
+    "def g():\n    x = 1\n    def h():\n        nonlocal x\n        x += 1\n        return x\n    return h\nprint(g()())": "2",
+    "print(max([3, 4], key=lambda v: -v) + len(sorted(map(str, [3, 1]), key=str.lower)))": "5",
+    "print(len({(1, 2), (2, 1)} - {(1, 2)}) + len({1} ^ {2}) + list({5})[0] + {3}.pop())": "11",
+}  # fmt: skip
+"""Programs of the code game, and what they print."""

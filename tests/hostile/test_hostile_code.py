@@ -1,14 +1,41 @@
 """Programs that are right once, graders that are broken on purpose, integers that do not follow from a source."""
 
+import io
+from contextlib import redirect_stdout, suppress
+
 import pytest
 
 from minrl.tasks import code, find_definition, load_task
 from minrl.tasks.code.checker import Gone, exception_of, run
+from minrl.tasks.code.game import CodeGameOptions, refusal
 from minrl.tasks.code.judge import numbered
+from minrl.tasks.code.language import guarded
 from minrl.types import Example
-from tests.hostile.code import CASES, TESTS, row
+from tests.hostile.code import CASES, PLAIN, TESTS, WHAT_NO_SOURCE_TELLS, row
 
 FAST = ("for, raises", "for, exits after 1", "for, takes all the memory after 3", "right, for")
+
+
+def printed(program):
+    """What a program of the game prints; empty if it is refused or fails."""
+    out = io.StringIO()
+    if not refusal(program, CodeGameOptions()):
+        with suppress(Exception), redirect_stdout(out):
+            exec(compile(guarded(program), "program.py", "exec"), {"__name__": "__main__"})
+    return out.getvalue().strip()
+
+
+@pytest.mark.parametrize("program", WHAT_NO_SOURCE_TELLS.values(), ids=WHAT_NO_SOURCE_TELLS)
+def test_an_integer_that_does_not_follow_from_the_source_is_not_printed(program):
+    assert printed(program) == ""
+
+
+@pytest.mark.parametrize("program", PLAIN)
+def test_plain_programs_print_what_python_prints(program):
+    assert printed(program) == PLAIN[program]
+    with redirect_stdout(io.StringIO()) as out:
+        exec(compile(program, "program.py", "exec"), {"__name__": "__main__"})
+    assert out.getvalue().strip() == PLAIN[program]
 
 
 class Here:
