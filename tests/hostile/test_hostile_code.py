@@ -1,17 +1,25 @@
 """Programs that are right once, graders that are broken on purpose, integers that do not follow from a source."""
 
 import io
+import itertools
+import time
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 
 import pytest
 
-from minrl.tasks import code, find_definition, load_task
+from minrl.rewards.workers import Workers
+from minrl.tasks import code, find_definition, load_task, reasoning_gym
+from minrl.tasks.bounded import bounded
 from minrl.tasks.code.checker import Gone, exception_of, run
 from minrl.tasks.code.game import CodeGameOptions, refusal
 from minrl.tasks.code.judge import numbered
 from minrl.tasks.code.language import guarded
 from minrl.types import Example
 from tests.hostile.code import CASES, PLAIN, TESTS, WHAT_NO_SOURCE_TELLS, row
+
+CODE = [case for case in CASES if case.task == "code"]
+ANSWERS = [case for case in CASES if case.task != "code"]
 
 FAST = ("for, raises", "for, exits after 1", "for, takes all the memory after 3", "right, for")
 
@@ -96,15 +104,52 @@ def test_in_a_list_of_asserts_each_counts_for_itself():
         assert run(Here(half=half_that_ends(error, 2)), {**message, "sources": sources})["passed"] == passed
 
 
-@pytest.mark.parametrize("case", [one for one in CASES if one.name in FAST], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [one for one in CODE if one.name in FAST], ids=lambda case: case.name)
 def test_hostile_programs_are_paid_nothing_and_honest_ones_in_full(case):
     assert case.least <= paid(case) <= case.most
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [one for one in CASES if one.name not in FAST], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [one for one in CODE if one.name not in FAST], ids=lambda case: case.name)
 def test_so_are_all_others(case):
     assert case.least <= paid(case) <= case.most
+
+
+@pytest.mark.parametrize("name", sorted({case.task for case in ANSWERS}))
+def test_no_answer_is_paid_for_what_it_is_not_and_none_takes_long(name):
+    for case in (case for case in ANSWERS if case.task == name):
+        started = time.process_time()
+        assert case.least <= paid(case) <= case.most, case.name
+        assert time.process_time() - started < 2 * reasoning_gym.GRADING_S
+
+
+def test_an_answer_that_takes_too_long_is_wrong_and_says_so(monkeypatch):
+    monkeypatch.setattr(reasoning_gym, "GRADING_S", 0.05)
+    monkeypatch.setattr(reasoning_gym, "_verifier", lambda *_: lambda answer, entry: list(itertools.count()))
+    case = ANSWERS[0]
+    reward = reasoning_gym.reward("<answer>8</answer>", Example("", "", case.row), "countdown", "")
+    assert (reward.value, reward.parts) == (0.0, {"answered": 1.0, "timeout": 1.0})
+
+
+@pytest.mark.slow
+def test_what_no_guard_knows_is_ended_and_innocent_answers_after_it_are_paid():
+    """A power of integers, which no alarm interrupts, between right answers, in one worker."""
+    honest = next(case for case in ANSWERS if case.least == 1 and "countdown" in case.task)
+    task = load_task(honest.task)
+    right = task.paid(honest.completion, Example("", "", honest.row))
+    bomb = replace(right, function=replace(right.function, function=_power))
+    pool = Workers(1, deadline_s=30.0)
+    try:
+        rewards = pool.run([right, bomb, right, bomb, right])
+    finally:
+        pool.close()
+    assert [reward.value for reward in rewards] == [1.0, 0.0, 1.0, 0.0, 1.0]
+    assert [dict(reward.parts) for reward in rewards][1] == {"grader_timeout": 1.0}
+
+
+def _power(*_):
+    with bounded(0.2):
+        return 9**9**9
 
 
 def paid(case):

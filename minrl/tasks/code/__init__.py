@@ -43,7 +43,7 @@ MBPP_PROBE = {
 """The identities of the texts of some task ids: rows of MBPP's shape are MBPP's if one agrees."""
 
 INSTRUCTIONS = "Write Python. Think first if you like, then give the whole program in one ```python block."
-FENCE = re.compile(r"^```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
