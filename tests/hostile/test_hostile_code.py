@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import random
 import time
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
@@ -129,6 +130,16 @@ def test_an_answer_that_takes_too_long_is_wrong_and_says_so(monkeypatch):
     case = ANSWERS[0]
     reward = reasoning_gym.reward("<answer>8</answer>", Example("", "", case.row), "countdown", "")
     assert (reward.value, reward.parts) == (0.0, {"answered": 1.0, "timeout": 1.0})
+
+
+def test_a_completion_that_breaks_its_grader_is_paid_the_worst_that_its_task_pays():
+    for mode, worst in (("tests", 0.0), ("execute", -1.0)):
+        task = load_task("code", {"code": code.CodeOptions(mode=mode)})
+        paid_then = task.paid("", Example("", "", {})).function.otherwise("crash")
+        assert (paid_then.value, paid_then.parts) == (worst, {"grader_crash": 1.0})
+    judging = load_task("code_game").episode(Example("", "", {}), random.Random(0))
+    next(judging)
+    assert judging.send("print(7)").function.otherwise("timeout").name == "timeout"
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from typing import Literal
 from minrl.sandbox.calls import Limits, describe, python, run
 from minrl.tasks.code import language
 from minrl.tasks.code.language import MODULES, outside
+from minrl.tasks.grader import Grader, Reason
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
 
@@ -143,6 +144,11 @@ def judge_program(program: str, options: CodeGameOptions) -> Verdict:
     return Verdict("valid", text) if is_integer(text, options.max_digits) else Verdict("no_integer")
 
 
+def too_long(_: Reason) -> Verdict:
+    """The verdict on a program that outlasts even its judge."""
+    return Verdict("timeout")
+
+
 def is_integer(text: str, max_digits: int) -> bool:
     """Whether the text is one integer as Python prints it.
 
@@ -170,7 +176,8 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
 
     def episode(example: Example, rng: random.Random) -> Episode:
         program = extract_program((yield Turn("writer", example.prompt))) or ""
-        verdict = (yield Job(judge_program, (program, options))) if program else Verdict("refused")
+        judged = Grader(judge_program, otherwise=too_long)
+        verdict = (yield Job(judged, (program, options))) if program else Verdict("refused")
         parts = {name: float(verdict.name == name) for name in VERDICTS}
         if verdict.name != "valid":
             return {"writer": Reward(0.0, {**parts, "stumped": 0.0})}
