@@ -79,7 +79,7 @@ def __guards__():
         if type(value) is tuple:
             for part in value:
                 member(part)
-        elif type(value) not in (int, float, bool, str, type(None)):
+        elif type(value) not in (int, float, bool, str, type(None)) or value != value:
             raise TypeError("no set of " + type(value).__name__)
     def ordered(members):
         if not all(map(is_number, set.__iter__(members))):
@@ -228,13 +228,15 @@ class _Guarding(ast.NodeTransformer):
         return ast.Name(REPLACED.get(node.id, node.id), node.ctx)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        if isinstance(node.value, ast.Name) and node.value.id in REPLACED:
-            return node  # str.lower
+        if isinstance(node.value, ast.Name) and node.value.id == "str":
+            return node  # str.lower: the methods of texts are the type's own
         return self.generic_visit(node)  # type: ignore[return-value]
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         match node:
-            case ast.Call(ast.Name("isinstance"), [value, kinds]):
+            case ast.Call(ast.Name("isinstance"), [value, kinds]) if all(
+                isinstance(one, ast.Name | ast.Tuple | ast.expr_context) for one in ast.walk(kinds)
+            ):
                 return ast.Call(node.func, [self.visit(value), kinds], node.keywords)
             case ast.Call(ast.Attribute(attr=name), [], []) if name in VIEWS:
                 return _call("__view__", self.generic_visit(node))
