@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,18 +9,6 @@ from typing import Any, TextIO
 
 CLOSED = (errno.EPIPE, errno.EIO)
 """Errors of a write to a pipe without a reader, and to a closed terminal."""
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Characters that command a terminal, and those that no encoding has; but not the tab and the line's end."""
-
-
-def printable(text: str) -> str:
-    """The text with escapes in place of what would command a terminal: models and tasks write what they like.
-
-    >>> printable("clear \\x1b[2J")
-    'clear \\\\x1b[2J'
-    """
-    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def first_line(error: Exception) -> str:
