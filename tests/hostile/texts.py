@@ -1,6 +1,8 @@
 # ruff: noqa: RUF001 - look-alikes are what is tried
 """Texts of completions that mean more to who shows them than to who reads them: terminals, pages, chat templates."""
 
+import re
+
 from tests.hostile.cases import Case
 
 TURNS = {
@@ -40,113 +42,22 @@ TURNS = {
 }
 """Turns that a completion closes or opens, by the family of models whose tokens it writes."""
 
-SPECIAL = tuple(
-    [
-        "<|im_end|>",
-        "<|im_start|>",
-        "<|im_sep|>",
-        "<|eot_id|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|end_of_text|>",
-        "<|eot|>",
-        "<|begin_of_text|>",
-        "<|header_start|>",
-        "<|python_tag|>",
-        "<s>",
-        "</s>",
-        "[INST]",
-        "[/INST]",
-        "<<SYS>>",
-        "<</SYS>>",
-        "<PRE>",
-        "<SUF>",
-        "<MID>",
-        "<EOT>",
-        "[SYSTEM_PROMPT]",
-        "[/SYSTEM_PROMPT]",
-        "[AVAILABLE_TOOLS]",
-        "[TOOL_CALLS]",
-        "[TOOL_RESULTS]",
-        "[THINK]",
-        "<end_of_turn>",
-        "<start_of_turn>",
-        "<eos>",
-        "<bos>",
-        "<start_of_image>",
-        "<|turn>",
-        "<turn|>",
-        "<|channel>",
-        "<channel|>",
-        "<|end|>",
-        "<|assistant|>",
-        "<|user|>",
-        "<|system|>",
-        "<｜User｜>",
-        "<｜Assistant｜>",
-        "<｜end▁of▁sentence｜>",
-        "<｜begin▁of▁sentence｜>",
-        "<|observation|>",
-        "[gMASK]",
-        "[sMASK]",
-        "<sop>",
-        "<eop>",
-        "<|im_assistant|>",
-        "<|im_middle|>",
-        "<|start|>",
-        "<|channel|>",
-        "<|message|>",
-        "<|return|>",
-        "<|call|>",
-        "<|END_OF_TURN_TOKEN|>",
-        "<|START_OF_TURN_TOKEN|>",
-        "<BOS_TOKEN>",
-        "<EOP_TOKEN>",
-        "<|start_of_role|>",
-        "<|end_of_role|>",
-        "<fim_prefix>",
-        "<reponame>",
-        "<|endoftext|>",
-        "|||EMAIL_ADDRESS|||",
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_response>",
-        "</tool_response>",
-        "<think>",
-        "</think>",
-        "[e~[",
-        "]~b]",
-        "]~!b[",
-        "]<]minimax[>[",
-        "[|endofturn|]",
-        "[|assistant|]",
-        "<seed:eos>",
-        "<seed:bos>",
-        ">>QUESTION<<",
-        ">>ANSWER<<",
-        "|ENDOFTEXT|",
-        "<0x04>",
-        "<SPECIAL_12>",
-        "<extra_id_1>",
-        "<role>",
-        "</role>",
-        "<用户>",
-        "<AI>",
-        "[SEP]",
-        "[CLS]",
-        "[MASK]",
-        "[PAD]",
-        "[UNK]",
-        "[BOS]",
-        "<eoa>",
-        "<unused5>",
-        "<reserved_106>",
-        "<end>",
-        "<user>",
-        "<assistant>",
-        "<pad>",
-        "<unk>",
-    ]
+SPECIAL = re.findall(
+    r"\S+",
+    """
+    <|im_end|> <|im_start|> <|im_sep|> <|eot_id|> <|start_header_id|> <|end_header_id|> <|end_of_text|> <|eot|>
+    <|begin_of_text|> <|header_start|> <|python_tag|> <s> </s> [INST] [/INST] <<SYS>> <</SYS>> <PRE> <SUF> <MID> <EOT>
+    [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [AVAILABLE_TOOLS] [TOOL_CALLS] [TOOL_RESULTS] [THINK] <end_of_turn>
+    <start_of_turn> <eos> <bos> <start_of_image> <|turn> <turn|> <|channel> <channel|> <|end|> <|assistant|> <|user|>
+    <|system|> <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜> <｜begin▁of▁sentence｜> <|observation|> [gMASK] [sMASK]
+    <sop> <eop>
+    <|im_assistant|> <|im_middle|> <|start|> <|channel|> <|message|> <|return|> <|call|> <|END_OF_TURN_TOKEN|>
+    <|START_OF_TURN_TOKEN|> <BOS_TOKEN> <EOP_TOKEN> <|start_of_role|> <|end_of_role|> <fim_prefix> <reponame>
+    <|endoftext|> |||EMAIL_ADDRESS||| <tool_call> </tool_call> <tool_response> </tool_response> <think> </think> [e~[
+    ]~b] ]~!b[ ]<]minimax[>[ [|endofturn|] [|assistant|] <seed:eos> <seed:bos> >>QUESTION<< >>ANSWER<< |ENDOFTEXT|
+    <0x04> <SPECIAL_12> <extra_id_1> <role> </role> <用户> <AI> [SEP] [CLS] [MASK] [PAD] [UNK] [BOS] <eoa> <unused5>
+    <reserved_106> <end> <user> <assistant> <pad> <unk>
+    """,
 )
 """Special tokens of published tokenizers."""
 
