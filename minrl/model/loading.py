@@ -194,6 +194,11 @@ def save_model(
     model.config.dtype = decoder_of(model).dtype if weights is None else torch.float32
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    save_processor(model, folder)
+
+
+def save_processor(model: CausalModel, folder: Path) -> None:
+    """Save the processor's files of the folder that a multimodal model came from."""
     for name, content in getattr(model, "processor_files", {}).items():
         (folder / name).write_bytes(content)
 
