@@ -10,12 +10,15 @@ import re
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any
+
+from loguru import logger
 
 from minrl import types
 from minrl.system.stable_text import stable_text
@@ -28,8 +31,13 @@ LONGEST_NAME, MOST_NAMES = 64, 100
 """Characters of a name of a part or role, and the different names that a task may use in a run."""
 
 NAME = re.compile(rf"[^\W_][\w .%+@/=-]{{0,{LONGEST_NAME - 1}}}")
+NAMES = (
+    f"take names from a list of the task's own and not from the completion, at most {MOST_NAMES}, of at most "
+    f"{LONGEST_NAME} letters, digits, spaces and _ . % + @ / = -"
+)
 
-_KNOWN: dict[str, set[str]] = {}
+_NAMES: dict[str, set[str]] = {}
+_SAID: set[str] = set()
 
 PROMPTS = 'a string or a list of messages such as {"role": "user", "content": "2 + 2 ="}'
 
@@ -83,8 +91,6 @@ def reward_of(task: str, function: Callable[[str, Example], Any], completion: st
 def as_reward(paid: Any) -> Reward:  # noqa: ANN401 - a task's code may return anything
     """The reward, of which a task may return the value alone."""
     if isinstance(paid, Reward):
-        for name in paid.parts:
-            require_name("a part of a reward", name)
         return paid
     if paid is None:
         raise Mistake(f"the reward is None (NoneType): {REWARDS}, from every branch")
@@ -110,35 +116,35 @@ def played(task: str, function: Callable[[Example, Random], Any], example: Examp
                 value = yield _asked(asked)
 
 
-def require_name(what: str, name: Any) -> None:  # noqa: ANN401 - a task's code may give anything
-    """Refuse a name that no curve can have: names come from the task, and not from what a completion says."""
-    if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise Mistake(
-            f"the name of {what} must begin with a letter or digit and have at most {LONGEST_NAME} of these, spaces "
-            f"and _ . % + @ / = -, got {_shown(name)}: take names from the task, and not from the completion"
-        )
-
-
-def too_many_names(task: str, rewards: Mapping[str, Reward]) -> str:
-    """What is wrong where a task has paid under more names, of roles and parts, than a run has curves; empty if nothing
-    is. A task without a name is not counted.
+def named(task: str, rewards: Mapping[str, Reward]) -> Mapping[str, Reward]:
+    """The rewards without the parts whose names no curve can have: names come from the task, and not from what a
+    completion says. What is left out is said once, and the pay stays. A role with such a name is a mistake.
     """
-    known = _KNOWN.setdefault(task, set())
-    known.update(rewards, *(reward.parts for reward in rewards.values()))
-    if not task or len(known) <= MOST_NAMES:
-        return ""
-    _KNOWN.pop(task)  # so that the next run in this process counts anew
-    return (
-        f"the rewards have more than {MOST_NAMES} different names of roles and parts, such as "
-        f"{sorted(known)[-1]!r:.80}: take names from a list of the task's own, and not from the completion"
-    )
+    known = _NAMES.setdefault(task, set()) if task else set()
+
+    def fits(name: str) -> bool:
+        fitting = NAME.fullmatch(name) is not None and (name in known or len(known) < MOST_NAMES)
+        known.update([name] if fitting else [])
+        return fitting
+
+    for role in rewards:
+        if not fits(role):
+            raise Mistake(f"the role {_shown(role)} has no name for a curve: {NAMES}")
+    left_out = next((name for reward in rewards.values() for name in reward.parts if not fits(name)), None)
+    if left_out is None:
+        return rewards
+    if task not in _SAID:
+        _SAID.add(task)
+        logger.warning(f"task {task}: the part {_shown(left_out)} and the like are left out of the curves: {NAMES}")
+    return {
+        role: replace(reward, parts={name: value for name, value in reward.parts.items() if fits(name)})
+        for role, reward in rewards.items()
+    }
 
 
 def _asked(asked: Any) -> Turn | Job:  # noqa: ANN401 - a task's code may yield anything
     if not isinstance(asked, Turn | Job):
         raise Mistake(f"an episode must yield a Turn or a Job, got {_shown(asked)}")
-    if isinstance(asked, Turn):
-        require_name("a role", asked.role)
     if isinstance(asked, Turn) and not is_prompt(asked.message):
         raise Mistake(f"the message of a Turn must be {PROMPTS}, got {_shown(asked.message)}")
     return asked

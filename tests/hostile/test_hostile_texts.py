@@ -25,13 +25,13 @@ from minrl.rewards.episode import Play
 from minrl.rewards.judge import Judge
 from minrl.rewards.printed import Printed
 from minrl.system.foreign_text import HIDDEN, html_text, indented, one_line, printable, unmarked
-from minrl.tasks import load_task
+from minrl.tasks import checked, load_task
 from minrl.tasks.checked import LONGEST_NAME, MOST_NAMES
 from minrl.tasks.code.game import CodeGameOptions, refusal, shown_to_guesser
 from minrl.tasks.task import Task, split
 from minrl.terminal.screen import Screen
 from minrl.terminal.tables import Table, print_tables
-from minrl.types import Example, Job, Reward, Turn
+from minrl.types import SOLO, Example, Reward, Turn
 from tests.hostile.texts import CASES, SCREENS, SPECIAL, TURNS
 
 EVERY = {**TURNS, **SCREENS}
@@ -219,51 +219,62 @@ def test_one_line_and_indented_lines():
     assert indented("a\nb\r\n") == "a\n    b\\r\n    "
 
 
-def paying(names, name="named"):
-    """The outcome of an episode whose task pays under each of the names in turn."""
-    task = Task(split([Example("1", "1", {})], 1.0), lambda said, example: Reward(0.0, {said: 1.0}), name=name)
+def parts_paid(names, task="named"):
+    """The parts of the rewards of completions that name them, as the curves get them."""
+    one = Example("1", "1", {})
+    made = Task(split([one], 1.0), lambda said, example: Reward(0.5, {"own": 1.0, said: 1.0}), name=task)
+    paid = {}
     for said in names:
-        play = Play(task, task.dataset.held_out[0], random.Random(0))
+        play = Play(made, one, random.Random(0))
         play.advance(None)
         play.advance(said)
-        assert isinstance(play.pending, Job)
-        try:
-            play.advance(play.pending.function(*play.pending.arguments))
-        except Exception as error:
-            return str(error)
-        if play.failure:
-            return play.failure
-    return ""
+        play.advance(play.pending.function(*play.pending.arguments))
+        assert play.failure is None and play.rewards[SOLO].value == 0.5  # the pay stays
+        paid |= play.rewards[SOLO].parts
+    return set(paid)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["x" * (LONGEST_NAME + 1), "a\nb", "a\rb", "![](http://evil)", "<b>", "a|b", "\x1b[2J", "", " a", "a\u202eb",
-     "a\u2028b", "**a**"],
-)  # fmt: skip
-def test_a_part_with_no_name_of_a_curve_is_a_mistake_of_the_task(name):
-    said = paying([name])
-    assert "the name of a part of a reward must" in said and "\n" not in said and len(said) < 600
+@pytest.fixture
+def said():
+    """What is logged, with nothing said before."""
+    checked._NAMES.clear()
+    checked._SAID.clear()
+    lines = []
+    number = logger.add(lines.append, format="{message}", level="WARNING")
+    yield lines
+    logger.remove(number)
 
 
-def test_names_that_completions_make_up_end_the_run_in_one_line():
-    assert paying(f"refused_attribute_{n}" for n in range(1, MOST_NAMES)) == ""  # the role has a name too
-    said = paying([f"refused_attribute_{MOST_NAMES}"])
-    assert f"more than {MOST_NAMES} different names" in said and "task named" in said
-    assert paying(["again"]) == ""  # another run in this process
+BAD_NAMES = (
+    *("x" * (LONGEST_NAME + 1), "x" * 100_000, "a\nb", "a\rb", "![](http://evil)", "<b>", "a|b", "\x1b[2J", "", " a"),
+    *("a\u202eb", "a\u2028b", "**a**", "_a_", "\ud800"),
+)
 
 
-def test_a_role_with_no_name_of_a_curve_is_a_mistake():
+def test_a_part_with_no_name_of_a_curve_is_left_out_and_said_once(said):
+    assert parts_paid(BAD_NAMES) == {"own"}
+    assert len(said) == 1 and len(said[0]) < 500 and said[0].count("\n") == 1  # the message's own end
+    assert "task named" in said[0] and "not from the completion" in said[0]
+
+
+def test_completions_make_up_no_more_names_than_a_run_has_curves(said):
+    found = parts_paid(f"refused_attribute_{n}" for n in range(3 * MOST_NAMES))
+    assert len(found) == MOST_NAMES - 1 and "own" in found  # the role has a name too
+    assert len(said) == 1
+    assert parts_paid(["refused_attribute_0", "new"]) == {"own", "refused_attribute_0"}
+
+
+@pytest.mark.parametrize("role", ["a\nb", "x" * 100, "<b>"])
+def test_a_role_with_no_name_of_a_curve_is_a_mistake(role):
     def episode(example, rng):
-        said = yield Turn("first", example.prompt)
-        yield Turn(f"role_{said}", example.prompt)
+        yield Turn(role, example.prompt)
+        return {role: 1.0}
 
-    play = Play(
-        Task(split([Example("1", "1", {})], 1.0), None, episode=episode), Example("1", "1", {}), random.Random(0)
-    )
+    one = Example("1", "1", {})
+    play = Play(Task(split([one], 1.0), None, episode=episode), one, random.Random(0))
     play.advance(None)
-    play.advance("\n<b>")
-    assert "the name of a role must" in play.failure
+    play.advance("said")
+    assert "has no name for a curve" in play.failure and "\n" not in play.failure and len(play.failure) < 500
 
 
 def test_every_file_that_shows_text_uses_the_one_function():
