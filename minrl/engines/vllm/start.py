@@ -62,6 +62,7 @@ def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: i
         llm = LLM(
             model=str(folder),
             runner="generate",
+            trust_remote_code=False,
             load_format="dummy",
             dtype=dtype,
             max_model_len=context_length,

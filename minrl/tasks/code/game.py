@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Literal
 
 from minrl.sandbox.calls import Limits, describe, python, run
+from minrl.system.foreign_text import unmarked
 from minrl.tasks.code import language
 from minrl.tasks.code.language import MODULES, outside
 from minrl.tasks.grader import Grader, Reason
@@ -120,6 +121,8 @@ def refusal(program: str, options: CodeGameOptions) -> str:
         return "holds a character that cannot be seen"
     try:
         tree = ast.parse(program)
+        if ast.dump(ast.parse(unmarked(program))) != ast.dump(tree):  # of which the guesser would see another text
+            return "holds a mark that a chat template could take for its own"
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"is no program: {type(error).__name__}"
     return outside(tree)
@@ -204,7 +207,7 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
 
 def shown_to_guesser(program: str) -> Prompt:
     """The rules and the source."""
-    return chat(GUESSER_RULES, f"program :\n{program}")
+    return chat(GUESSER_RULES, f"program :\n{unmarked(program)}")
 
 
 MOST = 20
