@@ -131,6 +131,18 @@ def test_an_answer_that_the_verifier_raises_for_is_wrong():
     assert task.reward(said(example["answer"]), example).solved
 
 
+@pytest.mark.parametrize("name", ["boxnet", "game_of_life"])
+def test_so_it_is_where_the_library_keeps_no_answer_or_reads_json(name):
+    task = load(name, size=2)
+    example = problems(task)[0]
+    assert (example["answer"] is None) == (name == "boxnet")
+    raised = 0
+    for answer in ("0", "[1]", "[[]]", '{"a": 1}', "{}"):
+        raised += isinstance(call(Job(score_of, (name, answer, example))), Failure)
+        assert task.reward(said(answer), example).value <= 0.05
+    assert raised
+
+
 def test_what_a_verifier_raises_for_the_problems_own_answer_is_unscorable_with_its_reason():
     task = load("prime_factorization")
     example = problems(task)[0]
