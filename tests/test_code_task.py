@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections import Counter, OrderedDict, namedtuple
 
 import pytest
@@ -345,6 +346,13 @@ def test_weights_compose_the_parts():
 )
 def test_the_program_is_the_last_python_block(completion, program):
     assert extract_program(completion) == program
+
+
+@pytest.mark.parametrize("text", ["```" + "a" * 100_000, "```" + " " * 100_000, "```\n" * 50_000, "\n```" * 50_000])
+def test_fences_are_found_in_linear_time(text):
+    started = time.process_time()
+    extract_program(text)
+    assert time.process_time() - started < 2  # minutes, if each end of the language's name were tried
 
 
 Point = namedtuple("Point", "x y")
