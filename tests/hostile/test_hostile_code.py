@@ -12,7 +12,7 @@ import pytest
 from minrl.rewards.workers import Workers
 from minrl.tasks import code, find_definition, load_task, reasoning_gym
 from minrl.tasks.bounded import bounded
-from minrl.tasks.code.checker import Gone, exception_of, run
+from minrl.tasks.code.checker import Gone, Remote, exception_of, run
 from minrl.tasks.code.game import CodeGameOptions, refusal
 from minrl.tasks.code.judge import numbered
 from minrl.tasks.code.language import guarded
@@ -47,7 +47,7 @@ def test_plain_programs_print_what_python_prints(program):
     assert out.getvalue().strip() == PLAIN[program]
 
 
-class Here:
+class Here(Remote):
     """Answers as a candidate does, without a sandbox."""
 
     def __init__(self, **names):
@@ -56,7 +56,8 @@ class Here:
     def receive(self):
         return True
 
-    def ask(self, kind, name):
+    def ask(self, kind, *values):
+        (name,) = values
         if name not in self.names:
             raise AttributeError(name)
         return self.names[name]
