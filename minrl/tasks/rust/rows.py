@@ -13,9 +13,8 @@ from typing import Any
 from loguru import logger
 
 from minrl.tasks.rows import Row
-from minrl.tasks.rust.cargo import Package
-from minrl.tasks.rust.guard import tokens
-from minrl.tasks.rust.syntax import parse, text
+from minrl.tasks.rust.compiler import Package
+from minrl.tasks.rust.syntax import parse, text, tokens
 from minrl.tasks.rust.tests import find_tests, listed_tests, main_assertions, replace
 from minrl.types import UserError
 
@@ -41,7 +40,7 @@ def problems(rows: Iterable[Row], allow_unsafe: bool) -> list[Problem]:
     for number, row in enumerate(rows, 1):
         if any(_manifest(row).get(table) for table in ("dependencies", "dev-dependencies")):
             crates.append(row)
-        elif not allow_unsafe and "unsafe" in tokens(reference(row)):
+        elif not allow_unsafe and "unsafe" in tokens(parse(reference(row))):
             needs_unsafe.append(row)
         else:
             kept.append(_problem(row, number, allow_unsafe))
@@ -90,7 +89,7 @@ def _exercise(row: Row, allow_unsafe: bool) -> Problem:
         tuple(name for name, level in lints.items() if level == "allow"),
         tuple(name for name in manifest.get("features", {}) if name != "default"),
         files,
-        allow_unsafe and "unsafe" in tokens(example),
+        allow_unsafe and "unsafe" in tokens(parse(example)),
     )
     given = "\n".join([stub, example, *files.values(), *hidden.values()])
     category = {"difficulty": str(row["difficulty"])} if row.get("difficulty") else {}

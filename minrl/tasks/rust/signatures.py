@@ -1,7 +1,8 @@
 """Checks that a solution's functions return the types that the row's stub names."""
 
+from minrl.tasks.rust.claims import new_mark
 from minrl.tasks.rust.syntax import Node, field, is_public, parse, text, walk
-from minrl.tasks.rust.tests import Secret, replace
+from minrl.tasks.rust.tests import replace
 
 NUMBERS = "u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64"
 UNKNOWN_TYPES = ("abstract_type", "dynamic_type", "scoped_type_identifier", "function_type", "lifetime", "_")
@@ -18,7 +19,8 @@ def signature_checks(stub: str, solution: str, crate: str) -> str:
     """Rust that compiles only if the solution's functions return the types of the stub's.
 
     A result of the solution's own type could pretend to be equal to anything. Numbers may be of another width.
-    Functions that are generic in the stub or whose types are not known by name are not checked.
+    Functions that are generic in the stub or whose types are not known by name are not checked. One that is generic in
+    the solution alone compiles only with the result that the stub spells.
     """
     stub_root = parse(stub)
     own = {
@@ -29,18 +31,20 @@ def signature_checks(stub: str, solution: str, crate: str) -> str:
         and not item.child_by_field_name("type_parameters")
     }
     generic = {
-        field(item, "name")
+        field(item, "name"): "".join(field(item, "return_type").split())
         for item in parse(solution).children
         if item.type == "function_item"
-        and (item.child_by_field_name("type_parameters") or "impl" in field(item, "parameters"))
+        and (_has_types(item.child_by_field_name("type_parameters")) or "impl" in field(item, "parameters"))
     }
-    number, checks = Secret.new().mark, []
+    number, checks = f"Number{new_mark()}", []
     for item in stub_root.children:
         if item.type != "function_item" or not is_public(item) or item.has_error:
             continue
         returned, name = item.child_by_field_name("return_type"), field(item, "name")
-        if returned is None or item.child_by_field_name("type_parameters") or name in generic:
+        if returned is None or _has_types(item.child_by_field_name("type_parameters")):
             continue
+        if generic.get(name) == "".join(text(returned).split()):
+            continue  # its types cannot be inferred, but its result is as it must be
         spelled = _spelled(returned, own, crate)
         if spelled is None:
             continue
@@ -54,6 +58,11 @@ def signature_checks(stub: str, solution: str, crate: str) -> str:
         return ""
     numeric = " ".join(f"impl {number} for {name} {{}}" for name in NUMBERS.split())
     return f"\ntrait {number} {{}} {numeric} #[allow(dead_code)] fn {number}() {{ {' '.join(checks)} }}\n"
+
+
+def _has_types(parameters: Node | None) -> bool:
+    """Whether there are others than lifetimes."""
+    return parameters is not None and any(not child.type.startswith("lifetime") for child in parameters.named_children)
 
 
 def _spelled(returned: Node, own: set[str], crate: str) -> tuple[str, int] | None:
