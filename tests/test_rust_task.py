@@ -305,7 +305,14 @@ def test_what_the_row_does_itself_is_allowed():
 
 def test_raw_strings_and_nested_comments_end_where_rust_ends_them():
     assert tokens(parse('r##"a"# unsafe "##; /* /* */ unsafe */ y;')) == ['""', ";", "y", ";"]
-    assert tokens(parse(plain("const C: (char, u8) = ('\\u{2__2}', b'\\\\'');")))[-6:] == ["(", '""', ",", '""', ")", ";"]
+    assert tokens(parse(plain("const C: (char, u8) = ('\\u{2__2}', b'\\\\'');")))[-6:] == [
+        "(",
+        '""',
+        ",",
+        '""',
+        ")",
+        ";",
+    ]
 
 
 # What would get past the guard still leaves no evidence: here neither the syntax nor the object code is asked.

@@ -16,6 +16,8 @@ from minrl.tasks.rust.compiler import COULD_NOT_RUN, Budget, first_line, toolcha
 from minrl.types import UserError
 
 PREFIX = "minrl-rust"
+MANIFEST = '[package]\nname = "solution"\nversion = "0.1.0"\n'
+"""A file that tests find in their folder, where cargo would have run them."""
 REPORTED = (0, 101)
 """Exit statuses of a test program that ended normally: all passed, or some failed."""
 
@@ -61,7 +63,14 @@ def _run_once(command: list[str], folder: Path, limits: Limits) -> tuple[Outcome
     with ours, theirs:
         environment = {"RUST_BACKTRACE": "0"}
         ran = start(
-            Call(command, {}, limits, readable=[folder], environment=environment, channel=theirs.fileno())
+            Call(
+                command,
+                {"Cargo.toml": MANIFEST},
+                limits,
+                readable=[folder],
+                environment=environment,
+                channel=theirs.fileno(),
+            )
         ).result()
         theirs.close()
         ours.settimeout(1.0)

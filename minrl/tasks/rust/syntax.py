@@ -16,6 +16,8 @@ TEXTS = frozenset(("string_literal", "raw_string_literal", "char_literal"))
 COMMENTS = frozenset(("line_comment", "block_comment"))
 SPACES = re.compile("[\v\f\x85\u200e\u200f\u2028\u2029]")
 """White space of Rust that tree-sitter takes for letters."""
+BOUND = re.compile(r"\bdyn\s+'\w+\s*\+")
+"""A lifetime before a trait, which tree-sitter does not know."""
 ESCAPED = re.compile(r"\\u\{([0-9a-fA-F_]*)\}")
 
 
@@ -37,9 +39,9 @@ def parse(source: str) -> Node:
 
 
 def plain(source: str) -> str:
-    """The source as tree-sitter reads what rustc reads: other white space as blanks, escapes without underscores."""
+    """The source so that tree-sitter reads what rustc reads: white space as blanks, escapes without underscores."""
     unescaped = ESCAPED.sub(lambda escape: "\\u{" + (escape[1].replace("_", "") or "0") + "}", source)
-    return SPACES.sub(" ", unescaped)
+    return BOUND.sub("dyn ", SPACES.sub(" ", unescaped))
 
 
 def walk(node: Node, skip: Callable[[Node], bool] = lambda _: False) -> Iterator[Node]:
