@@ -14,7 +14,7 @@ from minrl.tasks import load_task, rust
 from minrl.tasks.rust import RustOptions, RustReward, compiler, extract_code, runner
 from minrl.tasks.rust.claims import Claim, contradictory, falsified, other_value, passed
 from minrl.tasks.rust.guard import REASONS, refusal
-from minrl.tasks.rust.rows import problems
+from minrl.tasks.rust.rows import LeftOut, read_problem
 from minrl.tasks.rust.signatures import signature_checks
 from minrl.tasks.rust.syntax import parse, plain, tokens
 from minrl.tasks.rust.tests import find_tests, instrumented, main_assertions, own_tests
@@ -305,14 +305,8 @@ def test_what_the_row_does_itself_is_allowed():
 
 def test_raw_strings_and_nested_comments_end_where_rust_ends_them():
     assert tokens(parse('r##"a"# unsafe "##; /* /* */ unsafe */ y;')) == ['""', ";", "y", ";"]
-    assert tokens(parse(plain("const C: (char, u8) = ('\\u{2__2}', b'\\\\'');")))[-6:] == [
-        "(",
-        '""',
-        ",",
-        '""',
-        ")",
-        ";",
-    ]
+    escaped = "const C: [char; 2] = ['\\u{2__2}', 'x'];"
+    assert tokens(parse(plain(escaped)))[-6:] == ["[", '""', ",", '""', "]", ";"]
 
 
 # What would get past the guard still leaves no evidence: here neither the syntax nor the object code is asked.
@@ -630,11 +624,11 @@ def test_a_function_and_a_main_of_assertions_make_a_problem(reward, tmp_path):
 
 def test_a_prompt_and_a_list_show_the_first_assertion_and_test_the_others():
     row = {"prompt": "Write half.", "tests": ["assert_eq!(half(4), 2);", "assert_eq!(half(6), 3);"]}
-    (problem,) = problems([row], allow_unsafe=False)
+    problem = read_problem(row, allow_unsafe=False)
     assert "half(4)" in problem.instructions
     (source,) = problem.tests.values()
     assert "half(4)" not in source and "half(6)" in source
-    assert problem.id == problems([{**row, "difficulty": 3}], allow_unsafe=False)[0].id
+    assert problem.id == read_problem({**row, "difficulty": 3}, allow_unsafe=False).id
     assert main_assertions(MULTIPLE["tests"])[1] == "let candidate = half; assert_eq!(candidate(7), 3);"
 
 
@@ -642,8 +636,27 @@ def test_rows_that_need_crates_or_unsafe_are_left_out():
     crates = {**ROW, "cargo_toml": ROW["cargo_toml"] + 'rand = "0.9"\n'}
     dev = {**ROW, "cargo_toml": ROW["cargo_toml"] + '[dev-dependencies]\npretty_assertions = "*"\n'}
     raw = {**ROW, "example": {".meta/example.rs": "fn f() { unsafe {} }"}}
-    assert problems([crates, dev, raw], allow_unsafe=False) == []
-    assert [p.package.allow_unsafe for p in problems([ROW, raw], allow_unsafe=True)] == [False, True]
+    left = [read_problem(row, allow_unsafe=False) for row in (crates, dev, raw)]
+    assert left == [LeftOut("even-numbers", reason) for reason in ("crates", "crates", "unsafe")]
+    assert [read_problem(row, allow_unsafe=True).package.allow_unsafe for row in (ROW, raw)] == [False, True]
+
+
+def test_a_row_without_a_test_does_not_refuse_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(rust, "working_toolchain", lambda folder: None)
+    rows = [{**ROW, "slug": f"s{n}", "instructions": f"Do {n}."} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {**ROW, "tests": {"a": "b"}}])
+    )
+    dataset = rust.make(RustOptions(), str(tmp_path / "rows.jsonl")).dataset
+    assert len(dataset.train) + len(dataset.held_out) == 40
+
+
+def test_a_row_of_the_data_is_scored_as_its_example_is():
+    row = {**ROW, "completion": "not read"}
+    paid = RustReward(RustOptions())(fenced('#[path = "x"] mod m;'), Example("", "", row))
+    assert paid.parts["refused_attribute"] == 1  # the reward reads the package first
+    with pytest.raises(UserError, match="even-numbers cannot be scored: they need crates"):
+        RustReward(RustOptions())(fenced(""), Example("", "", {**row, "cargo_toml": '[dependencies]\nrand = "1"'}))
 
 
 @pytest.mark.parametrize(
@@ -657,7 +670,7 @@ def test_rows_that_need_crates_or_unsafe_are_left_out():
 )
 def test_a_row_that_cannot_be_tested_is_refused_in_one_line(row, said):
     with pytest.raises(UserError, match=said) as caught:
-        problems([row], allow_unsafe=False)
+        read_problem(row, allow_unsafe=False)
     assert "\n" not in str(caught.value)
 
 
@@ -781,7 +794,7 @@ def test_the_reward_and_its_example_go_to_workers(example):
 
 def test_an_example_survives_being_written_as_json():
     row = {**ROW, "cargo_toml": ROW["cargo_toml"] + "[features]\nlarge = []\n[lints.clippy]\nall = 'allow'\n"}
-    (problem,) = problems([row], allow_unsafe=False)
+    problem = read_problem(row, allow_unsafe=False)
     made = rust._example(problem)
     read = Example(made.id, made.prompt, json.loads(json_text(dict(made.fields))))
     assert problem.package.allowed_lints == ("all",) and problem.package.features == ("large",)

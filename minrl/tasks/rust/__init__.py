@@ -24,6 +24,7 @@ A solution runs in one process with the tests, so these attacks are met:
   `impl PartialEq` of its own is refused if the row's stub and reference have none (guard.py).
 """
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.sandbox.calls import describe
-from minrl.tasks.rows import Source, identity, load_rows
+from minrl.tasks.rows import Source, identity, load_each
 from minrl.tasks.rust import compiler
 from minrl.tasks.rust.claims import Claim, contradictory, passed
 from minrl.tasks.rust.compiler import Budget, Failed, Made, Package, TooSlow
@@ -39,13 +40,13 @@ from minrl.tasks.rust.guard import REASONS, refusal
 from minrl.tasks.rust.objects import foreign
 from minrl.tasks.rust.options import RustOptions
 from minrl.tasks.rust.quality import quality, scores, share_in_macros
-from minrl.tasks.rust.rows import Problem, problems
+from minrl.tasks.rust.rows import WHY, Problem, problems, read_problem
 from minrl.tasks.rust.runner import program_folder, run_tests, working_toolchain
 from minrl.tasks.rust.signatures import signature_checks
 from minrl.tasks.rust.syntax import parse, text, tokens, walk
 from minrl.tasks.rust.tests import defined_names, find_tests, instrumented, own_tests, replace
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
-from minrl.types import Example, Reward
+from minrl.types import Example, Reward, UserError
 
 SOURCE = Source("nuprl/MultiPL-E", ("tests",), {"all": "test"}, configuration="mbpp-rs")
 OPENED = re.compile("```(?:rust|rs)")
@@ -92,6 +93,8 @@ class RustReward:
         solution = extract_code(completion)
         if solution is None or len(solution) > MAX_CHARACTERS:
             return self.paid(parts)
+        if "package" not in example.fields:  # a row of the data, as --completions gives it
+            example = _of_row(example.fields, self.options.unsafe_rows == "allowed")
         package = _package(example)
         reason = refusal(solution, example["given"], package.allow_unsafe)
         if reason is not None:
@@ -212,8 +215,9 @@ def make(options: RustOptions, data_path: str) -> Task:
 
     def load() -> Dataset:
         working_toolchain(program_folder(options.cache))
-        (rows,) = load_rows(SOURCE, data_path).values()
-        examples = (_example(problem) for problem in problems(rows, options.unsafe_rows == "allowed"))
+        read = functools.partial(read_problem, allow_unsafe=options.unsafe_rows == "allowed")
+        (found,) = load_each(SOURCE, data_path, read).values()
+        examples = map(_example, problems(found))
         return split(examples, options.held_out_share, by=lambda example: identity(str(example.prompt)))
 
     return Task(
@@ -234,6 +238,14 @@ def _example(problem: Problem) -> Example:
     prompt = chat(SYSTEM, problem.instructions.strip() + shown)
     fields = {"stub": problem.stub, "tests": problem.tests, "package": asdict(problem.package), "given": problem.given}
     return Example(problem.id, prompt, fields, problem.category)
+
+
+def _of_row(row: Mapping[str, Any], allow_unsafe: bool) -> Example:
+    """The example of a row of the data. Raises UserError for one that is left out."""
+    problem = read_problem(row, allow_unsafe)
+    if isinstance(problem, Problem):
+        return _example(problem)
+    raise UserError(f"{problem.name} cannot be scored: {WHY[problem.reason]}")
 
 
 TASK = TaskDefinition(RustOptions, make)
