@@ -485,7 +485,7 @@ def test_an_id_with_two_texts_is_refused_and_a_row_that_comes_twice_counts_once(
     rows = numbered_rows(range(40))
     dataset = load_task("code", data_path=rows_file(tmp_path, *rows, rows[3])).dataset
     assert len(dataset.train) + len(dataset.held_out) == 40
-    with pytest.raises(UserError, match=r"row 41 of .* has the task_id '3' of an earlier row and another text"):
+    with pytest.raises(UserError, match=r"has the task_id '3' twice, with different texts"):
         load_task("code", data_path=rows_file(tmp_path, *rows, {**rows[3], "text": "Another."})).dataset.sizes()
 
 
@@ -509,7 +509,7 @@ def test_rows_like_humanevals_are_split_by_identity_and_shown_whole(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"task_id": 1, "text": "?"}, "row 1 of .* lacks code, test_setup_code, test_list"),
+        ({"task_id": 1, "text": "?"}, "row 1 of .*: lacks code, test_setup_code, test_list"),
         ({"task_id": 1, "entry_point": "f"}, "lacks prompt, test"),
         ({"text": "?"}, "lacks task_id"),
         ({**SMALLEST, "test_list": ["assert smallest(1, 2) =="]}, "tests that are no Python"),
