@@ -1,7 +1,7 @@
 """The system calls that untrusted code may not make: a seccomp filter, at every level, on Linux.
 
 Namespaces and limits do not cover memory that no limit counts (System V segments, memfd, pages given to pipes, shared
-memory of which a part is unmapped, locks of byte ranges), objects that outlive their maker (System V queues, keys),
+memory of which a part is unmapped), objects that outlive their maker (System V queues, keys),
 sockets outside network namespaces (AF_VSOCK reaches a virtual machine's host; a pair of datagram sockets sends to any
 name), other processes' memory, a user namespace in which to mount more, and large, rare parts of the kernel (bpf,
 io_uring, userfaultfd). Programs and compilers need none of these, or do without.
@@ -39,7 +39,7 @@ CLONE3 = 435
 NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag of <linux/sched.h>
 SHARED_ANONYMOUS = 0x21  # MAP_SHARED | MAP_ANONYMOUS of <linux/mman.h>
 SOCK_TYPE_MASK, AF_UNIX, SOCK_STREAM = 0xF, 1, 1  # <linux/net.h>, <linux/socket.h>
-F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETPIPE_SZ = 6, 7, 37, 38, 1031  # <linux/fcntl.h>
+F_SETPIPE_SZ = 1031  # <linux/fcntl.h>
 X32 = 0x40000000  # x86_64's second table of calls begins here
 
 LOAD, AND, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06  # <linux/bpf_common.h>
@@ -73,7 +73,6 @@ def program() -> bytes:
     code += _look("clone", 0, [_step(IF_ANY_BIT, NEW_NAMESPACES, 0, 1), _fail(errno.EPERM)])
     code += _look("prctl", 0, _refuse([PR_SET_SECCOMP], errno.EPERM))
     code += _look("fcntl", 1, _refuse([F_SETPIPE_SZ], errno.EPERM))
-    code += _look("fcntl", 1, _refuse([F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW], errno.ENOLCK))
     both = [_step(AND, SHARED_ANONYMOUS), *_refuse([SHARED_ANONYMOUS], errno.EPERM)]
     code += _look("mmap", 3, both)
     code += _look("socketpair", 0, [_step(IF_EQUAL, AF_UNIX, 1, 0), _fail(errno.EPERM)])

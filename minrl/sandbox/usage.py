@@ -18,6 +18,8 @@ BEHIND = {
     "/proc/": 64 * KIB,  # text that was made for a reader
 }
 """The most that the kernel keeps for a descriptor, by what its link in /proc begins with."""
+LOCK = 256
+"""Bytes of a lock of a byte range; a file may have any number of them."""
 UNSEEN = 64 * MIB
 """For a process whose descriptors we may not see: as many sockets as it may have."""
 
@@ -62,11 +64,22 @@ def _behind(pid: int, seen: set[str]) -> int:
             link = os.readlink(f"/proc/{pid}/fd/{number}")
         except FileNotFoundError:
             continue  # just closed
-        if link not in seen:
-            held += next((most for start, most in BEHIND.items() if link.startswith(start)), 0)
+        known = [most for start, most in BEHIND.items() if link.startswith(start)]
+        if known:
+            held += known[0] if link not in seen else 0
+        elif link.startswith("/"):
+            held += LOCK * _locks(pid, number)
         if link.startswith(("pipe:", "socket:")):
             seen.add(link)
     return held
+
+
+def _locks(pid: int, descriptor: str) -> int:
+    try:
+        with open(f"/proc/{pid}/fdinfo/{descriptor}") as file:
+            return sum(line.startswith("lock:") for line in file)
+    except FileNotFoundError:
+        return 0
 
 
 def files_made(pids: list[int], folder: str) -> int:
