@@ -33,12 +33,14 @@ REFUSED = {  # the kernel's tables of system calls, for each of the machines; -1
 UNSUPPORTED = {  # attributes of files, which no quota of a file system in memory counts; who copies files asks for them
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
 }  # fmt: skip
+CHANGES_OF_MODE = {"chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452)}
+"""Refused to a program that must not be read: its owner could make it readable."""
 CALLS = {"socketpair": (53, 199), "mmap": (9, 222), "fcntl": (72, 25), "prctl": (157, 167), "clone": (56, 220)}
 """What the filter refuses with some arguments."""
 CLONE3 = 435
 NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag of <linux/sched.h>
 SHARED_ANONYMOUS = 0x21  # MAP_SHARED | MAP_ANONYMOUS of <linux/mman.h>
-SOCK_TYPE_MASK, AF_UNIX, SOCK_STREAM = 0xF, 1, 1  # <linux/net.h>, <linux/socket.h>
+SOCK_TYPE_MASK, AF_UNIX, SOCK_STREAM, SOCK_SEQPACKET = 0xF, 1, 1, 5  # <linux/net.h>, <linux/socket.h>
 F_SETPIPE_SZ = 1031  # <linux/fcntl.h>
 X32 = 0x40000000  # x86_64's second table of calls begins here
 
@@ -59,30 +61,32 @@ def exists() -> bool:
 
 def number_of(name: str) -> int:
     """The number that this machine gives to a call of the tables."""
-    return {**REFUSED, **UNSUPPORTED, **CALLS}[name][MACHINES.index(platform.machine())]
+    return {**REFUSED, **UNSUPPORTED, **CHANGES_OF_MODE, **CALLS}[name][MACHINES.index(platform.machine())]
 
 
-def program() -> bytes:
+def program(keep_modes: bool) -> bytes:
     """The filter in the kernel's form, an array of `struct sock_filter`."""
+    names = [*REFUSED, *(CHANGES_OF_MODE if keep_modes else ())]
     code = [_step(LOAD, ARCHITECTURE), _step(IF_EQUAL, AUDIT_ARCH[platform.machine()], 1, 0), _fail(errno.EPERM)]
     code += [_step(LOAD, NUMBER), _step(IF_AT_LEAST, X32, 0, 1), _fail(errno.EPERM)]
     # clone3 has its flags in memory, which no filter can read: without it the C library takes clone.
     code += _refuse([CLONE3], errno.ENOSYS)
     code += _refuse(map(number_of, UNSUPPORTED), errno.EOPNOTSUPP)
-    code += _refuse((number for name in REFUSED if (number := number_of(name)) >= 0), errno.EPERM)
+    code += _refuse((number for name in names if (number := number_of(name)) >= 0), errno.EPERM)
     code += _look("clone", 0, [_step(IF_ANY_BIT, NEW_NAMESPACES, 0, 1), _fail(errno.EPERM)])
     code += _look("prctl", 0, _refuse([PR_SET_SECCOMP], errno.EPERM))
     code += _look("fcntl", 1, _refuse([F_SETPIPE_SZ], errno.EPERM))
     both = [_step(AND, SHARED_ANONYMOUS), *_refuse([SHARED_ANONYMOUS], errno.EPERM)]
     code += _look("mmap", 3, both)
     code += _look("socketpair", 0, [_step(IF_EQUAL, AF_UNIX, 1, 0), _fail(errno.EPERM)])
-    stream = [_step(AND, SOCK_TYPE_MASK), _step(IF_EQUAL, SOCK_STREAM, 1, 0), _fail(errno.EPERM)]
-    return b"".join([*code, *_look("socketpair", 1, stream), _step(RETURN, ALLOW)])
+    # Rust starts programs with a pair of packets, Python its event loops with one of streams; both are tied together.
+    tied = [_step(AND, SOCK_TYPE_MASK), _step(IF_EQUAL, SOCK_STREAM, 2, 0), _step(IF_EQUAL, SOCK_SEQPACKET, 1, 0)]
+    return b"".join([*code, *_look("socketpair", 1, [*tied, _fail(errno.EPERM)]), _step(RETURN, ALLOW)])
 
 
-def install() -> None:
+def install(keep_modes: bool) -> None:
     """Put this process and all that it starts under the filter for good. It must have `no_new_privs`."""
-    code = program()
+    code = program(keep_modes)
     filter_program = _Program(len(code) // 8, code)
     result = LIBC.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0)
     checked(result, "seccomp filter")

@@ -50,14 +50,13 @@ def restrict(rules: int) -> None:
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    """Allow the rights to the path and all below it, if it exists. A program that nobody may read is not read."""
+    """Allow the rights to the path and all below it, if it exists."""
     try:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    mode = os.fstat(parent).st_mode
-    if not stat.S_ISDIR(mode):
-        rights &= OF_FILES if mode & 0o444 else OF_FILES & ~READ_FILE
+    if not stat.S_ISDIR(os.fstat(parent).st_mode):
+        rights &= OF_FILES
     rule = struct.pack("=Qi", rights, parent)
     checked(LIBC.syscall(SYS_ADD_RULE, rules, RULE_PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
     os.close(parent)

@@ -95,7 +95,7 @@ def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> No
     say = 'command -v -- "$1" >/dev/null || { echo "cannot run $1" >&9; exit 127; }; '
     say += f'echo {STARTED.decode().strip()} >&9; exec 9>&-; exec "$@"'
     if sandbox_filter.exists():
-        arguments += ["--seccomp", _in_memory(sandbox_filter.program())]
+        arguments += ["--seccomp", _in_memory(sandbox_filter.program(has_unreadable(call)))]
     arguments += ["--remount-ro", "/", "--chdir", WORK, "--", *command, "sh", "-c", say, "sh", *call["command"]]
     set_limits(call, resource.RLIM_INFINITY)
     streams = [_high(fd) for fd in streams]
@@ -206,8 +206,13 @@ def enter(call: Call, uid: int, home: str, processes: int, streams: list[int], r
     if rules >= 0:
         landlock.restrict(rules)
     if sandbox_filter.exists():
-        sandbox_filter.install()
+        sandbox_filter.install(has_unreadable(call))
     execute(call, home, streams)
+
+
+def has_unreadable(call: Call) -> bool:
+    """Whether the call names a program that nobody may read, its owner included."""
+    return any(os.path.isfile(path) and not os.stat(path).st_mode & 0o444 for path in call["readable"])
 
 
 def die_with_parent() -> None:

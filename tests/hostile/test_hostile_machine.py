@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -69,7 +71,7 @@ def attack(level, source, folder="/nowhere", limits=LIMITS):
     # What the interpreter's own folders show: the parents of its prefix and nothing beside it.
     allowed = {name for path in map(Path, sandbox.INTERPRETER) for name in path.parts}
     allowed |= {name for path in SYSTEM for name in path.split("/")}
-    given = f"ALLOWED, OPEN = {allowed!r}, {str(folder)!r}\n"
+    given = f"ALLOWED, OPEN, WALLED = {allowed!r}, {str(folder)!r}, {level != 'limits'}\n"
     files = {"main.py": PROGRAM + given + source + "\nprint('held', flush=True)\n"}
     return sandbox.start(Call([*sandbox.python(level), "main.py"], files, limits), level).result()
 
@@ -92,3 +94,67 @@ def test_the_machine_is_held(level, case, open_folder):
     assert before - least[-1] < case.most_mib, "memory that no limit counts"
     assert [path.name for path in open_folder.iterdir()] == ["file"]
     assert (open_folder / "file").read_text() == "ours"
+
+
+SELF = ("/proc/self/exe", "/proc/self/mem", "/proc/self/environ", "/proc/self/auxv")
+
+
+def test_a_program_that_nobody_may_read_cannot_read_itself(level, tmp_path_factory):
+    for folder in (tmp_path_factory.getbasetemp(), *tmp_path_factory.getbasetemp().parents[:1]):
+        folder.chmod(0o755)
+    folder = tmp_path_factory.mktemp("program")
+    folder.chmod(0o755)
+    program = folder / "cat"
+    program.write_bytes(Path("/bin/cat").read_bytes())
+    program.chmod(0o555)
+    # As it is, it is read: what follows is not refused for another reason.
+    call = Call([str(program), "/proc/self/exe"], limits=Limits(output_bytes=2**24), readable=[program])
+    assert sandbox.start(call, level).result().stdout == program.read_bytes()
+    program.chmod(0o111)
+    for path in (*SELF, str(program)):
+        outcome = sandbox.start(Call([str(program), path], limits=LIMITS, readable=[program]), level).result()
+        assert (outcome.status, outcome.stdout) == ("error", b""), path
+        assert b"denied" in outcome.stderr or b"not permitted" in outcome.stderr, outcome.stderr
+    # Nor may a program that it starts, make it readable, or another run it through the loader.
+    for script in ('"$0" main & cat /proc/$!/mem', 'chmod 755 "$0" 2>/dev/null; cat "$0"', 'cp "$0" copy', LOADER):
+        call = Call(["sh", "-c", script, str(program)], {"main": "x"}, LIMITS, readable=[program])
+        outcome = sandbox.start(call, level).result()
+        assert (outcome.status, b"ELF" in outcome.stdout) == ("error", False), (script, outcome)
+
+
+LOADER = 'for loader in /lib64/ld-linux*.so.2 /lib/ld-linux*.so.1; do [ -e "$loader" ] && exec "$loader" "$0"; done'
+
+
+@pytest.mark.slow
+def test_an_ordinary_user_is_held_too(tmp_path_factory):
+    """Every attack at every level, as a user who is not root; so few calls that they are made in one process."""
+    if not ROOT:
+        pytest.skip("the tests above have run as an ordinary user")
+    source = """
+import os, sys
+from tests.hostile import machine
+from minrl.sandbox import calls as c
+held = []
+for level in c.LEVELS:
+    if c._unavailable(level): continue
+    for case in machine.ATTACKS:
+        if (case.family, level) == ('memory of many', 'limits') and case.name == 'files without content': continue
+        given = f"ALLOWED, OPEN, WALLED = {sys.argv[1]}, '/var/tmp', {level != 'limits'}\\n"
+        files = {'main.py': machine.PROGRAM + given + case.source + "\\nprint('held', flush=True)\\n"}
+        limits = c.Limits(wall_s=20.0, cpu_s=20.0, memory_mib=256, file_mib=16, processes=24)
+        outcome = c.start(c.Call([*c.python(level), 'main.py'], files, limits), level).result()
+        refused = outcome.status == 'ok' and outcome.text.endswith('held\\n')
+        if 'GOT' in outcome.text or not (refused or outcome.status == case.status != 'ok'):
+            print(level, case.name, outcome.status, outcome.text[:500], outcome.stderr[-300:])
+    held.append(level)
+print('tried', held)
+"""
+    allowed = {name for path in (*SYSTEM, *map(str, sandbox.INTERPRETER)) for name in path.split("/")}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": sandbox.ROOT, "PYTHONDONTWRITEBYTECODE": "1"}
+    interpreter = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
+    command = [interpreter, "-c", source, repr(allowed)]
+    ended = subprocess.run(command, env=environment, user=61185, group=61185, extra_groups=[], capture_output=True)
+    if ended.returncode:
+        pytest.skip(f"that user cannot read this interpreter or this folder: {ended.stderr.decode()[-200:]}")
+    levels = [name for name in LEVELS if not sandbox._unavailable(name)]
+    assert ended.stdout.decode() == f"tried {levels}\n"

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from minrl.sandbox.calls import Limits, describe, python, run
+from minrl.sandbox.calls import Limits, describe, describe_python, python, run
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
 
@@ -211,7 +211,7 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
         demonstrations=demonstrations,
         vocabulary=tuple(dict.fromkeys(words)),
         frozen_opponent=frozen,
-        notes=lambda: (describe(),),
+        notes=lambda: (describe(), describe_python()),
     )
 
 
