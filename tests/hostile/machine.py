@@ -95,7 +95,8 @@ SOCKETS = """
 for family in range(46):
     for kind in (1, 2, 3, 4, 5, 10):
         say(f'socket {family} {kind}', possible(socket.socket, family, kind))
-        if (family, kind) not in ((1, 1), (1, 5)): say(f'pair {family} {kind}', possible(socket.socketpair, family, kind))
+        pair = (family, kind) not in ((1, 1), (1, 5)) and possible(socket.socketpair, family, kind)
+        say(f'pair {family} {kind}', pair)
 for flags in (0x800, 0x80000, 0x80800):
     say(f'datagrams {flags}', possible(socket.socketpair, 1, 2 | flags))
     say(f'raw {flags}', possible(socket.socketpair, 1, 3 | flags))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,12 @@ print('tried', held)
         pytest.skip(f"that user cannot read this interpreter or this folder: {ended.stderr.decode()[-200:]}")
     levels = [name for name in LEVELS if not sandbox._unavailable(name)]
     assert ended.stdout.decode() == f"tried {levels}\n"
+
+
+@pytest.mark.slow
+def test_removing_what_was_made_is_no_part_of_the_call(level):
+    source = "for n in range(6000): os.mkdir('d'); os.chdir('d')\nfor n in range(9000): os.mkdir(str(n))"
+    outcome = attack(level, source, limits=replace(LIMITS, wall_s=60.0, cpu_s=60.0))
+    assert outcome.status == "ok" and outcome.text == "held\n", outcome.stderr[-300:]
+    for process in sandbox.Running._tidying:
+        process.wait(timeout=120.0)
