@@ -154,7 +154,7 @@ def make(options: CodeOptions, data_path: str) -> Task:
     return Task(
         DeferredDataset(lambda: _dataset(options, data_path)),
         functools.partial(reward, options=options),
-        notes=lambda: (sandbox.describe(),),
+        notes=lambda: (sandbox.describe(), sandbox.describe_python()),
         worst=0.0 if options.mode == "tests" else -1.0,
     )
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minrl.sandbox.calls import Limits, describe, python, run
+from minrl.sandbox.calls import Limits, describe, describe_python, python, run
 from minrl.system.foreign_text import unmarked
 from minrl.tasks.code import language
 from minrl.tasks.code.language import MODULES, outside
@@ -201,7 +201,7 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
         demonstrations=demonstrations,
         vocabulary=tuple(dict.fromkeys(words)),
         frozen_opponent=frozen,
-        notes=lambda: (describe(),),
+        notes=lambda: (describe(), describe_python()),
     )
 
 
