@@ -120,7 +120,7 @@ def _message(call: Call, level_name: str) -> dict[str, object]:
         "environment": dict(call.environment),
         "channel": call.channel,
         "level": level_name,
-        "cgroup": _cgroup(),
+        "cgroup": _cgroup()[0],
         # Root's calls must all lock their slots in one place, whatever TMPDIR says: the slots decide the uids, and two
         # calls with one uid would kill each other.
         "folder": str(private_folder(common / f"minrl-sandbox-{os.geteuid()}")),
@@ -174,7 +174,10 @@ def describe() -> str:
     require(not reason, f"the sandbox's level {chosen!r} ({LEVEL_VARIABLE}) does not work here: {reason}")
     walls = f"untrusted code runs under {LEVELS[chosen]}"
     warnings = [text for holds, text in _warnings(chosen) if holds]
-    return "; ".join([walls, *warnings, *(["a control group counts all memory"] if _cgroup() else [])])
+    folder, problem = _cgroup()
+    counted = "a control group counts all memory" if folder else ""
+    unused = f"no control group counts its memory, as none could be made: {problem}" if problem else ""
+    return "; ".join(filter(None, [walls, *warnings, counted, unused]))
 
 
 def _warnings(chosen: str) -> Iterator[tuple[bool, str]]:
@@ -188,8 +191,8 @@ def _warnings(chosen: str) -> Iterator[tuple[bool, str]]:
 
 
 @functools.cache
-def _cgroup() -> str:
-    """The folder of the calls' control groups; empty if we may make none."""
+def _cgroup() -> tuple[str, str]:
+    """The folder of the calls' control groups, or none and why."""
     return cgroup.place()
 
 
