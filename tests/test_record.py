@@ -128,6 +128,26 @@ def test_a_step_is_a_line_of_everything_that_was_measured(make_record, make_roll
     assert second["sft/loss"] == 0.1 and not [tag for tag in second if tag.startswith(("reward/", "policy/", "speed/"))]
 
 
+@pytest.mark.parametrize(
+    ("own", "others", "weaker"),
+    [("bubblewrap", "limits", "limits"), ("namespaces", "bubblewrap", "namespaces"), ("", "", "")],
+)
+def test_all_processes_of_a_run_have_the_same_walls(make_record, monkeypatch, own, others, weaker):
+    record = make_record()
+    processes = type(record.parts.policy.processes)
+    monkeypatch.setattr(processes, "count", 2)
+    monkeypatch.setattr(processes, "gather", lambda self, items: [*items, others if items == [own] else False])
+    monkeypatch.setenv("MINRL_SANDBOX_LEVEL", own)
+    with record:
+        if not own:
+            record.begin()  # none of them runs programs
+            return
+        message = f"different levels of the sandbox, .* start all of them with MINRL_SANDBOX_LEVEL={weaker},"
+        with pytest.raises(UserError, match=message) as refused:
+            record.begin()
+    assert "\n" not in str(refused.value) and own in str(refused.value) and others in str(refused.value)
+
+
 def test_the_waiting_for_rewards_is_a_phase_of_its_own(make_record, make_rollout, monkeypatch):
     record = make_record()
     with record:

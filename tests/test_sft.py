@@ -25,6 +25,7 @@ from minrl.model.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.record import session as session_module
 from minrl.record.session import Session
+from minrl.rewards.workers import Workers
 from minrl.run.parts import Parts
 from minrl.sft import __main__ as sft
 from minrl.sft import filter as filtering
@@ -622,6 +623,16 @@ def test_the_filter_keeps_correct_rows_as_they_are_and_in_order(tmp_path, capsys
     )
     assert keep(tmp_path, lines, "--min-reward", "0.1") == [*lines[:3], lines[7]]
     assert keep(tmp_path, lines, "--min-reward", "0") == [*lines[:3], lines[5], lines[7]]
+
+
+def test_the_filter_shows_what_the_task_runs_on_before_a_worker_starts(tmp_path, capsys, monkeypatch):
+    happened = []
+    task = replace(load_task("countdown"), notes=lambda: happened.append("notes") or ["walls"])
+    monkeypatch.setattr(filtering, "load_task", lambda *given: task)
+    monkeypatch.setattr(filtering, "Workers", lambda *given: happened.append("workers") or Workers(*given))
+    assert keep(tmp_path, [json.dumps({"response": WRONG, **PROBLEM})]) == []
+    assert happened == ["notes", "workers"]
+    assert "countdown: walls\n" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Records and shows a run's steps: clock, metrics, rollouts, evaluations."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -78,12 +79,21 @@ class Recorder:
         for name, task in self.parts.tasks.items():
             for note in task.notes():
                 logger.info(f"{name}: {note}")
+        self._compare_walls()
         self._report = self.bar.enter_context(self.parts.screen.progress(STEP, config.steps, done=step))
         logged = any(line["step"] == step for line in read_metrics(self.run.folder))
         self.owed = bool(self.state.unfinished) and not self.parts.policy.processes.gather([logged])[0]
         self._metrics = dict(self.state.unfinished) if self.owed else {}
         self._forget_other_work()
         self._clock, self._usage = PhaseClock(), Usage()
+
+    def _compare_walls(self) -> None:
+        """All processes of the run, perhaps of several machines, must have the same walls around untrusted code."""
+        processes = self.parts.policy.processes
+        if processes.count > 1:
+            from minrl.sandbox.call import LEVEL_VARIABLE, require_one_level
+
+            require_one_level(processes.gather([os.environ.get(LEVEL_VARIABLE, "")]))
 
     def timed(self, tag: str) -> AbstractContextManager[None]:
         """Count the seconds inside as a phase of the step."""

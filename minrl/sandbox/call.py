@@ -14,6 +14,8 @@ LEVELS = {
     "limits": "limits alone: killed, limited and cut off from most files, but it sees other processes",
 }
 """The levels, the strongest first, with what each gives."""
+LEVEL_VARIABLE = "MINRL_SANDBOX_LEVEL"
+"""The environment variable by which a run gives its level to its workers."""
 
 
 class SandboxError(RuntimeError):
@@ -22,6 +24,16 @@ class SandboxError(RuntimeError):
 
 class SandboxLate(SandboxError):
     """The walls did not stand in time, as on a machine that is busy."""
+
+
+def require_one_level(found: Sequence[str]) -> None:
+    """The processes of a run find their levels themselves: rewards under different walls cannot be compared."""
+    levels = [name for name in LEVELS if name in found]
+    require(
+        len(levels) < 2,
+        f"the processes of the run have different levels of the sandbox, {' and '.join(levels)}: start all of them "
+        f"with {LEVEL_VARIABLE}={(levels or [''])[-1]}, or make the stronger one work on every machine",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from minrl.sandbox import cgroup, landlock
 from minrl.sandbox import filter as sandbox_filter
+from minrl.sandbox.call import LEVEL_VARIABLE as LEVEL_VARIABLE
 from minrl.sandbox.call import LEVELS as LEVELS
 from minrl.sandbox.call import Call as Call
 from minrl.sandbox.call import Limits as Limits
@@ -31,9 +32,6 @@ from minrl.sandbox.call import SandboxLate as SandboxLate
 from minrl.system.cores import cpu_cores
 from minrl.system.private import private_folder
 from minrl.types import UserError, require
-
-LEVEL_VARIABLE = "MINRL_SANDBOX_LEVEL"
-"""The environment variable by which a run gives its level to its workers."""
 
 PATIENCE = (1, 2, 4)
 START_S = 60.0

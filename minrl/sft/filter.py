@@ -83,6 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     task = load_task(config.reward.task, options, config.reward.data_path)
     if task.reward is None:
         raise UserError(f"{config.reward.task} is played over several turns: no single response of it can be scored")
+    for note in task.notes():  # before the workers start: they have the walls that it finds
+        sys.stderr.write(f"{config.reward.task}: {note}\n")
     workers = Workers(config.reward.reward_workers, config.reward.reward_deadline_s)
     try:
         counts = filter_file(task, Path(config.data), Path(config.output), config.min_reward, workers)
