@@ -123,6 +123,33 @@ time.sleep(600)
     assert run(level, hoard).status == "memory"
 
 
+WATCHES_NO_MEMORY = """import sys; sys.path.append(sys.argv[1]); from minrl.sandbox import process
+process.bytes_held = lambda processes: 0
+process.main(int(sys.argv[2]))"""
+
+
+def test_a_control_group_counts_the_memory_by_itself(level, monkeypatch):
+    folder, problem = sandbox._cgroup()
+    if not folder:
+        pytest.skip(problem or "no control group of version 2 that counts memory and processes may be made here")
+    monkeypatch.setattr(sandbox, "START", WATCHES_NO_MEMORY)
+    limits = replace(LIMITS, memory_mib=128)
+    hoard = """
+import os, time
+x = bytearray(b'x') * (50 * 2**20)
+for _ in range(PROCESSES):
+    if os.fork() == 0:
+        y = bytearray(b'y') * (50 * 2**20)
+        time.sleep(600)
+print('held')
+time.sleep(600 if PROCESSES else 0)
+"""
+    assert run(level, hoard.replace("PROCESSES", "0"), limits).text == "held\n"
+    # 6 times 50 MiB are more than 128, the 16 of files and the 32 for the walls
+    assert run(level, hoard.replace("PROCESSES", "6"), limits).status == "memory"
+    wait_for(lambda: not leftovers())
+
+
 def test_a_gigabyte_of_output_is_cut_off_at_the_limit(level):
     limits = Limits(output_bytes=5000, wall_s=120.0)
     outcome = run(level, "for _ in range(1024): print('x' * 2**20)\nimport time; time.sleep(600)", limits)
@@ -584,13 +611,15 @@ SNIPPETS = [
 
 
 def leftovers():
-    """Directories of sandboxes that nobody holds, and processes of their uids."""
-    left = []
+    """Directories and control groups of sandboxes that nobody holds, and processes of their uids."""
+    left, groups = [], sandbox._cgroup()[0]
     for path in Path(sandbox._message(Call(["true"]), "")["folder"]).glob("*.lock"):
         with path.open() as lock, contextlib.suppress(BlockingIOError):  # in use, perhaps by somebody else's call
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             work = path.with_suffix("")
             left += [str(work)] if os.path.lexists(work) else []
+            group = f"{groups}/minrl-{os.geteuid()}-{path.stem}"
+            left += [group] if groups and os.path.exists(group) else []
             left += processes_of(FIRST_UID + int(path.stem)) if ROOT else []
     return left
 
