@@ -1,7 +1,6 @@
 """The control group of a call, on folders that stand for the kernel's. `test_sandbox.py` uses a real one."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -193,15 +192,21 @@ def test_a_busy_group_is_removed_when_it_is_no_longer_so_and_not_for_ever(kernel
         group.remove()
 
 
-def test_before_linux_5_14_the_processes_are_killed_one_by_one(kernel):
+def test_before_linux_5_14_the_processes_are_killed_one_by_one(kernel, monkeypatch):
     kernel.lacking = {"cgroup.kill"}
+    killed = []
+
+    def kill(pid, number):
+        killed.append((pid, number))
+        if pid == 101:
+            raise ProcessLookupError  # it has ended since
+
     group = Group(kernel.parent, "call", 100, 20)
-    within = subprocess.Popen(["sleep", "600"])
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    Path(group.path, "cgroup.procs").write_text(f"{gone.pid}\n0\n{within.pid}\n")  # 0: of another pid namespace
-    group.remove()
-    assert within.wait(timeout=60) == -9 and kernel.left() == []
+    Path(group.path, "cgroup.procs").write_text("101\n0\n102\n")  # 0: one of another pid namespace
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "kill", kill)
+        group.remove()
+    assert killed == [(101, 9), (102, 9)] and kernel.left() == []
 
 
 def test_files_that_may_only_be_written_are_written(tmp_path, monkeypatch):
