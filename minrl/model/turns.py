@@ -12,7 +12,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.model.messages import refuse_half_pairs, refuse_images, roles_of
-from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens
+from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, is_mark, lead_of, opens
 from minrl.system.streams import first_line
 from minrl.types import Message, Prompt, UserError, require
 
@@ -142,7 +142,10 @@ class Turns:
         """The text of sampled ids, for rewards and readers, without what ends it."""
         ends = self.stop_ids & self._added  # a token may be added without being special, so that a decoder keeps it
         ids = [id for id in ids if id not in ends]
-        text, place = self._ended(ids, self.frame.stop, skip_special_tokens=True)
+        marks = self._thought_marks.intersection(ids)
+        if marks:  # special tokens are left out, but not those between which thoughts stand
+            ids = [id for id in ids if id in marks or id not in self._special]
+        text, place = self._ended(ids, self.frame.stop, skip_special_tokens=not marks)
         return text if place is None else text[:place]
 
     def decode_all(self, ids: list[int]) -> str:
@@ -262,6 +265,19 @@ class Turns:
         ends = {own.bos_token_id, own.eos_token_id, own.pad_token_id}  # byte tokenizers name one of them as unknown
         added = {*own.added_tokens_decoder, *own.all_special_ids} - {own.unk_token_id}
         return frozenset({id for id in added if self.decode_all([id]).strip()} | ends - {None})
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        """The tokens that a decoder leaves out."""
+        own = self.tokenizer
+        return frozenset(
+            {id for id, token in own.added_tokens_decoder.items() if token.special} | {*own.all_special_ids}
+        )
+
+    @cached_property
+    def _thought_marks(self) -> frozenset[int]:
+        """The special tokens between which thoughts stand, such as `[THINK]`."""
+        return frozenset(id for id in self._special if is_mark(self.decode_all([id])))
 
     @cached_property
     def _prefixes(self) -> bool:

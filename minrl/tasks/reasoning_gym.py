@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from minrl.model.thoughts import after_thoughts
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, check_held_out_share, split
 from minrl.types import Example, Reward, UserError, require
 
@@ -143,7 +144,7 @@ class ScoreOutOfRange(ValueError):
 
 def extract_answer(completion: str) -> str | None:
     """The text that the library finds in the last `<answer>...</answer>`, in linear time; None if there is none."""
-    before, closed, _ = completion.rpartition("</answer>")
+    before, closed, _ = after_thoughts(completion).rpartition("</answer>")
     return library().utils.extract_answer(before + closed) if closed else None
 
 

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from minrl.model.thoughts import after_thoughts
 from minrl.sandbox.calls import Limits, describe, python, run
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
@@ -103,6 +104,7 @@ def extract_program(completion: str) -> str | None:
     >>> extract_program("```\\nprint(3)\\n```\\n```\\nprint(4)\\n```") is None
     True
     """
+    completion = after_thoughts(completion)
     if "```" not in completion:
         return completion.strip() + "\n" if completion.strip() else None
     blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", completion, re.DOTALL)

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minrl.config import PATH
+from minrl.model.thoughts import after_thoughts
 from minrl.sandbox.calls import Limits, describe
 from minrl.tasks.rows import Source, identity, load_rows
 from minrl.tasks.rust.cargo import CargoLimits, Package, Workspace, cache_folder, own_workspace, toolchain
@@ -112,7 +113,7 @@ def extract_code(completion: str) -> str | None:
     >>> extract_code("first ```rust\\nfn a() {}\\n``` no:\\n```rust\\nfn b() {}\\n```")
     'fn b() {}\\n'
     """
-    blocks = BLOCK.findall(completion)
+    blocks = BLOCK.findall(after_thoughts(completion))
     return blocks[-1] if blocks else None
 
 
