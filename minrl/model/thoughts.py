@@ -60,8 +60,8 @@ def after_thoughts(text: str) -> str:
         if not closes and not thought:
             said.append(text[start : found.start()])
             thought = form
-        elif closes and thought in ("", form):
-            said, start, thought = said if thought else [], found.end(), ""
+        elif closes and (thought in ("", form) or (thought == "end" and found[0].startswith("<|channel"))):
+            said, start, thought = said if thought == form else [], found.end(), ""
     return "\n".join(filter(None, [*said, "" if thought else text[start:]]))
 
 
