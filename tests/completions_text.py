@@ -255,10 +255,10 @@ def completions(task):
         for name, (template, counts) in AROUND_THOUGHTS.items():
             if name.startswith(ONLY_WHOLE[0]) and form.endswith(ONLY_WHOLE[1:]):
                 continue
-            for example, answer, is_right in answers[:: max(1, len(answers) // 12)]:
+            for example, answer, is_right in answers[:: max(1, len(answers) // 8)]:
                 text = template.format(opens=opens, closes=closes, draft=draft, answer=answer)
                 yield example, text, counts and is_right
-    step = max(1, len(answers) // 60)
+    step = max(1, len(answers) // 40)
     for number, template in enumerate(SPOKEN.values()):
         for example, answer, is_right in answers[number % step :: step]:
             yield example, template.replace("{answer}", answer), is_right

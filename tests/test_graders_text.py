@@ -1,5 +1,8 @@
 """The text tasks pay what a careful teacher would, read any text in about its length, and raise on none."""
 
+import random
+import time
+
 import completions_text as written
 import pytest
 
@@ -122,4 +125,4 @@ def test_eight_times_the_text_takes_about_eight_times_as_long(piece):
         return time.process_time() - started
 
     seconds(1000)
-    assert seconds(160_000) < 24 * max(seconds(20_000), 0.002)
+    assert seconds(80_000) < 24 * max(min(seconds(10_000), seconds(10_000)), 0.002)
