@@ -37,7 +37,7 @@ _END = (
     r"(?P<end>\|(?:im_end|eot_id|end|return|call|endoftext|end_of_text|END_RESPONSE|end_of_solution)\|>|end_of_turn>)"
 )
 _PAIRS = [f"(?P<opens{n}>{opens})|(?P<closes{n}>{closes})" for n, (opens, closes) in enumerate(FORMS)]
-_MARK = re.compile(rf"[<\[\u25c1](?:{'|'.join([_TAG, *_PAIRS, _END])})", re.IGNORECASE)
+_MARK = re.compile(rf"[<\[\u25c1](?=[\s/|a-z])(?:{'|'.join([_TAG, *_PAIRS, _END])})", re.IGNORECASE)
 _PIECES = frozenset(("<|channel|>", "<|message|>"))
 
 

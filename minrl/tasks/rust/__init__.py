@@ -113,7 +113,8 @@ def extract_code(completion: str) -> str | None:
     >>> extract_code("first ```rust\\nfn a() {}\\n``` no:\\n```rust\\nfn b() {}\\n```")
     'fn b() {}\\n'
     """
-    blocks = BLOCK.findall(after_thoughts(completion))
+    said = after_thoughts(completion)
+    blocks = BLOCK.findall(said[: said.rfind("\n```") + 4])  # what is opened later has no end to look for
     return blocks[-1] if blocks else None
 
 
