@@ -6,6 +6,7 @@
 """
 
 import re
+from typing import Any
 
 OPENED, CLOSED = "<think>", "</think>"
 
@@ -78,6 +79,19 @@ def is_mark(text: str) -> bool:
     """Whether a token opens or closes a thought, or is a part of what does."""
     found = _MARK.fullmatch(text)
     return text in _PIECES or (found is not None and not found["end"])
+
+
+def special_tokens(tokenizer: Any) -> tuple[frozenset[int], frozenset[int]]:  # noqa: ANN401 - of transformers
+    """The tokens that a decoder leaves out, and those of them between which thoughts stand, such as `[THINK]`."""
+    special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special |= {*tokenizer.all_special_ids}
+    return frozenset(special), frozenset(id for id in special if is_mark(tokenizer.decode([id])))
+
+
+def without_special(ids: list[int], special: frozenset[int], marks: frozenset[int]) -> tuple[list[int], bool]:
+    """The ids that a text is made of, and whether marks of thoughts are among them; without such, as they are."""
+    marked = not marks.isdisjoint(ids)
+    return ([id for id in ids if id in marks or id not in special] if marked else ids), marked
 
 
 def heard(shown: str, text: str) -> str:

@@ -4,6 +4,7 @@ The ids of an episode only grow: the first turn is encoded as a prompt, and each
 completion. `minrl.model.round_trip` compares the result with the template's rendering of the whole conversation.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,10 +12,15 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.model.messages import refuse_half_pairs, refuse_images, roles_of
-from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, is_mark, lead_of, opens
+from minrl.model.messages import quoted, refuse_half_pairs, refuse_images, roles_of
+from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens, special_tokens, without_special
+from minrl.system.foreign_text import unmarked
+from minrl.system.signals import limited
 from minrl.system.streams import first_line
 from minrl.types import Message, Prompt, UserError, require
+
+RENDERING_S = 10.0
+"""Seconds that a template may take: a stranger's may loop for ever, in jinja's sandbox as elsewhere."""
 
 QUESTION, ANSWER = "\u2042", "\u2042\u2042z"
 """Texts of a conversation that is rendered to see what the template writes around them. A tokenizer joins a letter with
@@ -142,10 +148,8 @@ class Turns:
         """The text of sampled ids, for rewards and readers, without what ends it."""
         ends = self.stop_ids & self._added  # a token may be added without being special, so that a decoder keeps it
         ids = [id for id in ids if id not in ends]
-        marks = self._thought_marks.intersection(ids)
-        if marks:  # special tokens are left out, but not those between which thoughts stand
-            ids = [id for id in ids if id in marks or id not in self._special]
-        text, place = self._ended(ids, self.frame.stop, skip_special_tokens=not marks)
+        ids, marked = without_special(ids, *self._special)
+        text, place = self._ended(ids, self.frame.stop, skip_special_tokens=not marked)
         return text if place is None else text[:place]
 
     def decode_all(self, ids: list[int]) -> str:
@@ -158,12 +162,13 @@ class Turns:
         for message in messages:
             refuse_images(message)
         try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=ask,
-                **self.chat_template_options,
-            )
+            with limited(RENDERING_S):
+                text = self.tokenizer.apply_chat_template(
+                    [dict(quoted(message, self._marks)) for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=ask,
+                    **self.chat_template_options,
+                )
         except Exception as error:  # jinja raises whatever a template leads it to
             raise UserError(
                 f"the chat template does not take a conversation of {roles_of(messages)}: {first_line(error)}; change "
@@ -267,17 +272,16 @@ class Turns:
         return frozenset({id for id in added if self.decode_all([id]).strip()} | ends - {None})
 
     @cached_property
-    def _special(self) -> frozenset[int]:
-        """The tokens that a decoder leaves out."""
-        own = self.tokenizer
-        return frozenset(
-            {id for id, token in own.added_tokens_decoder.items() if token.special} | {*own.all_special_ids}
-        )
+    def _special(self) -> tuple[frozenset[int], frozenset[int]]:
+        return special_tokens(self.tokenizer)
 
     @cached_property
-    def _thought_marks(self) -> frozenset[int]:
-        """The special tokens between which thoughts stand, such as `[THINK]`."""
-        return frozenset(id for id in self._special if is_mark(self.decode_all([id])))
+    def _marks(self) -> re.Pattern[str] | None:
+        """The special tokens that have the shape of a mark: a message that holds one could end its turn."""
+        own = self.tokenizer
+        special = {token.content for token in own.added_tokens_decoder.values() if token.special}
+        marks = sorted(token for token in special | {*own.all_special_tokens} if unmarked(token) != token)
+        return re.compile("|".join(map(re.escape, reversed(marks)))) if marks else None
 
     @cached_property
     def _prefixes(self) -> bool:

@@ -5,7 +5,7 @@ from tests.hostile.cases import Case
 JARS = {"answer": "3 * 18 = 54\n#### 54"}
 NINE = {"numbers": [3, 7, 5], "target": 9}
 TOWER = {"pegs": "ABC", "board": ["A", "A"], "goal": "C"}
-IDLE = "1 A>B ; 1 B>A ; "
+IDLE, SOLUTION = "1 A>B ; 1 B>A ; ", "1 A>B ; 2 A>C ; 1 B>C"
 
 CASES = [
     *(
