@@ -142,7 +142,7 @@ def gold_number(answer: str) -> Fraction:
 
 def marked_answers(completion: str) -> list[tuple[Fraction, str]]:
     """The numbers that follow `####` or stand in a box, with their text. A heading such as `#### Step 1` is none."""
-    texts = [[text.strip(), *boxed(text)][-1] for text in _MARKED.findall(completion)]
+    texts = [text.partition(r"\boxed")[0].strip() for text in _MARKED.findall(completion)]
     texts += [_LEFT_SIDE.sub("", text) for text in boxed(completion)]
     return [(value, text) for text in texts if (value := number(text)) is not None]
 
