@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from minrl.model.thoughts import after_thoughts
 from minrl.tasks.agreement import answers_agree, math_verify, same_text
 from minrl.tasks.boxed import boxed
 from minrl.tasks.rows import Row, Source, dataset_of, identity
@@ -119,8 +120,8 @@ def is_right(answer: str, example: Example, timeout_s: float) -> bool:
 
 
 def boxed_answer(completion: str) -> str | None:
-    """What the last box after the thoughts holds."""
-    contents = boxed(completion.rpartition("</think>")[2])
+    """What the last box outside the thoughts holds."""
+    contents = boxed(after_thoughts(completion))
     return contents[-1] if contents else None
 
 
