@@ -17,11 +17,12 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from minrl.tasks.boxed import boxes_together
-from minrl.tasks.notation import closing, is_prose, normal, quantity, split
-from minrl.tasks.exact import number, same_number, same_value
+from minrl.tasks.exact import Value, number, same_number, same_value
+from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of
+from minrl.tasks.notation import is_prose, normal, quantity, split
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")
@@ -32,17 +33,7 @@ _SEGMENT = re.compile(
 )
 _BETWEEN = re.compile(r"\s*,?\s*(?:and|or)?\s*")
 _THOUSANDS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9,])|^([1-9][0-9]{0,2}(?: [0-9]{3})+)$")
-_COMPARED = ("<", ">", r"\le", r"\ge")
-_NAME = re.compile(
-    r"(?:[A-Za-z]|\\[a-zA-Z]+|\\text\{[^{}]*\})(?:_ *(?:\{[^{}]*\}|[0-9a-zA-Z]))?'*(?: *\( *[^()]* *\))?|"
-    r"\( *[a-zA-Z](?: *, *[a-zA-Z])+ *\)|\|?[A-Z]{2,3}\|?|[A-Za-z] */ *[A-Za-z]"
-)
 _TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9]) *(?:\\text\{)? *(?:([ap])\.? *m\.?)? *\}?", re.IGNORECASE)
-_MATRIX = re.compile(
-    r"[(\[]? *\\begin\{([bp]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\begin).)*)\\end\{\1\} *[)\]]?", re.DOTALL
-)
-_RANGE_OPENS = {"(": False, "[": True}
-_RANGE_CLOSES = {")": False, "]": True}
 
 
 def same_text(gold: str, answer: str) -> bool:
@@ -109,51 +100,15 @@ def _without_thousands(text: str) -> str:
     return "".join(pieces) + text[start:]
 
 
-class Form(NamedTuple):
-    """How an answer is put together: `one` value, or `bare`, `tuple`, `set`, `interval`, `matrix` of parts."""
-
-    kind: str
-    parts: Sequence[str]
-    brackets: str = ""
-
-
-def _form(text: str) -> Form:
-    """How a normal text is put together."""
-    if found := _MATRIX.fullmatch(text):
-        rows = [split(row, "&") for row in split(found[2], r"\\") if row.strip()]
-        kind = "vector" if len(rows) == 1 or all(len(row) == 1 for row in rows) else "matrix"
-        return Form(kind, [cell for row in rows for cell in row], f"{len(rows)} by {len(rows[0])}" if rows else "")
-    for opens, closes, kind in (("(", ")", "tuple"), (r"\{", r"\}", "set"), (r"\langle", r"\rangle", "tuple")):
-        if text.startswith(opens) and closing(text, 0) == len(text) - len(closes) and text.endswith(closes):
-            inner = [sign for part in split(text[len(opens) : -len(closes)], ",", ";") for sign in _signs(part)]
-            return Form(kind, inner, opens + closes) if len(inner) > 1 or kind == "set" else _form(inner[0])
-    if text and text[0] in "([" and text[-1] in ")]" and closing(text, 0) == len(text) - 1:
-        inner = split(text[1:-1], ",", ";")
-        if len(inner) > 1:
-            return Form("interval" if len(inner) == 2 else "tuple", inner, text[0] + text[-1])
-    parts = [sign for part in split(text, ",", ";") if part for sign in _signs(part)]
-    if len(parts) > 1:
-        return Form("bare", parts)
-    if text.startswith("{") and text.endswith("}") and closing(text, 0) == len(text) - 1:
-        return _form(text[1:-1].strip())
-    return Form("one", [text])
-
-
-def _signs(text: str) -> list[str]:
-    r"""`1 \pm x` as `1 + x` and `1 - x`."""
-    if r"\pm" not in text and r"\mp" not in text:
-        return [text]
-    plus, minus = (re.sub(r"\\pm(?![a-z])", one, re.sub(r"\\mp(?![a-z])", other, text)) for one, other in ("+-", "-+"))
-    return [plus, minus]
-
-
 def _agree(gold: str, answer: str) -> bool:
     """Whether two normal texts agree: relations first, then what is put together, then values."""
-    if any(_outside(text, *_COMPARED, r"\cup", r"\infty", r"\ne", r"\in") for text in (gold, answer)):
+    if any(has_sign(text, *COMPARED, r"\cup", r"\infty", r"\ne", r"\in") for text in (gold, answer)):
         return _same_ranges(gold, answer)
-    one, other = _form(gold), _form(answer)
+    one, other = form_of(gold), form_of(answer)
     if one.kind == other.kind == "one":
         return _same_relation(one.parts[0], other.parts[0])
+    if one.kind == "one" and other.kind == "bare" and len(set(other.parts)) == len(other.parts):
+        return all(_agree(gold, part) for part in other.parts)  # the same value in several forms
     if {one.kind, other.kind} in ({"one", "matrix"}, {"one", "vector"}):
         return same_value(_expression(gold), _expression(answer), math_verify()[1])
     if one.kind != "bare" and "=" in gold and len(split(gold, "=")) > 1:
@@ -174,7 +129,9 @@ def _same_parts(one: Form, other: Form) -> bool:
     return False
 
 
-ORDERED = {(one, other) for one in ("tuple", "vector") for other in ("tuple", "vector", "bare")} - {("vector", "vector")}
+ORDERED = {(one, other) for one in ("tuple", "vector") for other in ("tuple", "vector", "bare")} - {
+    ("vector", "vector")
+}
 ORDERED |= {("bare", "tuple")}
 UNORDERED = {("bare", "bare"), ("bare", "set"), ("set", "bare"), ("set", "set"), ("set", "one"), ("one", "set")}
 ALIKE = {("interval", "interval"), ("matrix", "matrix"), ("vector", "vector")}
@@ -192,21 +149,10 @@ def _matched(golds: Sequence[Any], answers: Sequence[Any], agree: Callable[[Any,
     return not left
 
 
-def _outside(text: str, *signs: str) -> bool:
-    return any(re.search(re.escape(sign) + ("(?![A-Za-z])" if sign[-1].isalpha() else ""), text) for sign in signs)
-
-
-class Range(NamedTuple):
-    """An interval: where it begins and ends and whether these belong to it."""
-
-    closed: tuple[bool, bool]
-    ends: tuple[str, str]
-
-
 def _same_ranges(gold: str, answer: str) -> bool:
-    (gold_name, gold_ranges), (answer_name, answer_ranges) = _ranges(gold), _ranges(answer)
+    (gold_name, gold_ranges), (answer_name, answer_ranges) = ranges_of(gold), ranges_of(answer)
     if gold_ranges is None or answer_ranges is None:
-        one, other = _form(gold), _form(answer)
+        one, other = form_of(gold), form_of(answer)
         if {one.kind, other.kind} == {"one"}:
             return _same_relation(gold, answer)
         return _same_parts(one, other)
@@ -228,46 +174,6 @@ def _agree_ends(gold: str, answer: str) -> bool:
     return _agree(gold, answer)
 
 
-def _ranges(text: str) -> tuple[str, list[Range] | None]:
-    r"""The name and the intervals of `x<3`, `1\le x<2`, `x\in[1,2)\cup(3,4)`; None if it is no union of intervals."""
-    name, member, rest = text.partition(r"\in ")
-    if not member:
-        name, equals, rest = text.partition("=")
-        if not equals or not _outside(rest, r"\cup", r"\infty"):
-            name, rest = "", text
-    names, ranges = {name.strip()} - {""}, []
-    for part in (piece for whole in split(rest, ",", ";") for piece in split(whole, r"\cup")):
-        found_name, found = _range(part)
-        if found is None:
-            return "", None
-        names |= {found_name} - {""}
-        ranges.append(found)
-    return (next(iter(names), ""), ranges) if len(names) < 2 else ("", None)
-
-
-def _range(text: str) -> tuple[str, Range | None]:
-    sides = [side.strip() for side in split(text, *_COMPARED)]
-    signs = re.findall(r"<|>|\\le(?![a-z])|\\ge(?![a-z])", text)
-    if len(sides) == 1:
-        form = _form(text)
-        if form.kind in ("interval", "tuple") and len(form.parts) == 2 and form.brackets[0] in _RANGE_OPENS:
-            low, high = form.parts
-            return "", Range((_RANGE_OPENS[form.brackets[0]], _RANGE_CLOSES[form.brackets[1]]), (low, high))
-        return "", None
-    if len(signs) != len(sides) - 1 or len({sign in (">", r"\ge") for sign in signs}) > 1:
-        return "", None
-    if signs[0] in (">", r"\ge"):
-        sides, signs = sides[::-1], signs[::-1]
-    closed = [sign in (r"\le", r"\ge") for sign in signs]
-    if len(sides) == 3 and _NAME.fullmatch(sides[1]):
-        return sides[1], Range((closed[0], closed[1]), (sides[0], sides[2]))
-    if len(sides) == 2 and _NAME.fullmatch(sides[0]) and sides[0] != r"\pi":
-        return sides[0], Range((False, closed[0]), (r"-\infty", sides[1]))
-    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and sides[1] != r"\pi":
-        return sides[1], Range((closed[0], False), (sides[0], r"\infty"))
-    return "", None
-
-
 def _same_relation(gold: str, answer: str) -> bool:
     """`x = 3` is 3, for the reference and for the answer; other equations are compared as they are."""
     gold_sides, answer_sides = split(_exact(gold), "="), split(_exact(answer), "=")
@@ -286,12 +192,12 @@ def _same_relation(gold: str, answer: str) -> bool:
 def _exact(text: str) -> str:
     r"""`x=1/3 \approx 0.33` as `x=1/3`; `x \approx 11` as `x=11`."""
     exact, sign, rest = text.partition(r"\approx")
-    return f"{exact}={rest}".strip() if sign and _NAME.fullmatch(exact.strip()) else exact.strip()
+    return f"{exact}={rest}".strip() if sign and NAME.fullmatch(exact.strip()) else exact.strip()
 
 
 def _name(sides: list[str]) -> str:
     """What an assignment names, without arguments: `f` for `f(x) = 3`."""
-    found = next((side for side in sides[:-1] if _NAME.fullmatch(side)), "")
+    found = next((side for side in sides[:-1] if NAME.fullmatch(side)), "")
     name = re.sub(r"[ {}|]|\\text", "", found)
     return name if name.startswith("(") else name.partition("(")[0]
 
@@ -321,7 +227,9 @@ def _same_single(gold: str, answer: str) -> bool:
 def _same_time(gold: re.Match[str], answer: re.Match[str]) -> bool:
     halves = [match[3].lower() if match[3] else "" for match in (gold, answer)]
     clocks = [(int(match[1]) % 12, match[2]) for match in (gold, answer)]
-    afternoons = [half or ("p" if int(match[1]) > 12 else "") for half, match in zip(halves, (gold, answer), strict=True)]
+    afternoons = [
+        half or ("p" if int(match[1]) > 12 else "") for half, match in zip(halves, (gold, answer), strict=True)
+    ]
     return clocks[0] == clocks[1] and (not all(afternoons) or afternoons[0] == afternoons[1])
 
 
@@ -343,7 +251,7 @@ def _same(gold: str, answer: str, gold_tens: int, answer_tens: int) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _expression(text: str, tens: int = 0) -> Any:
+def _expression(text: str, tens: int = 0) -> Value:
     """What math-verify reads in LaTeX without units; None if it is nothing."""
     if re.search("[0-9] +[0-9]", text):
         return None
@@ -351,7 +259,7 @@ def _expression(text: str, tens: int = 0) -> Any:
     return _found(rf"$({text}) \cdot 10^{{{tens}}}$" if tens else f"${text}$")
 
 
-def _found(text: str) -> Any:
+def _found(text: str) -> Value:
     """What math-verify finds in a text, units included; None if it is nothing."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, LatexNormalizationConfig
 

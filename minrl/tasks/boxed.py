@@ -33,7 +33,7 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
 
 _TOGETHER = re.compile(
     r"[\s$.]*(?:\\[\])])?\s*(?:[A-Za-z]+ ){0,2}[A-Za-z]*\s*(?:,|;|,? *\\?(?:text\{ *)?(?:and|or)\b *\}?)[\s$]*"
-    r"(?:(?!no\b|not\b|wait\b|so\b|then\b|thus\b|hence\b|but\b|or rather\b|actually\b)[A-Za-z]+ +){0,4}"
+    r"(?:(?!(?:no|not|wait|so|then|thus|hence|therefore|finally|but|rather|actually)\b)[A-Za-z]+ +){0,4}"
     r"(?:\\[\[(])?[\s$]*(?:[A-Za-z][A-Za-z_0-9{}()]*\s*=)?\s*"
 )
 
@@ -41,8 +41,10 @@ _TOGETHER = re.compile(
 def boxes_together(text: str) -> list[str]:
     r"""The last box, with those before it that are listed with it, as in `\boxed{1} and \boxed{2}`; each text once.
 
-    >>> boxes_together(r"\boxed{7}. So $x=\boxed{1}$, $y=\boxed{2}$ or $\boxed{2}$"), boxes_together(r"\boxed{1}, no, \boxed{2}")
-    (['1', '2'], ['2'])
+    >>> boxes_together(r"\boxed{7}. So $x=\boxed{1}$, $y=\boxed{2}$ or $\boxed{2}$")
+    ['1', '2']
+    >>> boxes_together(r"\boxed{1}, no, \boxed{2}")
+    ['2']
     """
     boxes = _boxes(text)
     first = max(len(boxes) - 1, 0)

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+Value = Any
+"""An expression of sympy, which has no types, or a `Number`."""
+
 MIN_DIGITS = 6
 """Significant digits below which a decimal is no rounding, but only the number it writes."""
 _DIGITS = 60
@@ -16,7 +19,8 @@ _DIGITS = 60
 _DECIMAL = re.compile(r"([-+]?)([0-9]*)(?:\.([0-9]*)(?:\\overline\{([0-9]+)\}|(\\ldots))?)?")
 _POWER = re.compile(r"(?:(.*?)(?:\\times|\\cdot)|(?=10\^))10\^\{?([-+]?[0-9]{1,4})\}?|(.*[0-9.])[eE]([-+]?[0-9]{1,3})")
 _RATIO = re.compile(
-    r"(?P<sign>[-+]?)(?P<whole>[0-9]*)(?: *\\frac *\{(?P<over>[^{}]+)\} *\{(?P<under>[^{}]+)\}|(?(whole) +| *)(?P<a>[0-9.]+) */ *(?P<b>[0-9.]+))"
+    r"(?P<sign>[-+]?)(?P<whole>[0-9]*)(?: *\\frac *\{(?P<over>[^{}]+)\} *\{(?P<under>[^{}]+)\}|"
+    r"(?(whole) +| *)(?P<a>[0-9.]+) */ *(?P<b>[0-9.]+))"
 )
 POINTS = (("3/7", 1), ("11/5", 1), ("23/9", 1), ("-13/8", -1), ("5/11", -1), ("-31/13", 1))
 """Where expressions with symbols are compared: each symbol takes its own value, and every other one the sign behind."""
@@ -37,8 +41,8 @@ class Number(NamedTuple):
 def number(text: str, tens: int = 0) -> Number | None:
     r"""The number that a text in LaTeX is, times a power of ten; None if it is none.
 
-    >>> [str(number(text).value) for text in (r"-3\frac{1}{2}", "1.5", r"2 \times 10^{-3}", r"0.1\overline{6}", "1 2/3")]
-    ['-7/2', '3/2', '1/500', '1/6', '5/3']
+    >>> [str(number(text).value) for text in (r"-3\frac{1}{2}", "1 2/3", r"2 \times 10^{-3}", r"0.1\overline{6}")]
+    ['-7/2', '5/3', '1/500', '1/6']
     """
     if len(text) > 400:
         return None
@@ -93,9 +97,11 @@ def _ratio(text: str) -> Number | None:
 def same_number(one: Number, other: Number) -> bool:
     """Whether two numbers are equal, or one is a decimal of at least `MIN_DIGITS` digits that the other rounds to.
 
-    >>> third, tiny = number(r"\\frac{1}{3}"), number(r"\\frac{1}{270725}")
-    >>> same_number(third, number("0.333333")), same_number(third, number("0.33")), same_number(tiny, number("0.000004"))
-    (True, False, False)
+    >>> third, tiny = number("1/3"), number("1/270725")
+    >>> same_number(third, number("0.333333")), same_number(third, number("0.33"))
+    (True, False)
+    >>> same_number(tiny, number("0.000004")), same_number(tiny, number("0.00000369379"))
+    (False, True)
     """
     if one.value == other.value:
         return True
@@ -105,13 +111,13 @@ def same_number(one: Number, other: Number) -> bool:
     return coarse.places != fine.places and _rounds_to(fine.value, coarse)
 
 
-def _rounds_to(value: Any, decimal: Number) -> bool:
+def _rounds_to(value: Value, decimal: Number) -> bool:
     if decimal.places is None or decimal.digits < MIN_DIGITS:
         return False
     return bool(2 * abs(value - decimal.value) * Fraction(10) ** decimal.places <= 1)
 
 
-def same_value(gold: Any, answer: Any, verify: Callable[..., bool]) -> bool:
+def same_value(gold: Value, answer: Value, verify: Callable[..., bool]) -> bool:
     """Whether two values of sympy are equal; one of them may be a `Number`. What has no value is for math-verify."""
     import sympy
 
@@ -129,13 +135,13 @@ def same_value(gold: Any, answer: Any, verify: Callable[..., bool]) -> bool:
     return bool(verify(gold, answer, timeout_seconds=None))
 
 
-def _symbolic(value: Any) -> Any:
+def _symbolic(value: Value) -> Value:
     import sympy
 
     return sympy.Rational(value.value.numerator, value.value.denominator) if isinstance(value, Number) else value
 
 
-def _done(value: Any) -> Any:
+def _done(value: Value) -> Value:
     """The expression computed, its decimals exact and its unknown functions as symbols."""
     import sympy
     from sympy.core.function import AppliedUndef
@@ -146,14 +152,14 @@ def _done(value: Any) -> Any:
     return value.xreplace({part: sympy.Symbol(str(part), real=True) for part in unknown}) if unknown else value
 
 
-def _is_rounding(value: Any, decimal: Number) -> bool:
+def _is_rounding(value: Value, decimal: Number) -> bool:
     if value.free_symbols or decimal.places is None or decimal.digits < MIN_DIGITS:
         return False
     numeric = value.evalf(decimal.digits + 20)
     return bool(numeric.is_Float) and _rounds_to(Fraction(str(numeric)), decimal)
 
 
-def _same_closed(one: Any, other: Any) -> bool:
+def _same_closed(one: Value, other: Value) -> bool:
     """Whether two values without symbols are equal: exactly for rationals, else to `_DIGITS` digits."""
     if one == other:
         return True
@@ -168,7 +174,7 @@ def _same_closed(one: Any, other: Any) -> bool:
     return bool((one - other).equals(0))
 
 
-def _same_everywhere(one: Any, other: Any) -> bool:
+def _same_everywhere(one: Value, other: Value) -> bool:
     """Whether two expressions have the same value at each of `POINTS`. One with a negative symbol counts only if both
     are real there: a root or a logarithm has several conventions for the others."""
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
@@ -184,7 +190,7 @@ def _same_everywhere(one: Any, other: Any) -> bool:
     return True
 
 
-def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
+def _points(symbols: list[Value]) -> list[dict[Value, Value]]:
     import sympy
 
     return [
@@ -196,7 +202,7 @@ def _points(symbols: list[Any]) -> list[dict[Any, Any]]:
     ]
 
 
-def _proportional(one: Any, other: Any) -> bool:
+def _proportional(one: Value, other: Value) -> bool:
     """Whether two equations `one = 0` and `other = 0` differ by a constant factor."""
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     if not symbols or one.free_symbols != other.free_symbols:

@@ -1,8 +1,9 @@
-r"""One notation for answers: `2√3`, `2sqrt(3)` and `2\sqrt{3}` are written alike, and units, bases and percents stand apart.
+r"""One notation for answers: `2√3` and `2sqrt(3)` become `2\sqrt{3}`; units, bases and percents stand apart.
 
 Nothing here computes: `minrl/tasks/agreement.py` compares what this file reads.
 """
 
+# ruff: noqa: RUF001
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ _SIGNS = {
     "£": r"\text{pound}", "…": r"\ldots ", "≈": r"\approx ",
 }  # fmt: skip
 _UNICODE = re.compile("|".join(map(re.escape, _SIGNS)))
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textnormal|textrm|mbox|hbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textnormal|textrm|mbox|hbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}"
+)
 _FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|sqrt|log|ln|exp|pi|infinity|infty|theta|alpha|beta"
 _BARE_FUNCTION = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])")
 _REWRITES = [
@@ -49,7 +52,10 @@ _REWRITES = [
         (r"(\\frac *\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}) *([0-9a-zA-Z]|\\pi)", r"\1{\2}"),
         (r"\\(?:infinity)(?![a-z])", r"\\infty "),
         (r"\^ *\{? *\\text\{ *(?:st|nd|rd|th) *\} *\}?|(?<=[0-9])(?:st|nd|rd|th)\b", ""),
-        (r",? *\\text\{ *(?:and|or|,) *\}|,? *(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|(?<=[0-9)}])(?:and|or)(?=[A-Z])", ", "),
+        (
+            r",? *\\text\{ *(?:and|or|,) *\}|,? *(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|(?<=[0-9)}])(?:and|or)(?=[A-Z])",
+            ", ",
+        ),
         (r"\\overline *\{? *([0-9]+) *\}?|\\bar *\{? *([0-9]+) *\}?", r"\\overline{\1\2}"),
         (r"\\(?:c|l)?dots[bc]?(?![a-z])|\.\.\.", r"\\ldots "),
     )
@@ -63,7 +69,9 @@ def normal(text: str) -> str:
     ('2\\sqrt{3} \\times x^2', '(\\frac{1}{2}, 3)', '\\frac{1}{2}\\pi', '\\sqrt{x+1}^{2y}')
     """
     text = _RAISED.sub(lambda found: "^{" + found.group().translate(_SUPERSCRIPTS) + "}", text)
-    text = _VULGAR.sub(lambda found: r" \frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text)
+    text = _VULGAR.sub(
+        lambda found: r" \frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text
+    )
     text = _UNICODE.sub(lambda found: _SIGNS[found[0]], unicodedata.normalize("NFKC", text))
     text = _TEXT.sub(lambda found: found[1] if len(found[1].strip()) == 1 else rf"\text{{{found[1]}}}", text)
     text = _outside_text(text, _BARE_FUNCTION, r"\\\1 ")
@@ -141,7 +149,9 @@ _BASE = re.compile(
     r"^([-+]?[0-9A-Za-z.]*[0-9][0-9A-Za-z.]*) *(?:_ *\{?(?:\\text\{)? *([a-z]+|[0-9]+) *\}*|"
     r"[(,]? *(?:\\text\{)?[( ]*(?:in )?base[ -]*\}? *([a-z]+|[0-9]+)[) }]*)$"
 )
-_NUMERALS = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), range(2, 13), strict=True))
+_NUMERALS = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "twelve": 12
+}  # fmt: skip
 _VALUE = re.compile(r"((?:\\(?!text)(?:[A-Za-z]+|[^A-Za-z])|[^A-Za-z\\])+?)( *)((?:\\text\{|[A-Za-z]).*)$")
 _UNIT_WORD = re.compile(r"([A-Za-z]+)\.?(?: *\^ *\{? *(-?[0-9]) *\}?)?|/")
 _NUMERIC = re.compile(r"[-+0-9.,/{} ()]|\\(?:frac|pi|sqrt|cdot|times)(?![a-z])|\^")
