@@ -54,7 +54,9 @@ def main() -> None:
 def references(path: Path) -> list[str]:
     """The answers of a file's rows."""
     text = path.read_text()
-    rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.split("\n") if line]
+    rows = (
+        json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.split("\n") if line]
+    )
     return [str(row["answer"]) for row in rows]
 
 

@@ -91,7 +91,11 @@ def items(gold: str) -> tuple[str, list[str], str] | None:
             inner = gold[len(opens) : len(gold) - len(closes)]
             parts = [part.strip() for part in inner.split(",")]
             thousands = not opens and re.search(r",[0-9]{3}|\{,\}|\\!", gold)
-            return (opens, parts, closes) if len(parts) > 1 and not re.search(r"[\[\]()]", inner) and not thousands else None
+            return (
+                (opens, parts, closes)
+                if len(parts) > 1 and not re.search(r"[\[\]()]", inner) and not thousands
+                else None
+            )
     return None
 
 
@@ -109,7 +113,7 @@ def terms(gold: str) -> list[str] | None:
             found.append(gold[start : match.start()])
             start = match.start() + 1
     parts = [*found, gold[start:]]
-    return [part.replace("+ ", "").replace("- ", "-") for part in parts] if len(parts) > 1 else None
+    return [re.sub(r"^([+-]) ", lambda sign: sign[1].strip("+"), part) for part in parts] if len(parts) > 1 else None
 
 
 def joined(parts: list[str]) -> str:
@@ -139,15 +143,21 @@ swap(EQUAL, "white space around", r"^(.*)$", r"  \1  ")
 swap(EQUAL, "display style", r"^(.*)$", r"\\displaystyle \1")
 swap(EQUAL, "thin space after commas", r", ?(?![0-9]{3}|\\!)", r",\\, ", r"\{,\}")
 swap(EQUAL, "no space", r"(?<=[0-9a-z}]) ([+-]) (?=[0-9a-z\\(])", r"\1", "text|mbox")
-swap(EQUAL, "left and right", r"(?<!\\left)\(([^()]*)(?<!\\right)\)", r"\\left(\1\\right)", r"text|[\[\]]|\^|\(.*\(.*\)\)")
+swap(
+    EQUAL,
+    "left and right",
+    r"(?<!\\left)\(([^()]*)(?<!\\right)\)",
+    r"\\left(\1\\right)",
+    r"text|[\[\]]|\^|\(.*\(.*\)\)",
+)
 swap(EQUAL, "braces", r"^([^{}]*)$", r"{\1}", r"text|,|:")
 swap(EQUAL, "unicode minus", "-(?=[0-9x\\\\])", "−", r"text|\{-|\\!")
 swap(EQUAL, "unicode pi", r"\\pi(?![a-z])", "π")
 swap(EQUAL, "plain pi", r"\\pi(?![a-z])", "pi", r"pi [a-z]|\\pi\\|frac")
 swap(EQUAL, "unicode root", r"\\sqrt\{([0-9]+)\}", r"√\1", r"\\frac")
-swap(EQUAL, "plain root", r"\\sqrt\{([0-9]+)\}", r"sqrt(\1)")
+swap(EQUAL, "plain root", r"\\sqrt\{([0-9]+)\}", r" sqrt(\1)")
 swap(EQUAL, "root as a power", r"\\sqrt\{([0-9]+)\}", r"\1^{1/2}", r"[0-9]\\sqrt|\\text")
-swap(EQUAL, "power without braces", r"\^\{([0-9])\}", r"^\1")
+swap(EQUAL, "power without braces", r"\^\{(-?[0-9]+)\}", r"^\1")
 swap(EQUAL, "power with braces", r"\^([0-9])(?![0-9])", r"^{\1}", "text|mbox")
 swap(EQUAL, "power with stars", r"(?<=[a-z])\^([0-9])(?![0-9])", r"**\1", r"text|mbox|\\[a-z]+\^")
 swap(EQUAL, "unicode power", r"(?<=[a-z)])\^2(?![0-9])", "²", "text|mbox|\\\\[a-z]+\\^")
@@ -160,7 +170,9 @@ swap(EQUAL, "times for nothing", r"([0-9])\\(pi|sqrt)", r"\1 \\cdot \\\2", "text
 swap(EQUAL, "star for nothing", r"(?<![a-z}^])([0-9])([a-z])", r"\1*\2", r"text|mbox|\^\{|\(x|i$")
 swap(EQUAL, "natural name of a unit", r"\\(?:text|mbox)\{ ?cm\}", r"\\text{ centimeters}")
 swap(EQUAL, "unit in roman type", r"\\text\{ ?(cm|m|km|kg|mph)\}", r"\\mathrm{\1}")
-swap(EQUAL, "unit in words alone", r"\\(?:text|mbox)\{ ?(cm|km|kg|miles|hours|minutes|seconds|inches|feet|mph)\}", r" \1")
+swap(
+    EQUAL, "unit in words alone", r"\\(?:text|mbox)\{ ?(cm|km|kg|miles|hours|minutes|seconds|inches|feet|mph)\}", r" \1"
+)
 swap(EQUAL, "degree sign", r"\^\\circ", "°")
 swap(EQUAL, "degree with braces", r"\^\\circ", r"^{\\circ}")
 swap(EQUAL, "degrees in words", r"\^\\circ", r"\\text{ degrees}")
@@ -437,8 +449,8 @@ shifted("squared", lambda number: number**2 if abs(number) < 10**6 else number)
 shifted("reciprocal", lambda number: 1 / number if number else number)
 shifted("a billionth more", lambda number: number * (1 + Fraction(1, 10**9)))
 shifted("10 to the -20 more", lambda number: number + Fraction(1, 10**20))
-swap(UNEQUAL, "a letter behind", r"^([^=<>,]*[0-9}])$", r"\1 t", r"text|mbox|matrix|\\pm|_|\\cup|\\in |\$")
-swap(UNEQUAL, "a letter glued to it", r"^([^=<>,]*[0-9}])$", r"\1m", r"text|mbox|matrix|\\pm|_|\\cup|\\in |\$|m$|mm")
+swap(UNEQUAL, "a letter behind", r"^([^=<>,]*[0-9}])$", r"\1 t", r"text|mbox|matrix|\\pm|_|\\cup|\\in |\$|^0$")
+swap(UNEQUAL, "a letter glued to it", r"^([^=<>,]*[0-9}])$", r"\1m", r"text|mbox|matrix|\\pm|_|\\cup|\\in |\$|^0$")
 swap(UNEQUAL, "a digit more", r"^(-?[0-9]+)$", r"\g<1>3")
 swap(UNEQUAL, "pi dropped", r"(?<=[0-9])\\pi(?![a-z])", "", r"pi\^")
 swap(UNEQUAL, "i dropped", r"(?<=[0-9])i$", "")
@@ -459,7 +471,9 @@ swap(UNEQUAL, "infinity closed on the left", r"^\((?=-\\infty)", "[")
 swap(UNEQUAL, "infinity closed on the right", r"(?<=\\infty)\)$", "]")
 swap(UNEQUAL, "infinity with the other sign", r"\((-?)\\infty, (.*)([)\]])$", r"(\2, \\infty\3", "cup|, .?infty")
 swap(UNEQUAL, "bracket opened", r"\[(?!\\)", "(", "matrix")
-swap(UNEQUAL, "bracket closed", r"(?<!\\infty)\)$", "]", r"^\(-?[^,]*\)$|[^,]*\(.*\(|infty.*infty|^[^(]|^\((?:[^,]*,){2}")
+swap(
+    UNEQUAL, "bracket closed", r"(?<!\\infty)\)$", "]", r"^\(-?[^,]*\)$|[^,]*\(.*\(|infty.*infty|^[^(]|^\((?:[^,]*,){2}"
+)
 swap(UNEQUAL, "part of a union dropped", r" \\cup .*", "")
 swap(UNEQUAL, "strict for not strict", r"\\le |\\ge ", "< ", r"\\ge ")
 swap(UNEQUAL, "not strict for strict", r"< ", r"\\le ")
@@ -533,7 +547,9 @@ def _(gold: str) -> str | None:
 @unequal("a part changed")
 def _(gold: str) -> str | None:
     found = items(gold)
-    return found[0] + ", ".join([*found[1][:-1], f"{found[1][-1]} + 1"]) + found[2] if found and "^" not in gold else None
+    return (
+        found[0] + ", ".join([*found[1][:-1], f"{found[1][-1]} + 1"]) + found[2] if found and "^" not in gold else None
+    )
 
 
 @unequal("a part twice in place of another")

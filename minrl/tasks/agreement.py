@@ -21,7 +21,7 @@ from typing import Any
 
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.exact import Value, number, same_number, same_value
-from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of
+from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of, unbraced
 from minrl.tasks.notation import is_prose, normal, quantity, split
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
@@ -33,6 +33,11 @@ _SEGMENT = re.compile(
 )
 _BETWEEN = re.compile(r"\s*,?\s*(?:and|or)?\s*")
 _THOUSANDS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9,])|^([1-9][0-9]{0,2}(?: [0-9]{3})+)$")
+_PRODUCT = re.compile(
+    r"(?<![\^_0-9.A-Za-z])[0-9]+(?:\.[0-9]+)?(?= *(?:[({\[]|\\\{|\\binom))|\)(?= *(?:[({]|\\frac|\\binom))|"
+    r"\\(?:frac|binom) *\{[^{}]*\} *\{[^{}]*\}(?= *[({])"
+)
+"""Factors side by side, which math-verify would read as a mixed number: 2(4) as 6."""
 _TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9]) *(?:\\text\{)? *(?:([ap])\.? *m\.?)? *\}?", re.IGNORECASE)
 
 
@@ -102,6 +107,7 @@ def _without_thousands(text: str) -> str:
 
 def _agree(gold: str, answer: str) -> bool:
     """Whether two normal texts agree: relations first, then what is put together, then values."""
+    gold, answer = unbraced(gold), unbraced(answer)
     if any(has_sign(text, *COMPARED, r"\cup", r"\infty", r"\ne", r"\in") for text in (gold, answer)):
         return _same_ranges(gold, answer)
     one, other = form_of(gold), form_of(answer)
@@ -255,6 +261,7 @@ def _expression(text: str, tens: int = 0) -> Value:
     """What math-verify reads in LaTeX without units; None if it is nothing."""
     if re.search("[0-9] +[0-9]", text):
         return None
+    text = _PRODUCT.sub(r"\g<0> \\cdot ", text)
     text = re.sub(r"([0-9.]+) *\^\\circ", r"{\\frac{\1\\pi}{180}}", text)
     return _found(rf"$({text}) \cdot 10^{{{tens}}}$" if tens else f"${text}$")
 
