@@ -66,7 +66,7 @@ _NO_FUNCTION = re.compile(
 )
 _IDLE = set("01+-*/^")
 _NEARLY = 3
-"""So many symbols more than the reference, or a quarter more, an answer may have if it is shorter than what is stated."""
+"""An answer that is shorter than what is stated has at most so many symbols more than the reference, or a quarter."""
 
 
 @dataclass(frozen=True)
