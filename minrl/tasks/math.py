@@ -16,12 +16,12 @@ import functools
 import importlib.util
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from minrl.tasks.agreement import answers_agree, math_verify, same_text
-from minrl.tasks.boxed import boxed
+from minrl.tasks.boxed import boxes_together
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, extract_answer, weighted
 from minrl.tasks.worked_out import expressions, is_longer_than_numbers, is_worked_out
@@ -57,6 +57,8 @@ class MathOptions:
     """Weight of the form that the prompt asks for."""
     timeout_s: float = 5.0
     """Seconds to compare an answer with the reference; then it is wrong."""
+    answer_lists: Literal["any", "all", "refuse"] = "any"
+    """A list as `answer` of a row. any: each of the list is right. all: the list together is. refuse: an error."""
     held_out_share: float = 0.2
     """Share of the problems that is never trained on, for a local file without splits. 1: evaluation only."""
 
@@ -89,7 +91,7 @@ def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -
     right, late = False, False
     if answer:
         try:
-            right = is_right(answer, example, options.timeout_s)
+            right = any(is_right(answer, one, options.timeout_s) for one in alternatives(example))
         except OutOfTime:
             late = True
     parts = {"answer": float(right), "format": float(answer is not None), "timeout": float(late)}
@@ -107,14 +109,14 @@ def is_right(answer: str, example: Example, timeout_s: float) -> bool:
     require_math_verify()
     math_verify()  # imported before the clock runs
     with time_limit(timeout_s):
-        right = answers_agree(gold, answer)
+        right = answers_agree(gold, answer, problem)
     return right and (not problem or is_worked_out(answer, gold, functools.partial(stated, problem, gold, timeout_s)))
 
 
 def boxed_answer(completion: str) -> str | None:
-    """What the last box after the thoughts holds."""
-    contents = boxed(completion.rpartition("</think>")[2])
-    return contents[-1] if contents else None
+    """What the last box after the thoughts holds, with the boxes that are listed with it."""
+    contents = boxes_together(completion.rpartition("</think>")[2])
+    return ", ".join(contents) if contents else None
 
 
 def r1_zero_answer(completion: str) -> str | None:
@@ -170,13 +172,40 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
+def alternatives(example: Example) -> Iterator[Example]:
+    """The example with each of its answers: one, unless its row has a list of answers that are right."""
+    answers = example.fields["answer"]
+    for answer in answers if isinstance(answers, list | tuple) else [answers]:
+        yield replace(example, fields={**example.fields, "answer": answer})
+
+
 def gold_answer(row: Row) -> str:
-    """The reference: `answer`, or what the last box of `solution` holds."""
+    """The reference: `answer`, or what the last box of `solution` holds, with the boxes that are listed with it."""
     if row.get("answer") is not None:
         return str(row["answer"])
-    contents = boxed(str(row["solution"]))
+    contents = boxes_together(str(row["solution"]))
     require(bool(contents), "a row without `answer` needs a `solution` with its answer in \\boxed{}")
-    return contents[-1]
+    if len(contents) > 1:
+        require_math_verify()
+    if all(answers_agree(contents[-1], content) for content in contents[:-1]):
+        return contents[-1]  # one value in several forms
+    return ", ".join(contents)
+
+
+def gold_answers(row: Row, lists: str) -> str | list[str]:
+    """The reference or, where `answer` is a list, the references, any of which is right."""
+    answer = row.get("answer")
+    if not isinstance(answer, list | tuple):
+        return gold_answer(row)
+    require(
+        lists != "refuse", "`answer` is a list, which --math.answer-lists refuse does not take: any, all or one answer"
+    )
+    require(
+        all(isinstance(one, str | int | float) for one in answer), "`answer` is a list of more than texts and numbers"
+    )
+    answers = [str(one) for one in answer]
+    require(bool(answers) and all(map(str.strip, answers)), "`answer` is a list that is empty or has an empty answer")
+    return ", ".join(answers) if lists == "all" else answers
 
 
 def require_math_verify() -> None:
@@ -195,8 +224,8 @@ def make(options: MathOptions, data_path: str) -> Task:
         problem = str(row["problem"])
         if row.get("answer") is None and "solution" not in row:
             raise UserError(f"lacks answer and solution, one of which is needed (it has {', '.join(row)})")
-        answer = gold_answer(row)
-        require(bool(answer.strip()), "`answer` is empty")
+        answer = gold_answers(row, options.answer_lists)
+        require(not isinstance(answer, str) or bool(answer.strip()), "`answer` is empty")
         prompt = chat(BOXED, problem) if options.prompt == "boxed" else R1_ZERO.format(problem=problem)
         level = str(row.get("level") or "").removeprefix("Level ")
         category = {"subject": str(row.get("subject") or row.get("type") or ""), "level": level}
