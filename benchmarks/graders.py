@@ -20,7 +20,8 @@ from answer_golds import GOLDS
 from answer_kinds import EQUAL, UNEQUAL, pairs
 
 from minrl.tasks.agreement import answers_agree
-from minrl.tasks.math import OutOfTime, time_limit
+from minrl.tasks.bounded import bounded
+from minrl.tasks.grader import OutOfTime
 
 
 def main() -> None:
@@ -54,14 +55,16 @@ def main() -> None:
 def references(path: Path) -> list[str]:
     """The answers of a file's rows."""
     text = path.read_text()
-    rows = json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.split("\n") if line]
+    rows = (
+        json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.split("\n") if line]
+    )
     return [str(row["answer"]) for row in rows]
 
 
 def compared(gold: str, answer: str) -> bool:
     """Whether the two agree within a minute."""
     try:
-        with time_limit(60.0):
+        with bounded(60.0):
             return answers_agree(gold, answer)
     except OutOfTime:
         return False

@@ -17,7 +17,9 @@ from pathlib import Path
 from harness import doing
 
 from minrl.tasks.agreement import answers_agree, math_verify, same_text
-from minrl.tasks.math import MathOptions, OutOfTime, reward, time_limit
+from minrl.tasks.bounded import bounded
+from minrl.tasks.grader import OutOfTime
+from minrl.tasks.math import MathOptions, reward
 from minrl.types import Example
 
 NO_NUMBER = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|[\s^(){}]")
@@ -165,7 +167,7 @@ def expressions(problem: str) -> Iterator[str]:
 def agree(gold: str, expression: str) -> bool:
     """Whether an expression has the reference's value."""
     try:
-        with time_limit(3.0):
+        with bounded(3.0):
             return answers_agree(gold, expression)
     except OutOfTime:
         return False

@@ -91,7 +91,11 @@ def items(gold: str) -> tuple[str, list[str], str] | None:
             inner = gold[len(opens) : len(gold) - len(closes)]
             parts = [part.strip() for part in inner.split(",")]
             thousands = not opens and re.search(r",[0-9]{3}|\{,\}|\\!", gold)
-            return (opens, parts, closes) if len(parts) > 1 and not re.search(r"[\[\]()]", inner) and not thousands else None
+            return (
+                (opens, parts, closes)
+                if len(parts) > 1 and not re.search(r"[\[\]()]", inner) and not thousands
+                else None
+            )
     return None
 
 
@@ -139,7 +143,13 @@ swap(EQUAL, "white space around", r"^(.*)$", r"  \1  ")
 swap(EQUAL, "display style", r"^(.*)$", r"\\displaystyle \1")
 swap(EQUAL, "thin space after commas", r", ?(?![0-9]{3}|\\!)", r",\\, ", r"\{,\}")
 swap(EQUAL, "no space", r"(?<=[0-9a-z}]) ([+-]) (?=[0-9a-z\\(])", r"\1", "text|mbox")
-swap(EQUAL, "left and right", r"(?<!\\left)\(([^()]*)(?<!\\right)\)", r"\\left(\1\\right)", r"text|[\[\]]|\^|\(.*\(.*\)\)")
+swap(
+    EQUAL,
+    "left and right",
+    r"(?<!\\left)\(([^()]*)(?<!\\right)\)",
+    r"\\left(\1\\right)",
+    r"text|[\[\]]|\^|\(.*\(.*\)\)",
+)
 swap(EQUAL, "braces", r"^([^{}]*)$", r"{\1}", r"text|,|:")
 swap(EQUAL, "unicode minus", "-(?=[0-9x\\\\])", "−", r"text|\{-|\\!")
 swap(EQUAL, "unicode pi", r"\\pi(?![a-z])", "π")
@@ -160,7 +170,9 @@ swap(EQUAL, "times for nothing", r"([0-9])\\(pi|sqrt)", r"\1 \\cdot \\\2", "text
 swap(EQUAL, "star for nothing", r"(?<![a-z}^])([0-9])([a-z])", r"\1*\2", r"text|mbox|\^\{|\(x|i$")
 swap(EQUAL, "natural name of a unit", r"\\(?:text|mbox)\{ ?cm\}", r"\\text{ centimeters}")
 swap(EQUAL, "unit in roman type", r"\\text\{ ?(cm|m|km|kg|mph)\}", r"\\mathrm{\1}")
-swap(EQUAL, "unit in words alone", r"\\(?:text|mbox)\{ ?(cm|km|kg|miles|hours|minutes|seconds|inches|feet|mph)\}", r" \1")
+swap(
+    EQUAL, "unit in words alone", r"\\(?:text|mbox)\{ ?(cm|km|kg|miles|hours|minutes|seconds|inches|feet|mph)\}", r" \1"
+)
 swap(EQUAL, "degree sign", r"\^\\circ", "°")
 swap(EQUAL, "degree with braces", r"\^\\circ", r"^{\\circ}")
 swap(EQUAL, "degrees in words", r"\^\\circ", r"\\text{ degrees}")
@@ -459,7 +471,9 @@ swap(UNEQUAL, "infinity closed on the left", r"^\((?=-\\infty)", "[")
 swap(UNEQUAL, "infinity closed on the right", r"(?<=\\infty)\)$", "]")
 swap(UNEQUAL, "infinity with the other sign", r"\((-?)\\infty, (.*)([)\]])$", r"(\2, \\infty\3", "cup|, .?infty")
 swap(UNEQUAL, "bracket opened", r"\[(?!\\)", "(", "matrix")
-swap(UNEQUAL, "bracket closed", r"(?<!\\infty)\)$", "]", r"^\(-?[^,]*\)$|[^,]*\(.*\(|infty.*infty|^[^(]|^\((?:[^,]*,){2}")
+swap(
+    UNEQUAL, "bracket closed", r"(?<!\\infty)\)$", "]", r"^\(-?[^,]*\)$|[^,]*\(.*\(|infty.*infty|^[^(]|^\((?:[^,]*,){2}"
+)
 swap(UNEQUAL, "part of a union dropped", r" \\cup .*", "")
 swap(UNEQUAL, "strict for not strict", r"\\le |\\ge ", "< ", r"\\ge ")
 swap(UNEQUAL, "not strict for strict", r"< ", r"\\le ")
@@ -533,7 +547,9 @@ def _(gold: str) -> str | None:
 @unequal("a part changed")
 def _(gold: str) -> str | None:
     found = items(gold)
-    return found[0] + ", ".join([*found[1][:-1], f"{found[1][-1]} + 1"]) + found[2] if found and "^" not in gold else None
+    return (
+        found[0] + ", ".join([*found[1][:-1], f"{found[1][-1]} + 1"]) + found[2] if found and "^" not in gold else None
+    )
 
 
 @unequal("a part twice in place of another")

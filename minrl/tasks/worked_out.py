@@ -43,7 +43,8 @@ _SPELLINGS = [
         (r"\\div(?![a-z])|÷", "/"),
         ("[\u2212\u2013]", "-"),
         (r"\((-?[0-9]+)\)/\(([0-9]+)\)", r"\1/\2"),
-        (r"(\w+|\([^()]*\))\^\{(?:1/2|\\frac\{?1\}?\{?2\}?|0?\.5)\}", r"\\sqrt{\1}"),
+        (r"\^(?:1(?![0-9])|\{1\})", ""),
+        (r"(\w{1,40}|\([^()]{0,80}\))\^\{(?:1/2|\\frac\{?1\}?\{?2\}?|0?\.5)\}", r"\\sqrt{\1}"),
         (r"√", r"\\sqrt "),
         (r"π", r"\\pi "),
         (r"(?<![\\A-Za-z])(sqrt|pi|(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|ln|exp|binom|choose)(?![A-Za-z])", r"\\\1 "),
@@ -58,6 +59,8 @@ _NUMBER = re.compile(
     r"(?P<percent>\\?%|percent|pct)?(?:_\{?[0-9]+\}?)?"
     r"(?:[A-Za-z]|(?<=[A-Za-z}0-9])[./²³]|(?<=[A-Za-z])\^?\{?[0-9]\}?)*"
 )
+_LISTED = re.compile(r"[,;&<>≤≥\u222a]|\\(?:leq?|geq?|lt|gt|cup)(?![a-z])|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])(?:\^\{?[0-9]\}?)?")
 _TOKEN = re.compile(r"\\[A-Za-z]+|[^\s{}()\[\].,]")
 _PRODUCT = re.compile(r"(?<=[0-9)])\*(?=[0-9(])|(?<=[0-9)])(?=\()|(?<=\))(?=[0-9])")
 _NO_FUNCTION = re.compile(
@@ -170,11 +173,14 @@ def _adds_nothing(answer: Form, stated: Form) -> bool:
 
 def _is_simpler(answer: Form, gold: Form, stated: Form) -> bool:
     length, limit = len(answer.symbols), len(gold.symbols)
+    enough = limit + max(_NEARLY, limit // 4)
+    if stated.functions and not gold.functions:  # to be rid of them is what is asked for
+        return not answer.functions and length <= enough
     if limit >= len(stated.symbols):  # what is asked for is no shorter: its form counts
         return length <= limit and answer.heads == gold.heads and answer.terms == gold.terms
     if answer.functions - gold.functions and not gold.functions:
         return False
-    return length <= limit or length < min(len(stated.symbols), limit + max(_NEARLY, limit // 4) + 1)
+    return length <= limit or length < min(len(stated.symbols), enough + 1)
 
 
 def expressions(problem: str) -> Iterator[str]:
@@ -221,14 +227,18 @@ def form(text: str) -> Form:
 
 
 def _parts(text: str) -> list[str]:
-    """What a list, tuple or matrix consists of, each equation by what it ends with."""
-    sides = re.split(r"[,;&]|(?<![A-Za-z])(?:and|or)(?![A-Za-z])", _spelled(text))
+    """What a list, tuple or matrix consists of, each equation by what it ends with, and prose by its last formula."""
+    if formulas := [next(filter(None, match.groups())) for match in _FORMULA.finditer(text)]:
+        text = formulas[-1]
+    sides = _LISTED.split(_spelled(text))
     return [last for side in sides if (last := _last(side).strip())]
 
 
 def _last(text: str) -> str:
-    """The last side of an equation."""
-    return _opened(re.split(r"=|\\approx|≈|\\in(?![a-z])|[:∈]", _spelled(text))[-1])
+    """The last side of an equation, or what stands behind or before the words that it has."""
+    side = _opened(re.split(r"=|\\approx|≈|\\in(?![a-z])|[:∈]", _spelled(text))[-1])
+    pieces = [piece for piece in _WORD.split(side) if piece.strip(" .")]
+    return pieces[-1] if pieces and number(side) is None and " " in side else side
 
 
 def _spelled(text: str) -> str:
@@ -241,6 +251,7 @@ def _spelled(text: str) -> str:
 
 def _squeezed(text: str) -> str:
     """The text without white space, but that between digits."""
+    text = re.sub(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])", r"\1{}", text)  # `\sin x` stays two symbols
     return re.sub(r"(?<![0-9]) | (?![0-9])", "", " ".join(text.split()))
 
 
@@ -252,7 +263,7 @@ def _kept(found: re.Match[str]) -> str:
 
 def _opened(text: str) -> str:
     """The text without brackets around all of it, and without those that the text only opens or closes."""
-    while True:
+    for _ in range(20):
         text = text.strip()
         depth, partner = 0, -1
         for place, character in enumerate(text):
@@ -267,4 +278,5 @@ def _opened(text: str) -> str:
         elif text[-1:] and text[-1] in ")}]" and sum(map(text.count, "({[")) < sum(map(text.count, ")}]")):
             text = text[:-1]
         else:
-            return text
+            break
+    return text
