@@ -22,7 +22,8 @@ from answer_kinds import pairs
 from answer_unequal import UNEQUAL
 
 from minrl.tasks.agreement import answers_agree
-from minrl.tasks.math import OutOfTime, time_limit
+from minrl.tasks.bounded import bounded
+from minrl.tasks.grader import OutOfTime
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def references(path: Path) -> list[str]:
 def compared(gold: str, answer: str) -> bool:
     """Whether the two agree within a minute."""
     try:
-        with time_limit(60.0):
+        with bounded(60.0):
             return answers_agree(gold, answer)
     except OutOfTime:
         return False

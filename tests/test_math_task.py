@@ -12,7 +12,9 @@ from minrl.evaluation import summarize
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
 from minrl.tasks.agreement import answers_agree, same_text
-from minrl.tasks.math import MathOptions, OutOfTime, reward, time_limit
+from minrl.tasks.bounded import bounded
+from minrl.tasks.grader import OutOfTime
+from minrl.tasks.math import MathOptions, reward
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})
@@ -220,7 +222,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
-def test_no_answer_takes_longer_than_its_time_limit(answer):
+def test_no_answer_takes_longer_than_its_bounded(answer):
     reward(r"\boxed{1/3}", THREE, PATIENT)  # loads the library
     started = time.perf_counter()
     paid = reward(rf"\boxed{{{answer}}}", THREE, MathOptions(timeout_s=0.3))
@@ -234,7 +236,7 @@ def test_an_answer_that_takes_too_long_is_wrong_and_says_so():
 
 
 def test_a_limit_reaches_through_code_that_catches_every_exception():
-    with pytest.raises(OutOfTime), time_limit(0.1):
+    with pytest.raises(OutOfTime), bounded(0.1):
         for _ in range(6000):
             try:
                 time.sleep(0.01)

@@ -5,28 +5,27 @@ other data with a problem and an answer.
     ->    <think> (a + b) / (a b) = 3 / 1 </think> <answer> 3 </answer>      or      ... so it is \boxed{3}
 
 Answers are compared by the math-verify library (`answers_agree` in minrl/tasks/agreement.py), in a worker process. One
-that takes longer than `timeout_s` is wrong and shows as the part `timeout`: an alarm interrupts the library's Python
-code. What no alarm interrupts is ended by the worker's deadline, `--reward-deadline-s`, and cannot be scored.
+that takes more processor time than `timeout_s` is wrong and shows as the part `timeout`; one that takes more memory
+than minrl/tasks/bounded.py allows, or that no alarm interrupts, is paid nothing.
 
-An answer that only repeats an expression of the problem (`\sqrt{50}` for "simplify $\sqrt{50}$") is wrong although it
-is equal, unless the reference is the same. A number is no such expression, whatever its sign, currency or commas, but a
-fraction not in lowest terms (`2/4`) is one. Equal expressions that are written otherwise are right, simplified or not.
+An answer that has the reference's value is wrong all the same where it leaves to be done what the problem asks for
+(minrl/tasks/worked_out.py).
 """
 
 import functools
 import importlib.util
-import math
-import re
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from minrl.tasks.agreement import answers_agree, math_verify, same_text
+from minrl.tasks.bounded import bounded
 from minrl.tasks.boxed import boxes_together
+from minrl.tasks.grader import OutOfTime
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, extract_answer, weighted
+from minrl.tasks.worked_out import expressions, is_longer_than_numbers, is_worked_out
 from minrl.types import Example, Reward, UserError, require
 
 R1_ZERO = (
@@ -35,14 +34,7 @@ R1_ZERO = (
     "</think> <answer> answer </answer>.\nUser: {problem}\nAssistant: <think>"
 )
 BOXED = r"Reason step by step, and put the final answer in \boxed{}."
-_NUMBER = re.compile(
-    r"[-+]?(?:\\?\$)?[-+]?(?:"
-    r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)?(?:\.[0-9]+)?|(?P<over>[0-9]+)/(?P<under>[0-9]+))"
-    r"(?:\\?%|\^\{?\\circ\}?)?"
-)
-_FRACTION = re.compile(r"\\[dt]?frac(?:\{([0-9]+)\}|([0-9]))(?:\{([0-9]+)\}|([0-9]))")
-_COMMA = re.compile(r"\{,\}|,?\\[,!]")
-MAX_ANSWER_CHARACTERS = 1000
+MAX_ANSWER_CHARACTERS = 4000
 """Longer answers are wrong without a comparison, unless the reference is nearly as long."""
 
 
@@ -65,7 +57,7 @@ class MathOptions:
     format_weight: float = 0.1
     """Weight of the form that the prompt asks for."""
     timeout_s: float = 5.0
-    """Seconds to compare an answer with the reference; then it is wrong."""
+    """Seconds of processor time to compare an answer with the reference; then it is wrong."""
     answer_lists: Literal["any", "all", "refuse"] = "any"
     """A list as `answer` of a row. any: each of the list is right. all: the list together is. refuse: an error."""
     held_out_share: float = 0.2
@@ -108,16 +100,18 @@ def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -
 
 
 def is_right(answer: str, example: Example, timeout_s: float) -> bool:
-    """Whether the answer agrees with the example's and is no mere copy from the problem."""
+    """Whether the answer agrees with the example's and is worked out."""
     gold = gold_answer(example.fields)
     if same_text(gold, answer):
         return True
-    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)) or is_copied(answer, example.fields.get("problem", "")):
+    problem = str(example.fields.get("problem") or "")
+    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)):
         return False
     require_math_verify()
     math_verify()  # imported before the clock runs
-    with time_limit(timeout_s):
-        return answers_agree(gold, answer, str(example.fields.get("problem") or ""))
+    with bounded(timeout_s):
+        right = not (problem and is_longer_than_numbers(answer, gold)) and answers_agree(gold, answer, problem)
+    return right and (not problem or is_worked_out(answer, gold, functools.partial(stated, problem, gold, timeout_s)))
 
 
 def boxed_answer(completion: str) -> str | None:
@@ -145,54 +139,15 @@ def r1_zero_answer(completion: str) -> str | None:
 ANSWERS = {"boxed": boxed_answer, "r1_zero": r1_zero_answer}
 
 
-def is_copied(answer: str, problem: str) -> bool:
-    """Whether the answer is copied from the problem, white space aside, and is more than a number or a word.
-
-    >>> [is_copied(answer, "Simplify 2/4 of $3x+10.50$") for answer in ("2 / 4", "3x + 10.50", "x+10.5", "10.50")]
-    [True, True, False, False]
-    """
-    squeezed = "".join(answer.split())
-    if squeezed.isalnum() or is_number(squeezed):
-        return False
-    begins = r"(?<![^\W_])(?<![0-9][.,])" if squeezed[0].isalnum() else ""
-    ends = r"(?![^\W_]|[.,][0-9])" if squeezed[-1].isalnum() else ""
-    return re.search(begins + r"\s*".join(map(re.escape, squeezed)) + ends, problem) is not None
-
-
-def is_number(text: str) -> bool:
-    r"""Whether a text without white space is one number: a fraction in lowest terms, a decimal or an integer.
-
-    >>> [is_number(text) for text in ("-1/2", r"\frac12", "1,000", ".5", r"\$10.50", "2/4", "1,00", "x", r"\sqrt{2}")]
-    [True, True, True, True, True, False, False, False, False]
-    """
-    plain = _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), _COMMA.sub(",", text))
-    match = _NUMBER.fullmatch(plain)
-    if match is None or match["over"] is None:
-        return match is not None
-    return len(plain) < 100 and math.gcd(int(match["over"]), int(match["under"])) == 1
-
-
-class OutOfTime(BaseException):
-    """The time limit has passed. No `Exception`, because the libraries it interrupts catch those."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` in the block after so many seconds, and again each second for code that caught it.
-
-    Works in a main thread, where rewards run; elsewhere Python raises `ValueError`.
-    """
-
-    def expire(*_: object) -> None:
-        raise OutOfTime
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+@functools.lru_cache(maxsize=4096)
+def stated(problem: str, gold: str, timeout_s: float) -> tuple[str, ...]:
+    """The problem's expressions that have the reference's value, as far as the time limit allows to tell."""
+    found: list[str] = []
+    with suppress(OutOfTime, MemoryError), bounded(timeout_s):
+        for expression in expressions(problem):
+            if answers_agree(gold, expression):
+                found.append(expression)
+    return tuple(found)
 
 
 def alternatives(example: Example) -> Iterator[Example]:
@@ -256,7 +211,7 @@ def make(options: MathOptions, data_path: str) -> Task:
         return Example(identity(problem), prompt, {"problem": problem, "answer": answer}, shown)
 
     dataset = dataset_of(options.source, data_path, example_of, options.held_out_share)
-    return Task(dataset, functools.partial(reward, options=options))
+    return Task(dataset, functools.partial(reward, options=options), warm=math_verify)
 
 
 TASK = TaskDefinition(MathOptions, make)

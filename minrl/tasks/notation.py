@@ -226,10 +226,15 @@ def _is_bare_unit(tail: str, value: str, known: bool, gap: bool, letters: bool) 
     return known or (gap and all(len(word) > 3 for word in words[:1]))
 
 
+MANY_WORDS = 20
+"""With more different words a text is prose, also if there are words for numbers among them."""
+
+
 def is_prose(text: str) -> bool:
     """Whether a text has words that are no units and no numerals: an answer stands somewhere in it."""
     words = {word.lower() for word in re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", text)}
-    return bool(words - set(_UNIT_OF) - {"and", "text"}) and not words & {*_TIMES, *_NUMERALS, "percent", "base"}
+    spoken = words & {*_TIMES, *_NUMERALS, "percent", "base"}
+    return bool(words - set(_UNIT_OF) - {"and", "text"}) and (not spoken or len(words) > MANY_WORDS)
 
 
 def _unit(tail: str) -> tuple[str, bool, int]:
