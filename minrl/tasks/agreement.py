@@ -69,7 +69,7 @@ def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
         given = re.sub(r"\\?%|\\text\{ *percent *\}|percent", "", given)
     golds = dict.fromkeys((_without_thousands(meant), meant, re.sub(r"^(-?[0-9]+),([0-9]+)$", r"\1.\2", meant)))
     return any(_agree(one, _without_thousands(given)) for one in golds) or (
-        is_prose(answer) and not is_prose(gold) and same_value(_expression(meant), _found(answer), math_verify()[1])
+        is_prose(answer) and not is_prose(gold) and _same_value(_expression(meant), _found(answer))
     )
 
 
@@ -116,7 +116,7 @@ def _agree(gold: str, answer: str) -> bool:
     if one.kind == "one" and other.kind == "bare" and len(set(other.parts)) == len(other.parts):
         return all(_agree(gold, part) for part in other.parts)  # the same value in several forms
     if {one.kind, other.kind} in ({"one", "matrix"}, {"one", "vector"}):
-        return same_value(_expression(gold), _expression(answer), math_verify()[1])
+        return _same_value(_expression(gold), _expression(answer))
     if one.kind != "bare" and "=" in gold and len(split(gold, "=")) > 1:
         return _same_relation(gold, answer)
     if other.kind != "bare" and len(split(answer, "=")) > 1:
@@ -189,7 +189,7 @@ def _same_relation(gold: str, answer: str) -> bool:
     if len(gold_sides) > 1 and len(answer_sides) > 1:
         if gold_name and answer_name and gold_name == answer_name:
             return _agree(gold_sides[-1], answer_sides[-1])
-        return same_value(_expression("=".join(gold_sides)), _expression("=".join(answer_sides)), math_verify()[1])
+        return _same_value(_expression("=".join(gold_sides)), _expression("=".join(answer_sides)))
     if len(gold_sides) > 1 and not gold_name:
         return False
     return _agree(gold_sides[-1], answer_sides[-1])
@@ -245,6 +245,16 @@ def _words(text: str) -> str:
     return (bare if len(bare) == 1 else bare.casefold()) if bare.isalpha() else ""
 
 
+def _same_value(gold: Value, answer: Value) -> bool:
+    """Whether two values are equal. Those that sympy cannot compute with are not."""
+    try:
+        return same_value(gold, answer, math_verify()[1])
+    except (MemoryError, RecursionError):
+        raise  # for whoever bounds the comparison
+    except Exception:  # sympy raises of every kind on what a model wrote
+        return False
+
+
 def _same(gold: str, answer: str, gold_tens: int, answer_tens: int) -> bool:
     one, other = number(gold, gold_tens), number(answer, answer_tens)
     if one is not None and other is not None:
@@ -253,7 +263,7 @@ def _same(gold: str, answer: str, gold_tens: int, answer_tens: int) -> bool:
         return True
     mine = one if one is not None else _expression(gold, gold_tens)
     yours = other if other is not None else _expression(answer, answer_tens)
-    return mine is not None and yours is not None and same_value(mine, yours, math_verify()[1])
+    return mine is not None and yours is not None and _same_value(mine, yours)
 
 
 @functools.lru_cache(maxsize=256)
