@@ -22,7 +22,7 @@ from typing import Any
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.exact import Value, number, same_number, same_value
 from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of
-from minrl.tasks.notation import is_prose, normal, quantity, split
+from minrl.tasks.notation import closing, is_prose, normal, quantity, split
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")
@@ -59,7 +59,7 @@ def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
         return False
     if same_text(gold, answer):
         return True
-    meant, given = normal(_undelimited(gold)), normal(_undelimited(answer))
+    meant, given = (_unbraced(normal(_undelimited(text))) for text in (gold, answer))
     if "%" not in meant and re.search(r"%|\bpercent", problem):
         given = re.sub(r"\\?%|\\text\{ *percent *\}|percent", "", given)
     golds = dict.fromkeys((_without_thousands(meant), meant, re.sub(r"^(-?[0-9]+),([0-9]+)$", r"\1.\2", meant)))
@@ -88,6 +88,13 @@ def _undelimited(text: str) -> str:
         return re.sub(r"(?<!\\)\$|\\[()\[\]]", "", text)
     joined = ", ".join(next(filter(None, one.groups())).strip() for one in found[first:])
     return rf"{joined}\text{{{after}}}" if not before.strip() and re.fullmatch(r"[A-Za-z ./]+", after) else joined
+
+
+def _unbraced(text: str) -> str:
+    """The text without braces around all of it."""
+    while text.startswith("{") and closing(text, 0) == len(text) - 1:
+        text = text[1:-1].strip()
+    return text
 
 
 def _without_thousands(text: str) -> str:
