@@ -20,6 +20,7 @@ from answer_equal import EQUAL
 from answer_golds import GOLDS
 from answer_kinds import pairs
 from answer_unequal import UNEQUAL
+from harness import doing
 
 from minrl.tasks.agreement import answers_agree
 from minrl.tasks.bounded import bounded
@@ -36,6 +37,7 @@ def main() -> None:
     golds = references(options.data_path) if options.data_path else GOLDS
     print(f"{len(golds)} references, {len(EQUAL)} kinds equal, {len(UNEQUAL)} kinds unequal")
     for verdict, kinds in ((True, EQUAL), (False, UNEQUAL)):
+        doing(f"comparing references with what is {'equal' if verdict else 'unequal'} to them")
         started = time.perf_counter()
         chosen = {name: kind for name, kind in kinds.items() if not options.kinds or name in options.kinds}
         made, paid, other = Counter(), Counter(), {}

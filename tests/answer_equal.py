@@ -144,8 +144,8 @@ def _(gold: str) -> str | None:
 
 @kind(EQUAL, "decimal of eight digits")
 def _(gold: str) -> str | None:
-    number = value(gold)
-    return f"{float(number):.7e}".replace("e-0", "e-") if number and FRACTION.fullmatch(gold) else None
+    number = value(gold) if FRACTION.fullmatch(gold) else None
+    return f"{float(number):.{8 - len(str(int(abs(number))))}f}" if number and abs(number) > 1 / 10 else None
 
 
 @kind(EQUAL, "repeating decimal")

@@ -126,6 +126,7 @@ def test_a_percent_counts_as_asked_for():
     assert answers_agree("20", r"20\%", "What percent of 50 is 10?")
     assert answers_agree("20", "20 percent", r"By how many \% does it rise?")
     assert not answers_agree("20", r"20\%", "What is the sum of 10 and 10?")
+    assert not answers_agree("2000", r"2000\%", r"If 2\% of it are 40 calories, how many calories are all?")
 
 
 @pytest.mark.parametrize(

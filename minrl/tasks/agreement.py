@@ -21,8 +21,13 @@ from typing import Any
 
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.exact import Value, number, same_number, same_value
+<<<<<<< HEAD
 from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of, unbraced
 from minrl.tasks.notation import is_prose, normal, quantity, split
+=======
+from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of
+from minrl.tasks.notation import is_prose, normal, quantity, split
+>>>>>>> mathtrick
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")
@@ -32,6 +37,8 @@ _SEGMENT = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$]+?)(?<!\\)\$|(?<!\\)\\\((.+?)\\\)|(?<!\\)\\\[(.+?)\\\]", re.DOTALL
 )
 _BETWEEN = re.compile(r"\s*,?\s*(?:and|or)?\s*")
+_IN_PERCENT = re.compile(r"percentage|\b(?:what|which|many|a|in|the) +(?:percent|\$?\\?%)", re.IGNORECASE)
+"""What a problem says that asks for a percent. `A discount of 20 percent` does not."""
 _THOUSANDS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9,])|^([1-9][0-9]{0,2}(?: [0-9]{3})+)$")
 _PRODUCT = re.compile(
     r"(?<![\^_0-9.A-Za-z])[0-9]+(?:\.[0-9]+)?(?= *(?:[({\[]|\\\{|\\binom))|\)(?= *(?:[({]|\\frac|\\binom))|"
@@ -64,8 +71,8 @@ def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
         return False
     if same_text(gold, answer):
         return True
-    meant, given = normal(_undelimited(gold)), normal(_undelimited(answer))
-    if "%" not in meant and re.search(r"%|\bpercent", problem):
+    meant, given = (unbraced(normal(_undelimited(text))) for text in (gold, answer))
+    if "%" not in meant and _IN_PERCENT.search(problem):
         given = re.sub(r"\\?%|\\text\{ *percent *\}|percent", "", given)
     golds = dict.fromkeys((_without_thousands(meant), meant, re.sub(r"^(-?[0-9]+),([0-9]+)$", r"\1.\2", meant)))
     return any(_agree(one, _without_thousands(given)) for one in golds) or (

@@ -31,6 +31,7 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
     return found
 
 
+_GAP = re.compile(r"\\q?quad(?![a-z])|\\[,; ]")
 _TOGETHER = re.compile(
     r"[\s$.]*(?:\\[\])])?\s*(?:[A-Za-z]+ ){0,2}[A-Za-z]*\s*(?:,|;|,? *\\?(?:text\{ *)?(?:and|or)\b *\}?)[\s$]*"
     r"(?:(?!(?:no|not|wait|so|then|thus|hence|therefore|finally|but|rather|actually)\b)[A-Za-z]+ +){0,4}"
@@ -48,6 +49,6 @@ def boxes_together(text: str) -> list[str]:
     """
     boxes = _boxes(text)
     first = max(len(boxes) - 1, 0)
-    while first and _TOGETHER.fullmatch(text, boxes[first - 1][2] + 1, boxes[first][0]):
+    while first and _TOGETHER.fullmatch(_GAP.sub(" ", text[boxes[first - 1][2] + 1 : boxes[first][0]])):
         first -= 1
     return list(dict.fromkeys(text[start:end].strip() for _, start, end in boxes[first:]))

@@ -56,7 +56,7 @@ class MathOptions:
     """Weight of the answer being right."""
     format_weight: float = 0.1
     """Weight of the form that the prompt asks for."""
-    timeout_s: float = 5.0
+    timeout_s: float = 2.0
     """Seconds of processor time to compare an answer with the reference; then it is wrong."""
     answer_lists: Literal["any", "all", "refuse"] = "any"
     """A list as `answer` of a row. any: each of the list is right. all: the list together is. refuse: an error."""
@@ -100,17 +100,30 @@ def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -
 
 
 def is_right(answer: str, example: Example, timeout_s: float) -> bool:
-    """Whether the answer agrees with the example's and is worked out."""
-    gold = gold_answer(example.fields)
+    """Whether the answer agrees with the example's and is worked out. Raises `OutOfTime`."""
+    gold, problem = gold_answer(example.fields), str(example.fields.get("problem") or "")
     if same_text(gold, answer):
         return True
-    problem = str(example.fields.get("problem") or "")
     if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)):
         return False
     require_math_verify()
     math_verify()  # imported before the clock runs
-    with bounded(timeout_s):
-        right = not (problem and is_longer_than_numbers(answer, gold)) and answers_agree(gold, answer, problem)
+    verdict = judged(answer, gold, problem, timeout_s)
+    if verdict is None:
+        raise OutOfTime
+    return verdict
+
+
+@functools.lru_cache(maxsize=4096)
+def judged(answer: str, gold: str, problem: str, timeout_s: float) -> bool | None:
+    """Whether the answer is right, None if that takes too long: a group of completions often has the same answer."""
+    try:
+        with bounded(timeout_s):
+            if problem and is_longer_than_numbers(answer, gold):
+                return False
+            right = answers_agree(gold, answer, problem)
+    except OutOfTime:
+        return None
     return right and (not problem or is_worked_out(answer, gold, functools.partial(stated, problem, gold, timeout_s)))
 
 
