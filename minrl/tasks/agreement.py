@@ -21,13 +21,8 @@ from typing import Any
 
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.exact import Value, number, same_number, same_value
-<<<<<<< HEAD
 from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of, unbraced
 from minrl.tasks.notation import is_prose, normal, quantity, split
-=======
-from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of
-from minrl.tasks.notation import is_prose, normal, quantity, split
->>>>>>> mathtrick
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")
