@@ -71,7 +71,7 @@ def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
         given = re.sub(r"\\?%|\\text\{ *percent *\}|percent", "", given)
     golds = dict.fromkeys((_without_thousands(meant), meant, re.sub(r"^(-?[0-9]+),([0-9]+)$", r"\1.\2", meant)))
     return any(_agree(one, _without_thousands(given)) for one in golds) or (
-        is_prose(answer) and not is_prose(gold) and _same_value(_expression(meant), _found(answer))
+        is_prose(answer) and not is_prose(meant) and _same_value(_expression(meant), _found(answer))
     )
 
 
