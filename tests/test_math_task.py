@@ -205,7 +205,7 @@ SLOW = {
     "nested fractions": r"\frac{1}{" * 90 + "1" + "}" * 90,
     "nested roots": r"\sqrt{" * 120 + "2" + "}" * 120,
     "nested braces": "{" * 450 + "4" + "}" * 450,
-    "brackets": "(" * 450 + "3" + ")" * 450,
+    "brackets": "(" * 450 + "4" + ")" * 450,
     "signs": "-" * 900 + "3",
     "digits": "9" * 900,
     "exponent": "1e999999999",

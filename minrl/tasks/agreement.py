@@ -40,7 +40,7 @@ _PRODUCT = re.compile(
     r"\\(?:frac|binom) *\{[^{}]*\} *\{[^{}]*\}(?= *[({])"
 )
 """Factors side by side, which math-verify would read as a mixed number: 2(4) as 6."""
-_TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9]) *(?:\\text\{)? *(?:([ap])\.? *m\.?)? *\}?", re.IGNORECASE)
+_TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))? *(?:\\text\{)? *(?:([ap])\.? *m\.?)? *\}?", re.IGNORECASE)
 
 
 def same_text(gold: str, answer: str) -> bool:
@@ -69,7 +69,7 @@ def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
     meant, given = (unbraced(normal(_undelimited(text))) for text in (gold, answer))
     if "%" not in meant and _IN_PERCENT.search(problem):
         given = re.sub(r"\\?%|\\text\{ *percent *\}|percent", "", given)
-    golds = dict.fromkeys((_without_thousands(meant), meant, re.sub(r"^(-?[0-9]+),([0-9]+)$", r"\1.\2", meant)))
+    golds = dict.fromkeys((_without_thousands(meant), meant, re.sub(r"^(-?0),([0-9]{3,})$", r"\1.\2", meant)))
     return any(_agree(one, _without_thousands(given)) for one in golds) or (
         is_prose(answer) and not is_prose(meant) and _same_value(_expression(meant), _found(answer))
     )
@@ -212,12 +212,12 @@ def _name(sides: list[str]) -> str:
 
 def _same_single(gold: str, answer: str) -> bool:
     times = [_TIME.fullmatch(text) for text in (gold, answer)]
-    if times[0] and times[1] and (times[0][3] or times[1][3]):
+    if times[0] and times[1] and any(time[3] for time in times) and all(time[2] or time[3] for time in times):
         return _same_time(times[0], times[1])
     words = [_words(text) for text in (gold, answer)]
     if words[0] and words[1]:
-        if words[0] == words[1]:
-            return True
+        if words[0] == words[1] or len(words[0]) == len(words[1]) == 1:
+            return words[0] == words[1]
         if r"\text" in gold and r"\text" in answer:
             return False
     one = quantity(gold)
@@ -234,7 +234,7 @@ def _same_single(gold: str, answer: str) -> bool:
 
 def _same_time(gold: re.Match[str], answer: re.Match[str]) -> bool:
     halves = [match[3].lower() if match[3] else "" for match in (gold, answer)]
-    clocks = [(int(match[1]) % 12, match[2]) for match in (gold, answer)]
+    clocks = [(int(match[1]) % 12, match[2] or "00") for match in (gold, answer)]
     afternoons = [
         half or ("p" if int(match[1]) > 12 else "") for half, match in zip(halves, (gold, answer), strict=True)
     ]

@@ -11,8 +11,8 @@ from minrl.tasks.notation import closing, split
 
 COMPARED = ("<", ">", r"\le", r"\ge")
 NAME = re.compile(
-    r"(?:[A-Za-z]|\\[a-zA-Z]+|\\text\{[^{}]*\})(?:_ *(?:\{[^{}]*\}|[0-9a-zA-Z]))?'*(?: *\( *[^()]* *\))?|"
-    r"\( *[a-zA-Z](?: *, *[a-zA-Z])+ *\)|\|?[A-Z]{2,3}\|?|[A-Za-z] */ *[A-Za-z]"
+    r"(?:[A-Za-z]|\\[a-zA-Z]+|\\text\{[^{}]*\})(?:_ *(?:\{[^{}]*\}|[0-9a-zA-Z]))?'*(?:\^\{-1\})?(?: *\( *[^()]* *\))?|"
+    r"\( *[a-zA-Z](?: *, *[a-zA-Z])+ *\)|\|?[A-Z]{2,3}\|?|\\[a-z]+ *[A-Z]{1,3}|[A-Za-z] */ *[A-Za-z]"
 )
 _MATRIX = re.compile(
     r"[(\[]? *\\begin\{([bp]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\begin).)*)\\end\{\1\} *[)\]]?", re.DOTALL
@@ -84,6 +84,10 @@ def ranges_of(text: str) -> tuple[str, list[Range] | None]:
         if not equals or not has_sign(rest, r"\cup", r"\infty"):
             name, rest = "", text
     names, ranges = {name.strip()} - {""}, []
+    other, unequal, point = text.partition(r"\ne ")
+    if unequal and NAME.fullmatch(other.strip()):
+        point = point.strip()
+        return other.strip(), [Range((False, False), ends) for ends in ((r"-\infty", point), (point, r"\infty"))]
     for part in (piece for whole in split(rest, ",", ";") for piece in split(whole, r"\cup")):
         found_name, found = _range(part)
         if found is None:

@@ -16,6 +16,7 @@ _SIGNS = {
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ",
     "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "°": r"^\circ ", "±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ",
     "⟨": r"\langle ", "⟩": r"\rangle ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "€": r"\text{euro}",
+    "¢": r"\text{cent}",
     "£": r"\text{pound}", "…": r"\ldots ", "≈": r"\approx ",
 }  # fmt: skip
 _UNICODE = re.compile("|".join(map(re.escape, _SIGNS)))
@@ -44,7 +45,10 @@ _REWRITES = [
         (r"\\varnothing(?![a-z])|\\\{ *\\\}", r"\\emptyset "),
         (r"\\mathbb *\{? *R *\}?|\\R(?![a-z])", r"(-\\infty,\\infty)"),
         (r"\^ *\{? *(?:\\circ|\\degree) *\}?|\\degree(?![a-z])", r"^\\circ "),
+        (r"^\*\*(.*)\*\*$", r"\1"),
         (r"\*\*", "^"),
+        (r"\{ *([^{}]*?) *\\choose *([^{}]*?) *\}", r"\\binom{\1}{\2}"),
+        (r"(?:\\text\{ *)?all real numbers *\}?", r"(-\\infty,\\infty)"),
         (r"\*", r"\\cdot "),
         (r"\^ *(-? *[0-9]{2,}|- *[0-9a-zA-Z])", r"^{\1}"),
         (r"\\sqrt *([0-9]{2,})", r"\\sqrt{\1}"),
@@ -81,7 +85,8 @@ def normal(text: str) -> str:
         text = pattern.sub(replacement, text)
     for command in (r"\sqrt", "^"):
         text = _braced(text, command)
-    return text.strip().rstrip(".").strip()
+    built = re.fullmatch(r"\\\{ *[a-z](?: *\\in *[^|:]*?)? *(?:\\mid|\||:)(.*)\\\}", text)
+    return (built[1] if built else text).strip().strip("*").rstrip(".,;").strip()
 
 
 def _letter_or_text(text: str, found: re.Match[str]) -> str:
@@ -152,7 +157,7 @@ _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 _PERCENT = re.compile(r"^(.*?[0-9}) ]) *(?:\\?%|\\text\{ *\\?(?:%|percent|per cent|pct) *\}|percent|per cent|pct)$")
 _CURRENCY = re.compile(r"^([-+]?) *(?:\\\$|\$|\\text\{(euro|pound|rupee)\}) *([-+]?.*)$")
 _BASE = re.compile(
-    r"^([-+]?[0-9A-Za-z.]*[0-9][0-9A-Za-z.]*) *(?:_ *\{?(?:\\text\{)? *([a-z]+|[0-9]+) *\}*|"
+    r"^\(?([-+]?[0-9A-Za-z.]*[0-9][0-9A-Za-z.]*)\)? *(?:_ *\{?(?:\\text\{)? *([a-z]+|[0-9]+) *\}*|"
     r"[(,]? *(?:\\text\{)?[( ]*(?:in )?base[ -]*\}? *([a-z]+|[0-9]+)[) }]*)$"
 )
 _NUMERALS = {
@@ -207,7 +212,8 @@ def _with_unit(text: str, letters: bool) -> Quantity:
         value, tail, wrapped, gap = found[1].strip(), found[3], False, bool(found[2])
     else:
         return Quantity(text)
-    if not value or closing("{" + value + "}", 0) != len(value) + 1:
+    rest = re.sub(r"\\text\{[^{}]*\}(?: *\^ *\{? *-?[0-9] *\}?)?", "", tail) if wrapped else ""
+    if not value or rest.strip(" ./") or closing("{" + value + "}", 0) != len(value) + 1:
         return Quantity(text)
     unit, known, tens = _unit(tail.replace(r"\text{", " ").replace("}", " } ") if wrapped else tail)
     numeric = not _NUMERIC.sub("", value)
