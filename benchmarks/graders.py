@@ -3,8 +3,8 @@
     python benchmarks/graders.py
     python benchmarks/graders.py --data-path math500.json --show 5 --kinds "a slash" "one more"
 
-The kinds and the references are those of tests/answer_kinds.py and tests/answer_golds.py; `--data-path` takes the
-references of a file (a JSON list or JSONL with `answer`) instead. Each pair is compared as the reward compares it,
+The kinds and the references are those of tests/answer_equal.py, answer_unequal.py and answer_golds.py; `--data-path`
+takes the references of a file (a JSON list or JSONL with `answer`) instead. Each pair is compared as the reward does,
 without a problem's text. At least 99.9 % of the equal ones are to be paid, and at most 0.05 % of the unequal ones.
 """
 
@@ -16,8 +16,10 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from answer_equal import EQUAL
 from answer_golds import GOLDS
-from answer_kinds import EQUAL, UNEQUAL, pairs
+from answer_kinds import pairs
+from answer_unequal import UNEQUAL
 
 from minrl.tasks.agreement import answers_agree
 from minrl.tasks.bounded import bounded

@@ -21,8 +21,8 @@ from typing import Any
 
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.exact import Value, number, same_number, same_value
-from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of
-from minrl.tasks.notation import closing, is_prose, normal, quantity, split
+from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of, unbraced
+from minrl.tasks.notation import is_prose, normal, quantity, split
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")
@@ -33,6 +33,11 @@ _SEGMENT = re.compile(
 )
 _BETWEEN = re.compile(r"\s*,?\s*(?:and|or)?\s*")
 _THOUSANDS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9,])|^([1-9][0-9]{0,2}(?: [0-9]{3})+)$")
+_PRODUCT = re.compile(
+    r"(?<![\^_0-9.A-Za-z])[0-9]+(?:\.[0-9]+)?(?= *(?:[({\[]|\\\{|\\binom))|\)(?= *(?:[({]|\\frac|\\binom))|"
+    r"\\(?:frac|binom) *\{[^{}]*\} *\{[^{}]*\}(?= *[({])"
+)
+"""Factors side by side, which math-verify would read as a mixed number: 2(4) as 6."""
 _TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9]) *(?:\\text\{)? *(?:([ap])\.? *m\.?)? *\}?", re.IGNORECASE)
 
 
@@ -59,12 +64,12 @@ def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
         return False
     if same_text(gold, answer):
         return True
-    meant, given = (_unbraced(normal(_undelimited(text))) for text in (gold, answer))
+    meant, given = (unbraced(normal(_undelimited(text))) for text in (gold, answer))
     if "%" not in meant and re.search(r"%|\bpercent", problem):
         given = re.sub(r"\\?%|\\text\{ *percent *\}|percent", "", given)
     golds = dict.fromkeys((_without_thousands(meant), meant, re.sub(r"^(-?[0-9]+),([0-9]+)$", r"\1.\2", meant)))
     return any(_agree(one, _without_thousands(given)) for one in golds) or (
-        is_prose(answer) and not is_prose(gold) and same_value(_expression(meant), _found(answer), math_verify()[1])
+        is_prose(answer) and not is_prose(gold) and _same_value(_expression(meant), _found(answer))
     )
 
 
@@ -90,13 +95,6 @@ def _undelimited(text: str) -> str:
     return rf"{joined}\text{{{after}}}" if not before.strip() and re.fullmatch(r"[A-Za-z ./]+", after) else joined
 
 
-def _unbraced(text: str) -> str:
-    """The text without braces around all of it."""
-    while text.startswith("{") and closing(text, 0) == len(text) - 1:
-        text = text[1:-1].strip()
-    return text
-
-
 def _without_thousands(text: str) -> str:
     """The text without the marks of thousands that stand in no bracket."""
     pieces, start = [], 0
@@ -109,6 +107,7 @@ def _without_thousands(text: str) -> str:
 
 def _agree(gold: str, answer: str) -> bool:
     """Whether two normal texts agree: relations first, then what is put together, then values."""
+    gold, answer = unbraced(gold), unbraced(answer)
     if any(has_sign(text, *COMPARED, r"\cup", r"\infty", r"\ne", r"\in") for text in (gold, answer)):
         return _same_ranges(gold, answer)
     one, other = form_of(gold), form_of(answer)
@@ -117,7 +116,7 @@ def _agree(gold: str, answer: str) -> bool:
     if one.kind == "one" and other.kind == "bare" and len(set(other.parts)) == len(other.parts):
         return all(_agree(gold, part) for part in other.parts)  # the same value in several forms
     if {one.kind, other.kind} in ({"one", "matrix"}, {"one", "vector"}):
-        return same_value(_expression(gold), _expression(answer), math_verify()[1])
+        return _same_value(_expression(gold), _expression(answer))
     if one.kind != "bare" and "=" in gold and len(split(gold, "=")) > 1:
         return _same_relation(gold, answer)
     if other.kind != "bare" and len(split(answer, "=")) > 1:
@@ -190,7 +189,7 @@ def _same_relation(gold: str, answer: str) -> bool:
     if len(gold_sides) > 1 and len(answer_sides) > 1:
         if gold_name and answer_name and gold_name == answer_name:
             return _agree(gold_sides[-1], answer_sides[-1])
-        return same_value(_expression("=".join(gold_sides)), _expression("=".join(answer_sides)), math_verify()[1])
+        return _same_value(_expression("=".join(gold_sides)), _expression("=".join(answer_sides)))
     if len(gold_sides) > 1 and not gold_name:
         return False
     return _agree(gold_sides[-1], answer_sides[-1])
@@ -246,6 +245,16 @@ def _words(text: str) -> str:
     return (bare if len(bare) == 1 else bare.casefold()) if bare.isalpha() else ""
 
 
+def _same_value(gold: Value, answer: Value) -> bool:
+    """Whether two values are equal. Those that sympy cannot compute with are not."""
+    try:
+        return same_value(gold, answer, math_verify()[1])
+    except (MemoryError, RecursionError):
+        raise  # for whoever bounds the comparison
+    except Exception:  # sympy raises of every kind on what a model wrote
+        return False
+
+
 def _same(gold: str, answer: str, gold_tens: int, answer_tens: int) -> bool:
     one, other = number(gold, gold_tens), number(answer, answer_tens)
     if one is not None and other is not None:
@@ -254,7 +263,7 @@ def _same(gold: str, answer: str, gold_tens: int, answer_tens: int) -> bool:
         return True
     mine = one if one is not None else _expression(gold, gold_tens)
     yours = other if other is not None else _expression(answer, answer_tens)
-    return mine is not None and yours is not None and same_value(mine, yours, math_verify()[1])
+    return mine is not None and yours is not None and _same_value(mine, yours)
 
 
 @functools.lru_cache(maxsize=256)
@@ -262,6 +271,7 @@ def _expression(text: str, tens: int = 0) -> Value:
     """What math-verify reads in LaTeX without units; None if it is nothing."""
     if re.search("[0-9] +[0-9]", text):
         return None
+    text = _PRODUCT.sub(r"\g<0> \\cdot ", text)
     text = re.sub(r"([0-9.]+) *\^\\circ", r"{\\frac{\1\\pi}{180}}", text)
     return _found(rf"$({text}) \cdot 10^{{{tens}}}$" if tens else f"${text}$")
 

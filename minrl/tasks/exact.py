@@ -88,9 +88,9 @@ def _ratio(text: str) -> Number | None:
         return None
     part = over.value / under.value
     if match["whole"]:
-        if over.value < 0 or under.value < 0 or part.denominator == 1:
+        if over.value < 0 or under.value < 0:
             return None
-        part += int(match["whole"])
+        part = part + int(match["whole"]) if part < 1 else part * int(match["whole"])
     return Number(-part if match["sign"] == "-" else part)
 
 
@@ -148,6 +148,7 @@ def _done(value: Value) -> Value:
 
     value = value.replace(lambda part: isinstance(part, sympy.Float), lambda part: sympy.Rational(str(part)))
     value = value.doit()
+    value = value.xreplace({symbol: sympy.I for symbol in value.free_symbols if symbol.name == "i"})
     unknown = value.atoms(AppliedUndef)
     return value.xreplace({part: sympy.Symbol(str(part), real=True) for part in unknown}) if unknown else value
 

@@ -29,6 +29,13 @@ class Form(NamedTuple):
     brackets: str = ""
 
 
+def unbraced(text: str) -> str:
+    """The text without braces around the whole of it."""
+    while text.startswith("{") and text.endswith("}") and closing(text, 0) == len(text) - 1:
+        text = text[1:-1].strip()
+    return text
+
+
 def form_of(text: str) -> Form:
     """How a normal text is put together."""
     if found := _MATRIX.fullmatch(text):
@@ -46,8 +53,6 @@ def form_of(text: str) -> Form:
     parts = [sign for part in split(text, ",", ";") if part for sign in _signs(part)]
     if len(parts) > 1:
         return Form("bare", parts)
-    if text.startswith("{") and text.endswith("}") and closing(text, 0) == len(text) - 1:
-        return form_of(text[1:-1].strip())
     return Form("one", [text])
 
 

@@ -73,7 +73,7 @@ def normal(text: str) -> str:
         lambda found: r" \frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", found[0]).split("⁄")), text
     )
     text = _UNICODE.sub(lambda found: _SIGNS[found[0]], unicodedata.normalize("NFKC", text))
-    text = _TEXT.sub(lambda found: found[1] if len(found[1].strip()) == 1 else rf"\text{{{found[1]}}}", text)
+    text = _TEXT.sub(lambda found: _letter_or_text(text, found), text)
     text = _outside_text(text, _BARE_FUNCTION, r"\\\1 ")
     if r"\begin" not in text:
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)
@@ -82,6 +82,12 @@ def normal(text: str) -> str:
     for command in (r"\sqrt", "^"):
         text = _braced(text, command)
     return text.strip().rstrip(".").strip()
+
+
+def _letter_or_text(text: str, found: re.Match[str]) -> str:
+    """One letter in a text command is that letter, unless it is a unit: behind a value."""
+    is_unit = found[1].strip() in "mgshlL" and re.search(r"[0-9}] *(?:\\[,; ])? *$", text[: found.start()])
+    return found[1] if len(found[1].strip()) == 1 and not is_unit else rf"\text{{{found[1]}}}"
 
 
 def _outside_text(text: str, pattern: re.Pattern[str], replacement: str) -> str:
