@@ -211,9 +211,9 @@ def _name(sides: list[str]) -> str:
 
 
 def _same_single(gold: str, answer: str) -> bool:
-    times = [_TIME.fullmatch(text) for text in (gold, answer)]
-    if times[0] and times[1] and any(time[3] for time in times) and all(time[2] or time[3] for time in times):
-        return _same_time(times[0], times[1])
+    time, given = _TIME.fullmatch(gold), _TIME.fullmatch(answer)
+    if time and given and (time[3] or given[3]) and (time[2] or time[3]) and (given[2] or given[3]):
+        return _same_time(time, given)
     words = [_words(text) for text in (gold, answer)]
     if words[0] and words[1]:
         if words[0] == words[1] or len(words[0]) == len(words[1]) == 1:
