@@ -1,11 +1,22 @@
 """Cases as the programs read them: rows of a data file, examples, lines of completions."""
 
+import functools
 import importlib
 import json
+import os
+import random
+import threading
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minrl.config import task_key
+from minrl.sandbox import calls
+from minrl.sandbox.process import bytes_held
+from minrl.tasks import Task, find_definition, load_task
+from minrl.types import Example, Job, Reward, Turn
 from tests.hostile.cases import Case
 
 HERE = Path(__file__).parent
@@ -44,3 +55,80 @@ def write_rows(path: Path, cases: Iterable[Case], copies: int) -> dict[str, Any]
                 names["task_id"] = 10_000 + number
             file.write(json.dumps({**row, **names, column: f"{key}\n\nProblem {number}."}) + "\n")
     return options
+
+
+@functools.cache
+def task_of(name: str, options: str = "{}") -> Task:
+    """The task, with options as JSON."""
+    return load_task(name, {task_key(name): find_definition(name).options(**json.loads(options))})
+
+
+def example_of(case: Case) -> Example:
+    """The example of the case's row. A row of Rust is read into packages and tests first."""
+    if case.task != "rust" or "package" in case.row:
+        return Example(str(case.row.get("id", case.row.get("task_id", ""))), "", case.row)
+    from minrl.tasks.rust import _example
+    from minrl.tasks.rust.rows import problems
+
+    return _example(problems([case.row], allow_unsafe=case.options.get("unsafe_rows") == "allowed")[0])
+
+
+def line_of(case: Case) -> str:
+    """The case as a line of evaluate.py's --completions."""
+    fields = {name: value for name, value in example_of(case).fields.items() if name not in ("completion", "reward")}
+    return json.dumps({**fields, "completion": case.completion})
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a case earned, the seconds that this took, and the most memory of the programs that ran."""
+
+    reward: float
+    seconds: float
+    memory_mib: float
+
+
+def play(case: Case, level: str = "") -> Played:
+    """The reward of a case, at a level of the sandbox: of a whole episode where the task has several turns, in which
+    every turn of the first role says the completion and every other one says 0.
+    """
+    if level:
+        calls.level = lambda: level
+    task, example = task_of(case.task, json.dumps(dict(case.options))), example_of(case)
+    most, ended = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            most[0] = max(most[0], bytes_held(os.getpid()) / 2**20)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    started = time.monotonic()
+    try:
+        reward = (
+            _episode(task, case.completion, example)
+            if task.reward is None
+            else _done(task.paid(case.completion, example))
+        )
+    finally:
+        ended.set()
+    return Played(reward.value, time.monotonic() - started, most[0])
+
+
+def _done(job: Job) -> Any:
+    return job.function(*job.arguments)
+
+
+def _episode(task: Task, completion: str, example: Example) -> Reward:
+    episode, sent, first = task.play(example, random.Random(0)), None, ""
+    while True:
+        try:
+            step = episode.send(sent)
+        except StopIteration as ended:
+            reward = ended.value[first]
+            return reward if isinstance(reward, Reward) else Reward(reward)
+        if isinstance(step, Turn):
+            first = first or step.role
+            sent = completion if step.role == first else "0"
+        else:
+            sent = _done(step)

@@ -54,7 +54,7 @@ PYTHON = {
     "memory": "held = []\nwhile True:\n    held.append(bytearray(1 << 24))",
     "memory of a map": "import mmap\nheld = []\nwhile True:\n    one = mmap.mmap(-1, 1 << 24)\n"
     "    one.write(b'x' * (1 << 24))\n    held.append(one)",
-    "files everywhere": "import os\nfor folder in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '.', '/home', '/root'):\n"
+    "files everywhere": "import os\nfor folder in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '.', '/root', 'OUTSIDE'):\n"
     "    for n in range(20):\n        try:\n            open(f'{folder}/CANARY-{n}', 'w').write('x' * 1000)\n"
     "        except OSError:\n            pass\n" + ANSWER + "return 0",
     "a deep folder": "import os\nfor _ in range(500):\n    try:\n        os.mkdir('d')\n        os.chdir('d')\n"
@@ -140,7 +140,9 @@ HONEST_PYTHON = {
     "found.append(min(a, b)))\n    t.start()\n    t.join()\n    return found[0]",
 }
 
-LIMITS = {"timeout_s": 2.0, "memory_mib": 256}
+LIMITS = {"timeout_s": 1.0, "memory_mib": 256}
+PATIENT = {"timeout_s": 60.0, "memory_mib": 256}
+"""For right answers on a busy machine."""
 
 
 def _code() -> list[Case]:
@@ -149,10 +151,10 @@ def _code() -> list[Case]:
         for name, text in PYTHON.items()
     ]
     honest = [
-        Case("honest", name, "code", SMALLEST, fenced(text), least=1.0, options=LIMITS)
+        Case("honest", name, "code", SMALLEST, fenced(text), least=1.0, options=PATIENT)
         for name, text in HONEST_PYTHON.items()
     ]
-    honest += [Case("honest", "words", "code", WORDS, fenced(WORDS["code"]), least=1.0, options=LIMITS)]
+    honest += [Case("honest", "words", "code", WORDS, fenced(WORDS["code"]), least=1.0, options=PATIENT)]
     other = "def count(text):\n    return {}"
     return [*attacks, *honest, Case("seed", "empty", "code", WORDS, fenced(other), most=NOTHING, options=LIMITS)]
 
@@ -211,7 +213,7 @@ def _rust() -> list[Case]:
     least = 0.8
     return [
         *attacks,
-        Case("honest", "solution", "rust", EVENS, fenced(EVENS_SOLVED, "rust"), least=least, options=RUST_LIMITS),
+        Case("honest", "solution", "rust", EVENS, fenced(EVENS_SOLVED, "rust"), least=least),
     ]
 
 

@@ -1,0 +1,318 @@
+"""Score variants of hostile completions by the real tasks, workers and sandbox, beside honest ones, and report.
+
+    python benchmarks/hostile.py --seconds 600
+    python benchmarks/hostile.py --seconds 600 --task code --level limits --seed 1
+    python benchmarks/hostile.py --replay runs/hostile/break-0001.json
+
+The seeds are the cases of tests/hostile. An attack holds no right solution, so that every reward above its `most` is a
+break; so is a completion that cannot be scored, one that takes longer than the deadline, an honest neighbour that is
+not paid, and whatever is found outside of the sandbox: a connection to a listener, a changed file, what the sandbox's
+users left. A break is tried again, twice, and written to a file.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from harness import ROOT, doing
+
+from minrl.rewards.workers import Failure, Workers
+from minrl.sandbox import calls
+from minrl.sandbox.files import LIBC
+from minrl.sandbox.process import PR_SET_CHILD_SUBREAPER, descendants
+from minrl.types import Job
+from tests.hostile.cases import Case
+from tests.hostile.census import is_worker, left_over
+from tests.hostile.playing import Played, all_cases, play
+from tests.hostile.variants import variant
+
+DEADLINE_S = 60.0
+CHUNK = 48
+HONEST_SHARE = 0.15
+WEIGHTS = {"rust": 0.02, "code": 0.45, "code_game": 0.08, "tictactoe": 0.02}
+"""Shares of the variants by task; the rest is divided among the other tasks."""
+
+HASTE: Mapping[str, Mapping[str, float]] = {
+    "code": {"timeout_s": 0.7},
+    "code_game": {"time_limit_s": 1.0},
+    "rust": {"build_seconds": 15.0, "test_seconds": 2.0},
+    "math": {"timeout_s": 2.0},
+}
+"""Options of attacks, that one which hangs takes less of the time."""
+
+
+@dataclass
+class Tally:
+    """What was seen of one task."""
+
+    tried: int = 0
+    honest: int = 0
+    paid: int = 0
+    unscorable: int = 0
+    slowest: float = 0.0
+    most_memory: float = 0.0
+    seconds: float = 0.0
+    broke: list[str] = field(default_factory=list)
+
+
+class Outside:
+    """What programs must not reach: a listener, files of ours, and the memory of the machine."""
+
+    def __init__(self, place: Path, level: str) -> None:
+        self.place, self.level = place, level
+        self.open = place / "open"
+        self.open.mkdir()
+        self.open.chmod(0o777)
+        self.kept = place / "kept"
+        self.kept.write_text("kept")
+        self.kept.chmod(0o644)
+        self.listeners = [socket.create_server(("127.0.0.1", 0))]
+        self.port = self.listeners[0].getsockname()[1]
+        for kind, address in ((socket.SOCK_DGRAM, ("127.0.0.1", self.port)),):
+            self.listeners.append(socket.socket(socket.AF_INET, kind))
+            self.listeners[-1].bind(address)
+        self.slots = str(calls._message(calls.Call([]), "")["folder"])
+        self.before = set(left_over(self.slots))
+        self.lowest_mib, self._ended = available_mib(), Event()
+        self.start_mib = self.lowest_mib
+        Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.1):
+            self.lowest_mib = min(self.lowest_mib, available_mib())
+
+    def told(self, case: Case) -> Case:
+        """The case with the places that it is to reach."""
+        text = case.completion.replace("PORT", str(self.port)).replace("OUTSIDE", str(self.open))
+        return replace(case, completion=text)
+
+    def escapes(self) -> list[str]:
+        """What was reached since the last look."""
+        found = []
+        for listener in select.select(self.listeners, [], [], 0)[0]:
+            found.append(f"something came to port {self.port}")
+            if listener.type == socket.SOCK_STREAM:
+                listener.accept()[0].close()
+            else:
+                listener.recv(65536)
+        if self.kept.read_text() != "kept":
+            found.append(f"{self.kept} was changed")
+        if self.level != "limits":  # where a folder that everybody may write to is what it says
+            found += [f"{path} was made" for path in self.open.iterdir()]
+        shutil.rmtree(self.open)
+        self.open.mkdir()
+        self.open.chmod(0o777)
+        left = set(left_over(self.slots)) - self.before
+        self.before |= left
+        running = [pid for pid in descendants_of_ours() if not is_worker(pid)]
+        return [*found, *sorted(left), *(f"process {pid} is still there" for pid in running)]
+
+    def close(self) -> None:
+        self._ended.set()
+        for listener in self.listeners:
+            listener.close()
+
+
+def descendants_of_ours() -> list[int]:
+    """What is below this process, a moment after everything should have ended."""
+    for _ in range(20):
+        below = list(descendants(os.getpid()))
+        if all(map(is_worker, below)):
+            break
+        time.sleep(0.1)
+        with contextlib.suppress(ChildProcessError):  # orphans come to this process and are reaped
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    return below
+
+
+def available_mib() -> float:
+    """The machine's free memory."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:")) / 1024
+
+
+class Trial:
+    """Variants in chunks, until the time is over."""
+
+    def __init__(self, given: argparse.Namespace, level: str, place: Path) -> None:
+        self.given, self.level = given, level
+        self.rng = random.Random(f"{given.seed} {level} {given.task}")
+        self.workers = Workers(given.workers, DEADLINE_S)
+        self.outside = Outside(place, level)
+        self.tallies: dict[str, Tally] = defaultdict(Tally)
+        cases = [case for case in all_cases() if case.task.startswith(given.task) and case.completion is not None]
+        self.attacks, self.honest = _by_task(cases, False), _by_task(cases, True)
+        self.into = Path(given.into)
+        self.breaks = 0
+
+    def run(self) -> None:
+        """Chunks of variants for the given seconds."""
+        until = time.monotonic() + self.given.seconds
+        while time.monotonic() < until:
+            self.chunk([self.next() for _ in range(CHUNK)])
+            total = sum(tally.tried for tally in self.tallies.values())
+            doing(f"{self.level}: {total} attacks, {self.breaks} breaks")
+
+    def next(self) -> Case:
+        """A variant of an attack, or of an honest answer."""
+        pool = self.honest if self.rng.random() < HONEST_SHARE and self.honest else self.attacks
+        names = sorted(pool)
+        rest = (1 - sum(WEIGHTS.values())) / max(1, sum(name not in WEIGHTS for name in names))
+        (name,) = self.rng.choices(names, [WEIGHTS.get(name, rest) for name in names])
+        case = variant(self.rng.choice(pool[name]), self.rng)
+        return case if case.least > 0 else replace(case, options={**case.options, **HASTE.get(name, {})})
+
+    def chunk(self, cases: list[Case]) -> None:
+        """Play the cases side by side; look for what broke."""
+        for case, problem in zip(cases, self.problems(cases), strict=True):
+            if problem:
+                again = [self.problems([case], count=False)[0] for _ in range(2)]
+                self.write(case, problem, [one or "held" for one in again])
+        escapes = self.outside.escapes()
+        if escapes:
+            guilty = [case for case in cases if self.problems([case], count=False) and self.outside.escapes()]
+            for case in guilty or cases[:1]:
+                self.write(case, f"escaped: {escapes[:5]}", [f"one of {len(guilty)} alone" if guilty else "together"])
+
+    def problems(self, cases: list[Case], count: bool = True) -> list[str]:
+        """Why each case broke; empty where it held."""
+        results = self.workers.run([Job(play, (self.outside.told(case), self.level)) for case in cases])
+        if count:
+            for case, result in zip(cases, results, strict=True):
+                self.count(case, result)
+        return [problem_of(case, result) for case, result in zip(cases, results, strict=True)]
+
+    def count(self, case: Case, result: Played | Failure) -> None:
+        """Add what was seen of a case."""
+        tally = self.tallies[case.task]
+        tally.tried += case.least == 0
+        tally.honest += case.least > 0
+        tally.paid += case.least > 0 and not problem_of(case, result)
+        tally.unscorable += isinstance(result, Failure)
+        if isinstance(result, Played):
+            tally.slowest = max(tally.slowest, result.seconds)
+            tally.most_memory = max(tally.most_memory, result.memory_mib)
+            tally.seconds += result.seconds
+
+    def write(self, case: Case, problem: str, again: list[str]) -> None:
+        """Say a break and keep it for a replay."""
+        self.breaks += 1
+        self.into.mkdir(parents=True, exist_ok=True)
+        path = self.into / f"break-{self.level}-{self.given.seed}-{self.breaks:04}.json"
+        kept = {**asdict(case), "level": self.level, "problem": problem, "again": again}
+        path.write_text(json.dumps(kept, indent=1, default=str))
+        self.tallies[case.task].broke.append(str(path))
+        print(f"{case.task}, {case.family}: {case.name}: {problem}; again: {again}: {path}", flush=True)
+
+    def close(self) -> None:
+        self.workers.close()
+        self.outside.close()
+
+
+def _by_task(cases: list[Case], honest: bool) -> dict[str, list[Case]]:
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        if (case.least > 0) == honest and (honest or case.most < 1):
+            found.setdefault(case.task, []).append(case)
+    return found
+
+
+def problem_of(case: Case, result: Any) -> str:
+    """Why a result is a break; empty if it is none."""
+    if isinstance(result, Failure):
+        return f"unscorable: {result.reason.strip().splitlines()[-1][:300]}"
+    if result.reward > case.most + 1e-9:
+        return f"paid {result.reward:g}, at most {case.most:g}"
+    if result.reward < case.least - 1e-9:
+        return f"paid {result.reward:g}, at least {case.least:g}"
+    return ""
+
+
+def report(trial: Trial, seconds: float) -> None:
+    """The table of a level."""
+    drop = trial.outside.start_mib - trial.outside.lowest_mib
+    print(f"\n{trial.level}, {seconds:.0f} s; the machine's free memory fell by at most {drop:.0f} MiB\n")
+    print("| task | attacks | held | broke | unscorable | honest | paid | slowest, s | mean, s | most memory, MiB |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for name, tally in sorted(trial.tallies.items()):
+        mean = tally.seconds / max(1, tally.tried + tally.honest)
+        held = tally.tried - len(tally.broke)
+        print(
+            f"| {name} | {tally.tried} | {held} | {len(tally.broke)} | {tally.unscorable} | {tally.honest} | {tally.paid} "
+            f"| {tally.slowest:.1f} | {mean:.2f} | {tally.most_memory:.0f} |"
+        )
+    total = sum(tally.tried for tally in trial.tallies.values())
+    print(f"| all | {total} | | {trial.breaks} | | | | | | |", flush=True)
+
+
+@contextlib.contextmanager
+def place_outside() -> Iterator[Path]:
+    """A folder that others may pass, and that is gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="hostile-outside-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def replay(path: Path) -> int:
+    """Play the case of a file; 1 if it still breaks."""
+    kept = json.loads(path.read_text())
+    level = kept.pop("level")
+    case = Case(**{name: value for name, value in kept.items() if name not in ("problem", "again")})
+    try:
+        result: Any = play(case, level)
+    except Exception as error:  # what a worker would call unscorable
+        result = Failure(f"{type(error).__name__}: {error}")
+    problem = problem_of(case, result)
+    print(f"{case.task}, {case.family}: {case.name}: {problem or 'held'} ({result})")
+    return 1 if problem else 0
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Score variants of hostile completions and report what broke.")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for each level (default 600)")
+    parser.add_argument("--seed", type=int, default=0, help="of the variants")
+    parser.add_argument("--task", default="", help="begin of the tasks' names; empty: all")
+    parser.add_argument("--level", default="", help="of the sandbox; empty: the strongest; all: each of this machine")
+    parser.add_argument("--workers", type=int, default=2, help="reward workers (default 2)")
+    parser.add_argument("--into", default=str(ROOT / "runs" / "hostile"), help="folder of the breaks")
+    parser.add_argument("--replay", default="", help="file of a break to play again")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Every level asked for; 1 if anything broke."""
+    given = parsed()
+    if given.replay:
+        return replay(Path(given.replay))
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    levels = [given.level or calls.level()]
+    if given.level == "all":
+        levels = [name for name in calls.LEVELS if not calls._unavailable(name)]
+    broke = 0
+    for level in levels:
+        started = time.monotonic()
+        with place_outside() as place, contextlib.closing(Trial(given, level, place)) as trial:
+            trial.run()
+            report(trial, time.monotonic() - started)
+            broke += trial.breaks
+    return 1 if broke else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
