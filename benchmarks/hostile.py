@@ -34,16 +34,16 @@ from minrl.rewards.workers import Failure, Workers
 from minrl.sandbox import calls
 from minrl.sandbox.files import LIBC
 from minrl.sandbox.process import PR_SET_CHILD_SUBREAPER, descendants
-from minrl.types import Job
+from minrl.types import Reward
 from tests.hostile.cases import Case
 from tests.hostile.census import is_worker, left_over
-from tests.hostile.playing import Played, all_cases, play
+from tests.hostile.playing import MEMORY, SECONDS, all_cases, play
 from tests.hostile.variants import variant
 
 DEADLINE_S = 60.0
 CHUNK = 48
 HONEST_SHARE = 0.15
-WEIGHTS = {"rust": 0.02, "code": 0.45, "code_game": 0.08, "tictactoe": 0.02}
+WEIGHTS = {"rust": 0.02, "code": 0.4, "code_game": 0.08, "tictactoe": 0.02}
 """Shares of the variants by task; the rest is divided among the other tasks."""
 
 HASTE: Mapping[str, Mapping[str, float]] = {
@@ -122,6 +122,7 @@ class Outside:
         return [*found, *sorted(left), *(f"process {pid} is still there" for pid in running)]
 
     def close(self) -> None:
+        """Stop watching."""
         self._ended.set()
         for listener in self.listeners:
             listener.close()
@@ -191,23 +192,23 @@ class Trial:
 
     def problems(self, cases: list[Case], count: bool = True) -> list[str]:
         """Why each case broke; empty where it held."""
-        results = self.workers.run([Job(play, (self.outside.told(case), self.level)) for case in cases])
+        results = play([self.outside.told(case) for case in cases], self.workers, self.level)
         if count:
             for case, result in zip(cases, results, strict=True):
                 self.count(case, result)
         return [problem_of(case, result) for case, result in zip(cases, results, strict=True)]
 
-    def count(self, case: Case, result: Played | Failure) -> None:
+    def count(self, case: Case, result: Reward | Failure) -> None:
         """Add what was seen of a case."""
         tally = self.tallies[case.task]
         tally.tried += case.least == 0
         tally.honest += case.least > 0
         tally.paid += case.least > 0 and not problem_of(case, result)
         tally.unscorable += isinstance(result, Failure)
-        if isinstance(result, Played):
-            tally.slowest = max(tally.slowest, result.seconds)
-            tally.most_memory = max(tally.most_memory, result.memory_mib)
-            tally.seconds += result.seconds
+        if isinstance(result, Reward):
+            tally.slowest = max(tally.slowest, result.parts.get(SECONDS, 0.0))
+            tally.most_memory = max(tally.most_memory, result.parts.get(MEMORY, 0.0))
+            tally.seconds += result.parts.get(SECONDS, 0.0)
 
     def write(self, case: Case, problem: str, again: list[str]) -> None:
         """Say a break and keep it for a replay."""
@@ -220,6 +221,7 @@ class Trial:
         print(f"{case.task}, {case.family}: {case.name}: {problem}; again: {again}: {path}", flush=True)
 
     def close(self) -> None:
+        """End the workers and stop watching."""
         self.workers.close()
         self.outside.close()
 
@@ -236,10 +238,10 @@ def problem_of(case: Case, result: Any) -> str:
     """Why a result is a break; empty if it is none."""
     if isinstance(result, Failure):
         return f"unscorable: {result.reason.strip().splitlines()[-1][:300]}"
-    if result.reward > case.most + 1e-9:
-        return f"paid {result.reward:g}, at most {case.most:g}"
-    if result.reward < case.least - 1e-9:
-        return f"paid {result.reward:g}, at least {case.least:g}"
+    if result.value > case.most + 1e-9:
+        return f"paid {result.value:g}, at most {case.most:g}"
+    if result.value < case.least - 1e-9:
+        return f"paid {result.value:g}, at least {case.least:g}"
     return ""
 
 
@@ -252,9 +254,9 @@ def report(trial: Trial, seconds: float) -> None:
     for name, tally in sorted(trial.tallies.items()):
         mean = tally.seconds / max(1, tally.tried + tally.honest)
         held = tally.tried - len(tally.broke)
+        counts = (tally.tried, held, len(tally.broke), tally.unscorable, tally.honest, tally.paid)
         print(
-            f"| {name} | {tally.tried} | {held} | {len(tally.broke)} | {tally.unscorable} | {tally.honest} | {tally.paid} "
-            f"| {tally.slowest:.1f} | {mean:.2f} | {tally.most_memory:.0f} |"
+            f"| {name} | {' | '.join(map(str, counts))} | {tally.slowest:.1f} | {mean:.2f} | {tally.most_memory:.0f} |"
         )
     total = sum(tally.tried for tally in trial.tallies.values())
     print(f"| all | {total} | | {trial.breaks} | | | | | | |", flush=True)
@@ -273,10 +275,8 @@ def replay(path: Path) -> int:
     kept = json.loads(path.read_text())
     level = kept.pop("level")
     case = Case(**{name: value for name, value in kept.items() if name not in ("problem", "again")})
-    try:
-        result: Any = play(case, level)
-    except Exception as error:  # what a worker would call unscorable
-        result = Failure(f"{type(error).__name__}: {error}")
+    with contextlib.closing(Workers(1, DEADLINE_S)) as workers:
+        (result,) = play([case], workers, level)
     problem = problem_of(case, result)
     print(f"{case.task}, {case.family}: {case.name}: {problem or 'held'} ({result})")
     return 1 if problem else 0

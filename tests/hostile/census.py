@@ -34,7 +34,7 @@ def descriptors_of(pid: int | str) -> int:
 
 def is_worker(pid: int) -> bool:
     with suppress(OSError):
-        return b"minrl.rewards.workers" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"minrl.rewards.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

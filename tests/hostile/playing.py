@@ -7,12 +7,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from minrl.config import task_key
+from minrl.rewards.workers import Failure, Workers
 from minrl.sandbox import calls
 from minrl.sandbox.process import bytes_held
 from minrl.tasks import Task, find_definition, load_task
@@ -79,56 +80,73 @@ def line_of(case: Case) -> str:
     return json.dumps({**fields, "completion": case.completion})
 
 
-@dataclass(frozen=True)
-class Played:
-    """What a case earned, the seconds that this took, and the most memory of the programs that ran."""
-
-    reward: float
-    seconds: float
-    memory_mib: float
+SECONDS, MEMORY = "measured_seconds", "measured_mib"
+"""Parts that a measured reward has beside its own."""
 
 
-def play(case: Case, level: str = "") -> Played:
-    """The reward of a case, at a level of the sandbox: of a whole episode where the task has several turns, in which
-    every turn of the first role says the completion and every other one says 0.
-    """
+def play(cases: Sequence[Case], workers: Workers, level: str = "") -> list[Any]:
+    """The reward of each case or why it has none, by the pool as a run uses it, at a level of the sandbox."""
+    results: dict[int, Any] = {}
+    episodes = {number: _episode(case) for number, case in enumerate(cases)}
+    sent: dict[int, Any] = dict.fromkeys(episodes)
+    while episodes:
+        jobs: dict[int, Job] = {}
+        for number, episode in list(episodes.items()):
+            try:
+                jobs[number] = _measured(episode.send(sent[number]), level)
+            except StopIteration as ended:
+                results[number] = ended.value
+                del episodes[number]
+        sent = dict(zip(jobs, workers.run(list(jobs.values())), strict=True))
+        for number, result in sent.items():
+            if isinstance(result, Failure):
+                results[number] = result
+                del episodes[number]
+    return [results[number] for number in range(len(cases))]
+
+
+def _episode(case: Case) -> Generator[Job, Any, Any]:
+    """The jobs of a case. Where a task has several turns, those of the first role say the completion, all others 0."""
+    task, example, sent, first = task_of(case.task, json.dumps(dict(case.options))), example_of(case), None, ""
+    if task.reward is not None:
+        return (yield task.paid(case.completion, example))
+    episode = task.play(example, random.Random(0))
+    while True:
+        try:
+            step = episode.send(sent)
+        except StopIteration as ended:
+            return ended.value[first]
+        if isinstance(step, Turn):
+            first = first or step.role
+            sent = case.completion if step.role == first else "0"
+        else:
+            sent = yield step
+
+
+def _measured(job: Job, level: str) -> Job:
+    """The job, whose function sets the level where it runs and measures itself. A grader stays one."""
+    grader: Any = job.function
+    if hasattr(grader, "otherwise"):
+        return replace(job, function=replace(grader, function=functools.partial(measured, level, grader.function)))
+    return replace(job, function=functools.partial(measured, level, grader))
+
+
+def measured(level: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+    """What the function returns; a reward with the seconds, and the most memory of the programs below."""
     if level:
         calls.level = lambda: level
-    task, example = task_of(case.task, json.dumps(dict(case.options))), example_of(case)
     most, ended = [0.0], threading.Event()
 
     def watch() -> None:
         while not ended.wait(0.02):
             most[0] = max(most[0], bytes_held(os.getpid()) / 2**20)
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    threading.Thread(target=watch, daemon=True).start()
     started = time.monotonic()
     try:
-        reward = (
-            _episode(task, case.completion, example)
-            if task.reward is None
-            else _done(task.paid(case.completion, example))
-        )
+        result = function(*arguments)
     finally:
         ended.set()
-    return Played(reward.value, time.monotonic() - started, most[0])
-
-
-def _done(job: Job) -> Any:
-    return job.function(*job.arguments)
-
-
-def _episode(task: Task, completion: str, example: Example) -> Reward:
-    episode, sent, first = task.play(example, random.Random(0)), None, ""
-    while True:
-        try:
-            step = episode.send(sent)
-        except StopIteration as ended:
-            reward = ended.value[first]
-            return reward if isinstance(reward, Reward) else Reward(reward)
-        if isinstance(step, Turn):
-            first = first or step.role
-            sent = completion if step.role == first else "0"
-        else:
-            sent = _done(step)
+    if not isinstance(result, Reward):
+        return result
+    return replace(result, parts={**result.parts, SECONDS: time.monotonic() - started, MEMORY: most[0]})

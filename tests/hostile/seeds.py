@@ -4,6 +4,8 @@ The other modules of this folder hold the families of a room; what is here is on
 completion has an attack and a right answer.
 """
 
+import re
+
 from tests.hostile.cases import Case
 
 NOTHING = 0.0
@@ -38,107 +40,348 @@ WORDS = {
     ],
 }
 
-ANSWER = "def smallest(a, b):\n    "
 
-PYTHON = {
-    "reads the machine": "import glob, os\nfor p in glob.glob('/proc/[0-9]*/*') + glob.glob('/**', recursive=False):\n"
-    "    try:\n        open(p, 'rb').read(65536)\n    except OSError:\n        pass\n" + ANSWER + "return None",
-    "kills all": "import os, signal\nfor p in (-1, 1, os.getppid()):\n    try:\n        os.kill(p, signal.SIGKILL)\n"
-    "    except OSError:\n        pass\n" + ANSWER + "return 0",
-    "forks without end": "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
-    "daemon": "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(3600)\n"
-    "    os._exit(0)\n" + ANSWER + "return 0",
-    "threads": "import threading, time\nfor _ in range(500):\n    try:\n"
-    "        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    "    except RuntimeError:\n        break\n" + ANSWER + "return 0",
-    "memory": "held = []\nwhile True:\n    held.append(bytearray(1 << 24))",
-    "memory of a map": "import mmap\nheld = []\nwhile True:\n    one = mmap.mmap(-1, 1 << 24)\n"
-    "    one.write(b'x' * (1 << 24))\n    held.append(one)",
-    "files everywhere": "import os\nfor folder in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '.', '/root', 'OUTSIDE'):\n"
-    "    for n in range(20):\n        try:\n            open(f'{folder}/CANARY-{n}', 'w').write('x' * 1000)\n"
-    "        except OSError:\n            pass\n" + ANSWER + "return 0",
-    "a deep folder": "import os\nfor _ in range(500):\n    try:\n        os.mkdir('d')\n        os.chdir('d')\n"
-    "    except OSError:\n        break\n" + ANSWER + "return 0",
-    "a closed folder": "import os\nos.mkdir('x')\nopen('x/y', 'w').close()\nos.chmod('x', 0)\n" + ANSWER + "return 0",
-    "a big file": "with open('big', 'wb') as f:\n    while True:\n        f.write(b'x' * (1 << 20))",
-    "sockets": "import socket\nfor family in (1, 2, 10, 16, 17):\n    for kind in (1, 2, 3):\n        try:\n"
-    "            s = socket.socket(family, kind)\n            s.connect(('127.0.0.1', PORT))\n            s.send(b'out')\n"
-    "        except (OSError, TypeError):\n            pass\n" + ANSWER + "return 0",
-    "a listener": "import socket\ntry:\n    s = socket.create_server(('127.0.0.1', 0))\n    s.accept()\n"
-    "except OSError:\n    pass\n" + ANSWER + "return 0",
-    "pairs of sockets": "import socket\nheld = []\ntry:\n    for _ in range(100):\n"
-    "        a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n        held.append((a, b))\n"
-    "        a.setblocking(False)\n        for _ in range(200):\n            a.send(b'x' * 60000)\n"
-    "except OSError:\n    pass\n" + ANSWER + "return 0",
-    "full pipes": "import fcntl, os\nheld = []\ntry:\n    while True:\n        r, w = os.pipe()\n        held.append((r, w))\n"
-    "        fcntl.fcntl(w, 1031, 1 << 20)\n        os.write(w, b'x' * (1 << 20))\nexcept OSError:\n    pass\n"
-    + ANSWER
-    + "return 0",
-    "shared memory": "import ctypes\nlibc = ctypes.CDLL(None)\nfor key in range(40):\n"
-    "    libc.shmget(key + 4711, 1 << 22, 0o1666)\n    libc.msgget(key + 4711, 0o1666)\n"
-    "    libc.semget(key + 4711, 8, 0o1666)\n" + ANSWER + "return 0",
-    "a memory file": "import os\nheld = []\ntry:\n    while True:\n        f = os.memfd_create('x')\n        held.append(f)\n"
-    "        os.write(f, b'x' * (1 << 24))\nexcept OSError:\n    pass\n" + ANSWER + "return 0",
-    "namespaces of its own": "import ctypes\nlibc = ctypes.CDLL(None)\nfor flag in (0x10000000, 0x20000, 0x20000000, "
-    "0x40000000):\n    libc.unshare(flag)\n" + ANSWER + "return 0",
-    "mounts": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mount(b'none', b'/tmp', b'tmpfs', 0, b'')\n"
-    "libc.umount2(b'/', 2)\nlibc.chroot(b'/')\n" + ANSWER + "return 0",
-    "traces": "import ctypes, os\nlibc = ctypes.CDLL(None)\nfor pid in range(1, 400):\n    libc.ptrace(16, pid, 0, 0)\n"
-    + ANSWER
-    + "return 0",
-    "loads another program": "import os\nos.execv('/bin/sleep', ['sleep', '3600'])",
-    "sleeps": "import time\n" + ANSWER + "time.sleep(600)",
-    "spins": ANSWER + "while True: pass",
-    "spins in a thread": "import threading\ndef spin():\n    while True: pass\n"
-    "threading.Thread(target=spin).start()\n" + ANSWER + "return 0",
-    "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
-    "ignores signals": "import signal\nfor n in range(1, 65):\n    try:\n        signal.signal(n, signal.SIG_IGN)\n"
-    "    except (OSError, ValueError):\n        pass\nwhile True: pass",
-    "writes without end": "import os\nwhile True:\n    try:\n        os.write(1, b'x' * 65536)\n    except OSError:\n"
-    "        break",
-    "answers in every form": "import os\nfor fd in range(3, 256):\n    try:\n        os.write(fd, b'\\x00\\x00\\x00\\x10' + "
-    "b'[\"value\", true]')\n    except OSError:\n        pass\n" + ANSWER + "return 0",
-    "equal to all": "class E:\n    __eq__ = lambda s, o: True\n    __ne__ = lambda s, o: False\n    __hash__ = None\n"
-    "    __lt__ = __gt__ = __le__ = __ge__ = __eq__\n" + ANSWER + "return E()",
-    "equal float": "class E(float):\n    def __eq__(self, other): return True\n    __hash__ = float.__hash__\n"
-    + ANSWER
-    + "return E(7)",
-    "not a number": ANSWER + "return float('nan')",
-    "the harness": "import sys\nfor name, module in list(sys.modules.items()):\n    for key in ('to_json', 'from_json', "
-    "'Channel', 'serve'):\n        if hasattr(module, key):\n            setattr(module, key, lambda *a, **k: True)\n"
-    + ANSWER
-    + "return True",
-    "the builtins": "import builtins\nfor name in ('len', 'isinstance', 'type', 'getattr', 'id', 'bool', 'iter'):\n"
-    "    setattr(builtins, name, lambda *a, **k: True)\n" + ANSWER + "return True",
-    "exits": "import os\n" + ANSWER + "os._exit(0)",
-    "raises": ANSWER + "raise AssertionError('passed')",
-    "stops iterations": ANSWER + "raise StopIteration(1)",
-    "deep recursion": "import sys\nsys.setrecursionlimit(10**9)\n" + ANSWER + "return smallest(b, a)",
-    "a crash": "import ctypes\nctypes.string_at(0)",
-    "a big integer": ANSWER + "return 9**9**9",
-    "a big text": ANSWER + "return 'x' * (1 << 28)",
-    "a long answer": ANSWER + "return list(range(10**7))",
-    "no program": "smallest",
+def named(programs: str) -> dict[str, str]:
+    """Programs by the names in the lines before them."""
+    parts = re.split(r"^### (.*)\n", programs, flags=re.MULTILINE)
+    return {name: program.rstrip("\n") for name, program in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+PYTHON = named(r"""
+### reads the machine
+import glob, os
+for p in glob.glob('/proc/[0-9]*/*') + glob.glob('/**', recursive=False):
+    try:
+        open(p, 'rb').read(65536)
+    except OSError:
+        pass
+def smallest(a, b):
+    return None
+### kills all
+import os, signal
+for p in (-1, 1, os.getppid()):
+    try:
+        os.kill(p, signal.SIGKILL)
+    except OSError:
+        pass
+def smallest(a, b):
+    return 0
+### forks without end
+import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass
+### daemon
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(3600)
+    os._exit(0)
+def smallest(a, b):
+    return 0
+### threads
+import threading, time
+for _ in range(500):
+    try:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    except RuntimeError:
+        break
+def smallest(a, b):
+    return 0
+### memory
+held = []
+while True:
+    held.append(bytearray(1 << 24))
+### memory of a map
+import mmap
+held = []
+while True:
+    one = mmap.mmap(-1, 1 << 24)
+    one.write(b'x' * (1 << 24))
+    held.append(one)
+### files everywhere
+import os
+for folder in ('/tmp', '/var/tmp', '/dev/shm', '/run/lock', '.', '/root', 'OUTSIDE'):
+    for n in range(20):
+        try:
+            open(f'{folder}/CANARY-{n}', 'w').write('x' * 1000)
+        except OSError:
+            pass
+def smallest(a, b):
+    return 0
+### a deep folder
+import os
+for _ in range(500):
+    try:
+        os.mkdir('d')
+        os.chdir('d')
+    except OSError:
+        break
+def smallest(a, b):
+    return 0
+### a closed folder
+import os
+os.mkdir('x')
+open('x/y', 'w').close()
+os.chmod('x', 0)
+def smallest(a, b):
+    return 0
+### a big file
+with open('big', 'wb') as f:
+    while True:
+        f.write(b'x' * (1 << 20))
+### sockets
+import socket
+for family in (1, 2, 10, 16, 17):
+    for kind in (1, 2, 3):
+        try:
+            s = socket.socket(family, kind)
+            s.connect(('127.0.0.1', PORT))
+            s.send(b'out')
+        except (OSError, TypeError):
+            pass
+def smallest(a, b):
+    return 0
+### a listener
+import socket
+try:
+    s = socket.create_server(('127.0.0.1', 0))
+    s.accept()
+except OSError:
+    pass
+def smallest(a, b):
+    return 0
+### pairs of sockets
+import socket
+held = []
+try:
+    for _ in range(100):
+        a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        held.append((a, b))
+        a.setblocking(False)
+        for _ in range(200):
+            a.send(b'x' * 60000)
+except OSError:
+    pass
+def smallest(a, b):
+    return 0
+### full pipes
+import fcntl, os
+held = []
+try:
+    while True:
+        r, w = os.pipe()
+        held.append((r, w))
+        fcntl.fcntl(w, 1031, 1 << 20)
+        os.write(w, b'x' * (1 << 20))
+except OSError:
+    pass
+def smallest(a, b):
+    return 0
+### shared memory
+import ctypes
+libc = ctypes.CDLL(None)
+for key in range(40):
+    libc.shmget(key + 4711, 1 << 22, 0o1666)
+    libc.msgget(key + 4711, 0o1666)
+    libc.semget(key + 4711, 8, 0o1666)
+def smallest(a, b):
+    return 0
+### a memory file
+import os
+held = []
+try:
+    while True:
+        f = os.memfd_create('x')
+        held.append(f)
+        os.write(f, b'x' * (1 << 24))
+except OSError:
+    pass
+def smallest(a, b):
+    return 0
+### namespaces of its own
+import ctypes
+libc = ctypes.CDLL(None)
+for flag in (0x10000000, 0x20000, 0x20000000, 0x40000000):
+    libc.unshare(flag)
+def smallest(a, b):
+    return 0
+### mounts
+import ctypes
+libc = ctypes.CDLL(None)
+libc.mount(b'none', b'/tmp', b'tmpfs', 0, b'')
+libc.umount2(b'/', 2)
+libc.chroot(b'/')
+def smallest(a, b):
+    return 0
+### traces
+import ctypes, os
+libc = ctypes.CDLL(None)
+for pid in range(1, 400):
+    libc.ptrace(16, pid, 0, 0)
+def smallest(a, b):
+    return 0
+### loads another program
+import os
+os.execv('/bin/sleep', ['sleep', '3600'])
+### sleeps
+import time
+def smallest(a, b):
+    time.sleep(600)
+### spins
+def smallest(a, b):
+    while True: pass
+### spins in a thread
+import threading
+def spin():
+    while True: pass
+threading.Thread(target=spin).start()
+def smallest(a, b):
+    return 0
+### stops itself
+import os, signal
+os.kill(os.getpid(), signal.SIGSTOP)
+### ignores signals
+import signal
+for n in range(1, 65):
+    try:
+        signal.signal(n, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+while True: pass
+### writes without end
+import os
+while True:
+    try:
+        os.write(1, b'x' * 65536)
+    except OSError:
+        break
+### answers in every form
+import os
+for fd in range(3, 256):
+    try:
+        os.write(fd, b'\x00\x00\x00\x10' + b'["value", true]')
+    except OSError:
+        pass
+def smallest(a, b):
+    return 0
+### equal to all
+class E:
+    __eq__ = lambda s, o: True
+    __ne__ = lambda s, o: False
+    __hash__ = None
+    __lt__ = __gt__ = __le__ = __ge__ = __eq__
+def smallest(a, b):
+    return E()
+### equal float
+class E(float):
+    def __eq__(self, other): return True
+    __hash__ = float.__hash__
+def smallest(a, b):
+    return E(7)
+### not a number
+def smallest(a, b):
+    return float('nan')
+### the harness
+import sys
+for name, module in list(sys.modules.items()):
+    for key in ('to_json', 'from_json', 'Channel', 'serve'):
+        if hasattr(module, key):
+            setattr(module, key, lambda *a, **k: True)
+def smallest(a, b):
+    return True
+### the builtins
+import builtins
+for name in ('len', 'isinstance', 'type', 'getattr', 'id', 'bool', 'iter'):
+    setattr(builtins, name, lambda *a, **k: True)
+def smallest(a, b):
+    return True
+### exits
+import os
+def smallest(a, b):
+    os._exit(0)
+### raises
+def smallest(a, b):
+    raise AssertionError('passed')
+### stops iterations
+def smallest(a, b):
+    raise StopIteration(1)
+### deep recursion
+import sys
+sys.setrecursionlimit(10**9)
+def smallest(a, b):
+    return smallest(b, a)
+### a crash
+import ctypes
+ctypes.string_at(0)
+### a big integer
+def smallest(a, b):
+    return 9**9**9
+### a big text
+def smallest(a, b):
+    return 'x' * (1 << 28)
+### a long answer
+def smallest(a, b):
+    return list(range(10**7))
+### no program
+smallest
+### handles
+class E:
+    def __getattr__(self, name): return self
+    def __call__(self, *a): return self
+    def __len__(self): return 1
+    def __getitem__(self, n): return self
+def smallest(a, b):
+    return E()
+### collector
+import gc
+gc.disable()
+def smallest(a, b):
+    return [o for o in gc.get_objects()][:1000]
+""")
+PYTHON |= {
     "parentheses": "(" * 5000 + ")" * 5000,
     "a bomb of constants": "x = " + "(" * 90 + "1" + ",)" * 90 + " * 9**9",
     "a name of 100,000 letters": "def " + "s" * 100_000 + "(a, b): return a",
     "a null": "\0",
     "a surrogate": "'\ud800'",
-    "handles": "class E:\n    def __getattr__(self, name): return self\n    def __call__(self, *a): return self\n"
-    "    def __len__(self): return 1\n    def __getitem__(self, n): return self\n" + ANSWER + "return E()",
-    "collector": "import gc\ngc.disable()\n" + ANSWER + "return [o for o in gc.get_objects()][:1000]",
 }
 
-HONEST_PYTHON = {
-    "the reference": SMALLEST["code"],
-    "min": ANSWER + "return min(a, b)",
-    "sorted": ANSWER + "return sorted([a, b])[0]",
-    "noise": "import sys\nprint('x' * 100000)\n" + ANSWER + "print(a, b, file=sys.stderr)\n    return min((a, b))",
-    "a class": "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\n    def least(self):\n"
-    "        return self.a if self.a <= self.b else self.b\n" + ANSWER + "return Pair(a, b).least()",
-    "a thread": "import threading\ndef smallest(a, b):\n    found = []\n    t = threading.Thread(target=lambda: "
-    "found.append(min(a, b)))\n    t.start()\n    t.join()\n    return found[0]",
-}
+HONEST_PYTHON = named(r"""
+### the reference
+def smallest(a, b):
+    return a if a < b else b
+### min
+def smallest(a, b):
+    return min(a, b)
+### sorted
+def smallest(a, b):
+    return sorted([a, b])[0]
+### noise
+import sys
+print('x' * 100000)
+def smallest(a, b):
+    print(a, b, file=sys.stderr)
+    return min((a, b))
+### a class
+class Pair:
+    def __init__(self, a, b): self.a, self.b = a, b
+    def least(self):
+        return self.a if self.a <= self.b else self.b
+def smallest(a, b):
+    return Pair(a, b).least()
+### a thread
+import threading
+def smallest(a, b):
+    found = []
+    t = threading.Thread(target=lambda: found.append(min(a, b)))
+    t.start()
+    t.join()
+    return found[0]
+""")
 
 LIMITS = {"timeout_s": 1.0, "memory_mib": 256}
 PATIENT = {"timeout_s": 60.0, "memory_mib": 256}
@@ -168,7 +411,8 @@ EVENS = {
     },
     "cargo_toml": '[package]\nname = "even_numbers"\nedition = "2024"\n[dependencies]\n',
     "tests": {
-        "tests/even_numbers.rs": "use even_numbers::*;\n\n#[test]\nfn none() {\n    assert_eq!(evens(&[7]), vec![]);\n}\n\n"
+        "tests/even_numbers.rs": "use even_numbers::*;\n\n"
+        "#[test]\nfn none() {\n    assert_eq!(evens(&[7]), vec![]);\n}\n\n"
         "#[test]\nfn some() {\n    assert_eq!(evens(&[1, 2, 3, 4]), vec![2, 4]);\n}\n\n"
         "#[test]\nfn of_some() {\n    assert_eq!(sum(&[1, 2, 4]), Ok(6));\n}\n"
     },

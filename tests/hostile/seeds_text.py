@@ -141,6 +141,33 @@ WRONG_NUMBERS = {
     "any set": "\\mathbb{R}",
 }
 
+GAME = {
+    "the clock": "import time\nprint(int(time.time()))",
+    "a hash": "print(hash('x'))",
+    "an address": "print(id(object()))",
+    "a set's order": "print(list({'a', 'b', 'c', 'd', 'e', 'f'}).index('a'))",
+    "nothing": "pass",
+    "a word": "print('seven')",
+    "a crash": "print(1 // 0)",
+    "no end": "while True: pass",
+    "memory": "x = 'x' * 10**10\nprint(1)",
+    "much": "while True: print(1)",
+    "a file": "print(len(open('/etc/passwd').read()))",
+    "the interpreter": "print(len(().__class__.__base__.__subclasses__()))",
+    "a mark": "print(1) # <answer> 1 </answer>",
+}
+BOARD = {"board": "xx3oo6789", "opponent": "random", "plays": "x"}
+"""x moves and wins at 3."""
+
+
+def _games() -> list[Case]:
+    written = [Case("seed", name, "code_game", {}, program, most=0.0) for name, program in GAME.items()]
+    moves = {**BOMBS, "taken": tagged("1"), "all": tagged("1 2 3"), "wide": tagged("\uff13"), "ten": tagged("10")}
+    moved = [Case("seed", name, "tictactoe", BOARD, text, most=0.0) for name, text in moves.items()]
+    right = [Case("honest", "a program", "code_game", {}, "```python\nprint(6 * 7)\n```", least=1.0)]
+    return [*written, *moved, *right, Case("honest", "a move", "tictactoe", BOARD, tagged("3"), least=1.0)]
+
+
 CASES = [
     *_of("gsm8k", GSM8K, lambda answer: f"So.\n#### {answer}", "97", WRONG_NUMBERS),
     *_of("gsm8k", GSM8K, boxed, "97", WRONG_NUMBERS, prompt="boxed"),
@@ -149,6 +176,7 @@ CASES = [
     *_of("countdown", COUNTDOWN, tagged, "8 + 11 - 3", WRONG_SUMS),
     *_of("hanoi", HANOI, tagged, "1 A>E ; 2 A>C ; 1 E>C", WRONG_MOVES),
     *_connections(),
+    *_games(),
     *_of("reasoning_gym/leg_counting", LEGS, tagged, "22", WRONG_NUMBERS),
     *_of("reasoning_gym/gcd", GCD, tagged, "39", WRONG_NUMBERS),
     *_of("reasoning_gym/prime_factorization", FACTORS, tagged, "3 × 3 × 7 × 11", WRONG_NUMBERS),
