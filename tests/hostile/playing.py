@@ -131,7 +131,7 @@ def _measured(job: Job, level: str) -> Job:
     return replace(job, function=functools.partial(measured, level, grader))
 
 
-def measured(level: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+def measured(level: str, function: Callable[..., Any], *arguments: object) -> Any:
     """What the function returns; a reward with the seconds, and the most memory of the programs below."""
     if level:
         calls.level = lambda: level
