@@ -8,6 +8,7 @@ table has the medians at the start, after a quarter, after half and at the end; 
 """
 
 import argparse
+import ctypes
 import json
 import os
 import random
@@ -29,6 +30,9 @@ HOSTILE, HONEST = 0.2, 0.3
 
 ROWS = 16
 """Copies of the problems under other names, of which a part is held out."""
+
+MULTIPLE = 512
+"""Tokens to whose multiples the given completions are filled: torch keeps memory for each new length of a stream."""
 
 MAY_GROW = {
     "main process, MiB": (1.05, 32.0),
@@ -81,6 +85,7 @@ class Run:
         from tests.hostile.census import census
 
         elapsed = time.monotonic() - self.started
+        ctypes.CDLL(None).malloc_trim(0)  # what the allocator keeps is no growth
         if not self.counted or elapsed - self.counted[-1]["seconds"] > 1:
             slots = str(_message(Call([]), "")["folder"])
             self.counted.append({"seconds": elapsed, **census(self.temporary, slots)})
@@ -104,7 +109,7 @@ class Run:
             --keep-checkpoints 2 --seed {self.seed} --max-unscorable-frac 1.0"""
         for name, value in options.items():
             flags += f" --{self.task}.{name.replace('_', '-')} {value}"
-        with saying(self.says, self.before):
+        with saying(self.says, self.before, MULTIPLE):
             status = train.main(flags.split())
         (run,) = (self.place / "runs").glob("*")
         metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

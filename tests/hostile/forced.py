@@ -71,11 +71,15 @@ def _encodable(text: str) -> bool:
 
 
 class Forced(TorchEngine):
-    """The embedded engine, with some completions given. `before` is called when no program runs."""
+    """The embedded engine, with some completions given. `before` is called when no program runs.
 
-    def __init__(self, policy: Policy, says: Says, before: Callable[[], None]) -> None:
+    Spaces fill each given completion to a multiple of `multiple` tokens: torch keeps memory for every length it meets.
+    """
+
+    def __init__(self, policy: Policy, says: Says, before: Callable[[], None], multiple: int) -> None:
         super().__init__(policy)
-        self.says, self.before = says, before
+        self.says, self.before, self.multiple = says, before, multiple
+        (self.space,) = policy.tokenizer(" ", add_special_tokens=False)["input_ids"]
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """The given completions, and sampled ones for the other requests."""
@@ -92,7 +96,7 @@ class Forced(TorchEngine):
         if text is None or not _encodable(text):
             return None
         ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        ids = [*ids, tokenizer.eos_token_id]
+        ids += [self.space] * (-(len(ids) + 1) % self.multiple) + [tokenizer.eos_token_id]
         if len(request.ids) + len(ids) > self.context_length:
             return None
         stream = pack([sampled_rollout(list(request.ids), ids)], [0])
@@ -103,11 +107,11 @@ class Forced(TorchEngine):
 
 
 @contextmanager
-def saying(says: Says, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+def saying(says: Says, before: Callable[[], None] = lambda: None, multiple: int = 1) -> Iterator[None]:
     """Inside, the engine of every run of this process is a `Forced` one."""
 
     def make(config: EngineConfig, policy: Policy, *_: object) -> Forced:
-        return Forced(policy, says, before)
+        return Forced(policy, says, before, multiple)
 
     with mock.patch.object(parts, "make_engine", make):
         yield

@@ -35,7 +35,7 @@ def all_cases() -> list[Case]:
 
 def key_of(row: Mapping[str, Any]) -> str:
     """The text that poses the problem."""
-    return next((str(row[name]) for name in KEYS if name in row), "")
+    return next((str(row[name]).rstrip() for name in KEYS if name in row), "")
 
 
 def write_rows(path: Path, cases: Iterable[Case], copies: int) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def write_rows(path: Path, cases: Iterable[Case], copies: int) -> dict[str, Any]
             names = {name: f"{row[name]}-{number}" for name in ("slug", "name", "id") if name in row}
             if "task_id" in row:
                 names["task_id"] = 10_000 + number
-            file.write(json.dumps({**row, **names, column: f"{key}\n\nProblem {number}."}) + "\n")
+            file.write(json.dumps({**row, **names, column: f"{key.rstrip()}\n    # Problem {number}\n"}) + "\n")
     return options
 
 

@@ -284,7 +284,9 @@ AROUND: list[Change] = [
 def variant(case: Case, rng: random.Random) -> Case:
     """Another completion of the case. An honest one still is right; an attack has no more right to be paid."""
     if case.least > 0:
-        changes = [] if case.task in STRICT or "prompt" in case.options else rng.sample(GENTLE, rng.randint(0, 2))
+        program_alone = case.task in ("code", "rust") and not FENCE.search(case.completion)
+        strict = case.task in STRICT or "prompt" in case.options or program_alone
+        changes = [] if strict else rng.sample(GENTLE, rng.randint(0, 2))
         return replace(case, completion=_changed(case.completion, changes, rng), name=_name(case, changes))
     found = FENCE.search(case.completion)
     inside: list[Change] = []
