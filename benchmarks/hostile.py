@@ -12,6 +12,7 @@ users left. A break is tried again, twice, and written to a file.
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -32,14 +33,13 @@ from harness import ROOT, doing
 
 from minrl.rewards.workers import Failure, Workers
 from minrl.sandbox import calls
-from minrl.sandbox.files import LIBC
-from minrl.sandbox.process import PR_SET_CHILD_SUBREAPER, descendants
 from minrl.types import Reward
 from tests.hostile.cases import Case
-from tests.hostile.census import is_worker, left_over
+from tests.hostile.census import descendants, is_worker, left_over
 from tests.hostile.playing import MEMORY, SECONDS, all_cases, play
 from tests.hostile.variants import variant
 
+PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 DEADLINE_S = 60.0
 CHUNK = 48
 HONEST_SHARE = 0.15
@@ -300,7 +300,7 @@ def main() -> int:
     given = parsed()
     if given.replay:
         return replay(Path(given.replay))
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     levels = [given.level or calls.level()]
     if given.level == "all":
         levels = [name for name in calls.LEVELS if not calls._unavailable(name)]

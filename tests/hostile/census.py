@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from minrl.sandbox.process import descendants
 from minrl.sandbox.slot import FIRST_UID, SHARED, SLOTS
 
 MIB = 2**20
@@ -24,6 +23,21 @@ def status_of(pid: int | str, name: str) -> int:
             if line.startswith(f"{name}:"):
                 return int(line.split()[1])
     return 0
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below one: what the sandbox itself counts is not asked."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                yield int(child)
+                yield from descendants(int(child))
+
+
+def held_mib(pid: int) -> float:
+    """The memory of all processes below one that no file backs."""
+    below = list(descendants(pid))
+    return sum(status_of(one, "RssAnon") + status_of(one, "RssShmem") for one in below) / 1024
 
 
 def descriptors_of(pid: int | str) -> int:

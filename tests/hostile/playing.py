@@ -15,10 +15,10 @@ from typing import Any
 from minrl.config import task_key
 from minrl.rewards.workers import Failure, Workers
 from minrl.sandbox import calls
-from minrl.sandbox.process import bytes_held
 from minrl.tasks import Task, find_definition, load_task
 from minrl.types import Example, Job, Reward, Turn
 from tests.hostile.cases import Case
+from tests.hostile.census import held_mib
 
 HERE = Path(__file__).parent
 
@@ -139,7 +139,7 @@ def measured(level: str, function: Callable[..., Any], *arguments: object) -> An
 
     def watch() -> None:
         while not ended.wait(0.02):
-            most[0] = max(most[0], bytes_held(os.getpid()) / 2**20)
+            most[0] = max(most[0], held_mib(os.getpid()))
 
     threading.Thread(target=watch, daemon=True).start()
     started = time.monotonic()

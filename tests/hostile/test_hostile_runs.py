@@ -19,11 +19,10 @@ import evaluate
 import train
 from minrl.rewards.workers import Workers
 from minrl.sandbox import calls
-from minrl.sandbox.process import descendants
 from minrl.tasks.rust.cargo import toolchain
 from minrl.types import UserError
 from tests.hostile.cases import Case
-from tests.hostile.census import left_over
+from tests.hostile.census import descendants, left_over
 from tests.hostile.forced import save_reader, saying
 from tests.hostile.playing import _measured, all_cases, key_of, line_of, task_of, write_rows
 
