@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import ctypes
 import json
-import os
 import random
 import select
 import shutil
@@ -24,7 +23,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -35,7 +34,7 @@ from minrl.rewards.workers import Failure, Workers
 from minrl.sandbox import calls
 from minrl.types import Reward
 from tests.hostile.cases import Case
-from tests.hostile.census import descendants, is_worker, left_over
+from tests.hostile.census import is_worker, left_over, settled
 from tests.hostile.playing import MEMORY, SECONDS, all_cases, play
 from tests.hostile.variants import variant
 
@@ -60,13 +59,17 @@ class Tally:
     """What was seen of one task."""
 
     tried: int = 0
+    held: int = 0
     honest: int = 0
     paid: int = 0
     unscorable: int = 0
+    ended: int = 0
     slowest: float = 0.0
     most_memory: float = 0.0
     seconds: float = 0.0
-    broke: list[str] = field(default_factory=list)
+
+
+COUNTS = ("tried", "held", "honest", "paid", "unscorable", "ended")
 
 
 class Outside:
@@ -118,7 +121,7 @@ class Outside:
         self.open.chmod(0o777)
         left = set(left_over(self.slots)) - self.before
         self.before |= left
-        running = [pid for pid in descendants_of_ours() if not is_worker(pid)]
+        running = [pid for pid in settled() if not is_worker(pid)]
         return [*found, *sorted(left), *(f"process {pid} is still there" for pid in running)]
 
     def close(self) -> None:
@@ -126,19 +129,6 @@ class Outside:
         self._ended.set()
         for listener in self.listeners:
             listener.close()
-
-
-def descendants_of_ours() -> list[int]:
-    """What is below this process, a moment after everything should have ended."""
-    for _ in range(20):
-        below = list(descendants(os.getpid()))
-        if all(map(is_worker, below)):
-            break
-        time.sleep(0.1)
-        with contextlib.suppress(ChildProcessError):  # orphans come to this process and are reaped
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-    return below
 
 
 def available_mib() -> float:
@@ -184,11 +174,15 @@ class Trial:
             if problem:
                 again = [self.problems([case], count=False)[0] for _ in range(2)]
                 self.write(case, problem, [one or "held" for one in again])
-        escapes = self.outside.escapes()
-        if escapes:
-            guilty = [case for case in cases if self.problems([case], count=False) and self.outside.escapes()]
-            for case in guilty or cases[:1]:
-                self.write(case, f"escaped: {escapes[:5]}", [f"one of {len(guilty)} alone" if guilty else "together"])
+        if escapes := self.outside.escapes():
+            guilty = [case for case in cases if self.escapes_alone(case)]
+            for case in guilty or cases:  # where none does it again, others on this machine may have
+                self.write(case, f"escaped: {escapes[:5]}", ["alone too" if guilty else "no case of these alone"])
+
+    def escapes_alone(self, case: Case) -> bool:
+        """Whether a case by itself reaches something outside."""
+        self.problems([case], count=False)
+        return bool(self.outside.escapes())
 
     def problems(self, cases: list[Case], count: bool = True) -> list[str]:
         """Why each case broke; empty where it held."""
@@ -200,12 +194,14 @@ class Trial:
 
     def count(self, case: Case, result: Reward | Failure) -> None:
         """Add what was seen of a case."""
-        tally = self.tallies[case.task]
-        tally.tried += case.least == 0
-        tally.honest += case.least > 0
-        tally.paid += case.least > 0 and not problem_of(case, result)
+        tally, right = self.tallies[case.task], not problem_of(case, result)
+        if case.least > 0:
+            tally.honest, tally.paid = tally.honest + 1, tally.paid + right
+        else:
+            tally.tried, tally.held = tally.tried + 1, tally.held + right
         tally.unscorable += isinstance(result, Failure)
         if isinstance(result, Reward):
+            tally.ended += any(name.startswith("grader_") and value for name, value in result.parts.items())
             tally.slowest = max(tally.slowest, result.parts.get(SECONDS, 0.0))
             tally.most_memory = max(tally.most_memory, result.parts.get(MEMORY, 0.0))
             tally.seconds += result.parts.get(SECONDS, 0.0)
@@ -217,7 +213,6 @@ class Trial:
         path = self.into / f"break-{self.level}-{self.given.seed}-{self.breaks:04}.json"
         kept = {**asdict(case), "level": self.level, "problem": problem, "again": again}
         path.write_text(json.dumps(kept, indent=1, default=str))
-        self.tallies[case.task].broke.append(str(path))
         print(f"{case.task}, {case.family}: {case.name}: {problem}; again: {again}: {path}", flush=True)
 
     def close(self) -> None:
@@ -249,17 +244,16 @@ def report(trial: Trial, seconds: float) -> None:
     """The table of a level."""
     drop = trial.outside.start_mib - trial.outside.lowest_mib
     print(f"\n{trial.level}, {seconds:.0f} s; the machine's free memory fell by at most {drop:.0f} MiB\n")
-    print("| task | attacks | held | broke | unscorable | honest | paid | slowest, s | mean, s | most memory, MiB |")
+    print("| task | attacks | held | honest | paid | unscorable | grader ended | slowest, s | mean, s | most MiB |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for name, tally in sorted(trial.tallies.items()):
         mean = tally.seconds / max(1, tally.tried + tally.honest)
-        held = tally.tried - len(tally.broke)
-        counts = (tally.tried, held, len(tally.broke), tally.unscorable, tally.honest, tally.paid)
+        counts = [getattr(tally, name) for name in COUNTS]
         print(
             f"| {name} | {' | '.join(map(str, counts))} | {tally.slowest:.1f} | {mean:.2f} | {tally.most_memory:.0f} |"
         )
-    total = sum(tally.tried for tally in trial.tallies.values())
-    print(f"| all | {total} | | {trial.breaks} | | | | | | |", flush=True)
+    sums = [sum(getattr(tally, name) for tally in trial.tallies.values()) for name in COUNTS]
+    print(f"| all | {' | '.join(map(str, sums))} | | | |\n\n{trial.breaks} breaks", flush=True)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ lock of a slot says whether somebody does.
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from minrl.sandbox.slot import FIRST_UID, SHARED, SLOTS
 
 MIB = 2**20
+PATIENCE_S = 15.0
 SYSV = ("shm", "sem", "msg")
 
 
@@ -106,6 +108,18 @@ def _is_theirs(uid: int) -> bool:
     return FIRST_UID <= uid < FIRST_UID + SLOTS
 
 
+def settled() -> list[int]:
+    """The processes below this one, once there are only workers or those that stay: the sandbox may still tidy up."""
+    give_up = time.monotonic() + PATIENCE_S
+    while True:
+        below = list(descendants(os.getpid()))
+        if all(map(is_worker, below)) or time.monotonic() > give_up:
+            return below
+        with suppress(ChildProcessError):  # orphans that came to this process
+            os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.05)
+
+
 def files_in(folder: Path) -> tuple[int, float]:
     """How many files and folders are below one, and their MiB."""
     count, size = 0, 0
@@ -119,7 +133,7 @@ def files_in(folder: Path) -> tuple[int, float]:
 
 def census(place: Path, slots: str) -> dict[str, float]:
     """This process and those below it, at a moment at which no program runs. `place` is the run's own TMPDIR."""
-    below = list(descendants(os.getpid()))
+    below = settled()
     workers = [pid for pid in below if is_worker(pid)]
     files, size = files_in(place)
     return {
