@@ -171,7 +171,7 @@ def _games() -> list[Case]:
 CASES = [
     *_of("gsm8k", GSM8K, lambda answer: f"So.\n#### {answer}", "97", WRONG_NUMBERS),
     *_of("gsm8k", GSM8K, boxed, "97", WRONG_NUMBERS, prompt="boxed"),
-    *_of("math", MATH, boxed, "13/21", WRONG_NUMBERS, timeout_s=2.0, format_weight=0.0),
+    *_of("math", MATH, boxed, "13/21", WRONG_NUMBERS, format_weight=0.0),
     *_of("math", SURD, boxed, "7 \\sqrt 2", {**WRONG_NUMBERS, "copied": "\\sqrt{50} + \\sqrt{8}"}, format_weight=0.0),
     *_of("countdown", COUNTDOWN, tagged, "8 + 11 - 3", WRONG_SUMS),
     *_of("hanoi", HANOI, tagged, "1 A>E ; 2 A>C ; 1 E>C", WRONG_MOVES),
