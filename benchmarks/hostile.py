@@ -40,13 +40,13 @@ from tests.hostile.variants import variant
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 DEADLINE_S = 60.0
-CHUNK = 48
+CHUNK = 192
 HONEST_SHARE = 0.15
-WEIGHTS = {"rust": 0.01, "code": 0.3, "code_game": 0.05, "tictactoe": 0.03}
+WEIGHTS = {"rust": 0.003, "code": 0.2, "code_game": 0.04, "math": 0.03}
 """Shares of the variants by task; the rest is divided among the other tasks."""
 
 HASTE: Mapping[str, Mapping[str, float]] = {
-    "code": {"timeout_s": 0.7},
+    "code": {"timeout_s": 0.5},
     "code_game": {"time_limit_s": 1.0},
     "rust": {"build_seconds": 8.0, "test_seconds": 1.0},
     "math": {"timeout_s": 2.0},
