@@ -19,7 +19,6 @@ import evaluate
 import train
 from minrl.rewards.workers import Workers
 from minrl.sandbox import calls
-from minrl.tasks.rust.cargo import toolchain
 from minrl.types import UserError
 from tests.hostile.cases import Case
 from tests.hostile.census import descendants, left_over
@@ -81,7 +80,7 @@ def chosen(level: str) -> dict[tuple[str, str], list[Case]]:
 
 def rust_works() -> bool:
     try:
-        toolchain()
+        task_of("rust").notes()
     except UserError:
         return False
     return True
