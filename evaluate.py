@@ -28,7 +28,7 @@ if __name__ == "__main__":
 from minrl.rewards.completions import score_file
 from minrl.system.files import write_text
 from minrl.system.json_text import json_text
-from minrl.system.streams import printable
+from minrl.system.foreign_text import printable
 from minrl.rewards.judge import open_judge
 from minrl.tasks import load_task
 from minrl.types import require

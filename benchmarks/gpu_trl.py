@@ -61,7 +61,7 @@ def trl(model: Path) -> list[tuple[float, float]]:
 
     steps: list[tuple[float, float]] = []
     sampled: list[int] = []
-    words = AutoTokenizer.from_pretrained(model, padding_side="left")
+    words = AutoTokenizer.from_pretrained(model, padding_side="left", trust_remote_code=False)
 
     def reward(completions, completion_ids, **_):
         sampled.append(sum(map(len, completion_ids)))

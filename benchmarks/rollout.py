@@ -47,6 +47,7 @@ def vllm(turns: Turns, work: Work) -> None:
 
         engine = LLM(
             str(folder),
+            trust_remote_code=False,
             dtype=work.dtype,
             max_model_len=work.prompt_tokens + work.max_tokens,
             max_num_seqs=work.prompts * work.group,

@@ -115,8 +115,8 @@ def trl(turns: Turns, work: Work) -> None:
     state: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp())
     save_shape(work.size, folder)
-    words = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    words = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     generate = model.generate
 
     class Scheduled(LogitsProcessor):

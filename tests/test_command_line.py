@@ -63,6 +63,7 @@ OTHER = {
     "chat_template": "chatml",
     "preflight_only": True, "engine_memory_frac": 0.3, "kl_estimator": "k2", "overlong": "mask",
     "judge_weight": 0.3, "judge_prompt": "Grade {completion}", "judge_base_url": "http://127.0.0.1:8000/v1",
+    "judge_key_variable": "ANOTHER_KEY",
 }  # fmt: skip
 
 

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal, ChatUsage, checked_url
+from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal, ChatUsage
+from minrl.system.keys import checked_url
 from minrl.types import UserError
 from tests.chat_server import ChatServer, answer, in_turn
 
@@ -18,12 +19,13 @@ MESSAGES = [{"role": "user", "content": "2 + 2?"}]
 @pytest.fixture
 def serve(monkeypatch):
     """A server that answers as told, and a client for it."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-test")
+    monkeypatch.setenv("TEST_API_KEY", "sk-secret-of-the-test")
     opened = []
 
     def start(reply, **settings):
         server = ChatServer(reply)
-        client = ChatClient("m", server.url, **{"timeout_s": 30.0, "retries": 2, **settings})
+        usual = {"timeout_s": 30.0, "retries": 2, "key_variable": "TEST_API_KEY"}
+        client = ChatClient("m", server.url, **{**usual, **settings})
         opened.extend([client, server])
         return server, client
 

@@ -27,7 +27,7 @@ def says(body):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret-of-the-test")
+    monkeypatch.setenv("SERVER_KEY", "sk-secret-of-the-test")
     server = ChatServer(says)
     yield server
     server.close()
@@ -54,7 +54,7 @@ def scores_of(folder):
 
 def test_single_turns_and_conversations_are_played_and_scored(server, tasks, tmp_path):
     command = ["--models", f"openai:m@{server.url}", "--tasks", *tasks, "--output", tmp_path / "out"]
-    assert run(*command, flags=FLAGS) == 0
+    assert run(*command, flags=[*FLAGS, "--api-key-variable", "SERVER_KEY"]) == 0
     rows = rows_of(tmp_path / "out")
     assert len({(r["task"], r["mode"], r["index"], r["sample"]) for r in rows}) == len(rows)
     turns = sum(len(row.get("turns", [1])) for row in rows)

@@ -1,6 +1,9 @@
 """Architectures with the real vLLM (tests/vllm_models.py has all), and what of the engine can be tried without it."""
 
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
+from minrl.config import EngineConfig
 from minrl.engines.vllm import start
 from minrl.engines.vllm import versions as vllm_versions
 from minrl.engines.vllm.checkpoint import Checkpoint
@@ -49,7 +53,39 @@ FEW = ("olmo2", "qwen3_moe", "mixtral", "gemma2", "phi", "gpt2", "granitemoehybr
 def test_vllm_samples_with_the_policy_before_and_after_an_update(name):
     found = compare_apart(name)
     assert found.outcome == "right", found.reason
-    assert found.gap <= TOLERANCE and found.spread > 0.5
+    assert found.gap <= TOLERANCE["float32"] and found.spread > 0.5
+
+
+def test_vllm_is_given_the_processor_of_a_multimodal_model(policy, monkeypatch):
+    """It makes one where it runs the class of text and images."""
+    given = {}
+
+    def engine(model, **_):
+        given.update({path.name: path.read_bytes() for path in Path(model).iterdir()})
+        return SimpleNamespace()
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=engine))
+    monkeypatch.setattr(vllm_versions, "supported_head_sizes", lambda: list(range(1024)))
+    monkeypatch.setattr(vllm_versions, "engine_model", lambda llm: nn.Module())
+    monkeypatch.setattr(policy.model, "processor_files", {"preprocessor_config.json": b"{}"}, raising=False)
+    start.start(EngineConfig(), policy, policy.model, 1, 64)
+    assert given["preprocessor_config.json"] == b"{}" and "config.json" in given
+
+
+def test_a_convolution_that_is_packed_in_place_is_compared_as_it_was_loaded():
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.arange(6.0).reshape(2, 1, 3))
+    loaded = {"mixer.conv1d.weight": layer.weight.detach().clone()}
+    engine = nn.Module()
+    engine.mixer = nn.Module()
+    engine.mixer.conv1d = layer
+    layer._cpu_unpacked_conv_weight = layer.weight.detach().view(2, 3).clone()
+    layer.weight.data = layer.weight.data.flip(2)  # stands for the packed order
+    held = find_held(engine, loaded)
+    assert [tensor.name for tensor in held] == list(loaded)
+    assert differing(held, loaded, torch.float32, 0) == []
+    layer._cpu_unpacked_conv_weight[1, 2] += 1
+    assert differing(held, loaded, torch.float32, 0) == list(loaded)
 
 
 @pytest.mark.slow

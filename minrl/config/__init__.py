@@ -31,6 +31,7 @@ from minrl.config.bounds import (
     share_below_one,
 )
 from minrl.config.learning import AlgorithmConfig, LoraConfig, OptimizerConfig, SamplingConfig
+from minrl.system.keys import checked_url, require_variable
 from minrl.types import UserError, require
 
 PATH = {"path": "always"}
@@ -320,7 +321,7 @@ class JudgeConfig(Bounded):
     judge_cache: str = field(default="checkpoints/judge_cache.jsonl", metadata=PATH)
     """File that keeps the judge's replies, so that nothing is asked twice. Empty: kept for this run only."""
     judge_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key of the endpoint; a server of one's own may need none."""
+    """Environment variable that holds the key of the endpoint. The default is read for OpenAI's own host alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -328,6 +329,8 @@ class JudgeConfig(Bounded):
             bool(self.judge_model) or not (self.judge_base_url or self.judge_prompt),
             "judge_base_url and judge_prompt are of no use without judge_model: name the judge",
         )
+        require_variable("judge_key_variable", self.judge_key_variable)
+        checked_url(self.judge_base_url)
         if self.judge_prompt and COMPLETION not in self.judge_prompt:  # config.json holds the text, not the file's name
             object.__setattr__(self, "judge_prompt", _prompt_in_file(self.judge_prompt))
 

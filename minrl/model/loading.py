@@ -1,6 +1,7 @@
 """transformers' models and tokenizers: loaded from a hub or a folder, made with random weights, saved."""
 
 import json
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,13 +27,14 @@ from transformers.utils import logging
 
 from minrl.kernels.attention import ATTENTION, packed_attention
 from minrl.kernels.routers import exact_routers
-from minrl.model.source import auto_class, processor_files, read_config, settle_dequantized, why_not
+from minrl.model.source import PICKLE, auto_class, processor_files, read_config, settle_dequantized, why_not
 from minrl.model.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError, require
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 logging.disable_progress_bar()
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # which would ask others to convert pickled weights
 
 HUB_TIMEOUT_S = 5.0
 
@@ -67,6 +69,8 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
             dtype=torch.float32,
             local_files_only=cached_only,
             trust_remote_code=False,
+            use_safetensors=True,
+            weights_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, in one line
         )
@@ -190,6 +194,11 @@ def save_model(
     model.config.dtype = decoder_of(model).dtype if weights is None else torch.float32
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    save_processor(model, folder)
+
+
+def save_processor(model: CausalModel, folder: Path) -> None:
+    """Save the processor's files of the folder that a multimodal model came from."""
     for name, content in getattr(model, "processor_files", {}).items():
         (folder / name).write_bytes(content)
 
@@ -246,4 +255,6 @@ def _not_found(path: str, error: Exception, cached_only: bool) -> str:
             f"cannot load model {path!r}: no such folder here, it is not cached, and {why}; give a local folder "
             "(training without --model-id makes a small base model of its own)"
         )
+    if "safetensors" in reason:
+        reason = f"it has no safetensors; what else it has is {PICKLE}"
     return f"cannot load model {path!r}: the hub did not give it ({reason}); check the name, or give a local folder"

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import in_float32, speed_up_linears
 from minrl.kernels.frozen import hold_frozen
+from minrl.model.source import PICKLE
 from minrl.model.targets import find_targets, parameter_wrapper, refusals_in_one_line, refuse_tied
 from minrl.model.text import foreign_modules, train_text
 from minrl.system.files import read_record
 from minrl.system.streams import first_line
-from minrl.types import CausalModel, UserError
+from minrl.types import CausalModel, UserError, require
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The two files of adapters, as peft names them."""
@@ -184,6 +185,8 @@ def fold_in(model: CausalModel, folder: Path, base: str) -> None:
     """
     import peft
 
+    whole = (folder / WEIGHTS).exists() or not (folder / "adapter_model.bin").exists()
+    require(whole, f"the adapters in {folder} cannot be loaded: adapter_model.bin is {PICKLE}")
     try:
         refuse_other_base(model, folder / WEIGHTS, base)
         _inject(model, peft.PeftConfig.from_pretrained(str(folder)))

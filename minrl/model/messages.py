@@ -1,7 +1,9 @@
 """Chat messages: their texts, and what of them no chat template is given."""
 
+import re
 from collections.abc import Sequence
 
+from minrl.system.foreign_text import unmarked
 from minrl.types import Message, UserError, require
 
 
@@ -14,6 +16,22 @@ def text_of(message: Message) -> str:
 def roles_of(messages: Sequence[Message]) -> str:
     """The roles of a conversation, in words."""
     return ", ".join(str(message.get("role")) for message in messages) or "no messages"
+
+
+def quoted(message: Message, special: re.Pattern[str] | None) -> Message:
+    """The message with a space in each special token that its text holds: what others wrote ends no turn. An answer is
+    the assistant's own and stays as it is.
+    """
+    content = message.get("content")
+    if special is None or message.get("role") == "assistant" or not special.search(str(content)):
+        return message
+
+    def broken(text: object) -> object:
+        return special.sub(lambda match: unmarked(match[0]), text) if isinstance(text, str) else text
+
+    if isinstance(content, list):
+        return {**message, "content": [{**part, "text": broken(part["text"])} for part in content]}
+    return {**message, "content": broken(content)}
 
 
 def refuse_images(message: Message) -> None:

@@ -23,6 +23,9 @@ PROCESSOR_FILES = (
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "tekken.json")
 """What a tokenizer is read from, by the kind of tokenizer."""
 
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PICKLE = "a pickle, which may run code as it is read: save the weights as safetensors, as model.save_pretrained does"
+
 DEQUANTIZED = ("mxfp4", "fp8")
 """Quantizations that transformers undoes as it loads a checkpoint."""
 
@@ -88,6 +91,12 @@ def processor_files(path: str, cached_only: bool) -> dict[str, bytes]:
     return {name: Path(file).read_bytes() for name, file in found.items() if file is not None}
 
 
+def pickled(folder: Path) -> str | None:
+    """Why the weights in a folder are refused, if there are none but pickled ones."""
+    files = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    return f"{files[0]} is {PICKLE}" if files and not any(folder.glob("*.safetensors")) else None
+
+
 def why_not(folder: Path) -> str | None:
     """Why a folder is not one that can be loaded, where that shows; None elsewhere."""
     if (folder / "model_index.json").exists():
@@ -107,7 +116,7 @@ def why_not(folder: Path) -> str | None:
     kind = stored["model_type"]
     if kind in transformers.CONFIG_MAPPING:
         known = any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
-        return None if known else "it has no tokenizer: put tokenizer.json there"
+        return pickled(folder) if known else "it has no tokenizer: put tokenizer.json there"
     if stored.get("auto_map"):
         return f"its model type {kind!r} needs Python code from that folder, which is not run"
     return f"transformers {transformers.__version__} does not know its model type {kind!r}: a later version may"

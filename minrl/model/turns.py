@@ -4,6 +4,7 @@ The ids of an episode only grow: the first turn is encoded as a prompt, and each
 completion. `minrl.model.round_trip` compares the result with the template's rendering of the whole conversation.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,10 +12,15 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.model.messages import refuse_half_pairs, refuse_images, roles_of
+from minrl.model.messages import quoted, refuse_half_pairs, refuse_images, roles_of
 from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens
+from minrl.system.foreign_text import unmarked
+from minrl.system.signals import limited
 from minrl.system.streams import first_line
 from minrl.types import Message, Prompt, UserError, require
+
+RENDERING_S = 10.0
+"""Seconds that a template may take: a stranger's may loop for ever, in jinja's sandbox as elsewhere."""
 
 QUESTION, ANSWER = "\u2042", "\u2042\u2042z"
 """Texts of a conversation that is rendered to see what the template writes around them. A tokenizer joins a letter with
@@ -155,12 +161,13 @@ class Turns:
         for message in messages:
             refuse_images(message)
         try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=ask,
-                **self.chat_template_options,
-            )
+            with limited(RENDERING_S):
+                text = self.tokenizer.apply_chat_template(
+                    [dict(quoted(message, self._marks)) for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=ask,
+                    **self.chat_template_options,
+                )
         except Exception as error:  # jinja raises whatever a template leads it to
             raise UserError(
                 f"the chat template does not take a conversation of {roles_of(messages)}: {first_line(error)}; change "
@@ -262,6 +269,14 @@ class Turns:
         ends = {own.bos_token_id, own.eos_token_id, own.pad_token_id}  # byte tokenizers name one of them as unknown
         added = {*own.added_tokens_decoder, *own.all_special_ids} - {own.unk_token_id}
         return frozenset({id for id in added if self.decode_all([id]).strip()} | ends - {None})
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str] | None:
+        """The special tokens that have the shape of a mark: a message that holds one could end its turn."""
+        own = self.tokenizer
+        special = {token.content for token in own.added_tokens_decoder.values() if token.special}
+        marks = sorted(token for token in special | {*own.all_special_tokens} if unmarked(token) != token)
+        return re.compile("|".join(map(re.escape, reversed(marks)))) if marks else None
 
     @cached_property
     def _prefixes(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig
 from minrl.config.bounds import Bounded, Calls, Count, Natural, Seconds, Seed, from_zero
+from minrl.system.keys import require_variable
 from minrl.terminal.flags import ALONE
 from minrl.types import require
 
@@ -30,7 +31,11 @@ class ApiConfig(Bounded):
     api_timeout_s: Seconds = 120.0
     """Longest silence of the server in one attempt, in seconds."""
     api_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; a server of one's own may need none."""
+    """Environment variable that holds the key. The default is read for OpenAI's own host alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_variable("api_key_variable", self.api_key_variable)
 
 
 @dataclass(frozen=True, kw_only=True)

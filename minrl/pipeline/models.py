@@ -13,6 +13,7 @@ from minrl.model.lora import base_of
 from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST, damage
 from minrl.run.resume import model_folder, resolve_model
+from minrl.system.keys import checked_url
 from minrl.types import require
 
 
@@ -72,7 +73,9 @@ def _served(name: str) -> NamedModel:
     model, _, base_url = name.removeprefix(API).rpartition("@")
     if not model:
         model, base_url = base_url, ""
+    require("://" not in model, "a server's model is named openai:MODEL@BASE_URL, and a base URL must hold no user")
     require(bool(model), f"a server's model is named openai:MODEL@BASE_URL, got {name!r}")
+    checked_url(base_url)
     return NamedModel(name, model, fingerprint=name, base_url=base_url)
 
 

@@ -1,5 +1,6 @@
 """The third stage: figures, tables and pictures from the scores."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from minrl.pipeline.score import asked_again
 from minrl.pipeline.settings import StageSettings
 from minrl.record.tensorboard import write_pictures
 from minrl.system.files import read_json, write_csv, write_json, write_text
+from minrl.system.foreign_text import one_line
 from minrl.system.json_text import plain
 
 TABLE, CSV, CHARTS, EVENTS = "summary.md", "summary.csv", "charts", "tensorboard"
@@ -167,7 +169,7 @@ def category_cells(of_task: Sequence[Figures]) -> Cells:
 def table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """A Markdown table: the first column is aligned to the left, the others to the right."""
     rule = ["---", *["--:"] * (len(columns) - 1)]
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in (columns, rule, *lines)]
+    escaped = [[re.sub(r"[\[|<]", r"\\\g<0>", one_line(cell)) for cell in line] for line in (columns, rule, *lines)]
     return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from minrl.pipeline.report import BY_CATEGORY, Cells, category_cells, difference_cells, interval_text, share, title_of
-from minrl.system.streams import printable
+from minrl.system.foreign_text import printable
 from minrl.terminal.tables import Table
 
 Figures = Mapping[str, Any]

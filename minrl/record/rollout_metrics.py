@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
+from minrl.system.foreign_text import printable
 from minrl.types import Reward, Rollout, part_means
 
 SHOWN_CHARACTERS = 2000
@@ -138,7 +139,7 @@ def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
         advantage = "" if line["advantage"] is None else f"advantage {line['advantage']:+.2f}"
         tokens = f"{sum(line['loss_mask'])} tokens"
         about = filter(None, [reward, advantage, parts, tokens, line["finish_reason"], line["role"]])
-        block = f"{_shortened(line['prompt'])}\n--------\n{_shortened(line['text'])}"
+        block = printable(f"{_shortened(line['prompt'])}\n--------\n{_shortened(line['text'])}")
         shown.append("**" + " · ".join(about) + "**\n\n" + "\n".join("    " + row for row in _wrapped(block)))
     return "\n\n".join(shown)
 

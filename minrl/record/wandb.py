@@ -8,7 +8,6 @@ lacks. An offline run cannot be resumed: it is rewritten from metrics.jsonl and 
 and distributions.
 """
 
-import html
 import importlib
 import importlib.util
 import os
@@ -23,6 +22,7 @@ from loguru import logger
 
 from minrl.run.folder import MEDIA
 from minrl.system.files import append_jsonl, read_jsonl, write_jsonl, write_text
+from minrl.system.foreign_text import html_text
 from minrl.types import UserError
 
 BARS = 64
@@ -122,7 +122,7 @@ class WandbLog:
     def _readable(self, value: str | list[Any]) -> Any:  # noqa: ANN401 - W&B's own kinds
         """W&B's object for a literal text, or for a distribution given by counts and edges."""
         if isinstance(value, str):
-            return self._wandb.Html(f"<pre>{html.escape(value)}</pre>", inject=False)
+            return self._wandb.Html(f"<pre>{html_text(value)}</pre>", inject=False)
         return self._wandb.Histogram(np_histogram=(np.asarray(value[0]), np.asarray(value[1])))
 
     def _send(self, step: int, values: Mapping[str, Any]) -> None:

@@ -1,13 +1,13 @@
 """The report as one HTML file, which asks no network for anything and needs no script."""
 
 from collections.abc import Sequence
-from html import escape
 
 from minrl.report.pictures import before_and_after, curves, seconds
 from minrl.report.runs import AXES, RunData
 from minrl.report.seeds import groups_of
 from minrl.report.svg import PALETTE, STYLE
 from minrl.report.tables import Table, cost, over_seeds, remarks, results, settings, title
+from minrl.system.foreign_text import html_text
 
 LAYOUT = """
 * { box-sizing: border-box; }
@@ -33,13 +33,13 @@ def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
     axes = [axis for axis in AXES if any(run.positions(axis)[run.last_step] for run in runs)] or ["step"]
     charts = [one for axis in axes for one in curves(groups, axis, smoothing)]
     keys = [
-        f'<span><i style="background:var(--c{number % len(PALETTE)})"></i>{escape(group.name)}</span>'
+        f'<span><i style="background:var(--c{number % len(PALETTE)})"></i>{html_text(group.name)}</span>'
         for number, group in enumerate(groups)
     ]
     several = over_seeds(groups)
     about = "Thin lines: each seed. Thick: their mean; from three seeds on with its 95 % interval (Student's t)."
     parts = [
-        *(f"<p>{escape(one)}</p>" for one in remarks(runs)),
+        *(f"<p>{html_text(one)}</p>" for one in remarks(runs)),
         _table(_scores_first(results(runs))),
         f"<h2>Over seeds</h2>{_table(several)}" if several[1] else "",
         f'<h2>Curves</h2><p class="legend">{"".join(keys)}</p>',
@@ -49,9 +49,9 @@ def page(runs: Sequence[RunData], smoothing: float, command: str) -> str:
         f"<h2>Settings</h2>{_settings(runs)}<h2>Cost</h2>{_table(cost(runs))}<p>Made by {_code(command)}.</p>",
     ]
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title(runs))}</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html_text(title(runs))}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}{LAYOUT}{_rules(axes)}</style></head><body><h1>{escape(title(runs))}</h1>"
+        f"<style>{STYLE}{LAYOUT}{_rules(axes)}</style></head><body><h1>{html_text(title(runs))}</h1>"
         f"{''.join(parts)}</body></html>\n"
     )
 
@@ -89,12 +89,12 @@ def _scores_first(content: Table) -> Table:
 def _table(content: Table) -> str:
     header, rows = content
     cells = ["".join(f"<td>{_code(cell)}</td>" for cell in row) for row in rows]
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    head = "".join(f"<th>{html_text(name)}</th>" for name in header)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def _code(text: str) -> str:
     """A text in which backquotes mark code, as HTML."""
-    pieces = escape(text).split("`")
+    pieces = html_text(text).split("`")
     return "".join(f"<code>{one}</code>" if number % 2 else one for number, one in enumerate(pieces))

@@ -6,9 +6,9 @@ The colours are Okabe and Ito's, for colour-blind readers (https://jfly.uni-koel
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from minrl.report.charts import PALETTE
+from minrl.system.foreign_text import html_text
 
 ON_DARK = ("#4DA3FF", "#FF8A4C", "#2BC79B", "#E59CC6", "#F2B63C", "#8FD0F5", "#A8A8A8", "#FFFFFF")
 WIDTH, HEIGHT = 420, 260
@@ -95,9 +95,9 @@ def chart(title: str, curves: Sequence[Curve], x_label: str, scale: str, kind: s
 
 def bars(title: str, rows: Sequence[Bar], limit: float, legend: Sequence[str] = ()) -> str:
     """A chart of horizontal bars from 0 to `limit`. `legend` names the colours of the parts."""
-    body, y, wide = [f'<text class="title" x="8" y="18">{escape(title)}</text>'], 34, WIDTH - 80
+    body, y, wide = [f'<text class="title" x="8" y="18">{html_text(title)}</text>'], 34, WIDTH - 80
     for row in rows:
-        body.append(f'<text x="8" y="{y + 8}">{escape(_cut(row.label))}</text>')
+        body.append(f'<text x="8" y="{y + 8}">{html_text(_cut(row.label))}</text>')
         left = 8.0
         for length, number in row.parts:
             width, color = length / limit * wide, f"var(--c{number % len(PALETTE)})"
@@ -109,7 +109,7 @@ def bars(title: str, rows: Sequence[Bar], limit: float, legend: Sequence[str] = 
                 f'<path class="whisker" d="M{low:.1f} {y + 20}H{high:.1f}M{low:.1f} {y + 16}v8M{high:.1f} {y + 16}v8"/>'
             )
             left = max(left, high)
-        body.append(f'<text x="{left + 5:.1f}" y="{y + 24}">{escape(row.text)}</text>')
+        body.append(f'<text x="{left + 5:.1f}" y="{y + 24}">{html_text(row.text)}</text>')
         y += 36
     for number, name in enumerate(legend):
         body.append(_key(8 + number % 3 * 136, y + number // 3 * 16, number, name))
@@ -142,14 +142,14 @@ def alone(one: str) -> str:
 def _svg(width: int, height: int, title: str, body: Sequence[str], kind: str = "", file: bool = False) -> str:
     own = f' xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"' if file else ""
     kind = f' class="{kind}"' if kind else ""
-    name = f"<title>{escape(title)}</title>" if title else ""
+    name = f"<title>{html_text(title)}</title>" if title else ""
     return f'<svg viewBox="0 0 {width} {height}" role="img"{own}{kind}>{name}{"".join(body)}</svg>'
 
 
 def _axes(title: str, x_label: str, x: tuple[float, float], y: tuple[float, float], scale: str) -> str:
     """Title, grid, ticks and the label of the x axis."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
-    parts = [f'<text class="title" x="{LEFT}" y="18">{escape(title)}</text>']
+    parts = [f'<text class="title" x="{LEFT}" y="18">{html_text(title)}</text>']
     for tick, text in ticks(*y, scale):
         down = TOP + (y[1] - tick) / (y[1] - y[0]) * (bottom - TOP)
         parts.append(f'<path class="grid" d="M{LEFT} {down:.1f}H{right}"/>')
@@ -159,7 +159,7 @@ def _axes(title: str, x_label: str, x: tuple[float, float], y: tuple[float, floa
         parts.append(f'<path class="grid" d="M{across:.1f} {bottom}v4"/>')
         parts.append(f'<text x="{across:.1f}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
     middle = (LEFT + right) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{escape(x_label)}</text>')
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{html_text(x_label)}</text>')
     return "".join(parts)
 
 
@@ -209,7 +209,7 @@ def _thin(points: Sequence) -> Sequence:  # type: ignore[type-arg]
 
 def _key(x: int, y: int, number: int, name: str) -> str:
     square = f'<rect x="{x}" y="{y}" width="10" height="10" style="fill:var(--c{number % len(PALETTE)})"/>'
-    return f'{square}<text x="{x + 15}" y="{y + 9}">{escape(name)}</text>'
+    return f'{square}<text x="{x + 15}" y="{y + 9}">{html_text(name)}</text>'
 
 
 def _cut(label: str, most: int = 66) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from minrl.report.runs import RunData, Score, differences
 from minrl.report.seeds import Group, groups_of, mean
+from minrl.system.foreign_text import one_line
 
 NOTHING = "-"
 
@@ -130,7 +131,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     |---|---|
     | 1 | x\\|y |
     """
-    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    cells = [[one_line(cell).replace("|", "\\|") for cell in row] for row in rows]
     lines = [list(header), ["---"] * len(header), *cells]
     shown = ["| " + " | ".join(line) + " |" for line in lines]
     shown[1] = shown[1].replace(" ", "")

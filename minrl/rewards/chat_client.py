@@ -3,7 +3,8 @@
 The `openai` client sends requests and retries with backoff. This file adds one line for each kind of failure, a limit
 on concurrent calls, and a deadline for a whole call. A failure is raised, never returned as an answer.
 
-The key comes from an environment variable. It is in no config and is removed from the server's messages.
+The key comes from an environment variable (`minrl.system.keys`). It is in no config and is removed from the server's
+messages.
 """
 
 import asyncio
@@ -12,18 +13,14 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from threading import Thread
 from typing import Any
-from urllib.parse import urlsplit
 
 from loguru import logger
 
-from minrl.types import Message, UserError, require
-
-OPENAI_URL = "https://api.openai.com/v1"
-OPENAI_HOST = "api.openai.com"
-
-KEY_VARIABLE = "OPENAI_API_KEY"
+from minrl.system.keys import KEY_VARIABLE, about_key, checked_url, is_openai, key_for, without_keys
+from minrl.types import Message, UserError
 
 LONGEST_BACKOFF_S = 8.0
 """The openai client's longest pause between attempts, unless the server asks for a longer one."""
@@ -103,10 +100,15 @@ class ChatClient:
     ) -> None:
         self.model, self.base_url = model, checked_url(base_url)
         self.longest_s = (retries + 1) * timeout_s + retries * LONGEST_BACKOFF_S
-        self._key = _key(self.base_url, key_variable)
+        self._key = key_for(self.base_url, key_variable)
+        _say_once(about_key(self.base_url, self._key))
         self._errors = openai = _openai()
         self._client = openai.AsyncOpenAI(
-            api_key=self._key or "none", base_url=self.base_url, timeout=timeout_s, max_retries=retries
+            api_key=self._key or "none",
+            base_url=self.base_url,
+            timeout=timeout_s,
+            max_retries=retries,
+            default_headers=_own_headers(openai, self.base_url, self._key),
         )
         self._in_flight = asyncio.Semaphore(concurrency)
         self._names = {model}
@@ -127,7 +129,7 @@ class ChatClient:
 
         Some servers do not support n above 1, and some models no temperature (None omits it).
         """
-        longest = "max_completion_tokens" if urlsplit(self.base_url).hostname == OPENAI_HOST else "max_tokens"
+        longest = "max_completion_tokens" if is_openai(self.base_url) else "max_tokens"
         asked: dict[str, Any] = {"model": self.model, "messages": [dict(one) for one in messages], longest: max_tokens}
         optional = {"temperature": temperature, "seed": seed, "n": n if n > 1 else None}
         asked.update({name: value for name, value in optional.items() if value is not None})
@@ -219,36 +221,24 @@ class ChatClient:
         reason = " ".join(reason.split())
         if self._key:
             reason = reason.replace(self._key, "***")
+        reason = without_keys(reason)
         message = f"{self.model} at {self.base_url}: {reason[:LONGEST_REASON]}"
         return ChatRefusal(message, refused) if refused else ChatError(message)
 
 
-def checked_url(base_url: str) -> str:
-    """The endpoint's URL, by default OpenAI's. Raises `UserError` if it cannot be an endpoint or contains a key.
-
-    >>> checked_url(""), checked_url("http://127.0.0.1:8000/v1/")
-    ('https://api.openai.com/v1', 'http://127.0.0.1:8000/v1')
-    """
-    parts = urlsplit(base_url or OPENAI_URL)
-    example = "such as http://127.0.0.1:8000/v1"
-    require("@" not in parts.netloc and not parts.query, "a base URL must hold no key: put it into the environment")
-    require(
-        parts.scheme in ("http", "https") and bool(parts.hostname),
-        f"a base URL must begin with http:// or https://, {example}, got {base_url!r}",
-    )
-    require(
-        not parts.path.rstrip("/").endswith("/completions"),
-        f"a base URL ends before /chat/completions, {example}, got {base_url!r}",
-    )
-    return (base_url or OPENAI_URL).rstrip("/")
+def _own_headers(openai: Any, url: str, key: str) -> dict[str, Any]:  # noqa: ANN401 - the library
+    """The headers that keep OpenAI's from other hosts: the client takes account, project and more from variables."""
+    if is_openai(url):
+        return {}
+    lines = ["OpenAI-Organization:", "OpenAI-Project:", *os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")]
+    names = [line.partition(":")[0].strip() for line in lines if ":" in line]
+    return {**{name: openai.Omit() for name in names}, "Authorization": f"Bearer {key or 'none'}"}
 
 
-def _key(base_url: str, variable: str) -> str:
-    """The key in the environment; empty for servers other than OpenAI's, which may need none."""
-    key = os.environ.get(variable, "").strip()
-    if not key and urlsplit(base_url).hostname == OPENAI_HOST:
-        raise UserError(f"{OPENAI_HOST} needs a key: put it into the environment variable {variable}")
-    return key
+@cache
+def _say_once(line: str) -> None:
+    if line:
+        logger.warning(line)
 
 
 def _openai() -> Any:  # noqa: ANN401 - the library

@@ -7,7 +7,8 @@
 The last line of the reply must be `Score: N` with N from 0 to 10, and no other line may begin so. Anything else (no
 score, two scores, one out of range, a truncated reply, a failed server) makes the rollout unscorable, never 0.
 
-The judged text stands between marks that contain its hash, which no text can contain in advance.
+The judged text stands between marks that contain its hash, which no text can contain in advance. What a chat template
+could take for a mark of its own, such as `<|im_end|>`, is broken in it by a space, whatever the judge's tokenizer is.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from loguru import logger
 from minrl.config import JudgeConfig
 from minrl.rewards.chat_client import ChatClient
 from minrl.rewards.reply_cache import ReplyCache
+from minrl.system.foreign_text import unmarked
 from minrl.system.stable_text import digest_of, stable_text
 from minrl.tasks import Task
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, UserError
@@ -112,7 +114,8 @@ class Judge:
 
     def _messages(self, prompt: Prompt | None, completion: str, known: str) -> list[dict[str, str]]:
         shown = None if prompt is None else text_of(prompt)
-        texts = {"prompt": shown, "reference": known, "completion": completion}
+        given = {"prompt": shown, "reference": known, "completion": completion}
+        texts = {name: None if text is None else unmarked(text) for name, text in given.items()}
         mark = hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
 
         def block(match: re.Match[str]) -> str:

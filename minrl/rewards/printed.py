@@ -1,6 +1,5 @@
 """What the code of tasks prints: the first lines are shown as a run's own messages are, the others counted."""
 
-import re
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.system.foreign_text import printable
+
 SHOWN = 20
 """Lines that are shown until the workers end."""
 
 WIDTH = 200
 """Characters of a line that are shown."""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Printed:
@@ -33,7 +32,7 @@ class Printed:
             self._lines += 1
             number = self._lines
         if number <= SHOWN:
-            text = _CONTROL.sub(" ", line)
+            text = printable(line)
             logger.info(f"printed by the task: {text if len(text) <= WIDTH else text[:WIDTH] + ' ...'}")
         if number == SHOWN + 1:
             logger.info(f"printed by the task: more than {SHOWN} lines; the others are counted")

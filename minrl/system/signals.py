@@ -6,6 +6,7 @@ signal, such as SIGHUP under nohup, stays ignored.
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -49,6 +50,25 @@ def answered(answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     finally:
         for number, before in ours.items():
             signal.signal(number, before)
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError inside after so many seconds. Only in the main thread, which alone gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"it takes longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and again, if something catches the first
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, before)
 
 
 def ignore_stop_signals() -> None:

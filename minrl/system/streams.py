@@ -2,26 +2,18 @@
 
 import errno
 import os
-import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, TextIO
+
+from minrl.system.foreign_text import printable
+from minrl.system.keys import without_keys
 
 CLOSED = (errno.EPIPE, errno.EIO)
 """Errors of a write to a pipe without a reader, and to a closed terminal."""
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Characters that command a terminal, and those that no encoding has; but not the tab and the line's end."""
-
-
-def printable(text: str) -> str:
-    """The text with escapes in place of what would command a terminal: models and tasks write what they like.
-
-    >>> printable("clear \\x1b[2J")
-    'clear \\\\x1b[2J'
-    """
-    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def first_line(error: Exception) -> str:
@@ -73,11 +65,19 @@ class Forgiving:
 
 
 def forgive_closed_streams() -> None:
-    """Make standard output and error forgiving. One that the program started without (`2>&-`) goes nowhere."""
+    """Make standard output and error forgiving, and what nothing catches harmless there. A stream that the program
+    started without (`2>&-`) goes nowhere.
+    """
+    sys.excepthook = show_fault
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or _nowhere()
         if not isinstance(stream, Forgiving):
             setattr(sys, name, Forgiving(stream))
+
+
+def show_fault(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    """Show an exception that nothing caught as Python does, but nothing that commands a terminal, and no key."""
+    sys.stderr.write(without_keys(printable("".join(traceback.format_exception(error)))))
 
 
 def _nowhere() -> TextIO:

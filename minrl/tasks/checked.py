@@ -6,15 +6,19 @@ the example.
 
 import io
 import pickle
+import re
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any
+
+from loguru import logger
 
 from minrl import types
 from minrl.system.stable_text import stable_text
@@ -23,6 +27,18 @@ from minrl.types import Episode, Example, Job, Mistake, Reward, Turn, finite
 MISTAKE = "mistake in "
 
 REWARDS = "return a number (float, int, bool, a tensor or array of one value) or a Reward made of numbers"
+LONGEST_NAME, MOST_NAMES = 64, 100
+"""Characters of a name of a part or role, and the different names that a task may use in a run."""
+
+NAME = re.compile(rf"[^\W_][\w .%+@/=-]{{0,{LONGEST_NAME - 1}}}")
+NAMES = (
+    f"take names from a list of the task's own and not from the completion, at most {MOST_NAMES}, of at most "
+    f"{LONGEST_NAME} letters, digits, spaces and _ . % + @ / = -"
+)
+
+_NAMES: dict[str, set[str]] = {}
+_SAID: set[str] = set()
+
 PROMPTS = 'a string or a list of messages such as {"role": "user", "content": "2 + 2 ="}'
 
 
@@ -98,6 +114,32 @@ def played(task: str, function: Callable[[Example, Random], Any], example: Examp
                 except StopIteration as end:
                     return _by_role(end.value)
                 value = yield _asked(asked)
+
+
+def named(task: str, rewards: Mapping[str, Reward]) -> Mapping[str, Reward]:
+    """The rewards without the parts whose names no curve can have: names come from the task, and not from what a
+    completion says. What is left out is said once, and the pay stays. A role with such a name is a mistake.
+    """
+    known = _NAMES.setdefault(task, set()) if task else set()
+
+    def fits(name: str) -> bool:
+        fitting = NAME.fullmatch(name) is not None and (name in known or len(known) < MOST_NAMES)
+        known.update([name] if fitting else [])
+        return fitting
+
+    for role in rewards:
+        if not fits(role):
+            raise Mistake(f"the role {_shown(role)} has no name for a curve: {NAMES}")
+    left_out = next((name for reward in rewards.values() for name in reward.parts if not fits(name)), None)
+    if left_out is None:
+        return rewards
+    if task not in _SAID:
+        _SAID.add(task)
+        logger.warning(f"task {task}: the part {_shown(left_out)} and the like are left out of the curves: {NAMES}")
+    return {
+        role: replace(reward, parts={name: value for name, value in reward.parts.items() if fits(name)})
+        for role, reward in rewards.items()
+    }
 
 
 def _asked(asked: Any) -> Turn | Job:  # noqa: ANN401 - a task's code may yield anything

@@ -192,7 +192,12 @@ def _from_hub(source: Source) -> dict[str, list[dict[str, Any]]]:
 
     try:
         return {
-            name: [dict(row) for row in datasets.load_dataset(source.hub_name, source.configuration, split=split_name)]
+            name: [
+                dict(row)
+                for row in datasets.load_dataset(
+                    source.hub_name, source.configuration, split=split_name, trust_remote_code=False
+                )
+            ]
             for name, split_name in source.splits.items()
         }
     except (OSError, ValueError) as error:  # datasets' and the hub's own errors are of these two kinds

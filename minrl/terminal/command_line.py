@@ -24,8 +24,10 @@ from loguru import logger
 from minrl.config import TaskOptions, TrainerConfig, task_key
 from minrl.config.defaults import REINFORCEMENT, Rates, defaults, not_chosen
 from minrl.system.disk import refusal
+from minrl.system.foreign_text import printable
+from minrl.system.keys import without_keys
 from minrl.system.signals import answered, exit_status, stop_at_once
-from minrl.system.streams import forgive_closed_streams, printable
+from minrl.system.streams import forgive_closed_streams
 from minrl.tasks import TASK_DEFINITIONS, flag_identifier, option_classes, with_absolute_path
 from minrl.terminal.flag_help import help_text
 from minrl.terminal.flags import Flag, Given, by_name, checked, flags_of, given_flags, in_its_table, read_flags, unknown
@@ -139,7 +141,7 @@ def _one_line_for_mistakes() -> Iterator[None]:
 
 
 def _refuse(reason: str) -> NoReturn:
-    sys.stderr.write(f"error: {printable(reason)}\n")
+    sys.stderr.write(f"error: {without_keys(printable(reason))}\n")
     sys.exit(2)
 
 

@@ -13,8 +13,9 @@ from loguru import logger
 from rich.console import Console
 
 from minrl.system.disk import writing
+from minrl.system.foreign_text import indented
+from minrl.system.keys import without_keys
 from minrl.system.progress import listening
-from minrl.system.streams import printable
 from minrl.terminal.bars import FILE_ONLY, Bars
 from minrl.terminal.tables import Table, print_tables
 
@@ -62,7 +63,7 @@ class Screen:
         """Write the messages to a file too, including the earlier ones."""
         logger.remove(self._keeping)
         with writing(path), path.open("a", encoding="utf-8") as file:
-            file.writelines(map(printable, self._early))
+            file.writelines(map(_line, self._early))
         self._early.clear()
         self._keeping = logger.add(partial(_append, path), **IN_FILE)
 
@@ -103,17 +104,22 @@ class Screen:
         for title, solved in (("a solved sample", True), ("a failed sample", False)):
             if solved in texts:
                 self.console.print(f"[bold]{title}[/bold]")
-                self.console.print(f"  {printable(texts[solved])}", markup=False, highlight=False, soft_wrap=True)
+                self.console.print(f"  {indented(texts[solved])}", markup=False, highlight=False, soft_wrap=True)
 
     def _write(self, message: str) -> None:
         with self.bars.drawing:
-            self.console.print(printable(message.rstrip()), markup=False, highlight=False, soft_wrap=True)
+            self.console.print(_line(message).rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _append(path: Path, message: str) -> None:
     """Add a message to the file. A full disk is no error here: the message was shown, and required writes fail."""
     with suppress(OSError), path.open("a", encoding="utf-8") as file:
-        file.write(printable(message))
+        file.write(_line(message))
+
+
+def _line(message: str) -> str:
+    """A message as it is shown: what others wrote commands no terminal, begins no line of the log and holds no key."""
+    return without_keys(indented(message.rstrip())) + "\n"
 
 
 def _interval(evaluation: dict | None) -> str:

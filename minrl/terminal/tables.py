@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.segment import Segments
 from rich.text import Text
 
-from minrl.system.streams import printable
+from minrl.system.foreign_text import one_line, printable
 
 NAME_WIDTH, HEAD_WIDTH, UNLIMITED = 12, 8, 10_000
 """Characters: the least for a name, those of a heading that is not broken, and more than any table has."""
@@ -40,9 +40,9 @@ def print_tables(tables: Iterable[Table], elsewhere: str, console: Console | Non
         drawn = _drawn(table)
         least = Measurement.get(console, console.options.update(max_width=UNLIMITED), drawn).minimum
         if least > width:
-            console.print(Text(f"\n{table.title}: too wide for this terminal, see {elsewhere}"))
+            console.print(Text(f"\n{printable(table.title)}: too wide for this terminal, see {elsewhere}"))
             continue
-        console.print(Text(f"\n{table.title}", style="bold"))
+        console.print(Text(f"\n{printable(table.title)}", style="bold"))
         console.print(Segments(console.render(drawn, console.options.update(width=width))), crop=False)
         for note in table.notes:
             console.print(Text(printable(note)))
@@ -51,11 +51,12 @@ def print_tables(tables: Iterable[Table], elsewhere: str, console: Console | Non
 def _drawn(table: Table) -> rich_table.Table:
     """The table. Only the first column gets narrower where there is no room: figures stay whole."""
     drawn = rich_table.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    first, *others = table.columns
+    first, *others = map(one_line, table.columns)
+    lines = [[one_line(cell) for cell in line] for line in table.lines]
     drawn.add_column(Text(first), overflow="fold", min_width=NAME_WIDTH)
     for place, column in enumerate(others, 1):
-        width = max(HEAD_WIDTH, *(len(line[place]) for line in table.lines))
+        width = max(HEAD_WIDTH, *(len(line[place]) for line in lines))
         drawn.add_column(Text("\n".join(wrap(column, width))), justify="right", no_wrap=True)
-    for line in table.lines:
+    for line in lines:
         drawn.add_row(*map(Text, line))
     return drawn

@@ -7,7 +7,6 @@ again reuses its packed steps, so that an update during a run packs the new ones
 import base64
 import gzip
 import hashlib
-import html
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from loguru import logger
 
 from minrl.config.bounds import Bounded, from_zero
 from minrl.system.files import read_record, write_text
+from minrl.system.foreign_text import html_text
 from minrl.system.json_text import json_text
 from minrl.types import UserError, require
 from minrl.viewer.chunk import about, choose, encode, read_lines
@@ -165,7 +165,7 @@ def _page(run: Mapping[str, Any], steps: Sequence[PackedStep], live: bool = Fals
     values = {
         "policy": f"default-src 'none'; style-src {_allowed(style)}; script-src {_allowed(script)}"
         + ("; connect-src 'self'" if live else ""),
-        "title": html.escape(f"{run['name']}: rollouts"),
+        "title": html_text(f"{run['name']}: rollouts"),
         "style": style,
         "run": _pack(run),
         "steps": data,

@@ -19,6 +19,7 @@ from torch import nn
 from minrl.config import EngineConfig
 from minrl.engines import CACHE_GIB
 from minrl.engines.vllm import versions as vllm_versions
+from minrl.model.loading import save_processor
 from minrl.policy import Policy
 from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
@@ -57,9 +58,11 @@ def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: i
         shape.architectures = [type(model).__name__]  # which the config of a model made in memory lacks
         shape.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
+        save_processor(model, folder)  # a multimodal model's, which vLLM makes at its start
         llm = LLM(
             model=str(folder),
             runner="generate",
+            trust_remote_code=False,
             load_format="dummy",
             dtype=dtype,
             max_model_len=context_length,

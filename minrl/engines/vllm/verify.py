@@ -67,7 +67,7 @@ class Held:
 
     def read(self, expected: Tensor, version: int) -> tuple[Tensor, Tensor]:
         """The engine's tensor and the expected one: whole, or some experts, or some columns where it is packed."""
-        weight = getattr(self.module, self.parameter)
+        weight = vllm_versions.unpacked(self.module, self.parameter)
         expected = expected.T if self.transposed else expected
         generator = torch.Generator().manual_seed(version)
         if self.parameter in EXPERTS:

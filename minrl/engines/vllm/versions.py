@@ -132,6 +132,12 @@ def packed_experts(layer: CausalModel, weight: Tensor) -> Tensor:
     return cpu_prepack_moe_weight(weight.contiguous(), layer.quant_method.moe_kernel.fused_experts.isa)
 
 
+def unpacked(layer: CausalModel, name: str) -> Tensor:
+    """A tensor of the layer as it was loaded: a convolution's is packed in place on a CPU, and vLLM keeps a copy."""
+    copy = getattr(layer, "_cpu_unpacked_conv_weight", None) if name == "weight" else None
+    return getattr(layer, name) if copy is None else copy
+
+
 def fall_asleep(llm: Any, everything: bool) -> bool:  # noqa: ANN401 - vllm.LLM
     """Release the key-value memory, or everything; returns whether the weights were released too.
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from minrl.sandbox.calls import Limits, describe, python, run
+from minrl.system.foreign_text import unmarked
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
 
@@ -123,6 +124,8 @@ def refusal(program: str, options: CodeGameOptions) -> str:
         return "holds a character that cannot be seen"
     try:
         tree = ast.parse(program)
+        if ast.dump(ast.parse(unmarked(program))) != ast.dump(tree):  # of which the guesser would see another text
+            return "holds a mark that a chat template could take for its own"
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"is no program: {type(error).__name__}"
     return next(filter(None, map(_forbidden, ast.walk(tree))), "")
@@ -217,7 +220,7 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
 
 def shown_to_guesser(program: str) -> Prompt:
     """The rules and the source."""
-    return chat(GUESSER_RULES, f"program :\n{program}")
+    return chat(GUESSER_RULES, f"program :\n{unmarked(program)}")
 
 
 MOST = 20

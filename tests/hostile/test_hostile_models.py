@@ -1,0 +1,159 @@
+"""Models from strangers: no code of theirs runs, no pickle is read, no template runs for ever."""
+
+import ast
+import json
+import pickle
+import time
+from pathlib import Path
+
+import pytest
+
+from minrl.model import turns
+from minrl.model.chat import ChatTokenizer
+from minrl.model.loading import load_model, word_tokenizer
+from minrl.model.lora import fold_in
+from minrl.model.source import read_config
+from minrl.system.signals import limited
+from minrl.types import UserError
+
+ROOT = Path(__file__).parents[2]
+LOADERS = {"from_pretrained", "load_dataset", "LLM"}
+OURS = {"peft", "PeftConfig", "GenerationConfig"}
+"""Loaders that take no code: of a file with settings."""
+
+
+class Written:
+    """A pickle that writes a file as it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def model(policy, tmp_path):
+    from minrl.model.loading import save_model
+
+    folder = tmp_path / "model"
+    save_model(policy.model, policy.tokenizer, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00001.bin", "model.pt", "weights.pkl"])
+def test_pickled_weights_are_refused_in_one_line_and_not_read(model, name):
+    (model / "model.safetensors").unlink()
+    touched = model / "touched"
+    (model / name).write_bytes(pickle.dumps(Written(touched)))
+    with pytest.raises(UserError, match=f"{name} is a pickle, which may run code") as error:
+        load_model(str(model))
+    assert "\n" not in str(error.value) and not touched.exists()
+
+
+def test_an_index_that_names_a_pickle_runs_nothing(model):
+    (model / "model.safetensors").unlink()
+    touched = model / "touched"
+    (model / "evil.bin").write_bytes(pickle.dumps(Written(touched)))
+    index = {"metadata": {"total_size": 1}, "weight_map": {"model.embed_tokens.weight": "evil.bin"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError):
+        load_model(str(model))
+    assert not touched.exists()
+
+
+def test_pickled_adapters_are_refused_in_one_line(model, policy):
+    (model / "adapter_config.json").write_text("{}")
+    touched = model / "touched"
+    (model / "adapter_model.bin").write_bytes(pickle.dumps(Written(touched)))
+    with pytest.raises(UserError, match=r"adapter_model\.bin is a pickle"):
+        fold_in(policy.model, model, "base")
+    assert not touched.exists()
+
+
+CODE = "from pathlib import Path\nPath({!r}).touch()\nclass Own: pass\n"
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_no_code_of_a_folder_is_run(model, file):
+    touched = model / "touched"
+    (model / "own.py").write_text(CODE.format(str(touched)))
+    path = model / file
+    stored = json.loads(path.read_text())
+    own = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoModel"), "own.Own")
+    stored["auto_map"] = {**own, "AutoTokenizer": ["own.Own", "own.Own"]}
+    path.write_text(json.dumps(stored))
+    try:
+        load_model(str(model))
+    except UserError as error:
+        assert "\n" not in str(error)
+    assert not touched.exists()
+
+
+def test_no_kernel_that_a_config_names_is_fetched(model):
+    path = model / "config.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps({**stored, "_attn_implementation": "evil/kernel", "attn_implementation": "evil/kernel"}))
+    assert "evil" not in str(read_config(str(model), True)._attn_implementation)
+
+
+TEMPLATES = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
+    "{% endfor %}",
+    "calls itself": "{% macro again(n) %}{{ again(n - 1) }}{{ again(n - 1) }}{% endmacro %}{{ again(60) }}",
+    "a large range": "{% for a in range(10 ** 9) %}{% endfor %}",
+    "an attribute": "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+    "a global": "{{ raise_exception.__globals__['json'].codecs.open('/etc/passwd').read() }}",
+    "a format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "a file": "{% include '/etc/passwd' %}",
+    "a change": "{{ messages.append(1) }}",
+    "a module": "{% import 'os' as os %}{{ os.system('true') }}",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_of_a_stranger_ends_in_time_and_reaches_nothing(name, monkeypatch):
+    monkeypatch.setattr(turns, "RENDERING_S", 0.2)
+    words = word_tokenizer(["1"])
+    words.chat_template = TEMPLATES[name]
+    chat = ChatTokenizer(tokenizer=words, chat_template_options={})
+    with pytest.raises(UserError, match="the chat template does not take a conversation of user: ") as error:
+        chat.render([{"role": "user", "content": "1"}])
+    assert "\n" not in str(error.value) and "root:" not in str(error.value)
+
+
+def test_the_limit_is_over_with_its_block():
+    with limited(0.02):
+        pass
+    time.sleep(0.05)
+    with pytest.raises(TimeoutError, match=r"longer than 0\.02 s"), limited(0.02):
+        while True:
+            pass
+    with limited(60.0), pytest.raises(TimeoutError), limited(0.02):  # one inside the other
+        while True:
+            pass
+
+
+def calls_of(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            owner = ast.unparse(node.func).rpartition(".")[0]
+            yield name, owner, {one.arg: ast.unparse(one.value) for one in node.keywords}
+
+
+def test_every_loader_says_that_no_code_is_trusted_and_nothing_reads_a_pickle_of_others():
+    files = [*(ROOT / "minrl").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    calls = [(str(path.relative_to(ROOT)), *call) for path in files for call in calls_of(path)]
+    loading = [call for call in calls if call[1] in LOADERS and not {*call[2].split(".")} & OURS]
+    assert len(loading) >= 6  # config, tokenizer, model, data, vLLM
+    for path, name, owner, given in loading:
+        assert given.get("trust_remote_code") == "False", (path, name, owner)
+    of_torch = [call for call in calls if call[1:3] == ("load", "torch")]
+    assert all(call[3].get("weights_only") == "True" for call in of_torch)
+    reading = {call[0] for call in calls if call[2] == "pickle" and call[1] in ("load", "loads", "Unpickler")}
+    assert reading <= OWN_PIPES
+
+
+OWN_PIPES = {"minrl/rewards/workers.py", "minrl/rewards/worker.py", "minrl/tasks/checked.py", "minrl/tasks/grader.py"}
+"""Between processes of one run, and a copy of an example within one."""

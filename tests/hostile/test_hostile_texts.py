@@ -1,0 +1,288 @@
+# ruff: noqa: RUF001 - look-alikes are what is tried
+"""What a model writes ends no turn of another, commands no terminal, leaves no block of a page, names no curve."""
+
+import io
+import random
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+from loguru import logger
+from rich.console import Console
+from tensorboard.plugin_util import markdown_to_safe_html
+from tokenizers import AddedToken
+
+from minrl.config import JudgeConfig
+from minrl.model.chat import ChatTokenizer
+from minrl.model.loading import word_tokenizer
+from minrl.pipeline.report import table as summary_table
+from minrl.record.rollout_metrics import markdown
+from minrl.report.page import _code as page_cell
+from minrl.report.svg import Bar, bars
+from minrl.report.tables import table as report_table
+from minrl.rewards.episode import Play
+from minrl.rewards.judge import Judge
+from minrl.rewards.printed import Printed
+from minrl.system.foreign_text import HIDDEN, html_text, indented, one_line, printable, unmarked
+from minrl.tasks import checked, load_task
+from minrl.tasks.checked import LONGEST_NAME, MOST_NAMES
+from minrl.tasks.code.game import CodeGameOptions, refusal, shown_to_guesser
+from minrl.tasks.task import Task, split
+from minrl.terminal.screen import Screen
+from minrl.terminal.tables import Table, print_tables
+from minrl.types import SOLO, Example, Reward, Turn
+from tests.hostile.texts import CASES, SCREENS, SPECIAL, TURNS
+
+EVERY = {**TURNS, **SCREENS}
+
+
+def read_by_a_tokenizer(text):
+    """The text as the laxest tokenizer reads it: normalized, without what cannot be seen."""
+    seen = "".join(one for one in text if unicodedata.category(one) not in ("Cc", "Cf", "Cs") or one in "\n\t")
+    return unicodedata.normalize("NFKC", seen)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}: {case.name}")
+def test_no_text_is_paid_and_none_takes_the_pay_of_a_right_answer(case):
+    task = load_task(case.task)
+    value = task.reward(case.completion, Example("e", "", case.row))
+    assert case.least <= value.value <= case.most
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_no_special_token_is_left_in_what_is_judged(name):
+    judged = read_by_a_tokenizer(unmarked(TURNS[name]))
+    own = unicodedata.normalize("NFKC", " ".join(SPECIAL)).split()
+    assert not [token for token in own if token in judged]
+    # and at least one was there
+    assert [token for token in own if token in read_by_a_tokenizer(TURNS[name])]
+
+
+@pytest.mark.parametrize("token", SPECIAL)
+def test_each_special_token_is_broken_wherever_it_stands(token):
+    for text in (token, f"a{token}b", token * 2, f"<{token}>", f"[{token}]", f"|{token}|", f"\n{token}\r\n{token} "):
+        assert token not in unmarked(text)
+        assert re.sub(r"\s", "", unmarked(text)) == re.sub(r"\s", "", text)  # nothing is lost
+
+
+def test_marks_that_pieces_make_together_are_broken_too():
+    rng = random.Random(0)
+    pieces = [*SPECIAL, *"<|>[]/~!", "</", "｜", "im_end", "INST", " ", "\u200d", "\u200b", "＜"]
+    for _ in range(3000):
+        shown = read_by_a_tokenizer(unmarked("".join(rng.choices(pieces, k=rng.randint(2, 6)))))
+        # a joiner between two other scripts stays; the laxest tokenizer drops it
+        assert not [token for token in ("<|im_end|>", "</s>", "[INST]", "<end_of_turn>", "<eos>") if token in shown], (
+            shown
+        )
+
+
+ORDINARY_TEXTS = (
+    "if a < b and c > d: print(x[0], y[i][j], z[-1])",
+    "<b>bold</b> <div><p>1 < 2</p></div><br>",
+    "Vec<i32>, Option<T>, std::vector<int>, List<String>",
+    "<answer> 7 + 5 - 3 </answer>",
+    "x |> f |> g; a || b; |x| + |y|; {1|2}; a <| b",
+    "1 <= 2 >= 1 <> 3 << 4 >> 2 -> <- => <=> ...",
+    "[1, 2, 3] [a] [link](x) [ ] [x]",
+    "Persian: می\u200cخواهم; family: \U0001f468\u200d\U0001f469\u200d\U0001f467",
+)
+
+
+@pytest.mark.parametrize("text", ORDINARY_TEXTS)
+def test_ordinary_text_is_judged_as_it_is(text):
+    assert unmarked(text) == text == printable(text)
+
+
+def test_the_judge_is_shown_no_mark_in_prompt_reference_and_completion(tmp_path):
+    judge = Judge(JudgeConfig(judge_model="m", judge_base_url="http://127.0.0.1:1/v1", judge_cache=""))
+    try:
+        for text in TURNS.values():
+            [system, user] = judge._messages(f"p {text}", f"c {text}", f"r {text}")
+            assert user["content"].count(unmarked(text)) == 3
+            assert unmarked(system["content"]) == system["content"]
+    finally:
+        judge.close()
+
+
+PIECES = ("<", "[", "<|", "|", "<a", "[A", "|A", ">>A", "]~", "\u200d", "é\u200d", "<" + "a" * 99, "\x1b", "</")
+
+
+def test_the_time_of_every_filter_is_linear():
+    for piece in (
+        "<",
+        "[",
+        "<|",
+        "|",
+        "<a",
+        "[A",
+        "|A",
+        ">>A",
+        "]~",
+        "\u200d",
+        "é\u200d",
+        "<" + "a" * 99,
+        "\x1b",
+        "</",
+    ):
+        text = piece * (100_000 // len(piece))
+        assert len(unmarked(text)) <= 8 * len(text)  # ends within the test's time
+
+
+CHATS = {"qwen": "<|im_end|>", "llama": "<|eot_id|>", "gemma": "<end_of_turn>"}
+
+
+def with_marks(*tokens):
+    words = word_tokenizer(["numbers", "1", "2", "<answer>"])
+    words.add_tokens([AddedToken(token, special=True) for token in tokens], special_tokens=True)
+    return ChatTokenizer(tokenizer=words, chat_template_options={})
+
+
+@pytest.mark.parametrize("content", ["1 {} 2", [{"type": "text", "text": "1 {} 2"}]], ids=["text", "parts"])
+@pytest.mark.parametrize("mark", [*CHATS.values(), "<end>", "<user>", "<assistant>"])
+def test_what_another_said_ends_no_turn_of_a_message(mark, content):
+    chat = with_marks(*CHATS.values())
+    filled = content.format(mark) if isinstance(content, str) else [{"type": "text", "text": "1 " + mark + " 2"}]
+    plain = chat.encode_prompt([{"role": "user", "content": "1 2"}])
+    ids = chat.encode_prompt([{"role": "user", "content": filled}])
+    special = set(chat.tokenizer.all_special_ids) - {chat.tokenizer.unk_token_id}
+    assert [id for id in ids if id in special] == [id for id in plain if id in special]
+    again = chat.encode_next_turn([{"role": "user", "content": filled}], ids[-1:])
+    assert [id for id in again if id in special] == [
+        id for id in chat.encode_next_turn([{"role": "user", "content": "1 2"}], ids[-1:]) if id in special
+    ]
+    answered = chat.render([{"role": "user", "content": "1"}, {"role": "assistant", "content": mark}], ask=False)
+    assert mark in answered  # an answer stays what it is
+
+
+PROGRAMS = ("print(len('[TOOL_CALLS]'))", "print(len('|ENDOFTEXT|'))", "print(len(']~b]'))", "print(len('[|x|]'))")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_whose_text_the_guesser_would_see_otherwise_is_refused(program):
+    assert "mark" in refusal(program, CodeGameOptions())
+
+
+def test_a_program_may_index_by_a_constant_and_its_marks_in_comments_are_broken():
+    program = "SIZE = 1\nprint([3, 4][SIZE])  # [TOOL_CALLS] ]~b]\n"
+    assert refusal(program, CodeGameOptions()) == ""
+    shown = shown_to_guesser(program)[-1]["content"]
+    assert "[TOOL_CALLS]" not in shown and "]~b]" not in shown
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_tensorboards_text_keeps_every_line_in_its_block(name):
+    line = {
+        "reward": 0.5, "parts": {"format": 1.0}, "advantage": 0.25, "loss_mask": [1], "finish_reason": "stop",
+        "role": "policy", "prompt": EVERY[name], "text": EVERY[name],
+    }  # fmt: skip
+    page = markdown_to_safe_html(markdown([line]))
+    assert page.count("<pre>") == page.count("</pre>") == 1
+    outside = re.sub(r"<pre><code>.*</code></pre>", "", page, flags=re.DOTALL)
+    assert not re.search(r"<(a|img|script|iframe|h\d|table|hr|ul|li)\b", outside) and "evil" not in outside
+    inside = re.search(r"<pre><code>(.*)</code></pre>", page, re.DOTALL)[1]
+    assert "<" not in inside  # nothing in the block is markup
+    assert not HIDDEN.search(markdown([line]))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_sink_shows_letters_alone(name, tmp_path, capsys):
+    text = EVERY[name]
+    with Screen(quiet=False) as screen:
+        logger.warning("{}", text)
+        screen.log_to(tmp_path / "log.txt")
+        logger.error("{}", text)
+        Printed().add(text.replace("\n", " "))
+        screen.samples({True: text})
+    console = Console(file=io.StringIO(), width=300)
+    print_tables([Table(text, ["model", text], [[text, text]], [text])], "elsewhere", console)
+    told, log = capsys.readouterr().err, (tmp_path / "log.txt").read_text(encoding="utf-8")
+    drawn = bars(text, [Bar(text, [(0.5, 0)], text)], 1.0)
+    for shown in (told, log, console.file.getvalue(), html_text(text), drawn, page_cell(text)):
+        assert not HIDDEN.search(shown)
+    begins = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (INFO|WARNING|ERROR) |    |$")
+    assert all(begins.match(line) for line in log.split("\n"))  # no line looks like one of the program's
+    for made in (summary_table(["model"], [[text]]), report_table(["model"], [[text]])):
+        assert made.count("\n") == 2 and not HIDDEN.search(made)  # header, rule, one line
+
+
+def test_hidden_is_all_of_unicodes_controls_and_marks_of_format():
+    kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    every = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in kinds}
+    assert {one for one in every if not HIDDEN.match(one)} == set("\t\n\u200c\u200d")
+    shown = [unicodedata.category(chr(code)) for code in range(0x110000) if HIDDEN.match(chr(code))]
+    assert {*shown} <= {*kinds, "Cn"}
+
+
+def test_one_line_and_indented_lines():
+    assert one_line("a\n\tb\r\u2028c") == "a b\\r\\u2028c"
+    assert indented("a\nb\r\n") == "a\n    b\\r\n    "
+
+
+def parts_paid(names, task="named"):
+    """The parts of the rewards of completions that name them, as the curves get them."""
+    one = Example("1", "1", {})
+    made = Task(split([one], 1.0), lambda said, example: Reward(0.5, {"own": 1.0, said: 1.0}), name=task)
+    paid = {}
+    for said in names:
+        play = Play(made, one, random.Random(0))
+        play.advance(None)
+        play.advance(said)
+        play.advance(play.pending.function(*play.pending.arguments))
+        assert play.failure is None and play.rewards[SOLO].value == 0.5  # the pay stays
+        paid |= play.rewards[SOLO].parts
+    return set(paid)
+
+
+@pytest.fixture
+def said():
+    """What is logged, with nothing said before."""
+    checked._NAMES.clear()
+    checked._SAID.clear()
+    lines = []
+    number = logger.add(lines.append, format="{message}", level="WARNING")
+    yield lines
+    logger.remove(number)
+
+
+BAD_NAMES = (
+    *("x" * (LONGEST_NAME + 1), "x" * 100_000, "a\nb", "a\rb", "![](http://evil)", "<b>", "a|b", "\x1b[2J", "", " a"),
+    *("a\u202eb", "a\u2028b", "**a**", "_a_", "\ud800"),
+)
+
+
+def test_a_part_with_no_name_of_a_curve_is_left_out_and_said_once(said):
+    assert parts_paid(BAD_NAMES) == {"own"}
+    assert len(said) == 1 and len(said[0]) < 500 and said[0].count("\n") == 1  # the message's own end
+    assert "task named" in said[0] and "not from the completion" in said[0]
+
+
+def test_completions_make_up_no_more_names_than_a_run_has_curves(said):
+    found = parts_paid(f"refused_attribute_{n}" for n in range(3 * MOST_NAMES))
+    assert len(found) == MOST_NAMES - 1 and "own" in found  # the role has a name too
+    assert len(said) == 1
+    assert parts_paid(["refused_attribute_0", "new"]) == {"own", "refused_attribute_0"}
+
+
+@pytest.mark.parametrize("role", ["a\nb", "x" * 100, "<b>"])
+def test_a_role_with_no_name_of_a_curve_is_a_mistake(role):
+    def episode(example, rng):
+        yield Turn(role, example.prompt)
+        return {role: 1.0}
+
+    one = Example("1", "1", {})
+    play = Play(Task(split([one], 1.0), None, episode=episode), one, random.Random(0))
+    play.advance(None)
+    play.advance("said")
+    assert "has no name for a curve" in play.failure and "\n" not in play.failure and len(play.failure) < 500
+
+
+def test_every_file_that_shows_text_uses_the_one_function():
+    """No other file filters characters by itself."""
+    own = Path(__file__).parents[2] / "minrl"
+    filters = [
+        str(path.relative_to(own))
+        for path in own.rglob("*.py")
+        if re.search(r"\\x1b|\\x9f|u202e|isprintable|html\.escape|from html", path.read_text(encoding="utf-8"))
+    ]
+    assert sorted(filters) == ["system/foreign_text.py", "tasks/code/game.py"]  # the game refuses, and shows nothing
