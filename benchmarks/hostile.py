@@ -150,6 +150,15 @@ class Trial:
         self.attacks, self.honest = _by_task(cases, False), _by_task(cases, True)
         self.into = Path(given.into)
         self.breaks = 0
+        self.floors: dict[str, float] = {}
+
+    def floor(self, case: Case) -> float:
+        """What an empty program earns on the row of a case: a variant may be none, and some tests ask for nothing."""
+        row = json.dumps(dict(case.row), sort_keys=True)
+        if case.task == "code" and row not in self.floors:
+            (paid,) = play([replace(case, completion="pass")], self.workers, self.level)
+            self.floors[row] = paid.value if isinstance(paid, Reward) else 0.0
+        return self.floors.get(row, 0.0)
 
     def run(self) -> None:
         """Chunks of variants for the given seconds."""
@@ -166,7 +175,9 @@ class Trial:
         rest = (1 - sum(WEIGHTS.values())) / max(1, sum(name not in WEIGHTS for name in names))
         (name,) = self.rng.choices(names, [WEIGHTS.get(name, rest) for name in names])
         case = variant(self.rng.choice(pool[name]), self.rng)
-        return case if case.least > 0 else replace(case, options={**case.options, **HASTE.get(name, {})})
+        if case.least > 0:
+            return case
+        return replace(case, most=max(case.most, self.floor(case)), options={**case.options, **HASTE.get(name, {})})
 
     def chunk(self, cases: list[Case]) -> None:
         """Play the cases side by side; look for what broke."""
