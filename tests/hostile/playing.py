@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -51,9 +52,7 @@ def write_rows(path: Path, cases: Iterable[Case], copies: int) -> dict[str, Any]
     with path.open("w") as file:
         for number, (key, row) in enumerate((pair for pair in rows.items() for _ in range(copies)), 1):
             column = next(name for name in KEYS if name in row)
-            names = {name: f"{row[name]}-{number}" for name in ("slug", "name", "id") if name in row}
-            if "task_id" in row:
-                names["task_id"] = 10_000 + number
+            names = {"task_id": 10_000 + number} if "task_id" in row else {}
             file.write(json.dumps({**row, **names, column: f"{key.rstrip()}\n    # Problem {number}\n"}) + "\n")
     return options
 
@@ -68,10 +67,18 @@ def example_of(case: Case) -> Example:
     """The example of the case's row. A row of Rust is read into packages and tests first."""
     if case.task != "rust" or "package" in case.row:
         return Example(str(case.row.get("id", case.row.get("task_id", ""))), "", case.row)
-    from minrl.tasks.rust import _example
-    from minrl.tasks.rust.rows import problems
+    return _read(json.dumps(dict(case.row)), str(case.options.get("unsafe_rows", "left out")))
 
-    return _example(problems([case.row], allow_unsafe=case.options.get("unsafe_rows") == "allowed")[0])
+
+@functools.cache
+def _read(row: str, unsafe_rows: str) -> Example:
+    """The example of a row of Rust as the task reads its data."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        write_rows(path, [Case("", "", "rust", json.loads(row), "")], copies=16)
+        options = find_definition("rust").options(unsafe_rows=unsafe_rows)
+        dataset = load_task("rust", {"rust": options}, str(path)).dataset
+        return [*dataset.train, *dataset.held_out][0]
 
 
 def line_of(case: Case) -> str:
