@@ -33,7 +33,7 @@ from harness import ROOT, doing
 
 from minrl.rewards.workers import Failure, Workers
 from minrl.sandbox import calls
-from minrl.types import Reward, UserError
+from minrl.types import Reward, UserError, require
 from tests.hostile.cases import Case
 from tests.hostile.census import is_worker, left_over, settled
 from tests.hostile.playing import MEMORY, SECONDS, all_cases, play, task_of
@@ -153,6 +153,9 @@ class Trial:
             print(f"{name} is left out at this level: {why}", flush=True)
         cases = [case for case in cases if case.task not in refused]
         self.attacks, self.honest = _by_task(cases, False), _by_task(cases, True)
+        require(
+            bool(self.attacks), f"no attacks on {given.task or 'any task'} at {level}: choose another task or level"
+        )
         self.into = Path(given.into)
         self.breaks = 0
         self.floors: dict[str, float] = {}
