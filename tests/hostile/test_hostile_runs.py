@@ -24,6 +24,7 @@ from tests.hostile.cases import Case
 from tests.hostile.census import descendants, left_over
 from tests.hostile.forced import save_reader, saying
 from tests.hostile.playing import _measured, all_cases, key_of, line_of, task_of, write_rows
+from tests.hostile.seeds import CASES
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +111,7 @@ STEPS, GROUP = 2, 8
 
 
 def test_a_training_run_pays_no_attack_and_every_right_answer(nothing_stays: None, tmp_path: Path) -> None:
-    cases = [case for case in all_cases() if case.task == "code" and case.family in ("seed", "honest")]
+    cases = [case for case in CASES if case.task == "code"]
     cases = [replace(case, options={"timeout_s": 20.0}) for case in cases if "sleep" not in case.completion]
     cases = [case for case in cases if "while True" not in case.completion]  # nothing that takes all of its time
     save_reader(tmp_path / "model", [case.completion for case in cases])
