@@ -29,8 +29,8 @@ from tests.hostile.seeds import CASES
 pytestmark = pytest.mark.slow
 
 SANDBOXED = ("code", "rust")
-MOST_OF_A_TASK = 8
-"""Attacks of a sandboxed task that are tried at a level; of other tasks all are, at one level."""
+MOST_OF_A_TASK, MOST, MOST_HONEST = 8, {"rust": 2}, 2
+"""Attacks of a task that are tried at a level, and right answers. Other tasks are tried at one level."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def chosen(level: str) -> dict[tuple[str, str], list[Case]]:
-    """Cases by task and options: all honest ones of every task, one attack of each family, and others in turn."""
+    """Cases by task and options: an attack of each family and others, other ones at each level, and right answers."""
     number = list(calls.LEVELS).index(level)
     by_task: dict[str, list[Case]] = defaultdict(list)
     for case in all_cases():
@@ -66,14 +66,13 @@ def chosen(level: str) -> dict[tuple[str, str], list[Case]]:
         if task == "rust" and (number or not rust_works()):
             continue
         attacks, honest = [c for c in cases if not c.least], [c for c in cases if c.least]
-        if task in SANDBOXED:
-            random.Random(number).shuffle(attacks)
-            firsts = {case.family: case for case in attacks}
-            rest = [case for case in attacks if case not in firsts.values()]
-            most = MOST_OF_A_TASK if task == "code" else 2
-            attacks, honest = [*firsts.values(), *rest][:most], honest[number : number + 2]
-        elif number:
+        if number and task not in SANDBOXED:
             continue
+        random.Random(number).shuffle(attacks)
+        firsts = {case.family: case for case in attacks}
+        rest = [case for case in attacks if case not in firsts.values()]
+        attacks = [*firsts.values(), *rest][: MOST.get(task, MOST_OF_A_TASK)]
+        honest = [case for n, case in enumerate(honest) if n % len(calls.LEVELS) == number][:MOST_HONEST]
         for case in [*attacks, *honest]:
             found[task, json.dumps(dict(case.options), sort_keys=True)].append(case)
     return found
