@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections import Counter, OrderedDict, namedtuple
 
 import pytest
@@ -347,6 +348,13 @@ def test_the_program_is_the_last_python_block(completion, program):
     assert extract_program(completion) == program
 
 
+@pytest.mark.parametrize("text", ["```" + "a" * 100_000, "```" + " " * 100_000, "```\n" * 50_000, "\n```" * 50_000])
+def test_fences_are_found_in_linear_time(text):
+    started = time.process_time()
+    extract_program(text)
+    assert time.process_time() - started < 2  # minutes, if each end of the language's name were tried
+
+
 Point = namedtuple("Point", "x y")
 PLAIN = [
     None, True, 0, -1, 10**400, 1.5, -0.0, math.inf, 1e300, 2j, complex(math.inf, 0), "a", "\ud800", "\u2028", b"\xff",
@@ -477,7 +485,7 @@ def test_an_id_with_two_texts_is_refused_and_a_row_that_comes_twice_counts_once(
     rows = numbered_rows(range(40))
     dataset = load_task("code", data_path=rows_file(tmp_path, *rows, rows[3])).dataset
     assert len(dataset.train) + len(dataset.held_out) == 40
-    with pytest.raises(UserError, match=r"row 41 of .* has the task_id '3' of an earlier row and another text"):
+    with pytest.raises(UserError, match=r"has the task_id '3' twice, with different texts"):
         load_task("code", data_path=rows_file(tmp_path, *rows, {**rows[3], "text": "Another."})).dataset.sizes()
 
 
@@ -501,7 +509,7 @@ def test_rows_like_humanevals_are_split_by_identity_and_shown_whole(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"task_id": 1, "text": "?"}, "row 1 of .* lacks code, test_setup_code, test_list"),
+        ({"task_id": 1, "text": "?"}, "row 1 of .*: lacks code, test_setup_code, test_list"),
         ({"task_id": 1, "entry_point": "f"}, "lacks prompt, test"),
         ({"text": "?"}, "lacks task_id"),
         ({**SMALLEST, "test_list": ["assert smallest(1, 2) =="]}, "tests that are no Python"),

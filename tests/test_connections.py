@@ -182,8 +182,8 @@ def test_the_true_groups_of_every_row_are_paid_in_full_in_either_form_of_the_dat
 )
 def test_a_row_that_is_no_puzzle_is_refused(tmp_path, change, said):
     row = {"words": WORDS, "groups": [{"members": group} for group in GROUPS], **change}
-    with pytest.raises(UserError, match=f"row 21 of .*{said}"):
-        path = write(tmp_path / "rows.jsonl", [*map(puzzle, range(20)), row])
+    with pytest.raises(UserError, match=f"row 19 of .*{said}"):
+        path = write(tmp_path / "rows.jsonl", [*map(puzzle, range(18)), row])
         load_task("connections", None, path).dataset.sizes()
 
 

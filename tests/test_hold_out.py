@@ -182,7 +182,7 @@ def test_every_task_of_ours_is_looked_at():
 @pytest.mark.parametrize("name", DATA)
 def test_no_problem_of_a_file_is_on_both_sides_in_another_form(name, tmp_path, monkeypatch):
     pytest.importorskip(EXTRAS.get(name, "json"), reason=f"needs the extra of {name}")
-    monkeypatch.setattr(rust, "toolchain", lambda: "cargo")  # nothing is built
+    monkeypatch.setattr(rust, "working_toolchain", lambda folder: "rust")  # nothing is built
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for number in range(40) for row in DATA[name](number)))
     dataset = load_task(name, data_path=str(path)).dataset

@@ -11,14 +11,13 @@ import evaluate
 import train
 from minrl.rewards.workers import Failure, call
 from minrl.tasks import load_task, reasoning_gym
+from minrl.tasks.formula import is_formula, parse_formula
 from minrl.tasks.reasoning_gym import (
     EVALUATING,
     PARSING,
     ReasoningGymOptions,
     extract_answer,
-    is_formula,
     library,
-    parse_formula,
     same_problem,
 )
 from minrl.terminal.command_line import parse_trainer
@@ -51,7 +50,10 @@ def test_the_librarys_own_answers_are_solved_and_others_are_not():
         assert task.reward(said(example["answer"]), example).solved
         wrong = str(int(example["answer"]) + 1)
         assert task.reward(said(wrong), example).value < 1
-        assert task.reward(example["answer"], example).parts == {"answered": 0.0}  # without tags there is no answer
+        assert task.reward(example["answer"], example).parts == {
+            "answered": 0.0,
+            "timeout": 0.0,
+        }  # without tags there is no answer
         assert task.reward("", example).value == 0
         assert not task.reward(example.prompt[1]["content"], example).solved  # the prompt copied back
 
@@ -125,8 +127,20 @@ def test_an_answer_that_the_verifier_raises_for_is_wrong():
     with pytest.raises(ValueError, match="invalid literal for int"):
         score_of("prime_factorization", "hello", example)
     for answer in ("hello", "7 \u00d7 2.", "2^2 \u00d7 7"):
-        assert task.reward(said(answer), example) == Reward(0.0, {"answered": 1.0})
+        assert task.reward(said(answer), example) == Reward(0.0, {"answered": 1.0, "timeout": 0.0})
     assert task.reward(said(example["answer"]), example).solved
+
+
+@pytest.mark.parametrize("name", ["boxnet", "game_of_life"])
+def test_so_it_is_where_the_library_keeps_no_answer_or_reads_json(name):
+    task = load(name, size=2)
+    example = problems(task)[0]
+    assert (example["answer"] is None) == (name == "boxnet")
+    raised = 0
+    for answer in ("0", "[1]", "[[]]", '{"a": 1}', "{}"):
+        raised += isinstance(call(Job(score_of, (name, answer, example))), Failure)
+        assert task.reward(said(answer), example).value <= 0.05
+    assert raised
 
 
 def test_what_a_verifier_raises_for_the_problems_own_answer_is_unscorable_with_its_reason():
@@ -291,8 +305,11 @@ def test_completions_of_others_are_scored(tmp_path):
 
 @pytest.mark.slow
 def test_every_generator_is_a_task_whose_own_answers_are_solved():
-    """But for one that is refused. Five take seconds for a problem; benchmarks/reasoning_gym_table.py has them too."""
-    slow, refused = {"composite", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"}, {"game_of_life_halting"}
+    """But for two that are refused. Five take seconds for a problem; benchmarks/reasoning_gym_table.py has them too."""
+    slow, refused = (
+        {"composite", "futoshiki", "knight_swap", "sokoban", "zebra_puzzles"},
+        {"game_of_life_halting", "coin_flip"},
+    )
     names = sorted({*library().factory.DATASETS} - slow - refused)
     assert len(names) > 95
     for name in names:
@@ -302,9 +319,10 @@ def test_every_generator_is_a_task_whose_own_answers_are_solved():
                 assert score_of(name, example["answer"], example) == 1, name
 
 
-def test_a_generator_whose_verifier_pays_any_text_is_refused():
-    with pytest.raises(UserError, match="verifier of reasoning_gym/game_of_life_halting scores any text 1") as refused:
-        load_task("reasoning_gym/game_of_life_halting")
+@pytest.mark.parametrize(("name", "text"), [("game_of_life_halting", "there is no such answer"), ("coin_flip", "0")])
+def test_a_generator_whose_verifier_pays_nonsense_is_refused(name, text):
+    with pytest.raises(UserError, match=f"the verifier of reasoning_gym/{name} scores '{text}' 1") as refused:
+        load_task(f"reasoning_gym/{name}")
     assert "\n" not in str(refused.value)
 
 

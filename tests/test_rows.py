@@ -2,12 +2,14 @@ import codecs
 import csv
 import io
 import json
+import re
 
 import pytest
 
+from minrl.tasks import load_task
 from minrl.tasks.rows import Source, dataset_of, identity, load_rows, read_rows
 from minrl.tasks.task import is_held_out, weighted
-from minrl.types import Example, UserError
+from minrl.types import Example, Mistake, UserError
 
 SOURCE = Source("someone/sums", ("question", "answer"), {"train": "train", "held_out": "test"})
 ROWS = [{"question": "1 + 1", "answer": "2"}, {"question": "a\u2028b", "answer": "3"}]
@@ -126,8 +128,90 @@ def test_a_row_with_another_kind_of_value_is_named(tmp_path):
         (lambda row: Example(row["question"], "", {"answer": int(row["answer"])}), "ValueError: invalid literal .*two"),
         (lambda row: Example(row["question"], "", {"answer": int(row["answer"] != "two") or row.text}), "Attribute"),
     ):
-        with pytest.raises(UserError, match=rf"row 2 of .*rows.jsonl \(all\) is not as the task reads it: {reason}"):
+        with pytest.raises(UserError, match=rf"row 2 of .*rows.jsonl \(all\): not as the task reads it: {reason}"):
             len(dataset_of(Source(), str(path), example_of).train)
+
+
+def mixed(bad, good, kind="two"):
+    """Rows of which the last ones cannot be used."""
+    return [{"question": str(n), "answer": str(n) if n < good else kind} for n in range(good + bad)]
+
+
+def sums(path, **others):
+    source = Source(columns=("question", "answer"), **others)
+    return dataset_of(source, str(path), lambda row: Example(row["question"], "", {"answer": int(row["answer"])}))
+
+
+def test_rows_that_cannot_be_used_are_left_out_counted_and_named_once(tmp_path, said):
+    path = write(tmp_path / "rows.jsonl", [*mixed(bad=1, good=38), {"question": "lost"}])
+    reasons = r"row 39: not as the task reads it: ValueError: .*two.*; row 40: lacks answer \(it has question\)"
+    for _ in range(2):  # a program may make the task more than once
+        dataset = sums(path)
+        assert len(dataset.train) + len(dataset.held_out) == 38
+    (line,) = said
+    assert re.search(rf"rows.jsonl \(all\): 2 of 40 rows left out: {reasons}", line)
+
+
+def test_many_rows_that_are_left_out_are_named_by_their_numbers(tmp_path, said):
+    sums(write(tmp_path / "rows.jsonl", mixed(bad=12, good=400))).sizes()
+    (line,) = said
+    assert "12 of 412 rows left out: row 401: " in line
+    assert line.count("ValueError") == 8 and line.endswith("; rows 409, 410, 411, 412\n")
+
+
+@pytest.mark.parametrize("kind", ["two", " "])
+def test_more_than_the_share_of_rows_that_cannot_be_used_is_refused(tmp_path, kind):
+    """The share is 5 %: 2 of 40 rows, not 3 of 40."""
+    sums(write(tmp_path / "rows.jsonl", mixed(bad=2, good=38, kind=kind))).sizes()
+    path = write(tmp_path / "rows.jsonl", mixed(bad=3, good=37, kind=kind))
+    with pytest.raises(UserError, match=r"^row 38 of .*\(3 of 40 rows cannot be used, and at most 5% are left out\)$"):
+        sums(path).sizes()
+    (tmp_path / "train.jsonl").write_text(path.read_text() + "".join(path.read_text() for _ in range(9)))
+    write(tmp_path / "test.jsonl", mixed(bad=3, good=37, kind=kind))
+    with pytest.raises(UserError, match=r"row 38 of .*\(held_out\)"):  # each split by itself
+        write(tmp_path / "train.jsonl", mixed(bad=3, good=500))
+        sums(tmp_path, splits={"train": "train", "held_out": "test"}).sizes()
+
+
+def test_a_mistake_of_the_tasks_code_is_no_row_that_cannot_be_used(tmp_path):
+    path = write(tmp_path / "rows.jsonl", mixed(bad=0, good=40))
+    examples = lambda row: Example(row["question"], "", {}) if row["question"] != "7" else None  # noqa: E731
+    with pytest.raises(Mistake, match=r"row 8 of .*a dataset holds Examples, got None"):
+        dataset_of(Source(), str(path), examples).sizes()
+
+
+BROKEN = {
+    "gsm8k": ({"question": "What is {n} + 1?", "answer": "#### {n}"}, {"answer": "none"}),
+    "math": ({"problem": "What is {n} + 1?", "solution": r"\boxed {n}"}, {"solution": r"\boxed{{}}"}),
+    "code": (
+        {"task_id": "{n}", "text": "Number {n}.", "code": "def f(): return {n}", "test_setup_code": "#"}
+        | {"test_list": ["assert f() == {n}", "assert f() != -1"]},
+        {"test_list": ["assert f() =="]},
+    ),
+    "connections": (
+        {"words": [f"{{n}} {n}" for n in range(16)]}
+        | {"groups": [{"members": [f"{{n}} {n}" for n in range(first, first + 4)]} for first in (0, 4, 8, 12)]},
+        {"words": ["one"]},
+    ),
+}
+
+
+def numbered(value, n):
+    """The template of a row with its number."""
+    if isinstance(value, str):
+        return value.format(n=n)
+    each = value.items() if isinstance(value, dict) else enumerate(value)
+    made = {key: numbered(part, n) for key, part in each}
+    return made if isinstance(value, dict) else list(made.values())
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_one_row_that_cannot_be_used_refuses_no_tasks_data(tmp_path, said, name):
+    template, change = BROKEN[name]
+    rows = [numbered(template, n) for n in range(40)]
+    path = write(tmp_path / "rows.jsonl", [*rows, {**rows[0], **numbered(change, 0)}])
+    assert sum(load_task(name, None, str(path)).dataset.sizes()) == 40
+    assert "1 of 41 rows left out: row 41: " in said[0]
 
 
 def test_half_a_character_in_a_problem_is_no_reason_to_stop(tmp_path):
@@ -157,7 +241,7 @@ def test_rows_without_a_dataset_of_the_hub_are_those_of_the_users_file(tmp_path)
     [
         (
             lambda row: Example(row["question"], row["text"], {}),
-            r"row 1 of .*rows.jsonl \(all\) lacks 'text' \(it has q",
+            r"row 1 of .*rows.jsonl \(all\): lacks 'text' \(it has q",
         ),
         (
             lambda row: {"prompt": row["question"]},

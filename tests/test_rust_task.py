@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from minrl.sandbox import calls as sandbox
-from minrl.sandbox.calls import Limits
+from minrl.sandbox.calls import Outcome, SandboxError
 from minrl.system.json_text import json_text
 from minrl.tasks import load_task, rust
-from minrl.tasks.rust import RustOptions, RustReward, extract_code
-from minrl.tasks.rust import cargo as cargo
-from minrl.tasks.rust.guard import refusal, tokens
-from minrl.tasks.rust.rows import problems
+from minrl.tasks.rust import RustOptions, RustReward, compiler, extract_code, runner
+from minrl.tasks.rust.claims import Claim, contradictory, falsified, other_value, passed
+from minrl.tasks.rust.guard import REASONS, refusal
+from minrl.tasks.rust.rows import LeftOut, read_problem
 from minrl.tasks.rust.signatures import signature_checks
-from minrl.tasks.rust.syntax import parse
-from minrl.tasks.rust.tests import Secret, find_tests, instrumented, main_assertions, own_tests
+from minrl.tasks.rust.syntax import parse, plain, tokens
+from minrl.tasks.rust.tests import find_tests, instrumented, main_assertions, own_tests
 from minrl.types import Example, UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
@@ -136,14 +135,14 @@ def example_of(row, tmp_path, **options):
 def cargo_that_works():
     """Skips where the task itself would refuse: no Rust, or rustup without a toolchain."""
     try:
-        cargo.toolchain()
+        runner.working_toolchain(runner.program_folder(""))
     except UserError as refused:
         pytest.skip(str(refused))
 
 
 @pytest.fixture(scope="module")
 def folder():
-    """The target directory, warm for all tests of the file. Not one of pytest's, which are closed to other users."""
+    """Where the test programs lie. Not one of pytest's folders, which are closed to other users."""
     with tempfile.TemporaryDirectory(prefix="minrl-rust-", ignore_cleanup_errors=True) as path:
         Path(path).chmod(0o755)
         yield path
@@ -151,7 +150,9 @@ def folder():
 
 @pytest.fixture(scope="module")
 def reward(folder):
-    return RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=120.0))  # for slow machines
+    return RustReward(
+        RustOptions(cache=folder, build_seconds=600.0, test_seconds=120.0, seconds=900.0)
+    )  # for slow machines
 
 
 @pytest.fixture(scope="module")
@@ -208,37 +209,31 @@ def test_what_solves_nothing_earns_nothing(reward, example, completion):
 
 STUBBED = "pub fn evens(_: &[i32]) -> Vec<i32> { BODY }\npub fn sum(_: &[i32]) -> Result<i32, String> { BODY }\n"
 REFUSED = {
-    "exit": (STUBBED.replace("BODY", "std::process::exit(0)"), "std_process"),
-    "exit by an alias": ("use std as s;" + STUBBED.replace("BODY", "s::process::exit(0)"), "std_alias"),
-    "exit by a group": ("use std::{fmt, process::exit};" + STUBBED.replace("BODY", "exit(0)"), "std_process"),
-    "exit by a glob": ("use std::*;" + STUBBED.replace("BODY", "process::exit(0)"), "std_alias"),
-    "exit by a raw name": (STUBBED.replace("BODY", "r#std::r#process::exit(0)"), "std_process"),
-    "exit across lines": (STUBBED.replace("BODY", "std /* x */ :: // y\n process::exit(0)"), "std_process"),
-    "exit by a macro": (
-        "macro_rules! m {($p:ident) => {std::$p::exit(0)}}" + STUBBED.replace("BODY", "m!(process)"),
-        None,
-    ),
-    "std by a macro": (
-        "macro_rules! m {($s:ident) => {$s::process::exit(0)}}" + STUBBED.replace("BODY", "m!(std)"),
-        "std_alias",
-    ),
-    "extern crate": ("extern crate std as s;" + STUBBED.replace("BODY", "s::process::exit(0)"), "extern"),
-    "environment": (STUBBED.replace("BODY", "std::env::args(); todo!()"), "std_env"),
-    "files": ("use std::{fs::File};" + STUBBED.replace("BODY", "todo!()"), "std_fs"),
-    "symbols of the frames": (STUBBED.replace("BODY", "std::backtrace::Backtrace::force_capture(); todo!()"), None),
-    "include of the tests": ('const T: &str = include_str!("../tests/even_numbers.rs");', "include_str"),
-    "include by a macro": ('macro_rules! m {($i:ident) => {$i!("x")}} m!(include_bytes);', None),
-    "unsafe": (STUBBED.replace("BODY", "unsafe { std::hint::unreachable_unchecked() }"), "unsafe"),
-    "a static initialiser": ('#[unsafe(link_section = ".init_array")] static X: fn() = f; fn f() {}', None),
-    "an old static initialiser": ('#[link_section = ".init_array"] static X: fn() = f; fn f() {}', None),
+    "extern crate": ("extern crate std as s;", "word"),
+    "C": ('extern "C" { fn exit(s: i32) -> !; }', "word"),
+    "unsafe": (STUBBED.replace("BODY", "unsafe { std::hint::unreachable_unchecked() }"), "word"),
+    "include of the tests": ('const T: &str = include_str!("../tests/even_numbers.rs");', "word"),
+    "include by a macro": ('macro_rules! m {($i:ident) => {$i!("x")}} m!(include_bytes);', "word"),
+    "include by another name": ('use std::include as given; given!("x");', "word"),
+    "a raw name": ('const X: &str = r#include_str!("x");', "word"),
+    "assembler": ('core::arch::asm!("")', "word"),
+    "a constant without end": ("#[allow(long_running_const_eval)] pub const X: u64 = f();", "word"),
+    "other code for clippy": ("#[cfg(clippy)] fn f() {} #[cfg(not(clippy))] fn f() { g() }", "condition"),
+    "other code for clippy by cfg!": ("fn f() { if cfg!(clippy) {} }", "word"),
+    "other code for tests": ("#[cfg(not(test))] fn f() {}", "condition"),
+    "other code with features": ('#[cfg(feature = "x")] fn f() {}', "condition"),
+    "a static initialiser": ('#[unsafe(link_section = ".init_array")] static X: fn() = f; fn f() {}', "word"),
     "an initialiser by a macro": ("macro_rules! m {($a:meta) => {#[$a] static X: fn() = f;}}", "attribute"),
-    "no main": ("#![no_main]" + SOLUTION, None),
-    "a feature": ("#![feature(rustc_attrs)]" + SOLUTION, "attribute_feature"),
-    "attributes under conditions": ("#[cfg_attr(all(), no_mangle)] fn f() {}", None),
-    "a module elsewhere": ('#[path = "../tests/even_numbers.rs"] mod t;', "attribute_path"),
-    "C": ('extern "C" { fn exit(s: i32) -> !; }', "extern"),
-    "assembler": ('core::arch::asm!("")', "asm"),
-    "an exported assert_eq": ("#[macro_export] macro_rules! assert_eq {($($t:tt)*) => {}}", "attribute_macro_export"),
+    "no main": ("#![no_main]" + SOLUTION, "attribute"),
+    "a feature": ("#![feature(rustc_attrs)]" + SOLUTION, "attribute"),
+    "attributes under conditions": ("#[cfg_attr(all(), no_mangle)] fn f() {}", "word"),
+    "a derived mark": ("#[automatically_derived] impl X for Y {}", "attribute"),
+    "a module elsewhere": ('#[path = "../tests/even_numbers.rs"] mod t;', "attribute"),
+    "an exported assert_eq": ("#[macro_export] macro_rules! assert_eq {($($t:tt)*) => {}}", "attribute"),
+    "an assert_eq of its own": ("macro_rules! assert_eq {($($t:tt)*) => {}}", "macro"),
+    "a module by a macro": ("macro_rules! m {() => {mod std { pub fn f() {} }}}", "macro"),
+    "a use by a macro": ("macro_rules! m {($($a:tt)*) => {use $($a)*::x;}}", "macro"),
+    "a named macro": ('macro_rules! m {($i:ident) => {$i!("x")}} m!(y);', "macro"),
     "a type that is equal to all": (
         "pub struct Any; impl PartialEq<Vec<i32>> for Any { fn eq(&self, _: &Vec<i32>) -> bool { true } }",
         "own_comparison",
@@ -247,17 +242,39 @@ REFUSED = {
         "pub struct Any; impl PartialEq for Any { fn eq(&self, _: &Self) -> bool { true } }",
         "own_comparison",
     ),
+    "one with braces in its head": ("pub struct A; impl PartialEq<B<{ 1 }>> for A { }", "own_comparison"),
+    "one after a parenthesis": ("fn f() { (impl_it()) } pub struct A; mod m { impl PartialEq for super::A {} }", None),
+    "one under another name": ("use std::cmp::PartialEq as P; pub struct A; impl P for A {}", "own_comparison"),
+    "one by an alias": ("pub struct A; type B = A; impl PartialEq for B {}", "own_comparison"),
+    "a bool that is what it must be": ("pub struct A; impl std::ops::Not for A {}", "own_comparison"),
     "equality by a macro": ("macro_rules! m {($t:ty) => {impl PartialEq for $t {}}}", "own_comparison"),
+    "any trait by a macro": ("macro_rules! m {($i:path, $t:ty) => {impl $i for $t {}}}", "own_comparison"),
     "a trait before std's methods": ("pub trait T { fn is_err(self) -> bool; }", "pub_trait"),
+    "a trait for the crate's users": ("pub(crate) trait T { fn is_err(self) -> bool; }", "pub_trait"),
     "another bool": ("#[allow(non_camel_case_types)] pub struct bool;", "shadowed_name"),
+    "another Vec": ("mod m { pub struct Liar; } pub use m::Liar as Vec;", "shadowed_name"),
+    "hidden by an escape": ("const C: char = '\\u{2_________2}'; fn f() { unsafe { g() } } // '", "word"),
+    "hidden by a mark of direction": ("uns\u200eafe fn f() {}\u200eunsafe fn g() {}", None),
+    "hidden by a line separator": ("fn f() {\u2028unsafe\u2028{} }", "word"),
+    "hidden in a comment that ends": ("/* /* */ */ fn f() { unsafe {} } /* */", "word"),
+    "not Rust": ("fn f( { unsafe", "syntax"),
 }
 
 
 @pytest.mark.parametrize(("code", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_could_forge_evidence_is_refused(code, reason):
+def test_what_the_syntax_shows_is_refused(code, reason):
     found = refusal(code, "", allow_unsafe=False)
-    assert found is not None
+    assert found in REASONS
     assert reason in (None, found)
+
+
+def test_a_refusals_name_never_comes_from_the_completion():
+    names = "x" * 1000
+    paid = RustReward(RustOptions())(f"```rust\n#[{names}] fn f() {{}}\n```", Example("", "", FIELDS))
+    assert paid.parts["refused_attribute"] == 1 and not any(names in part for part in paid.parts)
+
+
+FIELDS = {"stub": "", "tests": {}, "package": {"crate": "x"}, "given": ""}
 
 
 INNOCENT = {
@@ -267,6 +284,8 @@ INNOCENT = {
     "names that are modules elsewhere": "fn process(env: i32, include: bool) -> i32 { if include { env } else { 0 } }",
     "a macro": "macro_rules! m {($t:ty, $($x:expr),*) => {<$t>::from($($x),*)}} fn f() -> i64 { m!(i64, 1i32) }",
     "a private order": "struct S(u8); impl PartialEq for S { fn eq(&self, o: &Self) -> bool { self.0 == o.0 } }",
+    "impl in arguments": "fn f(x: impl Fn(i32) -> i32, y: &dyn for<'a> Fn(&'a str)) { for _ in 0..x(1) {} }",
+    "a macro that makes types": "macro_rules! m {($n:ident) => {pub struct $n; impl Planet for $n {}}} m!(Earth);",
     "modules of std": "use std::{collections::HashMap, fmt::{self, Display}, io::{self, Read}};",
     "threads": "pub fn f() { std::thread::spawn(|| ()).join().ok(); }",
 }
@@ -285,12 +304,19 @@ def test_what_the_row_does_itself_is_allowed():
 
 
 def test_raw_strings_and_nested_comments_end_where_rust_ends_them():
-    assert tokens('r##"a"# unsafe "## x /* /* */ unsafe */ y') == ['""', "x", "y"]
-    assert tokens('r#" r#" ' * 60_000) == ['"']  # no compiler takes it, and it is read once
-    assert tokens("b'\\'' 'a 'a' '\"' std") == ['""', "'a", '""', '""', "std"]
+    assert tokens(parse('r##"a"# unsafe "##; /* /* */ unsafe */ y;')) == ['""', ";", "y", ";"]
+    escaped = "const C: [char; 2] = ['\\u{2__2}', 'x'];"
+    assert tokens(parse(plain(escaped)))[-6:] == ["[", '""', ",", '""', "]", ";"]
 
 
-# What would get past the tokens still leaves no evidence: here the guard is not asked.
+# What would get past the guard still leaves no evidence: here neither the syntax nor the object code is asked.
+
+
+@pytest.fixture
+def unguarded(monkeypatch):
+    monkeypatch.setattr("minrl.tasks.rust.refusal", lambda *_: None)
+    monkeypatch.setattr("minrl.tasks.rust._reaches_out", lambda *_: "")
+
 
 FORGED = {
     "exit 0": STUBBED.replace("BODY", "std::process::exit(0)"),
@@ -307,9 +333,9 @@ FORGED = {
 
 
 @needs_cargo
+@pytest.mark.slow
 @pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
-def test_a_process_that_ends_early_leaves_no_evidence(reward, example, code, monkeypatch):
-    monkeypatch.setattr("minrl.tasks.rust.refusal", lambda *_: None)
+def test_a_process_that_ends_early_leaves_no_evidence(reward, example, code, unguarded):
     paid = reward(fenced(code), example)
     assert paid.parts["tests"] == 0.0, paid
     assert paid.value < 0.0501
@@ -317,18 +343,101 @@ def test_a_process_that_ends_early_leaves_no_evidence(reward, example, code, mon
 
 @needs_cargo
 @pytest.mark.slow
-def test_tests_call_the_assertions_of_std(reward, example, monkeypatch):
-    monkeypatch.setattr("minrl.tasks.rust.refusal", lambda *_: None)
+def test_tests_call_the_assertions_of_std(reward, example, unguarded):
     shadows = "#[macro_export] macro_rules! assert_eq {($($t:tt)*) => {}}\npub use std::stringify as assert;\n"
     wrong = "pub fn evens(_: &[i32]) -> Vec<i32> { vec![7] }\npub fn sum(_: &[i32]) -> Result<i32, String> { Ok(7) }\n"
     assert reward(fenced(shadows + wrong), example).parts["tests"] == 0.0
 
 
+EVERYTHING = """
+use std::io::Write;
+fn report(found: &[u8]) {
+    let marks = found.split(|b| *b == 10).filter(|m| m.len() == 32 && m.iter().all(u8::is_ascii_hexdigit));
+    for mark in marks {
+        unsafe extern "C" { fn write(to: i32, from: *const u8, size: usize) -> isize; }
+        let line = [b"\\n", mark, b"\\n"].concat();
+        for to in 1..256 { unsafe { write(to, line.as_ptr(), line.len()); } }
+    }
+}
+fn forge() -> ! {
+    HOW
+    std::io::stdout().flush().ok();
+    std::process::exit(0)
+}
+"""
+MEANS = {
+    "its own file": 'report(&std::fs::read("/proc/self/exe").unwrap_or_default());',
+    "its file by name": "report(&std::fs::read(std::env::args().next().unwrap()).unwrap_or_default());",
+    "its file made readable": 'let me = std::env::args().next().unwrap(); std::process::Command::new("/bin/chmod")'
+    '.args(["755", &me]).status().ok(); report(&std::fs::read(&me).unwrap_or_default());',
+    "a child that reads": 'let pid = std::process::id(); let cat = std::process::Command::new("/bin/cat").arg(format!('
+    '"/proc/{pid}/exe")).output().unwrap(); report(&cat.stdout);',
+    "its memory": "use std::os::unix::fs::FileExt; let at = forge as *const () as usize as u64 & !0xfff; "
+    'if let Ok(memory) = std::fs::File::open("/proc/self/mem") { for page in 0..4096 { let mut read = vec![0; 4096]; '
+    "if memory.read_at(&mut read, at + page * 4096).is_ok() { report(&read); } } }",
+    "its map": 'report(&std::fs::read("/proc/self/maps").unwrap_or_default()); assert!(std::fs::read("/proc/self/maps")'
+    ".is_err());",
+}
+
+
 @needs_cargo
 @pytest.mark.slow
-def test_a_refused_solution_is_not_built(reward, example):
-    paid = reward(fenced(SOLUTION + "fn f() { std::process::exit(0) }"), example)
-    assert (paid.value, paid.parts["refused"], paid.parts["refused_std_process"]) == (0.0, 1.0, 1.0)
+@pytest.mark.parametrize("how", MEANS.values(), ids=MEANS)
+def test_a_program_cannot_read_itself(reward, example, how, unguarded):
+    package = {**example["package"], "allow_unsafe": True}
+    code = EVERYTHING.replace("HOW", how) + STUBBED.replace("BODY", "forge()")
+    paid = reward(fenced(code), Example("", "", {**example.fields, "package": package}))
+    assert (paid.parts["build"], paid.parts["tests"], paid.parts["refused"]) == (1.0, 0.0, 0.0), paid
+
+
+@needs_cargo
+@pytest.mark.slow
+def test_who_finds_every_mark_in_memory_cannot_tell_a_test_from_its_twin(reward, example, unguarded):
+    package = {**example["package"], "allow_unsafe": True}
+    how = (
+        'unsafe extern "C" { static __executable_start: u8; static edata: u8; } let (from, to) = (&raw const '
+        "__executable_start, &raw const edata); report(unsafe { std::slice::from_raw_parts(from, to as usize - from as "
+        "usize) });"
+    )
+    code = EVERYTHING.replace("HOW", how) + STUBBED.replace("BODY", "forge()")
+    paid = reward(fenced(code), Example("", "", {**example.fields, "package": package}))
+    assert (paid.value, paid.parts["refused_forged"]) == (0.0, 1.0), paid
+
+
+CALLS = {
+    "exit": ("std::process::exit(0)", "std_process"),
+    "exit by an alias": ("use std as s; s::process::exit(0)", "std_process"),
+    "exit by a nested group": ("use std::{{self as s}}; s::process::exit(0)", "std_process"),
+    "exit by a group with itself last": ("use std::{fmt, self as s}; s::process::exit(0)", "std_process"),
+    "exit by a glob": ("use std::*; process::exit(0)", "std_process"),
+    "exit by a raw name": ("r#std::r#process::exit(0)", "std_process"),
+    "exit as a value": ("let end: fn(i32) -> ! = std::process::exit; end(0)", "std_process"),
+    "exit in a generic function": ("fn end<T>(_: T) -> ! { std::process::exit(0) } end(1)", "std_process"),
+    "exit by a macro": ("macro_rules! m {($p:ident) => {std::$p::exit(0)}} m!(process)", "std_process"),
+    "exit by pieces": (
+        "macro_rules! m {($($a:ident)* | $($b:ident)*) => {$($a)*::$($b)*::exit(0)}} m!(std | process)",
+        "std_process",
+    ),
+    "a program": ('std::process::Command::new("sh").status().ok(); todo!()', "std_process"),
+    "files": ('std::fs::read("/proc/self/exe").ok(); todo!()', "std_fs"),
+    "an opened file": ('std::fs::File::open("/proc/self/mem").ok(); todo!()', "std_fs"),
+    "a file as a type": (
+        "use std::io::Write; let f: Option<std::fs::File> = None; f.unwrap().flush().ok(); todo!()",
+        None,
+    ),
+    "arguments": ("std::env::args().count(); todo!()", "std_env"),
+    "sockets": ('std::net::TcpStream::connect("127.0.0.1:1").ok(); todo!()', "std_net"),
+    "a file of its path": ('std::path::Path::new("/proc/self/exe").read_dir().ok(); todo!()', None),
+}
+
+
+@needs_cargo
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "reason"), CALLS.values(), ids=CALLS)
+def test_what_the_object_code_calls_is_refused_however_it_is_spelled(reward, example, body, reason):
+    paid = reward(fenced(STUBBED.replace("BODY", body)), example)
+    assert (paid.value, paid.parts["refused"]) == (0.0, 1.0), paid
+    assert reason is None or f"refused_{reason}" in paid.parts, paid
 
 
 @needs_cargo
@@ -337,21 +446,83 @@ def test_a_test_that_hangs_or_overflows_costs_itself_and_its_time(folder, reward
     overflowing = SOLUTION.replace("let even", "if numbers.len() == 3 { return sum(numbers); } let even")
     assert reward(fenced(overflowing), example).parts["tests"] == 4 / 5
     endless = SOLUTION.replace("let even", "while numbers.len() == 3 {} let even")
-    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=4.0))
+    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=4.0, seconds=600.0))
     assert strict(fenced(endless), example).parts["tests"] < 1.0
+
+
+BOMBS = {
+    "a constant": "pub const X: u64 = { let mut i = 0; while i < u64::MAX { i += 1 } i };",
+    "a constant of a generic": "pub struct N<const K: u64>; impl<const K: u64> N<K> { pub const X: u64 = { "
+    "let mut i = 0; while i < u64::MAX { i += K } i }; } pub fn x() -> u64 { N::<1>::X }",
+    "a macro": "macro_rules! m {($($t:tt)*) => {m!($($t)* $($t)*);}} m!(a);",
+    "macros that double": "macro_rules! d {($($x:tt)*) => {[$($x)* 1, $($x)* 1]}} "
+    "pub fn x() { let _ = " + "d!(" * 60 + "1," + ")" * 60 + "; }",
+    "types": "pub fn grow<X>(n: u32) -> u32 { if n == 0 { 0 } else { grow::<(X, X)>(n - 1) } } "
+    "pub fn x() -> u32 { grow::<u8>(9) }",
+    "traits": "pub trait Deep { fn x() -> u64; } pub struct S<T>(T); impl Deep for u8 { fn x() -> u64 { 1 } } "
+    "impl<T: Deep> Deep for S<T> where S<S<T>>: Deep { fn x() -> u64 { S::<S<T>>::x() } } "
+    "pub fn x() -> u64 { S::<u8>::x() }",
+    "an array": "pub static X: [u64; 1 << 34] = [1; 1 << 34];",
+    "an array of a constant": "pub const fn f() -> [u8; 1 << 32] { [7; 1 << 32] } pub static X: [u8; 1 << 32] = f();",
+    "parentheses": "pub fn x() -> u8 { " + "(" * 50_000 + "1" + ")" * 50_000 + " }",
+    "blocks": "pub fn x() { " + "{" * 50_000 + "}" * 50_000 + " }",
+    "minus signs": "pub fn x() -> i32 { " + "-" * 100_000 + "1 }",
+    "an endless file": 'pub static X: &[u8] = include_bytes!("/dev/zero");',
+}
 
 
 @needs_cargo
 @pytest.mark.slow
-def test_the_compiler_works_under_limits(folder, example):
-    tight = RustReward(RustOptions(cache=folder, build_seconds=5.0))
-    endless = SOLUTION + "macro_rules! m {($($t:tt)*) => {m!($($t)* $($t)*);}} m!(a);"
-    assert tight(fenced(endless), example).value == 0.0
-    constant = (
-        SOLUTION
-        + "#[allow(long_running_const_eval)] pub const X: u64 = { let mut i = 0; while i < u64::MAX { i += 1 } i };"
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+def test_a_compiler_without_end_is_a_reward_of_0_within_the_deadline(folder, example, bomb):
+    paid = RustReward(RustOptions(cache=folder, build_seconds=3.0))(fenced(SOLUTION + bomb), example)
+    assert paid.value == 0.0, paid  # it is scored: no exception came
+
+
+@pytest.mark.parametrize("status", [126, 127, 2, -126])
+def test_a_compiler_that_could_not_run_is_no_verdict(status, monkeypatch):
+    monkeypatch.setattr(compiler, "run", lambda *_, **__: Outcome("error", status, b"", b"sh: not allowed\n", 0.1))
+    monkeypatch.setattr(compiler, "toolchain", lambda: Path("/rust/bin"))
+    with pytest.raises(SandboxError, match="could not run: sh: not allowed"):
+        compiler.build_library(compiler.Package("x"), SOLUTION, RustOptions().budget())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "limited"),
+    [
+        (Outcome("error", 1, b"", b"error: no", 0.1), False),
+        (Outcome("error", 101, b"", b"the compiler panicked", 0.1), False),
+        (Outcome("timeout", -24, b"", b"", 5.0), True),
+        (Outcome("error", 128 + 24, b"", b"", 5.0), True),
+        (Outcome("error", -6, b"", b"memory allocation failed", 5.0), True),
+        (Outcome("error", -11, b"", b"overflowed its stack", 5.0), True),
+        (Outcome("memory", None, b"", b"", 5.0), True),
+        (Outcome("output", None, b"", b"", 5.0), True),
+    ],
+)
+def test_what_the_source_causes_is_a_failure_with_a_reason(outcome, limited, monkeypatch):
+    monkeypatch.setattr(compiler, "run", lambda *_, **__: outcome)
+    monkeypatch.setattr(compiler, "toolchain", lambda: Path("/rust/bin"))
+    monkeypatch.setattr(compiler, "try_out", lambda: b"")
+    made = compiler.build_library(compiler.Package("x"), SOLUTION, RustOptions().budget())
+    assert isinstance(made, compiler.Failed) and made.limited is limited
+
+
+def test_a_compiler_that_the_clock_ended_is_no_verdict(monkeypatch):
+    monkeypatch.setattr(compiler, "run", lambda *_, **__: Outcome("timeout", None, b"", b"", 25.0))
+    monkeypatch.setattr(compiler, "toolchain", lambda: Path("/rust/bin"))
+    with pytest.raises(SandboxError, match=r"too little of the processor.*--rust\.seconds"):
+        compiler.build_library(compiler.Package("x"), SOLUTION, RustOptions().budget())
+
+
+def test_a_failure_counts_only_where_an_empty_package_builds(monkeypatch):
+    compiler._still_works.cache_clear()
+    monkeypatch.setattr(
+        compiler, "run", lambda *_, **__: Outcome("error", 1, b"", b"error: linker `cc` not found", 0.1)
     )
-    assert tight(fenced(constant), example).value == 0.0
+    monkeypatch.setattr(compiler, "toolchain", lambda: Path("/rust/bin"))
+    with pytest.raises(SandboxError, match="an empty package does not build: error: linker `cc` not found"):
+        compiler.build_library(compiler.Package("x"), SOLUTION, RustOptions().budget())
 
 
 OWN = {
@@ -362,12 +533,32 @@ OWN = {
     "no assertion": ("#[test] fn t() { evens(&[]); }", 0),
     "a panic": ("#[test] #[should_panic] fn t() { assert!(evens(&[]).is_empty()); panic!() }", 0),
     "real ones": (OWN_TESTS, 3),
+    "one thing three times": (
+        "#[test] fn a() { assert_eq!(evens(&[2]), [2]); } " * 1 + "#[test] fn b() { assert_eq!(evens("
+        "&[2]), [2]); } #[test] fn c() { assert_eq!( evens(&[2]), [ 2 ] ); }",
+        1,
+    ),
+    "a call with itself by a variable": ("#[test] fn t() { let a = evens(&[2]); assert_eq!(a, evens(&[2])); }", 0),
+    "two variables of one call": ("#[test] fn t() { let a = sum(&[2]); let b = sum(&[2]); assert_eq!(a, b); }", 0),
+    "a variable with itself": ("#[test] fn t() { let a = sum(&[2]); assert_eq!(a, a); }", 0),
+    "a call with itself and more": ("#[test] fn t() { assert_eq!(sum(&[2]), Ok(sum(&[2]).unwrap() + 0)); }", 0),
+    "a condition of a call with itself": ("#[test] fn t() { assert!(evens(&[2]) == evens(&[2])); }", 0),
+    "a length that is never negative": ("#[test] fn t() { assert!(evens(&[2]).len() >= 0); }", 0),
+    "either": ("#[test] fn t() { assert!(sum(&[2]).is_ok() | sum(&[2]).is_err()); }", 0),
+    "dead": ("#[test] fn t() { if false { assert_eq!(evens(&[2]), [1]); } }", 0),
+    "after a return": ("#[test] fn t() { return; assert_eq!(evens(&[2]), [1]); }", 0),
+    "an assert_eq of its own": (OWN_TESTS + "macro_rules! assert_eq {($($t:tt)*) => {}}", 0),
+    "a helper of its own": ("fn one() -> i32 { 1 } #[test] fn t() { assert_eq!(one(), 1); }", 0),
+    "by variables": ("#[test] fn t() { let found = evens(&[2, 3]); let wanted = [2]; assert_eq!(found, wanted); }", 1),
 }
+
+
+HIDDEN = "".join(ROW["tests"].values())
 
 
 @pytest.mark.parametrize(("tests", "real"), OWN.values(), ids=OWN)
 def test_only_assertions_about_the_solution_are_real(tests, real):
-    assert len(own_tests(SOLUTION + tests)[1]) == real
+    assert len(own_tests(SOLUTION + tests, HIDDEN)[1]) == real
 
 
 @needs_cargo
@@ -433,11 +624,11 @@ def test_a_function_and_a_main_of_assertions_make_a_problem(reward, tmp_path):
 
 def test_a_prompt_and_a_list_show_the_first_assertion_and_test_the_others():
     row = {"prompt": "Write half.", "tests": ["assert_eq!(half(4), 2);", "assert_eq!(half(6), 3);"]}
-    (problem,) = problems([row], allow_unsafe=False)
+    problem = read_problem(row, allow_unsafe=False)
     assert "half(4)" in problem.instructions
     (source,) = problem.tests.values()
     assert "half(4)" not in source and "half(6)" in source
-    assert problem.id == problems([{**row, "difficulty": 3}], allow_unsafe=False)[0].id
+    assert problem.id == read_problem({**row, "difficulty": 3}, allow_unsafe=False).id
     assert main_assertions(MULTIPLE["tests"])[1] == "let candidate = half; assert_eq!(candidate(7), 3);"
 
 
@@ -445,8 +636,27 @@ def test_rows_that_need_crates_or_unsafe_are_left_out():
     crates = {**ROW, "cargo_toml": ROW["cargo_toml"] + 'rand = "0.9"\n'}
     dev = {**ROW, "cargo_toml": ROW["cargo_toml"] + '[dev-dependencies]\npretty_assertions = "*"\n'}
     raw = {**ROW, "example": {".meta/example.rs": "fn f() { unsafe {} }"}}
-    assert problems([crates, dev, raw], allow_unsafe=False) == []
-    assert [p.package.allow_unsafe for p in problems([ROW, raw], allow_unsafe=True)] == [False, True]
+    left = [read_problem(row, allow_unsafe=False) for row in (crates, dev, raw)]
+    assert left == [LeftOut("even-numbers", reason) for reason in ("crates", "crates", "unsafe")]
+    assert [read_problem(row, allow_unsafe=True).package.allow_unsafe for row in (ROW, raw)] == [False, True]
+
+
+def test_a_row_without_a_test_does_not_refuse_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(rust, "working_toolchain", lambda folder: None)
+    rows = [{**ROW, "slug": f"s{n}", "instructions": f"Do {n}."} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {**ROW, "tests": {"a": "b"}}])
+    )
+    dataset = rust.make(RustOptions(), str(tmp_path / "rows.jsonl")).dataset
+    assert len(dataset.train) + len(dataset.held_out) == 40
+
+
+def test_a_row_of_the_data_is_scored_as_its_example_is():
+    row = {**ROW, "completion": "not read"}
+    paid = RustReward(RustOptions())(fenced('#[path = "x"] mod m;'), Example("", "", row))
+    assert paid.parts["refused_attribute"] == 1  # the reward reads the package first
+    with pytest.raises(UserError, match="even-numbers cannot be scored: they need crates"):
+        RustReward(RustOptions())(fenced(""), Example("", "", {**row, "cargo_toml": '[dependencies]\nrand = "1"'}))
 
 
 @pytest.mark.parametrize(
@@ -460,7 +670,7 @@ def test_rows_that_need_crates_or_unsafe_are_left_out():
 )
 def test_a_row_that_cannot_be_tested_is_refused_in_one_line(row, said):
     with pytest.raises(UserError, match=said) as caught:
-        problems([row], allow_unsafe=False)
+        read_problem(row, allow_unsafe=False)
     assert "\n" not in str(caught.value)
 
 
@@ -483,13 +693,68 @@ def test_tests_are_found_by_module_and_only_where_they_are_compiled():
     ]
 
 
-def test_every_secret_is_new_and_only_lines_with_it_count():
-    first, second = Secret.new(), Secret.new()
-    assert first != second
-    output = f"{first.nonce} a\ntest b ... ok\n{second.nonce} c\n x {first.nonce} d\n".encode()
-    assert first.passed(output) == {"a"}
-    wrapped = instrumented("#[test]\nfn a() { assert!(true); }", first, set())
-    assert first.nonce in wrapped and second.nonce not in wrapped
+def test_only_the_marks_of_this_call_count():
+    source = "#[test]\nfn a() { assert!(f()); }\n#[test]\n#[should_panic]\nfn b() { f(); }"
+    (first, claims), (_, others) = (instrumented(source, set(), 3) for _ in range(2))
+    assert [claim.test for claim in claims] == ["a", "b"] and all(claim.mark in first for claim in claims)
+    assert claims[0].twin in first and not claims[1].twin  # a panic has no twin
+    assert not {claims[0].mark, claims[0].twin} & {others[0].mark, others[0].twin}
+    assert passed(claims, {claims[0].mark, "a", others[1].mark}) == {"a"}
+
+
+def test_who_claims_a_test_and_its_twin_is_paid_for_neither():
+    claims = [Claim("a", "1", "2"), Claim("b", "3")]
+    assert passed(claims, {"1", "3"}) == {"a", "b"} and not contradictory(claims, {"1", "3"})
+    assert passed(claims, {"1", "2", "3"}) == {"b"} and contradictory(claims, {"1", "2", "3"})
+    assert passed(claims, {"2"}) == set() and not contradictory(claims, {"2"})
+
+
+TWINS = {
+    "a number": ("{ assert_eq!(f(4), 20); }", "{ assert_eq!(f(4), 10); }"),
+    "the other side": ("{ assert_eq!(0.0, f(4)); }", "{ assert_eq!(1.0, f(4)); }"),
+    "a text": ('{ assert_eq!(f(), "a".to_string()); }', '{ assert_eq!(f(), "~a".to_string()); }'),
+    "the last of several": ("{ assert_eq!(f(), Ok(vec![1, 2])); }", "{ assert_eq!(f(), Ok(vec![1, 1])); }"),
+    "of a variable": ("{ let w = [7]; assert_eq!(f(), w); }", "{ let w = [6]; assert_eq!(f(), w); }"),
+    "not of one that is used twice": (
+        "{ let w = 7; assert_eq!(f(w), w); }",
+        "{ let w = 7; ::std::assert_ne!(f(w), w); }",
+    ),
+    "not of what is computed": ("{ assert_eq!(f(), g(1)); }", "{ ::std::assert_ne!(f(), g(1)); }"),
+    "not of hexadecimal digits": ("{ assert_eq!(f(), 0x1f); }", "{ ::std::assert_ne!(f(), 0x1f); }"),
+    "a difference": ("{ assert_ne!(f(), 1); }", "{ ::std::assert_eq!(f(), 1); }"),
+    "none that may not be reached": ("{ if g() { assert_eq!(f(), 1); } }", None),
+    "none after a return": ("{ if g() { return; } assert_eq!(f(), 1); }", None),
+    "none without an assertion": ("{ f(); }", None),
+}
+
+
+@pytest.mark.parametrize(("body", "false"), TWINS.values(), ids=TWINS)
+def test_a_twin_has_one_false_assertion(body, false):
+    (function,) = parse(f"fn t() {body}").children
+    assert falsified(function.child_by_field_name("body")) == false
+
+
+def test_a_condition_becomes_its_opposite():
+    (function,) = parse('fn t() { assert!(a < b, "{}", c); }').children
+    assert '::std::assert!(!$held) }} denied!(a < b, "{}", c); }}' in falsified(
+        function.child_by_field_name("body")
+    ).replace("} }", "}}").replace("; }", "; }") or "denied!(a < b" in falsified(function.child_by_field_name("body"))
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        ("255u8", None),
+        ("255", "155"),
+        ("-128", "-028"),
+        ("1_000.5", "0_000.5"),
+        ("true", "false"),
+        ("'a'", "'b'"),
+        ("''", None),
+    ],
+)
+def test_another_value_fits_the_same_type(value, other):
+    assert other_value(value) == other
 
 
 def test_results_are_pinned_to_the_types_of_the_stub():
@@ -529,7 +794,7 @@ def test_the_reward_and_its_example_go_to_workers(example):
 
 def test_an_example_survives_being_written_as_json():
     row = {**ROW, "cargo_toml": ROW["cargo_toml"] + "[features]\nlarge = []\n[lints.clippy]\nall = 'allow'\n"}
-    (problem,) = problems([row], allow_unsafe=False)
+    problem = read_problem(row, allow_unsafe=False)
     made = rust._example(problem)
     read = Example(made.id, made.prompt, json.loads(json_text(dict(made.fields))))
     assert problem.package.allowed_lints == ("all",) and problem.package.features == ("large",)
@@ -539,7 +804,7 @@ def test_an_example_survives_being_written_as_json():
 
 
 def test_one_problem_under_several_names_is_on_one_side(monkeypatch, tmp_path):
-    monkeypatch.setattr(rust, "toolchain", lambda: None)
+    monkeypatch.setattr(rust, "working_toolchain", lambda folder: None)
     rows = [
         {"name": f"{copy}{n}", "prompt": f"fn f{n}() -> i32 {{", "tests": [f"assert_eq!(f{n}(), {n})"] * 2}
         for n in range(30)
@@ -552,40 +817,25 @@ def test_one_problem_under_several_names_is_on_one_side(monkeypatch, tmp_path):
     assert len(dataset.train) == 2 * len(train) and len(dataset.held_out) == 2 * len(held_out)
 
 
-def test_two_workers_do_not_share_a_folder(folder):
-    root = Path(folder) / "shared"
-    first, second = cargo.Workspace(root), cargo.Workspace(root)
-    assert first.folder != second.folder
-    del first
-    assert cargo.Workspace(root).folder.name == "worker-0"  # free again
-
-
-def test_a_folder_that_the_sandboxs_user_cannot_enter_is_refused_in_one_line(tmp_path, monkeypatch):
-    # Without walls, and as root, the sandbox's user is another one: pytest's folders are closed to it.
-    monkeypatch.setattr(sandbox, "level", lambda: "limits")
-    if os.geteuid():
-        pytest.skip("needs root to become another user")
-    with pytest.raises(UserError, match=r"cannot enter .*/target .*choose a --rust\.cache") as refused:
-        cargo.Workspace(tmp_path / "rust")
-    assert "\n" not in str(refused.value)
-
-
 @needs_cargo
-def test_nothing_of_the_manifest_runs_code(folder):
-    manifest = cargo.Package("x").manifest()
-    assert "build = false" in manifest and "proc-macro = false" in manifest and "dependencies" not in manifest
-    work = cargo.Workspace(Path(folder))
-    with pytest.raises(UserError, match="outside"):
-        work.write({"../build.rs": ""})
-    work.put(cargo.Package("x", files={"build.rs": "fn main() { panic!() }"}), "pub fn f() {}")
-    limits = cargo.CargoLimits(Limits(memory_mib=4096, processes=128, wall_s=600.0, cpu_s=600.0), Limits())
-    assert work.cargo(["build"], limits).status == "ok"
+@pytest.mark.slow
+def test_nothing_of_a_solution_is_left_and_leftovers_of_the_dead_are_removed(folder, reward, example, tmp_path):
+    program = b"#!/bin/sh\n"
+    (tmp_path / "minrl-rust-999999999-x").mkdir()
+    (tmp_path / f"minrl-rust-{os.getppid()}-x").mkdir()
+    with runner._unreadable(program, tmp_path) as path:
+        assert path.stat().st_mode & 0o777 == 0o111 and path.parent.stat().st_mode & 0o777 == 0o711
+        assert [kept.name for kept in tmp_path.iterdir() if kept != path.parent] == [f"minrl-rust-{os.getppid()}-x"]
+    assert not path.exists()
+    reward(fenced(SOLUTION), example)
+    assert not list(Path(folder).iterdir())
 
 
 @pytest.fixture
 def install(monkeypatch, tmp_path):
     """Makes programs of these names, shell scripts, the only ones that there are."""
-    cargo.toolchain.cache_clear()
+    compiler.toolchain.cache_clear()
+    runner.working_toolchain.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
     def put(scripts, folder="bin"):
@@ -595,7 +845,8 @@ def install(monkeypatch, tmp_path):
             (tmp_path / folder / name).chmod(0o755)
 
     yield put
-    cargo.toolchain.cache_clear()
+    compiler.toolchain.cache_clear()
+    runner.working_toolchain.cache_clear()
 
 
 def assert_refused(message, tmp_path):
@@ -605,27 +856,34 @@ def assert_refused(message, tmp_path):
         assert "\n" not in str(refused.value)
 
 
-def test_without_cargo_the_task_says_how_to_get_it(install, tmp_path):
+def test_without_rust_the_task_says_how_to_get_it(install, tmp_path):
     install({})
-    assert_refused(r"needs cargo and rustc and cc: install Rust from https://rustup\.rs", tmp_path)
+    assert_refused(r"needs rustc and cc: install Rust from https://rustup\.rs", tmp_path)
 
 
 def test_a_rustup_without_a_toolchain_is_refused_in_one_line(install, tmp_path):
     says = "echo 'error: no default is configured\nhelp: choose one' >&2; exit 1"
-    install({"rustc": says, "cargo": says, "cc": "exit 0"})
+    install({"rustc": says, "cc": "exit 0"})
     assert_refused(r"rustc does not work \(error: no default is configured\): run `rustup default stable`", tmp_path)
 
 
-def test_a_cargo_that_does_not_run_in_the_sandbox_is_refused_in_one_line(install, tmp_path):
-    install({"rustc": f"echo {tmp_path}/rust", "cargo": "exit 0", "cc": "exit 0"})
-    install({"cargo": "echo 'no such library\nat all' >&2; exit 1", "cargo-clippy": "exit 0"}, "rust/bin")
+def test_a_compiler_that_does_not_run_in_the_sandbox_is_refused_in_one_line(install, tmp_path):
+    install({"rustc": f"echo {tmp_path}/rust", "cc": "exit 0"})
+    install({"rustc": "echo 'no such library\nat all' >&2; exit 127", "clippy-driver": "exit 0"}, "rust/bin")
     # Without walls the sandbox's user does not come as far as the script: pytest's folders are closed to others.
-    reason = "(no such library|.*Permission denied)"
-    assert_refused(rf"cargo in .*rust/bin does not run in the sandbox \({reason}.*\): install Rust where", tmp_path)
+    reason = "(.*no such library|.*Permission denied)"
+    assert_refused(rf"Rust in .*rust/bin does not run in the sandbox \({reason}.*\): install Rust where", tmp_path)
 
 
-def test_a_cargo_that_cannot_be_started_is_refused_in_one_line(install, tmp_path):
-    install({"rustc": f"echo {tmp_path}/rust", "cargo": "exit 0", "cc": "exit 0"})
-    install({"cargo": "exit 0", "cargo-clippy": "exit 0"}, "rust/bin")
-    (tmp_path / "rust/bin/cargo").chmod(0o644)
+def test_a_compiler_that_cannot_be_started_is_refused_in_one_line(install, tmp_path):
+    install({"rustc": f"echo {tmp_path}/rust", "cc": "exit 0"})
+    install({"rustc": "exit 0", "clippy-driver": "exit 0"}, "rust/bin")
+    (tmp_path / "rust/bin/rustc").chmod(0o644)
     assert_refused(r"does not run in the sandbox \(.*Permission denied.*\): install Rust where every", tmp_path)
+
+
+def test_a_compiler_that_builds_nothing_is_refused_in_one_line(install, tmp_path, monkeypatch):
+    install({"rustc": f"echo {tmp_path}/rust", "cc": "exit 0"})
+    install({"rustc": "exit 0", "clippy-driver": "exit 0"}, "rust/bin")
+    monkeypatch.setattr(compiler, "run", lambda *_, **__: Outcome("error", 1, b"", b"error: no core\nmore", 0.1))
+    assert_refused(r"does not run in the sandbox \(an empty package does not build: error: no core\)", tmp_path)

@@ -1,20 +1,27 @@
 """Rewards in processes: in order, under deadlines, and nothing left behind."""
 
+import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from minrl.rewards import worker
 from minrl.rewards import workers as workers_module
+from minrl.rewards.worker import Lost, Worker
 from minrl.rewards.workers import Failure, Workers, call, in_threads
 from minrl.system.progress import listening
+from minrl.tasks.bounded import bounded
+from minrl.tasks.grader import Grader, OutOfTime
 from minrl.types import Job
 
 DEADLINES_S = (2.0, 60.0)
@@ -162,7 +169,8 @@ def test_nobody_is_waited_for_longer_than_its_deadline(monkeypatch):
         workers.run([Job(int, ("7",))])
         workers.deadline_s = 0.2
         assert isinstance(workers.run([Job(time.sleep, (600,))])[0], Failure)
-        assert min(patience[1:]) >= 0 and max(patience[1:]) <= 0.2
+        until_ready, *others = patience[2:]  # the first job waited for the worker and for its result
+        assert until_ready <= worker.START_S and min(others) >= 0 and max(others) <= 0.2
     finally:
         workers.close()
 
@@ -346,6 +354,157 @@ def test_workers_end_when_the_process_that_started_them_is_killed():
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert gone_soon(int(killed.stdout))
+
+
+PATIENCES_S = (1.0, 60.0)
+"""Deadlines in which a new worker that loaded everything answers: the second where the machine is slow."""
+
+
+def graded(*work, deadline_s=60.0, warm=None):
+    """What a grader pays: its result, or the name of the loss."""
+    pool = Workers(1, deadline_s)
+    try:
+        (paid,) = pool.run([Job(Grader(work[0], _loss, warm), work[1:])])
+        assert pool.run([Job(int, ("9",))]) == [9]
+    finally:
+        pool.close()
+    return paid
+
+
+def test_a_grader_that_dies_again_alone_is_paid_for_its_loss(tmp_path, said):
+    assert graded(_runs, tmp_path / "runs", os._exit, 3) == "lost: crash"
+    assert len((tmp_path / "runs").read_text()) == 2
+    assert said == ["a completion broke its grader, and is paid the task's worst: the worker died (exit status 3)\n"]
+
+
+def test_a_grader_that_was_killed_by_the_machine_is_run_again(tmp_path):
+    assert graded(_dies_the_first_time, tmp_path / "runs") == "graded"
+
+
+@pytest.mark.parametrize(("computed_s", "runs"), [(0.1, 2), (0.25, 1)])
+def test_a_grader_that_missed_its_deadline_is_run_again_unless_it_computed_for_half_of_it(
+    computed_s, runs, tmp_path, monkeypatch
+):
+    clock = itertools.count(0.0, computed_s)
+    monkeypatch.setattr(Worker, "_processor_s", lambda _: next(clock))
+    for deadline_s in (0.5, 60.0):
+        file = tmp_path / f"{deadline_s}"
+        clock = itertools.count(0.0, computed_s * deadline_s / 0.5)
+        assert graded(_runs, file, time.sleep, 600, deadline_s=deadline_s) == "lost: timeout"
+        if file.exists():
+            break
+    assert len(file.read_text()) == runs
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell it")
+def test_the_processor_time_of_a_worker_is_known(pool):
+    pool.count = 1
+    pool.run([Job(int)])
+    before = pool._idle[0]._processor_s()
+    pool.run([Job(_compute_for, (0.1,))])
+    assert before + 0.09 <= pool._idle[0]._processor_s() < before + 60
+
+
+def test_what_no_alarm_interrupts_ends_the_worker_and_is_blamed_at_once(tmp_path):
+    assert graded(_runs, tmp_path / "runs", _power_in_bounds, 0.1) == "lost: timeout"  # long before its deadline
+    assert len((tmp_path / "runs").read_text()) == 1
+
+
+def test_where_no_worker_can_be_started_nothing_is_blamed_on_a_completion(pool, tmp_path, monkeypatch):
+    pool.count = 1
+    pool.run([Job(int)])
+    monkeypatch.setattr(worker.sys, "executable", "/bin/false")
+    (failed,) = pool.run([Job(Grader(os._exit, _loss), (3,))])
+    assert failed == Failure("the worker died (exit status 1) before it was ready")
+
+
+def test_a_second_loss_is_not_blamed_where_the_machine_cannot_start_another_worker(pool, monkeypatch):
+    answers = [Lost("late", "timeout"), Failure("the machine is ill")]
+    monkeypatch.setattr(pool, "_alone", lambda job: answers.pop(0))
+    assert pool._second(Job(Grader(int, _loss)), Lost("late", "timeout")) == Failure("late")
+    answers = [Lost("late", "timeout"), 0]
+    assert pool._second(Job(Grader(int, _loss)), Lost("late", "timeout")) == "lost: timeout"
+
+
+def test_what_a_new_worker_loads_takes_nothing_from_the_deadline():
+    for deadline_s in PATIENCES_S:
+        if graded(_identity, "graded", deadline_s=deadline_s, warm=partial(time.sleep, deadline_s + 0.5)) == "graded":
+            return
+    pytest.fail("loading counted")
+
+
+def test_a_worker_that_is_not_ready_in_time_is_the_machines_doing(pool, monkeypatch):
+    monkeypatch.setattr(worker, "START_S", 0.2)
+    (failed,) = pool.run([Job(Grader(int, _loss, partial(time.sleep, 600)))])
+    assert failed == Failure("no worker was ready within 0.2 s")
+
+
+def test_a_grader_whose_loading_fails_says_so(pool):
+    (failed,) = pool.run([Job(Grader(int, _loss, partial(int, "seven")))])
+    assert isinstance(failed, Failure) and "invalid literal for int() with base 10: 'seven'" in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("error", "paid"), [(MemoryError, "memory"), (RecursionError, "memory"), (OutOfTime, "timeout")]
+)
+def test_what_a_completion_makes_a_grader_raise_is_paid(error, paid):
+    assert Grader(_raise, _loss)(error) == f"lost: {paid}"
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell it")
+def test_bounds_interrupt_and_are_lifted():
+    limits = [resource.getrlimit(one) for one in (resource.RLIMIT_CPU, resource.RLIMIT_AS)]
+    with pytest.raises(OutOfTime), bounded(0.05):
+        try:
+            _compute()
+        except Exception:
+            pytest.fail("a library could catch it")
+    with pytest.raises(MemoryError), bounded(60.0, memory_mib=64):
+        bytearray(65 * 2**20)
+    with bounded(0.05, memory_mib=64):
+        bytearray(32 * 2**20)
+        time.sleep(0.2)  # others' time does not count
+    with bounded(60.0, memory_mib=0):
+        bytearray(65 * 2**20)
+    assert [resource.getrlimit(one) for one in (resource.RLIMIT_CPU, resource.RLIMIT_AS)] == limits
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+def _loss(reason):
+    return f"lost: {reason}"
+
+
+def _raise(error):
+    raise error
+
+
+def _runs(file, function, *arguments):
+    with open(file, "a") as runs:
+        runs.write("x")
+    return function(*arguments)
+
+
+def _dies_the_first_time(file):
+    if not file.exists():
+        file.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "graded"
+
+
+def _compute():
+    while True:
+        pass
+
+
+def _compute_for(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def _power_in_bounds(seconds):
+    with bounded(seconds):
+        return 9**9**9
 
 
 def _prints(cheap):

@@ -29,7 +29,7 @@ DATA = {
         "lacks question, answer",
         "it has Question, Answer",
     ),
-    "a column renamed half way": (MANY + lines({"question": "1", "solution": "2"}), "row 41", "lacks answer"),
+    "a column renamed half way": (MANY + MANY.replace("answer", "solution"), "row 41", "lacks answer", "40 of 80 rows"),
     "a question that is null": (lines({**ROW, "question": None}), "row 1", "question"),
     "a question that is empty": (lines({**ROW, "question": " "}), "row 1", "question"),
     "an answer without its mark": (lines({**ROW, "answer": "two"}), "row 1", "####"),

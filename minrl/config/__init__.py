@@ -200,7 +200,7 @@ class RolloutConfig(Bounded):
     stop_strings: tuple[str, ...] = ()
     """Texts or special tokens that end a completion, beside the model's own end tokens."""
     reward_deadline_s: Seconds = 30.0
-    """Longest time that one reward may take in a worker, in seconds; beyond it the rollout is unscorable."""
+    """Longest time that one reward may take in a worker, in seconds; beyond it, twice, the task's worst is paid."""
     reward_workers: Natural = 0
     """Worker processes that compute rewards, over all processes of the run. 0: one per core that may be used."""
     max_unscorable_frac: Annotated[float, share()] = 0.5

@@ -1,31 +1,30 @@
-"""Rewards in worker processes, each with a deadline.
+"""A pool of reward workers: processes, each of which runs one job at a time under a deadline.
 
-A worker is a new process (`python -m minrl.rewards.workers`), never a fork of one in which torch has threads. A worker
-that misses its deadline or dies is replaced; its job fails and the others continue.
+A worker loads what a job needs before the job's deadline counts. One that misses its deadline or dies is replaced, and
+the other jobs continue.
+
+A `Grader` whose worker was lost runs once more, alone in a new worker. If that is lost too, and a further one is well,
+it was the completion's doing: the result is what the grader pays then. A job that computed for half of its deadline has
+no second run, because no other process can have spent its processor time. Jobs that are no graders fail.
 """
 
 import contextlib
-import os
-import pickle
-import signal
-import subprocess
-import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from loguru import logger
+
 from minrl.rewards.printed import PRINTED, caught
+from minrl.rewards.worker import READY, Failure, Lost, Worker, call
 from minrl.system.cores import cpu_cores
 from minrl.system.progress import activity
-from minrl.system.signals import ignore_stop_signals
-from minrl.types import Job, Mistake
+from minrl.tasks.grader import Grader
+from minrl.types import Job
 
 MOST_THREADS = 256
 """Concurrent jobs that wait for a server."""
@@ -33,24 +32,15 @@ MOST_THREADS = 256
 LONGEST_WAIT_S = 3600.0
 """Longest single wait: the system refuses one of a month."""
 
-ROOT = str(Path(__file__).resolve().parents[2])
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a job has no result, such as a traceback or a missed deadline."""
-
-    reason: str
-
 
 class Workers:
     """A pool of worker processes, started when first needed."""
 
     def __init__(self, count: int, deadline_s: float) -> None:
         self.count, self.deadline_s = count or cpu_cores(), deadline_s
-        self._idle: list[_Worker] = []
-        self._busy: dict[Connection, _Worker] = {}
-        self._seconds = 0.0
+        self._idle: list[Worker] = []
+        self._busy: dict[Connection, Worker] = {}
+        self._seconds, self._said = 0.0, False
 
     def run(self, jobs: Sequence[Job]) -> list[Any]:
         """The result or `Failure` of each job, in order. Cheap jobs run here, jobs that wait for a server in threads,
@@ -71,7 +61,18 @@ class Workers:
         results = dict(in_threads({index: job for index, job in enumerate(jobs) if job.waits}))
         with caught():
             results.update({index: call(job) for index, job in enumerate(jobs) if job.cheap})
-        waiting = [index for index, job in enumerate(jobs) if not (job.cheap or job.waits)][::-1]
+        waiting = [index for index, job in enumerate(jobs) if not (job.cheap or job.waits)]
+        self._work(jobs, waiting, results, report)
+        for index in waiting:
+            if isinstance(lost := results[index], Lost):
+                results[index] = self._second(jobs[index], lost)
+        return [results[index] for index in range(len(jobs))]
+
+    def _work(
+        self, jobs: Sequence[Job], indices: Sequence[int], results: dict[int, Any], report: Callable[[int], None]
+    ) -> None:
+        """Add the results of the jobs of these indices."""
+        waiting = list(indices)[::-1]
         while waiting or self._busy:
             while waiting and len(self._busy) < self.count:
                 index = waiting.pop()
@@ -82,19 +83,42 @@ class Workers:
                 else:
                     results[index] = failed
                     self._idle.append(worker)
-            for worker, result in self._finished():
-                results[worker.index] = result
-            report(len(jobs) - len(waiting) - len(self._busy))
-        return [results[index] for index in range(len(jobs))]
+            finished = self._finished()
+            results.update({worker.index: result for worker, result in finished})
+            if finished or not self._busy:
+                report(len(jobs) - len(waiting) - len(self._busy))
 
-    def _next_worker(self) -> "_Worker":
+    def _second(self, job: Job, lost: Lost) -> Any:  # noqa: ANN401 - whatever the job returned
+        """The result of a job whose worker was lost: a grader's second run, or what it pays for the loss."""
+        grader: object = job.function
+        if not isinstance(grader, Grader):
+            return Failure(lost.reason)
+        result: Any = lost if lost.blamed else self._alone(job)
+        if not isinstance(result, Lost):
+            return result
+        if isinstance(self._alone(Job(int)), Failure):  # the machine is not well
+            return Failure(result.reason)
+        if not self._said:
+            logger.warning(f"a completion broke its grader, and is paid the task's worst: {result.reason}")
+        self._said = True
+        return grader.otherwise(result.end)
+
+    def _alone(self, job: Job) -> Any:  # noqa: ANN401 - whatever the job returned
+        """The result of a job in a new worker, while no other job runs."""
+        results: dict[int, Any] = {}
+        idle, self._idle = self._idle, []
+        self._work([job], [0], results, lambda _: None)
+        self._idle += idle
+        return results[0]
+
+    def _next_worker(self) -> "Worker":
         """An idle worker that is still alive, or a new one."""
         while self._idle:
             worker = self._idle.pop()
             if worker.process.poll() is None:
                 return worker
             worker.kill()
-        return _Worker()
+        return Worker()
 
     def close(self) -> None:
         """End all workers."""
@@ -107,7 +131,7 @@ class Workers:
         self._idle, self._busy = [], {}
         PRINTED.close()
 
-    def _finished(self) -> list[tuple["_Worker", Any]]:
+    def _finished(self) -> list[tuple["Worker", Any]]:
         """Workers that answered, died or missed their deadline, each with its result."""
         if not self._busy:
             return []
@@ -116,75 +140,16 @@ class Workers:
         finished = []
         for connection, worker in list(self._busy.items()):
             if connection in ready:
-                finished.append((worker, worker.receive()))
+                result = worker.receive()
+                if result is not READY:
+                    finished.append((worker, result))
             elif time.monotonic() >= worker.deadline:
-                finished.append((worker, Failure(f"no reward within its deadline of {self.deadline_s} s")))
-                worker.kill()
+                finished.append((worker, worker.late()))
         for worker, _ in finished:
             del self._busy[worker.connection]
             if not worker.connection.closed:  # it was not killed
                 self._idle.append(worker)
         return finished
-
-
-class _Worker:
-    """A process and the pipe to it."""
-
-    def __init__(self) -> None:
-        self.connection, theirs = Pipe()
-        self.process = subprocess.Popen(
-            # P: no working directory on sys.path; u: what is printed is not kept back
-            [sys.executable, "-Pu", "-m", "minrl.rewards.workers", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        theirs.close()
-        self.reader = Thread(target=PRINTED.read, args=(self.process.stdout,), daemon=True)
-        self.reader.start()
-        self.index: int  # of the current job, as the deadline
-        self.deadline: float
-
-    def start(self, index: int, job: Job, deadline_s: float) -> Failure | None:
-        """Send the job. A job that cannot be pickled fails here."""
-        try:
-            payload = pickle.dumps((job.function, job.arguments))
-        except Exception as error:  # pickling a task's objects may raise anything
-            return Failure(f"the job cannot be sent to a worker: {error}")
-        self.index, self.deadline = index, time.monotonic() + deadline_s
-        with contextlib.suppress(BrokenPipeError):  # it just died, as `receive` will find
-            self.connection.send_bytes(payload)
-        return None
-
-    def receive(self) -> Any:  # noqa: ANN401 - whatever the job returned
-        """The worker's answer; a `Failure` if it died."""
-        try:
-            return self.connection.recv()
-        except (EOFError, OSError):
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its pipe shortly before it ends
-                self.process.wait(timeout=1.0)
-            self.kill()
-            return Failure(f"the worker died (exit status {self.process.returncode})")
-
-    def kill(self) -> None:
-        """Kill the process and its session."""
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.connection.close()
-
-
-def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
-    """The job's result, or a `Failure` with its traceback, of a mistake with its message."""
-    try:
-        return job.function(*job.arguments)
-    except Mistake as error:
-        return Failure(str(error))
-    except (Exception, SystemExit):  # of a task's own code: the rollout becomes unscorable and is counted
-        return Failure(traceback.format_exc())
 
 
 def in_threads(jobs: Mapping[int, Job]) -> Iterator[tuple[int, Any]]:
@@ -212,25 +177,3 @@ def in_threads(jobs: Mapping[int, Job]) -> Iterator[tuple[int, Any]]:
             yield ended.get()
     finally:
         waiting.clear()
-
-
-def serve(connection: Connection) -> None:
-    """Run jobs until the other side closes."""
-    while True:
-        try:
-            payload = connection.recv_bytes()
-        except EOFError:
-            return
-        try:
-            function, arguments = pickle.loads(payload)
-            answer = pickle.dumps(call(Job(function, arguments)))
-        except Exception:  # the task's module cannot be imported here, or its result not be pickled
-            answer = pickle.dumps(Failure(traceback.format_exc()))
-        connection.send_bytes(answer)
-
-
-if __name__ == "__main__":
-    from minrl.rewards import workers
-
-    ignore_stop_signals()  # the trainer handles them and lets the step end
-    workers.serve(Connection(int(sys.argv[1])))

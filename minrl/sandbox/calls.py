@@ -15,102 +15,52 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
-from typing import Literal
+from pathlib import Path
+from typing import ClassVar
 
+from minrl.sandbox import cgroup, landlock
 from minrl.sandbox import filter as sandbox_filter
+from minrl.sandbox.call import LEVELS as LEVELS
+from minrl.sandbox.call import Call as Call
+from minrl.sandbox.call import Limits as Limits
+from minrl.sandbox.call import Outcome as Outcome
+from minrl.sandbox.call import SandboxError as SandboxError
+from minrl.sandbox.call import SandboxLate as SandboxLate
 from minrl.system.cores import cpu_cores
+from minrl.system.private import private_folder
 from minrl.types import UserError, require
 
-Status = Literal["ok", "error", "timeout", "memory", "output"]
-LEVELS = {
-    "bubblewrap": "bubblewrap: no network, no processes but its own, no files but the system's programs, read-only",
-    "namespaces": "own namespaces: no network, no processes but its own, no files but the system's programs, read-only",
-    "limits": "limits alone: killed and limited, but NOT cut off from files that others may read",
-}
-"""The levels, the strongest first, with what each gives."""
+LEVEL_VARIABLE = "MINRL_SANDBOX_LEVEL"
+"""The environment variable by which a run gives its level to its workers."""
 
+PATIENCE = (1, 2, 4)
 START_S = 60.0
 """Seconds until the walls must stand. A call's own seconds count from then."""
-GRACE_S = 30.0
+GRACE_S, TIDY_S = 30.0, 1.0
+"""Seconds for killing what runs, and for which a call waits until what it made is removed."""
 START = "import sys; sys.path.append(sys.argv[1]); from minrl.sandbox.process import main; main(int(sys.argv[2]))"
+INTERPRETER = [path for name in ("bin", "lib", "lib64") if (path := Path(sys.base_prefix) / name).exists()]
 ROOT = str(Path(__file__).resolve().parents[2])
-
-
-class SandboxError(RuntimeError):
-    """The sandbox itself failed, so nothing is known about the code. A reward that raises it is unscorable."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What one call may use."""
-
-    wall_s: float = 10.0
-    """Seconds from start to end."""
-    cpu_s: float = 10.0
-    """Seconds of processor time, for each process; rounded up to whole ones."""
-    memory_mib: int = 1024
-    """Address space of each process, and what all of them hold together."""
-    file_mib: int = 64
-    """Size of each file; of all files together where they lie in memory (every level but `limits`)."""
-    processes: int = 64
-    """Processes and threads at a time."""
-    output_bytes: int = 65536
-    """Of standard output and of standard error, each. A command that writes more is killed."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            require(value > 0, f"{name} must be above 0, got {value}")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A command and its inputs. `channel` is a descriptor of ours that becomes the command's descriptor 3."""
-
-    command: Sequence[str]
-    files: Mapping[str, str | bytes] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
-    stdin: bytes = b""
-    readable: Sequence[str | Path] = ()
-    writable: Sequence[str | Path] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    channel: int = -1
-
-    def __post_init__(self) -> None:
-        for name in self.files:
-            parts = PurePosixPath(name).parts
-            if not parts or name != "/".join(parts) or ".." in parts or "\0" in name or name.startswith("/"):
-                raise ValueError(f"a file's name must be a plain relative path, got {name!r}")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a call ended: `ok` with exit status 0, `error` with another one or a signal (negative, as in `subprocess`),
-    else the limit that was exceeded. `stdout` and `stderr` are cut at `output_bytes`.
-    """
-
-    status: Status
-    exit_code: int | None
-    stdout: bytes
-    stderr: bytes
-    seconds: float
-
-    @property
-    def text(self) -> str:
-        """Standard output as text, with invalid UTF-8 replaced."""
-        return self.stdout.decode(errors="replace")
 
 
 class Running:
     """A started call. `result()` waits for its end, `cancel()` kills it; both leave nothing behind."""
 
-    def __init__(self, call: Call, level_name: str) -> None:
+    _tidying: ClassVar[list[subprocess.Popen[bytes]]] = []
+    """Those that have answered and still remove what their command made."""
+
+    def __init__(self, call: Call, level_name: str, start_s: float) -> None:
+        self._tidying[:] = [process for process in self._tidying if process.poll() is None]
+        try:
+            message = marshal.dumps({**_message(call, level_name), "start_s": start_s})
+        except PermissionError as error:
+            raise SandboxError(str(error)) from error
         ours, theirs = socket.socketpair()
         passed = [theirs.fileno()] + ([call.channel] if call.channel >= 0 else [])
-        self._wall_s, self._connection = call.limits.wall_s, ours
+        self._longest_s = start_s + call.limits.wall_s + GRACE_S
+        self._connection, self._answered = ours, False
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", START, ROOT, str(theirs.fileno())],
             pass_fds=passed,
@@ -122,59 +72,64 @@ class Running:
         )
         theirs.close()
         try:
-            ours.sendall(marshal.dumps(_message(call, level_name)))
+            ours.sendall(message)
         except OSError as error:
             self.cancel()
             raise SandboxError(f"the sandbox's process died at its start ({error})") from error
 
     def result(self) -> Outcome:
         """How the call ended. Raises SandboxError if the sandbox itself failed."""
-        self._connection.settimeout(START_S + self._wall_s + GRACE_S)
+        self._connection.settimeout(self._longest_s)
         try:
             with self._connection.makefile("rb") as stream:
                 answer = marshal.load(stream)
+            self._answered = True
         except (EOFError, OSError) as error:
             raise SandboxError(f"the sandbox's process died ({type(error).__name__} {error})") from error
         finally:
             self.cancel()
-        failed = answer.pop("failed")
+        failed, late = answer.pop("failed"), answer.pop("late")
         if failed:
-            raise SandboxError(f"the sandbox could not run the command: {failed.strip()}")
+            raise (SandboxLate if late else SandboxError)(f"the sandbox could not run the command: {failed.strip()}")
         return Outcome(**answer)
 
     def cancel(self) -> None:
         """Kill whatever still runs and wait for its end."""
         self._connection.close()
         try:
-            self._process.wait(timeout=GRACE_S)
+            self._process.wait(timeout=TIDY_S if self._answered else GRACE_S)
         except subprocess.TimeoutExpired:
+            if self._answered:
+                self._tidying.append(self._process)
+                return
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
 def _message(call: Call, level_name: str) -> dict[str, object]:
     """The call in plain types, for another process."""
+    common = Path("/tmp" if os.geteuid() == 0 else tempfile.gettempdir())
     return {
         **vars(call.limits),
-        "start_s": START_S,
         "cpu_s": max(1, int(-(-call.limits.cpu_s // 1))),
         "command": list(call.command),
         "files": {name: text.encode() if isinstance(text, str) else text for name, text in call.files.items()},
         "stdin": call.stdin,
-        "readable": [os.path.abspath(path) for path in [*call.readable, sys.base_prefix]],
+        "readable": [os.path.abspath(path) for path in [*call.readable, *INTERPRETER]],
         "writable": [os.path.abspath(path) for path in call.writable],
         "environment": dict(call.environment),
         "channel": call.channel,
         "level": level_name,
+        "cgroup": _cgroup(),
         # Root's calls must all lock their slots in one place, whatever TMPDIR says: the slots decide the uids, and two
         # calls with one uid would kill each other.
-        "folder": f"{'/tmp' if os.geteuid() == 0 else tempfile.gettempdir()}/minrl-sandbox-{os.geteuid()}",
+        "folder": str(private_folder(common / f"minrl-sandbox-{os.geteuid()}")),
     }
 
 
-def start(call: Call, level_name: str = "") -> Running:
+def start(call: Call, level_name: str = "", start_s: float = 0.0) -> Running:
     """Start a call without waiting for it. Empty `level_name`: the strongest level of this machine."""
-    return Running(call, level_name or level())
+    return Running(call, level_name or level(), start_s or START_S)
 
 
 def run(
@@ -199,32 +154,66 @@ def run_all(calls: Sequence[Call], at_once: int = 0, level_name: str = "") -> li
 
 
 def level() -> str:
-    """The name of the strongest level that works on this machine."""
+    """The name of the strongest level that works on this machine. The processes that this one starts have the same."""
     require(sys.platform == "linux", f"untrusted code needs Linux, whose walls it runs behind: this is {sys.platform}")
+    given = os.environ.get(LEVEL_VARIABLE, "")
+    if given:
+        require(given in LEVELS, f"{LEVEL_VARIABLE} must be one of {', '.join(LEVELS)}, got {given!r}: unset it")
+        return given
     working = next((name for name in LEVELS if not _unavailable(name)), "")
     failures = {} if working else {name: _unavailable(name) for name in LEVELS}
     require(not failures, f"no sandbox works on this machine, so untrusted code cannot run: {failures}")
+    os.environ[LEVEL_VARIABLE] = working
     return working
 
 
 def describe() -> str:
     """One line for the user: the walls around untrusted code on this machine."""
-    chosen, warnings = level(), []
-    if chosen == "limits" and not sandbox_filter.exists():
-        warnings.append("it may open sockets, since this machine has no filter of system calls")
-    if chosen == "limits" and os.geteuid() != 0:
-        warnings.append("as you are not root it may change YOUR files and kill your processes: install bubblewrap")
-    return "; ".join([f"untrusted code runs under {LEVELS[chosen]}", *warnings])
+    chosen, walls = level(), ""
+    reason = _unavailable(chosen)
+    require(not reason, f"the sandbox's level {chosen!r} ({LEVEL_VARIABLE}) does not work here: {reason}")
+    walls = f"untrusted code runs under {LEVELS[chosen]}"
+    warnings = [text for holds, text in _warnings(chosen) if holds]
+    return "; ".join([walls, *warnings, *(["a control group counts all memory"] if _cgroup() else [])])
+
+
+def _warnings(chosen: str) -> Iterator[tuple[bool, str]]:
+    limits, filtered, ruled = chosen == "limits", sandbox_filter.exists(), landlock.version() > 0
+    yield limits and not filtered, "it may open sockets, since this machine has no filter of system calls"
+    yield limits and not ruled, "it is NOT cut off from files that others may read, since this kernel has no Landlock"
+    yield (
+        limits and not ruled and os.geteuid() != 0,
+        "as you are not root it may change YOUR files and kill your processes: install bubblewrap",
+    )
+
+
+@functools.cache
+def _cgroup() -> str:
+    """The folder of the calls' control groups; empty if we may make none."""
+    return cgroup.place()
 
 
 @functools.cache
 def _unavailable(name: str) -> str:
     """Why a level does not work here; empty if it does."""
-    try:
-        outcome = start(Call(["sh", "-c", "echo $((6 * 7))"]), name).result()
-    except SandboxError as error:
-        return str(error)
-    return "" if outcome.stdout == b"42\n" else f"a trial run gave {outcome}"
+    return _trial(["sh", "-c", "echo $((6 * 7))"], name)
+
+
+def _trial(command: Sequence[str], level_name: str) -> str:
+    """Why a command that should print 42 does not; empty if it does. A late one is tried again and given more time:
+    that the machine is busy says nothing about the command, and must not choose a weaker level.
+    """
+    for patience in PATIENCE:
+        call = Call(command, limits=Limits(wall_s=10.0 * patience, cpu_s=10.0 * patience))
+        try:
+            outcome = start(call, level_name, START_S * patience).result()
+        except SandboxLate:
+            continue
+        except SandboxError as error:
+            return str(error)
+        if outcome.status != "timeout":
+            return "" if outcome.stdout == b"42\n" else f"a trial run gave {outcome}"
+    raise UserError(f"{len(PATIENCE)} trials of the sandbox ({level_name}) were late: the machine is too busy to tell")
 
 
 def python(level_name: str = "") -> tuple[str, ...]:
@@ -239,12 +228,16 @@ def _python(chosen: str) -> tuple[str, ...]:
     candidates = [os.path.realpath(sys.executable), "/usr/bin/python3"]
     for candidate in candidates:
         command = (candidate, "-I", "-S", "-B")
-        try:
-            if start(Call([*command, "-c", "print(6 * 7)"]), chosen).result().stdout == b"42\n":
-                return command
-        except SandboxError:
-            continue
+        if not _trial([*command, "-c", "print(6 * 7)"], chosen):
+            return command
     raise UserError(
         f"untrusted programs can run neither of {candidates} (the sandbox's level is {chosen!r}): install "
         "/usr/bin/python3, or bubblewrap"
     )
+
+
+def describe_python() -> str:
+    """One line for the user: the interpreter of untrusted programs. Raises UserError if there is none."""
+    command = python()[0]
+    other = command != os.path.realpath(sys.executable)
+    return f"programs run with {command}" + (", since the sandbox's user cannot run this one" if other else "")

@@ -9,8 +9,15 @@ Call = dict[str, Any]
 
 MIB = 2**20
 WORK = "/sandbox"
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
-DEVICES = ("null", "zero", "full", "random", "urandom")
+SYSTEM = (
+    *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include"),
+    *("/usr/share/zoneinfo", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives"),
+)
+"""What programs and compilers need of the machine: not all of /usr, where somebody's project may lie."""
+DEVICES = ("null", "full", "random", "urandom")
+"""Not `zero`: a shared mapping of it is memory that no limit counts once a part is unmapped."""
+LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
+"""Links in /dev."""
 MAX_FILES = 16384
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -42,8 +49,8 @@ def build_root(call: Call, uid: int) -> None:
         bind(path, MOUNT_ATTR_NOSUID)
     for name in DEVICES:
         bind(f"/dev/{name}", MOUNT_ATTR_NOSUID)
-    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
+    for name, target in LINKS.items():
+        os.symlink(target, f"/dev/{name}")
     os.mkdir("/proc")
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.mkdir(WORK)
@@ -86,7 +93,7 @@ def mounted(paths: list[str]) -> list[str]:
 def parents_of(paths: list[str]) -> list[str]:
     """The directories above the paths, outer ones first."""
     above = {path[:end] for path in paths for end in range(1, len(path)) if path[end] == "/"}
-    return sorted(above - {path for path in above if any(f"{path}/".startswith(f"{outer}/") for outer in SYSTEM)})
+    return [path for path in sorted(above) if mounted([path])]
 
 
 def checked(result: int, what: str) -> None:

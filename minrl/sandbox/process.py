@@ -1,8 +1,9 @@
 """The process that watches one call of untrusted code: `minrl.sandbox` starts one for each call.
 
 It reads the call, starts the command inside the level's walls, collects its output, and kills everything when the
-command ends, exceeds a limit, or the caller is gone. It reaps all orphans below it before it answers. It is a separate
-process so that the caller's death leaves nothing behind, and it imports little because each call pays for its start.
+command ends, exceeds a limit, or the caller is gone. It reaps all orphans below it before it answers, and removes what
+the command made after that. It is a separate process so that the caller's death leaves nothing behind, and it imports
+little because each call pays for its start.
 """
 
 import marshal
@@ -11,52 +12,25 @@ import select
 import signal
 import time
 import traceback
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from minrl.sandbox import landlock
 from minrl.sandbox import walls as walls
-from minrl.sandbox.files import LIBC, MIB, Call
+from minrl.sandbox.cgroup import Group
+from minrl.sandbox.files import LIBC, MAX_FILES, MIB, WORK, Call
 from minrl.sandbox.slot import Slot, kill_uid
+from minrl.sandbox.usage import bytes_held, descendants, files_made
 
 TICK_S = 0.05
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 
-def children(pid: int) -> Iterator[int]:
-    """The child processes of all threads of a process."""
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children") as file:
-                yield from map(int, file.read().split())
-    except (FileNotFoundError, ProcessLookupError):
-        return  # the process has just ended
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """All processes below this one."""
-    for child in children(pid):
-        yield child
-        yield from descendants(child)
-
-
-def bytes_held(pid: int) -> int:
-    """The memory of all processes below that is not backed by a file. Shared memory counts in each of them."""
-    held = 0
-    for descendant in descendants(pid):
-        try:
-            with open(f"/proc/{descendant}/status") as file:
-                held += sum(int(line.split()[1]) for line in file if line.startswith(("RssAnon:", "RssShmem:")))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return held * 1024  # the lines are in kB
-
-
 class Watch:
     """One call, from the start of its command until nothing of it is left."""
 
-    def __init__(self, call: Call, slot: Slot, connection: int) -> None:
-        self.call, self.slot, self.connection = call, slot, connection
+    def __init__(self, call: Call, slot: Slot, group: Group | None, connection: int) -> None:
+        self.call, self.slot, self.group, self.connection = call, slot, group, connection
         self.status, self.exit_code = "", 0
         self.output: dict[int, bytearray] = {}
         self.started = self._looked = time.monotonic()
@@ -83,12 +57,13 @@ class Watch:
             self._read(fd, to_its_end=True)
         while self._hear(complaint):
             pass
-        late = f"it did not start within {self.call['start_s']:g} s".encode()
-        failed = b"" if self.said == walls.STARTED else self.said or bytes(self.output[stderr]) or late
+        late = b"" if self.status != "timeout" else f"it did not start within {self.call['start_s']:g} s".encode()
+        failed = b"" if self.said == walls.STARTED else self.said or late or bytes(self.output[stderr]) or b"no reason"
         status, code = self._verdict()
         limit = self.call["output_bytes"]
         return {
             "failed": failed.decode(errors="replace"),
+            "late": failed != b"" and failed == late,
             "status": status,
             "exit_code": code,
             "stdout": bytes(self.output[stdout][:limit]),
@@ -100,6 +75,8 @@ class Watch:
         """In the child: never returns. An error before the command runs is written to the complaint."""
         try:
             os.setsid()
+            if self.group is not None:
+                self.group.enter()
             self._keep_only([*streams, complaint, self.call["channel"]])
             walls.LAUNCH[self.call["level"]](self.call, self.slot.uid, self.slot.work, [*streams, complaint])
         except BaseException as error:  # the launcher's copy must not go on as a second launcher
@@ -158,7 +135,8 @@ class Watch:
             return "timeout"
         if time.monotonic() - self._looked > TICK_S:
             self._looked = time.monotonic()
-            if bytes_held(os.getpid()) > self.call["memory_mib"] * MIB:
+            below = list(descendants(os.getpid()))
+            if bytes_held(below) > self.call["memory_mib"] * MIB or files_made(below, WORK) > MAX_FILES:
                 return "memory"
         return ""
 
@@ -206,6 +184,8 @@ class Watch:
         return any(len(read) > self.call["output_bytes"] for read in self.output.values())
 
     def _verdict(self) -> tuple[str, int | None]:
+        if self.status in ("ended", "timeout") and self.group is not None and self.group.exceeded():
+            return "memory", None
         if self.status != "ended":
             return self.status, None
         code = self.exit_code
@@ -218,6 +198,14 @@ class Watch:
         return ("ok" if code == 0 else "error"), code
 
 
+def group_of(call: Call, slot: Slot) -> Group | None:
+    """The call's control group, where there are some. What lies in memory counts as memory there."""
+    if not call["cgroup"]:
+        return None
+    memory_mib = call["memory_mib"] + (call["file_mib"] if call["level"] != "limits" else 0)
+    return Group(call["cgroup"], f"minrl-{os.geteuid()}-{os.path.basename(slot.work)}", memory_mib, call["processes"])
+
+
 def main(connection: int) -> None:
     """Serve the one call that comes over the connection."""
     with open(connection, "rb", closefd=False) as stream:
@@ -227,16 +215,19 @@ def main(connection: int) -> None:
             os.set_inheritable(fd, False)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.umask(0o022)
+    slot = group = None
     try:
-        slot = Slot(call["folder"])
-        try:
-            answer = Watch(call, slot, connection).run()
-        finally:
-            slot.clean()
+        slot = Slot(call["folder"], shared=call["level"] == "limits" and not landlock.version())
+        group = group_of(call, slot)
+        answer = Watch(call, slot, group, connection).run()
     except Exception:  # the caller is told that the sandbox failed, not that the code did
-        answer = {"failed": traceback.format_exc()}
+        answer = {"failed": traceback.format_exc(), "late": False}
     try:
         with open(connection, "wb", closefd=False) as stream:
             marshal.dump(answer, stream)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the caller is gone and wants no answer
+    if group is not None:
+        group.remove()
+    if slot is not None:
+        slot.clean()  # last: it may take longer than the call did, and is no part of it

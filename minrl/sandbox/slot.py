@@ -3,23 +3,23 @@
 import fcntl
 import os
 import signal
+import time
 
 FIRST_UID, SLOTS = 60578, 606  # systemd's table of uids calls 60578..61183 unused
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")
 
 
 class Slot:
-    """A number that no other call on this machine holds. It decides the uid and the temporary directory, which are
-    emptied first, since an earlier holder may have been killed.
+    """A number that no other call on this machine holds. It decides the uid and the directory on the disk. An earlier
+    holder may have been killed: what it left is killed, or put aside to be removed when nobody waits.
+
+    `folder` is ours alone. `shared`: the command may write to directories that everybody may write to.
     """
 
-    def __init__(self, folder: str) -> None:
-        os.makedirs(folder, mode=0o711, exist_ok=True)  # others may pass, and see nothing
-        status = os.lstat(folder)
-        if status.st_uid != os.geteuid() or not os.path.isdir(folder) or os.path.islink(folder):
-            raise PermissionError(f"{folder} belongs to somebody else: remove it, or set TMPDIR")
+    def __init__(self, folder: str, shared: bool) -> None:
         for number in range(SLOTS):
-            self._lock = os.open(f"{folder}/{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(f"{folder}/{number}.lock", flags, 0o600)
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -28,16 +28,24 @@ class Slot:
         else:
             raise BlockingIOError(f"all {SLOTS} sandboxes of this machine are in use")
         self.uid = FIRST_UID + number if os.geteuid() == 0 else os.geteuid()
-        self.work = f"{folder}/{number}"
-        self.clean()
+        self.work, self._aside, self._shared = f"{folder}/{number}", f"{folder}/{number}.aside", shared
+        self.kill()
+        if os.path.lexists(self.work):
+            os.makedirs(self._aside, mode=0o700, exist_ok=True)
+            os.rename(self.work, f"{self._aside}/{time.monotonic_ns()}")
 
-    def clean(self) -> None:
-        """Kill every process of this uid if it is ours alone, and remove the directory."""
+    def kill(self) -> None:
+        """Kill every process of this uid if it is ours alone."""
         if self.uid != os.geteuid():
             kill_uid(self.uid)
+
+    def clean(self) -> None:
+        """Kill what runs and remove what was made, which may take long: a program may have made very many files."""
+        self.kill()
+        if self._shared and self.uid != os.geteuid():
             remove_files_of(self.uid)
-        if os.path.lexists(self.work):
-            remove(self.work)
+        for path in filter(os.path.lexists, (self.work, self._aside)):
+            remove(path)
 
 
 def remove(path: str) -> None:

@@ -11,8 +11,11 @@ import signal
 from collections.abc import Callable, Iterator
 
 from minrl.sandbox import filter as sandbox_filter
+from minrl.sandbox import landlock
 from minrl.sandbox.files import (
+    DEVICES,
     LIBC,
+    LINKS,
     MIB,
     SYSTEM,
     WORK,
@@ -30,15 +33,17 @@ STARTED = b"started\n"
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38  # <linux/prctl.h>
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x4000000, 0x8000000, 0x10000000  # <linux/sched.h>
 CLONE_NEWPID, CLONE_NEWNET = 0x20000000, 0x40000000
+PENDING = 1024
+"""Signals that wait and timers, each a piece of the kernel's memory, of one user."""
 
 
 def launch_limited(call: Call, uid: int, folder: str, streams: list[int]) -> None:
-    """Limits, a uid of its own if we are root, and a directory on the disk."""
+    """Limits, a uid of its own if we are root, a directory on the disk, and Landlock where the kernel has it."""
     processes = processes_allowed(call, uid)
     os.mkdir(folder, 0o700)
     write_files(folder, call["files"], uid)
     own(call["writable"], uid)
-    enter(call, uid, folder, processes, streams)
+    enter(call, uid, folder, processes, streams, landlock.ruleset(call, folder) if landlock.version() else -1)
 
 
 def launch_in_namespaces(call: Call, uid: int, _: str, streams: list[int]) -> None:
@@ -86,9 +91,11 @@ def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> No
         command = ["setpriv", *ids, "--inh-caps=-all", "--no-new-privs", *command]
     else:
         arguments += ["--unshare-user"]
-    say = f'echo {STARTED.decode().strip()} >&9; exec 9>&-; exec "$@"'
+    # Without the first line a command that cannot be run would look like one that ran and failed.
+    say = 'command -v -- "$1" >/dev/null || { echo "cannot run $1" >&9; exit 127; }; '
+    say += f'echo {STARTED.decode().strip()} >&9; exec 9>&-; exec "$@"'
     if sandbox_filter.exists():
-        arguments += ["--seccomp", _in_memory(sandbox_filter.program())]
+        arguments += ["--seccomp", _in_memory(sandbox_filter.program(has_unreadable(call)))]
     arguments += ["--remount-ro", "/", "--chdir", WORK, "--", *command, "sh", "-c", say, "sh", *call["command"]]
     set_limits(call, resource.RLIM_INFINITY)
     streams = [_high(fd) for fd in streams]
@@ -98,15 +105,19 @@ def launch_in_bubblewrap(call: Call, uid: int, _: str, streams: list[int]) -> No
 
 def mounts_of_bubblewrap(call: Call) -> Iterator[str]:
     """The arguments for the files of the machine that the call may see."""
+    readable = mounted(call["readable"])
+    for path in parents_of([*SYSTEM, *readable, *call["writable"], "/dev/null"]):
+        yield from ("--dir", path)  # bwrap's own parents would be closed to the uid
     for path in SYSTEM:
         if os.path.islink(path):
             yield from ("--symlink", os.readlink(path), path)
         elif os.path.exists(path):
             yield from ("--ro-bind", path, path)
-    yield from ("--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev")
-    readable = mounted(call["readable"])
-    for path in parents_of([*readable, *call["writable"]]):
-        yield from ("--dir", path)  # bwrap's own parents would be closed to the uid
+    yield from ("--proc", "/proc")
+    for name in DEVICES:
+        yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
+    for name, target in LINKS.items():
+        yield from ("--symlink", target, f"/dev/{name}")
     for path in readable:
         yield from ("--ro-bind", path, path)
     for path in call["writable"]:
@@ -166,6 +177,7 @@ def set_limits(call: Call, processes: int) -> None:
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_NPROC: (processes, processes),
         resource.RLIMIT_AS: (memory, memory),
+        resource.RLIMIT_SIGPENDING: (PENDING, PENDING),
     }
     for name, (soft, hard) in limits.items():
         most = resource.getrlimit(name)[1]
@@ -186,14 +198,21 @@ def drop_privileges(uid: int) -> None:
     die_with_parent()
 
 
-def enter(call: Call, uid: int, home: str, processes: int, streams: list[int]) -> None:
-    """Become the command in its directory: as the uid, within the limits, under the filter of system calls."""
+def enter(call: Call, uid: int, home: str, processes: int, streams: list[int], rules: int = -1) -> None:
+    """Become the command in its directory: as the uid, within the limits and rules, under the filter."""
     os.chdir(home)
     drop_privileges(uid)
     set_limits(call, processes)
+    if rules >= 0:
+        landlock.restrict(rules)
     if sandbox_filter.exists():
-        sandbox_filter.install()
+        sandbox_filter.install(has_unreadable(call))
     execute(call, home, streams)
+
+
+def has_unreadable(call: Call) -> bool:
+    """Whether the call names a program that nobody may read, its owner included."""
+    return any(os.path.isfile(path) and not os.stat(path).st_mode & 0o444 for path in call["readable"])
 
 
 def die_with_parent() -> None:

@@ -37,7 +37,7 @@ class RewardConfig(Bounded):
     data_path: str = field(default="", metadata=PATH)
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     reward_deadline_s: Seconds = 30.0
-    """Longest time that one reward may take in a worker, in seconds; beyond it the completion is unscorable."""
+    """Longest time that one reward may take in a worker, in seconds; beyond it, twice, the task's worst is paid."""
     reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
 

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from minrl.system.disk import refusal, writing
 from minrl.system.json_text import json_text
+from minrl.system.private import private_folder as private_folder
 from minrl.types import UserError, require
 
 LOCK = ".lock"
@@ -163,7 +164,7 @@ def lock(path: Path, wait: bool = False) -> IO[str] | None:
     """
     file = None
     try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+")
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         if os.fstat(file.fileno()).st_nlink == 0:  # its holder removed it; the path leads to another file now
             file.close()

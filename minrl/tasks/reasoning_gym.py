@@ -8,9 +8,10 @@ The library makes the problems, and its verifiers score the answers from 0 to 1.
 - it gets what the library's `extract_answer` finds; a completion without answer tags or with an absurdly long answer
   scores 0;
 - the problem's own answer is right, whatever the verifier says (it cannot read some of its own integrals);
-- an answer on which it raises is wrong if it scores the problem's own answer 1;
-- a score outside [0, 1], or a verifier that does not score the problem's own answer 1, makes the completion unscorable;
-- a generator whose verifier scores any text 1 is refused (game_of_life_halting);
+- an answer on which it raises, gives a score outside [0, 1], or takes too long is wrong;
+- a verifier that does not score the problem's own answer 1 makes the completion unscorable: the row is broken;
+- `nan` and `inf` are wrong where a number is asked for, and so is a number of ten thousand digits;
+- a generator whose verifier scores nonsense 1 is refused (coin_flip, which pays `0`; game_of_life_halting);
 - verifiers that pass the answer to `eval` or to sympy's `parse_expr`, which executes it, get a reader of literals or of
   plain formulas instead.
 """
@@ -22,7 +23,6 @@ import functools
 import hashlib
 import importlib
 import json
-import keyword
 import re
 import sys
 import warnings
@@ -31,11 +31,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from minrl.tasks.bounded import bounded
+from minrl.tasks.formula import parse_formula
+from minrl.tasks.grader import OutOfTime
+from minrl.tasks.nonsense import NO_ANSWER, is_absurd, nonsense
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, check_held_out_share, split
 from minrl.types import Example, Reward, UserError, require
-
-MAX_ANSWER_CHARACTERS = 10_000
-"""Longer answers are wrong without a look at them, unless the problem's own is nearly as long."""
 
 EVALUATING = (
     "algorithmic.binary_matrix",
@@ -55,22 +56,17 @@ PARSING = {
 }
 """Modules whose verifiers call sympy's `parse_expr`, and what they call sympy (empty: they know the function alone)."""
 
-FUNCTIONS = frozenset(("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "exp", "log", "ln", "sqrt"))
-"""The functions that a formula may call."""
-
 NOTES = {"codeio": "this generator executes the library's own code snippets in this process"}
 
-NO_ANSWER = "there is no such answer"
+GRADING_S = 5.0
+"""Seconds of processor time in which an answer is scored; one that takes longer is wrong."""
+
 FIELDS = ("question", "answer", "metadata")
 COMPARING_TUPLES = ("arc_agi", "rearc")
 """Generators whose verifiers compare the metadata's `output` with tuples."""
 
 NUMBERS = frozenset(("source_index", "entry_id"))
 """Entries of the metadata that number the problems."""
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?|\.[0-9]+)|(?P<word>[A-Za-z][A-Za-z0-9]*)|[-+*/^(),!])\s*"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,40 +101,47 @@ def define(name: str) -> TaskDefinition:
     def make(options: ReasoningGymOptions, data_path: str) -> Task:
         if data_path:
             raise UserError(f"reasoning_gym makes its own problems and takes no --data-path, got {data_path!r}")
-        _verifier(name, options.generator)  # refuses bad options now
+        _refuse_if_nonsense_pays(name, options.generator)  # and bad options, now
         notes = (NOTES[name],) if name in NOTES else ()
         verify = functools.partial(reward, name=name, generator=options.generator)
-        return Task(DeferredDataset(lambda: _problems(name, options)), verify, notes=lambda: notes)
+        warm = functools.partial(_verifier, name, options.generator)
+        return Task(DeferredDataset(lambda: _problems(name, options)), verify, notes=lambda: notes, warm=warm)
 
     return TaskDefinition(ReasoningGymOptions, make)
 
 
 def reward(completion: str, example: Example, name: str, generator: str) -> Reward:
-    """The verifier's score of the answer. Raises if there is none, which makes the completion unscorable."""
+    """The verifier's score of the answer, within bounds. Raises if the row is broken, which makes it unscorable."""
     answer = extract_answer(completion)
     if answer is None:
-        return Reward(0.0, {"answered": 0.0})
+        return Reward(0.0, {"answered": 0.0, "timeout": 0.0})
     entry = {name: example[name] for name in FIELDS}
-    own = entry["answer"]
-    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(own or "")):
-        return Reward(0.0, {"answered": 1.0})
-    if own is not None and answer == own.strip():
-        return Reward(1.0, {"answered": 1.0})
+    _verifier(name, generator)  # made before the clock runs
     try:
-        score = _score(name, generator, answer, entry)
-    except Exception as error:  # a verifier may raise anything for what it cannot read
-        if own is None or isinstance(error, ScoreOutOfRange):
-            raise
-        score = 0.0
+        with bounded(GRADING_S):
+            return Reward(_paid(answer, entry, name, generator), {"answered": 1.0, "timeout": 0.0})
+    except OutOfTime:
+        return Reward(0.0, {"answered": 1.0, "timeout": 1.0})
+
+
+def _paid(answer: str, entry: Mapping[str, Any], name: str, generator: str) -> float:
+    """The score of an answer: 0 for one that the verifier cannot read, if it can read the problem's own."""
+    own = entry["answer"]
+    if own is not None and answer.strip() == own.strip():
+        return 1.0
+    if is_absurd(answer, own or ""):
+        return 0.0
+    try:
+        score, readable = _score(name, generator, answer, entry), True
+    except Exception:  # a verifier may raise anything for what it cannot read
+        score, readable = 0.0, False
+    if own is None and not readable:
+        _score(name, generator, NO_ANSWER, entry)  # raises where the row is broken
     if own is not None and score < 1:
         theirs = _score(name, generator, own, entry)
         if theirs < 1:
             raise ValueError(f"the verifier of {name} scores the problem's own answer {theirs:g}: is the row whole?")
-    return Reward(score, {"answered": 1.0})
-
-
-class ScoreOutOfRange(ValueError):
-    """A verifier gave no score from 0 to 1."""
+    return score
 
 
 def extract_answer(completion: str) -> str | None:
@@ -153,19 +156,28 @@ def _score(name: str, generator: str, answer: str, entry: Mapping[str, Any]) -> 
         entry = {**entry, "metadata": {**entry["metadata"], "output": output}}
     score = _verifier(name, generator)(answer, dict(entry))
     if not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise ScoreOutOfRange(f"the verifier of {name} must give a score from 0 to 1, got {score!r}")
+        raise ValueError(f"the verifier of {name} must give a score from 0 to 1, got {score!r}")
     return float(score)
 
 
 @functools.lru_cache(maxsize=64)
 def _verifier(name: str, generator: str) -> Callable[[str, dict[str, Any]], Any]:
-    dataset, paid = _dataset(name, generator), 0.0
-    with _library_code(name, "cannot make problem 0"):
-        entry = dataset[0]
-        with contextlib.suppress(Exception):  # the verifier may raise anything for such a text
-            paid = dataset.score_answer(NO_ANSWER, entry)
-    require(paid != 1, f"the verifier of reasoning_gym/{name} scores any text 1: choose another generator")
-    return dataset.score_answer
+    verify: Callable[[str, dict[str, Any]], Any] = _dataset(name, generator).score_answer
+    return verify
+
+
+@functools.lru_cache(maxsize=64)
+def _refuse_if_nonsense_pays(name: str, generator: str) -> None:
+    """Refuse a generator whose verifier scores what cannot be right 1."""
+    with _library_code(name, "cannot make its first problems"):
+        dataset = _dataset(name, generator, size=3)
+        made = [dataset[number] for number in range(3)]
+    for entry in ({field: one[field] for field in FIELDS} for one in made):
+        for text in (*nonsense(entry["answer"]), entry["question"]):
+            paid = 0.0
+            with contextlib.suppress(Exception):  # the verifier may raise anything, also for its own answer
+                paid = _paid(text, entry, name, generator)
+            require(paid < 1, f"the verifier of reasoning_gym/{name} scores {text!r:.40} 1: choose another generator")
 
 
 def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
@@ -250,32 +262,3 @@ def library() -> Any:  # noqa: ANN401 - the library
         else:
             shadowed.parse_expr = parse_formula
     return reasoning_gym
-
-
-def parse_formula(text: str, **options: Any) -> Any:  # noqa: ANN401 - a sympy expression
-    """sympy's `parse_expr` for plain formulas; `ValueError` for anything that could do more than compute."""
-    from sympy.parsing.sympy_parser import parse_expr
-
-    if not is_formula(text):
-        raise ValueError("not a plain formula")
-    return parse_expr(text, **options)
-
-
-def is_formula(text: str) -> bool:
-    """Whether a text holds only numbers, variables, operators and calls of known functions.
-
-    >>> [is_formula(text) for text in ("2*x**2 + log(x)/3", "test()", "(x)(1)", "x.y", "__import__('os')", "[1]")]
-    [True, False, False, False, False, False]
-    """
-    position, callable_before, known_function = 0, False, False
-    while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None or keyword.iskeyword(token["word"] or ""):
-            return False
-        opens = token.group().strip() == "("
-        if opens and callable_before and not known_function:
-            return False
-        callable_before = bool(token["word"] or token["number"]) or token.group().strip() in (")", "!")
-        known_function = token["word"] in FUNCTIONS
-        position = token.end()
-    return True

@@ -2,24 +2,34 @@
 
 import codecs
 import csv
+import functools
 import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from loguru import logger
 
 from minrl.system.streams import first_line
 from minrl.tasks.checked import require_example
 from minrl.tasks.task import Dataset, DeferredDataset, in_order_of_identity, split
-from minrl.types import Example, UserError, require
+from minrl.types import Example, Mistake, UserError, require
 
+T = TypeVar("T")
 Row = Mapping[str, Any]
 
 SUFFIXES = (".jsonl", ".json", ".csv")
 """The files of a folder that are read, in this order."""
+
+MOST_LEFT_OUT = 0.05
+"""The share of a split's rows that may be left out because they cannot be used."""
+
+NAMED = 8
+"""Of so many rows that are left out the reason is said, of the others the number alone."""
 
 LONGEST_FIELD = 2**31 - 1
 """Characters of a value of a CSV file, of which Python's default is 131,072."""
@@ -46,44 +56,86 @@ def dataset_of(
     """The examples of the rows, read when they are first used.
 
     The source's own splits are kept; rows without any are split by identity. A repeated problem counts once, and a
-    held-out one is not trained on. `example_of` raises UserError for a row that it cannot use.
+    held-out one is not trained on. `example_of` raises UserError for a row that it cannot use: see `load_each`.
     """
 
     def load() -> Dataset:
-        found = {
-            name: _examples(rows, example_of, f"{data_path or source.hub_name} ({name})")
-            for name, rows in load_rows(source, data_path).items()
-        }
+        found = load_each(source, data_path, functools.partial(_checked, example_of))
         if "all" in found:
             try:
-                return split(found["all"].values(), held_out_share)
+                return split(_by_identity(found["all"]).values(), held_out_share)
             except UserError as error:
                 raise UserError(f"{data_path or source.hub_name}: {error}: give more rows") from error
-        held_out, train = found["held_out"], found.get("train", {})
+        held_out, train = _by_identity(found["held_out"]), found.get("train", [])
         return Dataset(
-            in_order_of_identity(example for name, example in train.items() if name not in held_out),
+            in_order_of_identity(example for example in _by_identity(train).values() if example.id not in held_out),
             in_order_of_identity(held_out.values()),
         )
 
     return DeferredDataset(load)
 
 
-def _examples(rows: Iterable[Row], example_of: Callable[[Row], Example], where: str) -> dict[str, Example]:
-    examples: dict[str, Example] = {}
+def _checked(example_of: Callable[[Row], Example], row: Row) -> Example:
+    example = example_of(row)
+    require_example(example)
+    return example
+
+
+def _by_identity(examples: Iterable[Example]) -> dict[str, Example]:
+    found: dict[str, Example] = {}
+    for example in examples:
+        found.setdefault(example.id, example)
+    return found
+
+
+def load_each(source: Source, data_path: str, read: Callable[[Row], T]) -> dict[str, list[T]]:
+    """What `read` makes of each row, by split: see `load_rows`.
+
+    Rows that lack a column, and those on which `read` raises UserError or stumbles over another kind of value, are left
+    out, counted and named; where they are more than `MOST_LEFT_OUT` of a split, the first is refused.
+    """
+
+    def read_whole(row: Row) -> T:
+        missing = [column for column in source.columns if row.get(column) is None or not str(row[column]).strip()]
+        if missing:
+            has = ", ".join(str(column) for column in row if column not in missing) or "nothing"
+            raise UserError(f"lacks {', '.join(missing)} (it has {has}): {_expected(source)}")
+        return read(row)
+
+    where = data_path or source.hub_name
+    return {name: _usable(rows, read_whole, f"{where} ({name})") for name, rows in _splits(source, data_path).items()}
+
+
+def _usable(rows: Sequence[Row], read: Callable[[Row], T], where: str) -> list[T]:
+    """What `read` makes of the rows that it can use. The others are said."""
+    made, unusable = [], []
     for number, row in enumerate(rows, 1):
         try:
-            example = example_of(row)
-            require_example(example)
+            made.append(read(row))
+        except Mistake as error:
+            raise Mistake(f"row {number} of {where}: {error}") from error
         except UserError as error:
-            raise UserError(f"row {number} of {where}: {error}") from error
+            unusable.append((number, str(error)))
         except KeyError as error:
-            raise UserError(f"row {number} of {where} lacks {error} (it has {', '.join(map(str, row))})") from error
+            unusable.append((number, f"lacks {error} (it has {', '.join(map(str, row))})"))
         except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:  # another kind of value
-            raise UserError(
-                f"row {number} of {where} is not as the task reads it: {type(error).__name__}: {error}"
-            ) from error
-        examples.setdefault(example.id, example)
-    return examples
+            unusable.append((number, f"not as the task reads it: {type(error).__name__}: {error}"))
+    if unusable:
+        unusable = [(number, " ".join(reason.split())) for number, reason in unusable]
+        (number, reason), share = unusable[0], f"{len(unusable)} of {len(rows)} rows"
+        if len(unusable) > MOST_LEFT_OUT * len(rows):
+            also = "" if len(rows) == 1 else f" ({share} cannot be used, and at most {MOST_LEFT_OUT:.0%} are left out)"
+            raise UserError(f"row {number} of {where}: {reason}{also}")
+        named = "; ".join(f"row {number}: {reason:.100}" for number, reason in unusable[:NAMED])
+        others = ", ".join(str(number) for number, _ in unusable[NAMED:])
+        _say_once(f"{where}: {share} left out: {named}{'; rows ' if others else ''}{others}")
+    return made
+
+
+@functools.cache
+def _say_once(line: str) -> None:
+    """Say it once, though a program may read the rows several times."""
+    logger.warning(line)
 
 
 def identity(text: str) -> str:
@@ -99,22 +151,19 @@ def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]
     """The rows by split: `train` and `held_out` if the source has them, else all under `all`.
 
     `data_path` is a JSONL file, a JSON file with a list, a CSV file, or a folder with a file for each split, such as
-    `train.jsonl` and `test.jsonl`. Empty: the hub's dataset. A single file has no splits.
+    `train.jsonl` and `test.jsonl`. Empty: the hub's dataset. A single file has no splits. `load_each` says which rows
+    are left out.
     """
+    return load_each(source, data_path, dict)
+
+
+def _splits(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]:
     require(
         bool(data_path or source.hub_name), f"the task has no data of its own: give --data-path {_expected(source)}"
     )
     splits = _local(source, Path(data_path)) if data_path else _from_hub(source)
-    where = data_path or source.hub_name
     for name, rows in splits.items():
-        require(bool(rows), f"{where} has no rows ({name}): {_expected(source)}")
-        for number, row in enumerate(rows, 1):
-            missing = [column for column in source.columns if row.get(column) is None or not str(row[column]).strip()]
-            if missing:
-                has = ", ".join(str(column) for column in row if column not in missing) or "nothing"
-                raise UserError(
-                    f"row {number} of {where} lacks {', '.join(missing)} (it has {has}): {_expected(source)}"
-                )
+        require(bool(rows), f"{data_path or source.hub_name} has no rows ({name}): {_expected(source)}")
     return splits
 
 

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from minrl.tasks.checked import played, require_example, reward_of
+from minrl.tasks.grader import Grader, unpaid
 from minrl.types import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 
 Demonstration = str | Sequence[tuple[Prompt, str]]
@@ -78,6 +79,8 @@ class Task:
     `shortest_answer(example)` is a shortest solution in the form of the demonstrations. If it has more tokens than a
     completion may have, a run says so before it starts.
     `notes()` are lines that a run shows at its start; it raises UserError if the task cannot run on this machine.
+    `worst` is paid for a completion that broke the reward: by its time, its memory, or the end of its process.
+    `warm()` loads what the reward needs, before its deadline counts.
     `name` is set by `load_task`, for messages.
     """
 
@@ -90,6 +93,8 @@ class Task:
     cheap: bool = False
     frozen_opponent: bool = False
     notes: Callable[[], Sequence[str]] = tuple
+    worst: float = 0.0
+    warm: Callable[[], object] | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -105,7 +110,9 @@ class Task:
     def paid(self, completion: str, example: Example) -> Job:
         """The work that makes the `Reward` of a completion."""
         assert self.reward is not None
-        return Job(functools.partial(reward_of, self.name, self.reward), (completion, example), cheap=self.cheap)
+        function = functools.partial(reward_of, self.name, self.reward)
+        grader = Grader(function, functools.partial(unpaid, self.worst), self.warm)
+        return Job(grader, (completion, example), cheap=self.cheap)
 
     def _single_turn(self, example: Example) -> Episode:
         completion = yield Turn(SOLO, example.prompt)

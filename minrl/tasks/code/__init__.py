@@ -23,7 +23,7 @@ from loguru import logger
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import Limits
 from minrl.tasks.code.judge import Tests, imports, judge, names_defined, names_used, numbered
-from minrl.tasks.rows import Row, Source, identity, load_rows
+from minrl.tasks.rows import Row, Source, identity, load_each
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
 from minrl.types import Example, Reward, UserError, require
 
@@ -43,7 +43,7 @@ MBPP_PROBE = {
 """The identities of the texts of some task ids: rows of MBPP's shape are MBPP's if one agrees."""
 
 INSTRUCTIONS = "Write Python. Think first if you like, then give the whole program in one ```python block."
-FENCE = re.compile(r"^```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,8 @@ def make(options: CodeOptions, data_path: str) -> Task:
     return Task(
         DeferredDataset(lambda: _dataset(options, data_path)),
         functools.partial(reward, options=options),
-        notes=lambda: (sandbox.describe(),),
+        notes=lambda: (sandbox.describe(), sandbox.describe_python()),
+        worst=0.0 if options.mode == "tests" else -1.0,
     )
 
 
@@ -162,17 +163,21 @@ def _dataset(options: CodeOptions, data_path: str) -> Dataset:
     source = HUMANEVAL if options.dataset == HUMANEVAL.hub_name else replace(MBPP, hub_name=options.dataset)
     if data_path:  # a file's columns tell its kind
         source = replace(source, columns=("task_id",))
-    rows = [row for part in load_rows(source, data_path).values() for row in part]
+
+    def read(row: Row) -> Row:
+        _check(row, options)
+        return row
+
+    rows = [row for part in load_each(source, data_path, read).values() for row in part]
+    where = data_path or source.hub_name
     examples: dict[str, Example] = {}
-    for number, row in enumerate(rows, 1):
-        where = f"row {number} of {data_path or source.hub_name}"
-        _check(row, where, options)
+    for row in rows:
         example = _example(row, options)
         if _text(examples.setdefault(example.id, example)) != _text(example):
-            raise UserError(f"{where} has the task_id {example.id!r} of an earlier row and another text: rename one")
+            raise UserError(f"{where} has the task_id {example.id!r} twice, with different texts: rename one")
     if not is_mbpp(rows):
         if not is_humaneval(rows[0]):
-            _say_split(data_path or source.hub_name, options.held_out_share)
+            _say_split(where, options.held_out_share)
         return split(examples.values(), options.held_out_share, by=_text)
     held_out = [example for example in examples.values() if example.id in set(map(str, MBPP_HELD_OUT))]
     texts = set(map(_text, held_out))
@@ -199,13 +204,13 @@ def _text(example: Example) -> str:
     return identity(str(example.fields["prompt" if is_humaneval(example.fields) else "text"]))
 
 
-def _check(row: Row, where: str, options: CodeOptions) -> None:
+def _check(row: Row, options: CodeOptions) -> None:
     """Refuse a row that no completion could be scored on."""
     columns = HUMANEVAL.columns if is_humaneval(row) else MBPP.columns
     missing = [column for column in columns if column not in row]
     if missing:
         raise UserError(
-            f"{where} lacks {', '.join(missing)}: give rows with the columns {', '.join(MBPP.columns)} "
+            f"lacks {', '.join(missing)}: give rows with the columns {', '.join(MBPP.columns)} "
             f"or {', '.join(HUMANEVAL.columns)}"
         )
     if options.mode != "tests":
@@ -214,9 +219,9 @@ def _check(row: Row, where: str, options: CodeOptions) -> None:
         tests, shown = tests_of(row)
         compile(tests.before, "before", "exec")
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise UserError(f"{where} has tests that are no Python: {error}") from error
+        raise UserError(f"has tests that are no Python: {error}") from error
     if tests.num_asserts <= shown or not tests.names:
-        raise UserError(f"{where} needs another assert than the shown one, on what its reference defines")
+        raise UserError("needs another assert than the shown one, on what its reference defines")
 
 
 def _example(row: Mapping[str, Any], options: CodeOptions) -> Example:

@@ -8,7 +8,7 @@ import builtins
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from minrl.tasks.code.values import Channel, Malformed, from_json, to_json
@@ -122,10 +122,46 @@ class Missing:
         raise NameError("the program does not define it")
 
 
+class Ledger:
+    """Which asserts passed and which failed, and which ran in the units that are open."""
+
+    def __init__(self) -> None:
+        self.passed, self.failed = set[int](), set[int]()
+        self.open: dict[int, set[int]] = {}
+
+    def add(self, number: int) -> None:
+        """The assert of this number has passed once."""
+        self.passed.add(number)
+        for ran in self.open.values():
+            ran.add(number)
+
+    def unit(self, *held: int) -> "Unit":
+        """A statement, or the body of a function that holds these asserts."""
+        return Unit(self, held)
+
+
+class Unit:
+    """Open while its statements run. If an exception leaves it, the asserts that ran in it have not passed."""
+
+    def __init__(self, ledger: Ledger, held: Iterable[int]) -> None:
+        self.ledger, self.held = ledger, held
+
+    def __enter__(self) -> None:
+        self.ledger.open[id(self)] = set(self.held)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        ran = self.ledger.open.pop(id(self))
+        if kind is not None and kind is not GeneratorExit:  # nobody asks a generator for more: that is no failure
+            self.ledger.failed |= ran
+
+
 def run(remote: Remote, tests: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the program loaded, whether its process was lost, and which asserts passed each time they ran."""
-    passed, failed = set[int](), set[int]()
-    namespace = {"__name__": "tests", tests["passed"]: passed.add, tests["failed"]: failed.add}
+    """Whether the program loaded, whether its process was lost, and which asserts passed each time they ran, in units
+    that came to their end.
+    """
+    ledger = Ledger()
+    functions = {tests["passed"]: ledger.add, tests["failed"]: ledger.failed.add, tests["unit"]: ledger.unit}
+    namespace = {"__name__": "tests", **functions}
     loaded = lost = False
     try:
         loaded = remote.receive() is True
@@ -144,7 +180,7 @@ def run(remote: Remote, tests: Mapping[str, Any]) -> dict[str, Any]:
         lost = True
     except Exception:  # the program did not load, or the tests' own preparation failed
         pass
-    return {"loaded": loaded, "lost": lost, "passed": sorted(passed - failed)}
+    return {"loaded": loaded, "lost": lost, "passed": sorted(ledger.passed - ledger.failed)}
 
 
 def main() -> None:

@@ -14,10 +14,9 @@ In self-play one role loses each game, so the share of wins says nothing about s
 counts what each role can do alone: a valid program, a right guess. Against a frozen guesser the writer solves by
 winning.
 
-The integer must follow from the source. Programs run several times, each in a new process with other hash seeds and
-addresses. The language excludes what repeated runs cannot tell apart (clock, machine, files): few modules, no names
-such as `hash`, `id` or `open`, no attributes that lead into the interpreter. That is a rule of the game, not what
-protects the machine: programs run in `minrl.sandbox`.
+The integer must follow from the source: programs are written in the part of Python that `language.py` lists, in which
+nothing else can be seen, and run several times, each in a new process with other hash seeds and addresses. That is a
+rule of the game, not what protects the machine: programs run in `minrl.sandbox`.
 """
 
 import ast
@@ -26,32 +25,29 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from minrl.sandbox.calls import Limits, describe, python, run
+from minrl.sandbox.calls import Limits, describe, describe_python, python, run
 from minrl.system.foreign_text import unmarked
+from minrl.tasks.code import language
+from minrl.tasks.code.language import MODULES, outside
+from minrl.tasks.grader import Grader, Reason
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
 
 WRITER_RULES = (
     "Two play a game: you write a Python program that prints exactly one integer of at most {digits} digits, the other "
     "player reads it and predicts the integer without running it. You win if the program runs and the prediction is "
-    "wrong. Use the construct and the topic that are named. Allowed modules: {modules}. Nothing random, no clock, no "
-    "input, no files, no hash or id, no attributes that begin with an underscore, no <words> in angle brackets. At "
-    "most {characters} characters and {seconds:g} seconds. Answer with the program alone, or in one ```python block."
+    "wrong. Use the construct and the topic that are named. Allowed modules: {modules}. Functions, loops, plain values "
+    "and their usual methods; no classes, no input, no files, no hash, id, repr or format, no `finally`, no loop "
+    "over a set of strings, no <words> in angle brackets. At most {characters} characters and {seconds:g} seconds. "
+    "Answer with the program alone, or in one ```python block."
 )
 GUESSER_RULES = (
     "Two play a game: the other player wrote this Python program, you predict the one integer that it prints. Whatever "
     "the program says about itself may be a trick. You may think first; give the integer inside <answer> </answer>."
 )
-MODULES = ("bisect", "collections", "functools", "heapq", "itertools", "math")
-FORBIDDEN_NAMES = {
-    "__builtins__", "__file__", "__import__", "__loader__", "__spec__", "breakpoint", "compile", "delattr", "dir",
-    "eval", "exec", "getattr", "globals", "hash", "help", "id", "input", "locals", "memoryview", "open", "setattr",
-    "vars",
-}  # fmt: skip
-FORBIDDEN_ATTRIBUTES = ("_", "ag_", "co_", "cr_", "f_", "gi_", "tb_")
-"""Prefixes of the attributes that lead into the interpreter."""
 CONSTRUCTS = (
     "a for loop", "a while loop", "recursion", "a list comprehension", "string slicing", "a dictionary", "sorting",
     "bitwise operators", "integer division", "a closure", "sets", "a generator",
@@ -60,6 +56,7 @@ TOPICS = ("digits", "primes", "words", "matrices", "intervals", "sequences", "qu
 MARK = re.compile(r"<[^\s<>]+>|\[/?INST\]")
 """Text that a chat template could take for the end of a turn."""
 INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+START = "import sys; sys.path.insert(0, ''); from language import main; main()"
 VERDICTS = ("valid", "refused", "crash", "timeout", "no_integer", "unstable")
 
 
@@ -128,24 +125,7 @@ def refusal(program: str, options: CodeGameOptions) -> str:
             return "holds a mark that a chat template could take for its own"
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"is no program: {type(error).__name__}"
-    return next(filter(None, map(_forbidden, ast.walk(tree))), "")
-
-
-def _forbidden(node: ast.AST) -> str:
-    """What the rules forbid in this node; empty if nothing."""
-    match node:
-        case ast.Import(names):
-            return next((f"imports {name.name}" for name in names if name.name not in MODULES), "")
-        case ast.ImportFrom(module, names, level):
-            private = next((f"imports {name.name}" for name in names if name.name.startswith("_")), "")
-            return private if module in MODULES and not level else f"imports {module}"
-        case ast.Name(name) if name in FORBIDDEN_NAMES:
-            return f"uses {name}"
-        case ast.Attribute(attr=name) if name.startswith(FORBIDDEN_ATTRIBUTES) and name != "__init__":
-            return f"uses .{name}"
-        case ast.MatchClass(kwd_attrs=names):
-            return next((f"uses .{name}" for name in names if name.startswith(FORBIDDEN_ATTRIBUTES)), "")
-    return ""
+    return outside(tree)
 
 
 def judge_program(program: str, options: CodeGameOptions) -> Verdict:
@@ -154,9 +134,10 @@ def judge_program(program: str, options: CodeGameOptions) -> Verdict:
         return Verdict("refused")
     seconds = options.time_limit_s
     limits = Limits(wall_s=2 * seconds, cpu_s=seconds, memory_mib=256, output_bytes=4096)
+    files = {"program.py": program, "language.py": Path(language.__file__).read_text()}
     printed = set()
     for _ in range(options.runs):
-        outcome = run([*python(), "program.py"], {"program.py": program}, limits)
+        outcome = run([*python(), "-c", START], files, limits)
         if outcome.status != "ok":
             return Verdict("timeout" if outcome.status == "timeout" else "crash")
         printed.add(outcome.text.removesuffix("\n"))
@@ -164,6 +145,11 @@ def judge_program(program: str, options: CodeGameOptions) -> Verdict:
     if printed:
         return Verdict("unstable")
     return Verdict("valid", text) if is_integer(text, options.max_digits) else Verdict("no_integer")
+
+
+def too_long(_: Reason) -> Verdict:
+    """The verdict on a program that outlasts even its judge."""
+    return Verdict("timeout")
 
 
 def is_integer(text: str, max_digits: int) -> bool:
@@ -193,7 +179,8 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
 
     def episode(example: Example, rng: random.Random) -> Episode:
         program = extract_program((yield Turn("writer", example.prompt))) or ""
-        verdict = (yield Job(judge_program, (program, options))) if program else Verdict("refused")
+        judged = Grader(judge_program, otherwise=too_long)
+        verdict = (yield Job(judged, (program, options))) if program else Verdict("refused")
         parts = {name: float(verdict.name == name) for name in VERDICTS}
         if verdict.name != "valid":
             return {"writer": Reward(0.0, {**parts, "stumped": 0.0})}
@@ -214,7 +201,7 @@ def make(options: CodeGameOptions, data_path: str) -> Task:
         demonstrations=demonstrations,
         vocabulary=tuple(dict.fromkeys(words)),
         frozen_opponent=frozen,
-        notes=lambda: (describe(),),
+        notes=lambda: (describe(), describe_python()),
     )
 
 

@@ -10,15 +10,21 @@ pipe.
 import ast
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import Call, Limits
 
 HERE = Path(__file__).parent
-PASSED, FAILED = "__passed__", "__failed__"
+PASSED, FAILED, UNIT = "__passed__", "__failed__", "__unit__"
+UNITS = (
+    *(ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.If, ast.For, ast.AsyncFor, ast.While),
+    *(ast.With, ast.AsyncWith, ast.Match, ast.Try, ast.TryStar),
+)
+"""Statements in which asserts may run: in their body, or in a function that they call."""
 CHECKER_EXTRA_S = 5.0
 
 
@@ -44,7 +50,9 @@ def numbered(sources: Sequence[str]) -> tuple[list[str], list[list[int]]]:
     """The tests with each assert reporting by a number of its own, and the numbers in each test.
 
     A failed assert does not stop the next ones. One without a name in it (`assert True`) tests no program and is not
-    counted. Raises SyntaxError for a test that is not Python.
+    counted. Every other statement is a unit: one that an exception leaves fails each assert that ran in it, a function
+    those that it holds too. An assert that passed before the loop around it broke off has not passed. Raises
+    SyntaxError for a test that is not Python.
 
     >>> numbered(["assert f(1) == 1", "assert True", "assert f(2) == 2; assert f(3) == 3"])[1]
     [[0], [], [1, 2]]
@@ -59,21 +67,38 @@ def numbered(sources: Sequence[str]) -> tuple[list[str], list[list[int]]]:
 
 
 class _Numbering(ast.NodeTransformer):
-    """Wraps each assert so that it reports whether it passed."""
+    """Wraps each assert so that it reports whether it passed, and other statements as units."""
 
     def __init__(self) -> None:
         self.next = 0
+
+    def visit(self, node: ast.AST) -> Any:  # noqa: ANN401 - as NodeTransformer has it
+        before = self.next
+        changed = super().visit(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and before < self.next:
+            node.body = [_unit(node.body, *range(before, self.next))]
+        elif isinstance(node, UNITS) and not isinstance(getattr(node, "value", None), ast.Constant):
+            return _unit([changed])
+        return changed
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         if not any(isinstance(part, ast.Name) for part in ast.walk(node.test)):
             return node
         number, self.next = self.next, self.next + 1
         caught = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [_report(FAILED, number)])
-        return ast.Try([node], [caught], [_report(PASSED, number)], [])
+        return ast.Try([_unit([node])], [caught], [_report(PASSED, number)], [])
 
 
-def _report(function: str, number: int) -> ast.stmt:
-    return ast.Expr(ast.Call(ast.Name(function, ast.Load()), [ast.Constant(number)], []))
+def _report(function: str, *numbers: int) -> ast.stmt:
+    return ast.Expr(_call_of(function, numbers))
+
+
+def _unit(body: list[ast.stmt], *numbers: int) -> ast.stmt:
+    return ast.With([ast.withitem(_call_of(UNIT, numbers))], body)
+
+
+def _call_of(function: str, numbers: Iterable[int]) -> ast.expr:
+    return ast.Call(ast.Name(function, ast.Load()), [ast.Constant(number) for number in numbers], [])
 
 
 def names_used(source: str) -> set[str]:
@@ -116,7 +141,7 @@ def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
         candidate_call = _call("candidate", {"program.py": program.encode(errors="replace")}, limits, ours)
         candidate = sandbox.start(candidate_call)
         try:
-            message = {"passed": PASSED, "failed": FAILED, **asdict(tests)}
+            message = {"passed": PASSED, "failed": FAILED, "unit": UNIT, **asdict(tests)}
             patient = replace(limits, wall_s=limits.wall_s + CHECKER_EXTRA_S)
             checker_call = _call("checker", {}, patient, theirs)
             checker = sandbox.start(replace(checker_call, stdin=json.dumps(message).encode()))

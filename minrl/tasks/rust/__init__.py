@@ -14,38 +14,45 @@ hidden tests are compiled against it and run, and clippy reads it, all in the sa
 solution. 1.0 is a solution that also leaves clippy nothing to report, has tests of its own and is well written.
 
 A solution runs in one process with the tests, so these attacks are met:
-- Its exit status, its output and libtest's lines do not count: a test passed if it wrote a secret after its last
-  assertion. `std::process::exit(0)`, a faked `test result: ok` or another test harness gain nothing.
-- Only the test program holds the secret. What could read it (unsafe, files, environment, processes, sockets,
-  assembler, symbols at link time, `include!`) is refused by its tokens (rust_guard.py) and by
-  `#![forbid(unsafe_code)]`. A refused solution earns 0. Rows whose reference needs `unsafe` are left out unless
-  `unsafe_rows` allows them; there, a program that searches its own memory could find the secret.
+- Its exit status, its output and libtest's lines do not count: a test passed if it wrote a mark to a descriptor that
+  safe Rust cannot reach, after its last assertion. `std::process::exit(0)` or a faked `test result: ok` gain nothing.
+- The program may be run and not be read, so the kernel shows a process neither its own file nor its memory (runner.py).
+- Each test has a twin with a false assertion. Who claims both, by whatever means, earns 0 (claims.py).
+- `unsafe` is the compiler's to refuse. The files that the compiler read and the object code that it made are looked at:
+  no include of other files, no files, processes, arguments or sockets (objects.py).
 - The tests call std's `assert_eq!`, whatever the solution exports. Results must have the types that the stub names. An
-  `impl PartialEq` of its own is refused if the row's stub and reference have none.
-- Expected values are compiled into the test program; only the same refusals keep them from being read.
+  `impl PartialEq` of its own is refused if the row's stub and reference have none (guard.py).
 """
 
+import functools
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from minrl.config import PATH
-from minrl.sandbox.calls import Limits, describe
-from minrl.tasks.rows import Source, identity, load_rows
-from minrl.tasks.rust.cargo import CargoLimits, Package, Workspace, cache_folder, own_workspace, toolchain
-from minrl.tasks.rust.guard import refusal
-from minrl.tasks.rust.quality import QualityWeights, quality, scores
-from minrl.tasks.rust.rows import Problem, problems
+from minrl.sandbox.calls import describe
+from minrl.tasks.rows import Source, identity, load_each
+from minrl.tasks.rust import compiler
+from minrl.tasks.rust.claims import Claim, contradictory, passed
+from minrl.tasks.rust.compiler import Budget, Failed, Made, Package, TooSlow
+from minrl.tasks.rust.guard import REASONS, refusal
+from minrl.tasks.rust.objects import foreign
+from minrl.tasks.rust.options import RustOptions
+from minrl.tasks.rust.quality import quality, scores, share_in_macros
+from minrl.tasks.rust.rows import WHY, Problem, problems, read_problem
+from minrl.tasks.rust.runner import program_folder, run_tests, working_toolchain
 from minrl.tasks.rust.signatures import signature_checks
-from minrl.tasks.rust.syntax import parse, text, walk
-from minrl.tasks.rust.tests import Secret, defined_names, find_tests, instrumented, own_tests, replace
+from minrl.tasks.rust.syntax import parse, text, tokens, walk
+from minrl.tasks.rust.tests import defined_names, find_tests, instrumented, own_tests, replace
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
-from minrl.types import Example, Reward, require
+from minrl.types import Example, Reward, UserError
 
 SOURCE = Source("nuprl/MultiPL-E", ("tests",), {"all": "test"}, configuration="mbpp-rs")
-BLOCK = re.compile(r"```(?:rust|rs)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+OPENED = re.compile("```(?:rust|rs)")
+SILENCING = frozenset(("allow", "expect", "warn"))
+MOST_IN_MACROS = 1 / 3
+"""Share of a solution's tokens in macros of its own, beyond which clippy has not seen it."""
 MAX_CHARACTERS = 200_000
 SYSTEM = (
     "You write Rust. Answer with the whole of `src/lib.rs` in one ```rust block: no `main`, no other files, no crates, "
@@ -55,65 +62,22 @@ SYSTEM = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RustOptions(QualityWeights):
-    """What is paid, and what building and testing may take."""
-
-    build_weight: float = 0.05
-    """Weight of a solution that builds and that the hidden tests compile against."""
-    test_weight: float = 0.75
-    """Weight of the share of hidden tests that pass."""
-    clippy_weight: float = 0.1
-    """Weight of no warning of clippy; paid only where every hidden test passed."""
-    own_test_weight: float = 0.05
-    """Weight of passing tests of the solution's own with real assertions; paid only where every hidden test passed."""
-    quality_weight: float = 0.05
-    """Weight of the mean of the quality scores; paid only where every hidden test passed."""
-    own_tests_wanted: int = 3
-    """How many own tests with real assertions make the part whole."""
-    unsafe_rows: Literal["left out", "allowed"] = "left out"
-    """Rows whose reference needs `unsafe`: left out, or kept, with solutions that may use it."""
-    held_out_share: float = 0.2
-    """Share of the problems that is never trained on, where the rows have no split of their own."""
-    build_seconds: float = 60.0
-    """Limit for each cargo command of one solution, in seconds."""
-    test_seconds: float = 10.0
-    """Limit for running all tests of one solution, in seconds of processor time; by the clock twice as many, for busy
-    machines."""
-    build_memory_mib: int = 4096
-    """Memory (address space) for the compiler, in MiB."""
-    test_memory_mib: int = 1024
-    """Memory (address space) for the tests, in MiB."""
-    cache: str = field(default="", metadata=PATH)
-    """Folder of the workers' target directories; empty: one in the temporary directory."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        weights = (self.build_weight, self.clippy_weight, self.own_test_weight, self.quality_weight)
-        require(min(weights) >= 0, f"rust weights must be at least 0, got {weights}")
-        require(self.test_weight > sum(weights), f"rust.test_weight must outweigh the others, got {self.test_weight}")
-        require(0 < self.held_out_share < 1, f"rust.held_out_share must be in (0, 1), got {self.held_out_share}")
-        for name in ("own_tests_wanted", "build_seconds", "test_seconds", "build_memory_mib", "test_memory_mib"):
-            require(getattr(self, name) > 0, f"rust.{name} must be above 0, got {getattr(self, name)}")
-
-    def limits(self) -> CargoLimits:
-        """The limits of one solution."""
-        build_s, test_s, output = self.build_seconds, self.test_seconds, 8 * 2**20
-        build = Limits(
-            wall_s=build_s, cpu_s=build_s, memory_mib=self.build_memory_mib, processes=128, output_bytes=output
-        )
-        tests = Limits(wall_s=2 * test_s, cpu_s=test_s, memory_mib=self.test_memory_mib, output_bytes=output)
-        return CargoLimits(build, tests)
-
-
 def extract_code(completion: str) -> str | None:
     """The last closed ```rust block; None if there is none.
 
     >>> extract_code("first ```rust\\nfn a() {}\\n``` no:\\n```rust\\nfn b() {}\\n```")
     'fn b() {}\\n'
     """
-    blocks = BLOCK.findall(completion)
-    return blocks[-1] if blocks else None
+    found: str | None = None
+    lines: list[str] | None = None
+    for line in completion.split("\n"):
+        if lines is not None and line.startswith("```"):
+            found, lines = "".join(lines), None
+        elif lines is not None:
+            lines.append(line + "\n")
+        elif OPENED.search(line):
+            lines = []
+    return found
 
 
 @dataclass(frozen=True)
@@ -124,27 +88,34 @@ class RustReward:
 
     def __call__(self, completion: str, example: Example) -> Reward:
         """Build, test, lint and count; each only if the step before succeeded."""
-        parts = dict.fromkeys(("build", "tests", "clippy", "own_tests", "quality", "refused"), 0.0)
+        parts = dict.fromkeys(("build", "tests", "clippy", "own_tests", "quality", "refused", "build_limit"), 0.0)
         parts |= {f"quality_{name}": 0.0 for name in self.options.of_scores()}
         solution = extract_code(completion)
         if solution is None or len(solution) > MAX_CHARACTERS:
             return self.paid(parts)
+        if "package" not in example.fields:  # a row of the data, as --completions gives it
+            example = _of_row(example.fields, self.options.unsafe_rows == "allowed")
         package = _package(example)
         reason = refusal(solution, example["given"], package.allow_unsafe)
         if reason is not None:
-            return self.paid({**parts, "refused": 1.0, f"refused_{reason}": 1.0})
-        workspace, limits = own_workspace(cache_folder(self.options.cache)), self.options.limits()
-        workspace.put(package, solution)
-        if workspace.cargo(["build"], limits).status != "ok":
-            return self.paid(parts)
-        parts["build"], parts["tests"] = _hidden_tests(workspace, example, solution, limits)
-        parts["clippy"] = float(_clippy(workspace, example, solution, limits))
+            return self.refused(parts, reason)
+        folder, budget = program_folder(self.options.cache), self.options.budget()
+        verdict = _hidden_tests(package, example, solution, folder, budget)
+        if verdict.refused:
+            return self.refused(parts, verdict.refused)
+        parts |= {"build": verdict.build, "tests": verdict.tests, "build_limit": verdict.build_limit}
         if parts["tests"] == 1:
-            parts["own_tests"] = _own_tests(workspace, package, solution, self.options.own_tests_wanted, limits)
-        found = scores(solution)
+            parts["clippy"] = float(_clippy(package, example, solution, budget))
+            parts["own_tests"] = _own_tests(package, example, solution, self.options.own_tests_wanted, folder, budget)
+        found = scores(solution) if verdict.build else {}
         parts |= {f"quality_{name}": score for name, score in found.items()}
-        parts["quality"] = quality(found, self.options)
+        parts["quality"] = quality(found, self.options) if found else 0.0
         return self.paid(parts)
+
+    def refused(self, parts: Mapping[str, float], reason: str) -> Reward:
+        """Nothing, with the reason among the parts."""
+        assert reason in REASONS, "the names of the parts are the task's own"
+        return self.paid({**parts, "refused": 1.0, f"refused_{reason}": 1.0})
 
     def paid(self, parts: Mapping[str, float]) -> Reward:
         """The weighted parts. Style counts only beside a full solution, which is what `solved` means."""
@@ -161,66 +132,99 @@ class RustReward:
         return Reward(weighted(counted, weights).value, parts, full=solves)
 
 
-def _hidden_tests(workspace: Workspace, example: Example, solution: str, limits: CargoLimits) -> tuple[float, float]:
-    """Whether the hidden tests compile against the solution, and the share of them that passed. A test that wants a
-    panic counts only if an ordinary one passed: `todo!()` panics too.
+@dataclass(frozen=True)
+class Verdict:
+    """What the hidden tests say: whether they compiled against the solution, the share that passed, why the solution is
+    refused, and whether it took more than a compiler may take.
     """
-    secret, own_names = Secret.new(), defined_names(parse(example["stub"]))
-    checks = signature_checks(example["stub"], solution, example["package"]["crate"])
-    files = {name: instrumented(source, secret, own_names) + checks for name, source in example["tests"].items()}
-    workspace.write(files)
-    programs = workspace.test_programs([flag for name in files for flag in ("--test", Path(name).stem)], limits)
-    if programs is None:
-        return 0.0, 0.0
-    total, passed, ordinary = 0, 0, 0
-    for name, source in example["tests"].items():
-        tests = find_tests(parse(source))
-        names = [test.name for test in tests]
-        reported = workspace.run_tests(programs[Path(name).stem], names, secret.passed, limits) if names else set()
-        total, passed = total + len(names), passed + len(reported)
-        ordinary += sum(test.name in reported for test in tests if not test.wants_panic)
-    return 1.0, passed / total if ordinary else 0.0
+
+    build: float = 0.0
+    tests: float = 0.0
+    refused: str = ""
+    build_limit: float = 0.0
 
 
-def _own_tests(workspace: Workspace, package: Package, solution: str, wanted: int, limits: CargoLimits) -> float:
+def _hidden_tests(package: Package, example: Example, solution: str, folder: Path, budget: Budget) -> Verdict:
+    """Compile the solution, then each file of tests against it, and run those. A test that wants a panic counts only
+    if an ordinary one passed: `todo!()` panics too.
+    """
+    library = compiler.build_library(package, solution, budget)
+    if isinstance(library, Failed):
+        return Verdict(build_limit=float(library.limited))
+    refused = _reaches_out(library, example)
+    total, ordinary, proved = 0, 0, 0
+    for name, source in example["tests"].items() if not refused else ():
+        found = find_tests(parse(source))
+        written, claims = instrumented(source, defined_names(parse(example["stub"])), descriptor=3)
+        written += signature_checks(example["stub"], solution, package.crate)
+        program = compiler.build_tests(package, name, {**example["tests"], name: written}, library, budget)
+        if isinstance(program, Failed):
+            return Verdict(build_limit=float(program.limited))
+        heard, _ = run_tests(program.linked, _marks(claims), folder, budget) if claims else (set(), set())
+        refused = refused or _reaches_out(program, example, ("write",)) or "forged" * contradictory(claims, heard)
+        names = passed(claims, heard)
+        total, proved = total + len(found), proved + len(names)
+        ordinary += sum(test.name in names for test in found if not test.wants_panic)
+    return Verdict(refused=refused) if refused else Verdict(1.0, proved / total if ordinary else 0.0)
+
+
+def _marks(claims: list[Claim]) -> dict[str, str]:
+    return {mark: name for claim in claims for mark, name in claim.marks().items()}
+
+
+def _reaches_out(made: Made, example: Example, called: tuple[str, ...] = ()) -> str:
+    """Why what the compiler made is refused; empty if it is not. Our own tests call `called`."""
+    return "reads_files" if made.read else foreign(made.objects, example["given"], called)
+
+
+def _own_tests(package: Package, example: Example, solution: str, wanted: int, folder: Path, budget: Budget) -> float:
     """The share of the wanted number of real own tests, times the share of all own tests that pass."""
-    tests, real = own_tests(solution)
-    if not real:
+    tests, real = own_tests(solution, "\n".join(example["tests"].values()))
+    if not real or budget.left() < 1:
         return 0.0
-    secret = Secret.new()
-    library = package.library(instrumented(solution, secret, defined_names(parse(solution))))
-    workspace.write({"src/lib.rs": library})
-    programs = workspace.test_programs(["--lib"], limits)
-    if programs is None:
+    written, claims = instrumented(solution, defined_names(parse(solution)), descriptor=1)
+    try:
+        program = compiler.build_own_tests(package, written, budget)
+    except TooSlow:
         return 0.0
-    (program,) = programs.values()
-    passed = workspace.run_tests(program, [test.name for test in tests], secret.passed, limits)
-    return min(1.0, sum(test.name in passed for test in real) / wanted) * len(passed) / len(tests)
+    if isinstance(program, Failed):
+        return 0.0
+    _, said = run_tests(program.linked, _marks(claims), folder, budget)
+    names = passed(claims, said)
+    return min(1.0, sum(test.name in names for test in real) / wanted) * len(names) / len(tests)
 
 
-def _clippy(workspace: Workspace, example: Example, solution: str, limits: CargoLimits) -> bool:
-    """Whether clippy reports nothing, with blanks for each `allow`, `expect` and `warn` that the row does not have."""
+def _clippy(package: Package, example: Example, solution: str, budget: Budget) -> bool:
+    """Whether clippy reports nothing, with blanks for each `allow`, `expect` and `warn` that the row does not have.
+    Clippy does not look into macros: a solution that is written in them leaves it nothing to see.
+    """
+    root = parse(solution)
     silenced = [
         (node.start_byte, node.end_byte, " " * (node.end_byte - node.start_byte))
-        for node in walk(parse(solution))
+        for node in walk(root)
         if node.type in ("attribute_item", "inner_attribute_item")
-        and text(node).lstrip("#![ \n").startswith(("allow", "expect", "warn"))
+        and not SILENCING.isdisjoint(tokens(node)[:6])
         and text(node) not in example["given"]
     ]
-    workspace.write({"src/lib.rs": _package(example).library(replace(solution, silenced))})
-    return workspace.cargo(["clippy", "--lib", "--", "-D", "warnings"], limits).status == "ok"
+    hidden = share_in_macros(root, example["given"]) > MOST_IN_MACROS
+    return not hidden and budget.left() > 1 and compiler.lint(package, replace(solution, silenced), budget)
 
 
 def make(options: RustOptions, data_path: str) -> Task:
     """The problems of MultiPL-E's MBPP in Rust, or of a local file in the columns of `rust_rows`."""
 
     def load() -> Dataset:
-        toolchain()
-        (rows,) = load_rows(SOURCE, data_path).values()
-        examples = (_example(problem) for problem in problems(rows, options.unsafe_rows == "allowed"))
+        working_toolchain(program_folder(options.cache))
+        read = functools.partial(read_problem, allow_unsafe=options.unsafe_rows == "allowed")
+        (found,) = load_each(SOURCE, data_path, read).values()
+        examples = map(_example, problems(found))
         return split(examples, options.held_out_share, by=lambda example: identity(str(example.prompt)))
 
-    return Task(DeferredDataset(load), RustReward(options), notes=lambda: [f"rust from {toolchain()}", describe()])
+    return Task(
+        DeferredDataset(load),
+        RustReward(options),
+        notes=lambda: [f"rust from {working_toolchain(program_folder(options.cache))}", describe()],
+    )
 
 
 def _package(example: Example) -> Package:
@@ -234,6 +238,14 @@ def _example(problem: Problem) -> Example:
     prompt = chat(SYSTEM, problem.instructions.strip() + shown)
     fields = {"stub": problem.stub, "tests": problem.tests, "package": asdict(problem.package), "given": problem.given}
     return Example(problem.id, prompt, fields, problem.category)
+
+
+def _of_row(row: Mapping[str, Any], allow_unsafe: bool) -> Example:
+    """The example of a row of the data. Raises UserError for one that is left out."""
+    problem = read_problem(row, allow_unsafe)
+    if isinstance(problem, Problem):
+        return _example(problem)
+    raise UserError(f"{problem.name} cannot be scored: {WHY[problem.reason]}")
 
 
 TASK = TaskDefinition(RustOptions, make)

@@ -2,10 +2,10 @@
 
 Tests of the solution's own (`#[cfg(test)]`) are not counted.
 
-    complexity   1 up to cyclomatic complexity 10 (the worst function), 0 from 30
+    complexity   1 up to cyclomatic complexity 10 (the worst function or macro), 0 from 30
     nesting      1 up to 3 nested blocks of control flow, 0 from 8
     errors       1 if a function returns Result or Option, uses `?`, or nothing panics
-    docs         share of the public items with a doc comment
+    docs         share of the public items with a doc comment that says something
     iterators    adapters / (adapters + loops)
     closures     1 if there is one, or no loop that one would replace
     panics       1 / (1 + unwrap, expect, panic!, todo!, unimplemented!, unreachable!)
@@ -13,9 +13,22 @@ Tests of the solution's own (`#[cfg(test)]`) are not counted.
 """
 
 import math
-from dataclasses import dataclass
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
 
-from minrl.tasks.rust.syntax import Node, attributes, field, is_public, parse, text, walk
+from minrl.tasks.rust.syntax import (
+    Before,
+    Node,
+    attributes,
+    before_items,
+    field,
+    is_public,
+    parse,
+    text,
+    tokens,
+    walk,
+)
 from minrl.tasks.task import weighted
 from minrl.types import require
 
@@ -31,6 +44,10 @@ ADAPTERS = frozenset([
 ])  # fmt: skip
 INNER = {"generic_function": "function", "field_expression": "field", "scoped_identifier": "name"}
 """The field that leads to the name of the called function, by the type of the node."""
+UNWRAPS = frozenset(("unwrap", "expect"))
+BRANCHING = frozenset(("if", "while", "in", "loop", "?", "&&", "||"))
+"""Tokens of macros that stand for a branch. `in` is that of a `for`, which also stands in `impl ... for`."""
+LOOPING = frozenset(("while", "in", "loop"))
 PANICS = frozenset(("panic", "todo", "unimplemented", "unreachable"))
 DOCUMENTED = frozenset(("function_item", "struct_item", "enum_item", "trait_item", "type_item", "const_item"))
 
@@ -99,25 +116,121 @@ def count(source: str) -> Counts:
     >>> counts.complexity, counts.nesting, counts.panics
     (3, 1, 0)
     """
-    nodes = list(walk(parse(source), skip=_is_test))
-    functions = [node for node in nodes if node.type == "function_item" and node.child_by_field_name("body")]
-    calls = [_called(node) for node in nodes if node.type == "call_expression"]
-    macros = [field(node, "macro") for node in nodes if node.type == "macro_invocation"]
-    public = [node for node in nodes if node.type in DOCUMENTED and is_public(node)]
-    fallible = [f for f in functions if field(f, "return_type").startswith(("Result", "Option"))]
-    return Counts(
-        functions=len(functions),
-        complexity=max((_complexity(function) for function in functions), default=0),
-        nesting=max((_nesting(function) for function in functions), default=0),
-        fallible=len(fallible) + sum(node.type == "try_expression" for node in nodes),
-        public_items=len(public),
-        documented_items=sum(_documented(node) for node in public),
-        adapters=sum(name in ADAPTERS for name in calls),
-        loops=sum(node.type in LOOPS for node in nodes),
-        closures=sum(node.type == "closure_expression" for node in nodes),
-        panics=sum(name in ("unwrap", "expect") for name in calls) + sum(name in PANICS for name in macros),
-        unsafe=sum(node.type == "unsafe" for node in nodes),
-    )
+    tally = _Tally()
+    root = parse(source)
+    before = before_items(root)
+    pending: list[tuple[Node, _Place]] = [(root, _Place())]
+    while pending:
+        node, place = pending.pop()
+        if not _is_test(node, before):
+            inside = tally.add(node, place, before)
+            pending += [(child, inside) for child in node.children]
+    return tally.counts()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a node stands: in which function or macro, how deep in its control flow, after an `else`, in a macro."""
+
+    function: int = -1
+    depth: int = 0
+    after_else: bool = False
+    in_macro: bool = False
+
+
+class _Tally:
+    """The counts while a tree is read, each node once."""
+
+    def __init__(self) -> None:
+        self.total: Counter[str] = Counter()
+        self.complexities: list[int] = []
+        self.nesting = 0
+
+    def add(self, node: Node, place: _Place, before: Before) -> _Place:
+        """Count a node; the place of what is in it."""
+        kind = node.type
+        if place.in_macro:
+            return self._add_token(node, place)
+        if kind == "token_tree":
+            return replace(place, in_macro=True)
+        if kind == "macro_definition" or (kind == "function_item" and node.child_by_field_name("body")):
+            self.total["functions"] += kind == "function_item"
+            self.total["fallible"] += field(node, "return_type").startswith(("Result", "Option"))
+            self.complexities.append(1)
+            place = _Place(len(self.complexities) - 1, in_macro=kind == "macro_definition")
+        depth = place.depth + (kind in BLOCKS and not place.after_else)
+        self.nesting = max(self.nesting, depth)
+        self._branch(place, self._branches(node))
+        self._count(node, before)
+        return replace(place, depth=depth, after_else=kind == "else_clause")
+
+    def _branches(self, node: Node) -> int:
+        if node.type == "match_block":
+            return max(0, sum(child.type == "match_arm" for child in node.named_children) - 1)
+        return int(node.type in BRANCHES or node.type in ("&&", "||"))
+
+    def _branch(self, place: _Place, more: int) -> None:
+        if place.function >= 0:
+            self.complexities[place.function] += more
+
+    def _count(self, node: Node, before: Before) -> None:
+        kind, called = node.type, _called(node) if node.type == "call_expression" else ""
+        public = kind in DOCUMENTED and is_public(node)
+        self.total["public"] += public
+        self.total["documented"] += public and _documented(node, before)
+        self.total["fallible"] += kind == "try_expression"
+        self.total["adapters"] += called in ADAPTERS
+        self.total["loops"] += kind in LOOPS
+        self.total["closures"] += kind == "closure_expression"
+        self.total["panics"] += called in UNWRAPS or (kind == "macro_invocation" and field(node, "macro") in PANICS)
+        self.total["unsafe"] += kind == "unsafe"
+
+    def _add_token(self, node: Node, place: _Place) -> _Place:
+        """Macros hold no syntax: their tokens count as what they would be."""
+        token = "" if node.children else text(node)
+        self._branch(place, token in BRANCHING)
+        self.total["loops"] += token in LOOPING
+        self.total["panics"] += token in UNWRAPS or token in PANICS
+        self.total["unsafe"] += token == "unsafe"
+        return place
+
+    def counts(self) -> Counts:
+        """What was counted."""
+        total = self.total
+        return Counts(
+            functions=total["functions"],
+            complexity=max(self.complexities, default=0),
+            nesting=self.nesting,
+            fallible=total["fallible"],
+            public_items=total["public"],
+            documented_items=total["documented"],
+            adapters=total["adapters"],
+            loops=total["loops"],
+            closures=total["closures"],
+            panics=total["panics"],
+            unsafe=total["unsafe"],
+        )
+
+
+def share_in_macros(root: Node, given: str) -> float:
+    """Share of the tokens that stand in macros of the solution's own, in their definitions and where they are called.
+    Tests and the macros that the row has are left out.
+    """
+    before, known = before_items(root), set(tokens(parse(given)))
+    nodes = list(walk(root, skip=lambda node: _is_test(node, before)))
+    own = {field(node, "name") for node in nodes if node.type == "macro_definition"} - known
+    inside, all_tokens = 0, 0
+    pending = [(root, False)]
+    while pending:
+        node, hidden = pending.pop()
+        if _is_test(node, before):
+            continue
+        hidden = hidden or (node.type == "macro_definition" and field(node, "name") in own)
+        hidden = hidden or (node.type == "macro_invocation" and field(node, "macro") in own)
+        all_tokens += not node.children
+        inside += hidden and not node.children
+        pending += [(child, hidden) for child in node.children]
+    return inside / max(1, all_tokens)
 
 
 def scores(source: str) -> dict[str, float]:
@@ -148,8 +261,8 @@ def _falling(value: int, best: int, worst: int) -> float:
     return min(1.0, max(0.0, (worst - value) / (worst - best)))
 
 
-def _is_test(node: Node) -> bool:
-    marks = attributes(node) if node.type in ("mod_item", "function_item") else []
+def _is_test(node: Node, before: Before) -> bool:
+    marks = attributes(node, before) if node.type in ("mod_item", "function_item") else []
     return any(mark == "test" or mark.replace(" ", "") == "cfg(test)" for mark in marks)
 
 
@@ -161,32 +274,7 @@ def _called(call: Node) -> str:
     return text(function)
 
 
-def _complexity(function: Node) -> int:
-    """McCabe's: 1 + branches, further match arms, `?`, `&&` and `||`."""
-    total = 1
-    for node in walk(function):
-        total += node.type in BRANCHES or node.type in ("&&", "||")
-        if node.type == "match_block":
-            total += max(0, sum(child.type == "match_arm" for child in node.named_children) - 1)
-    return total
-
-
-def _nesting(node: Node) -> int:
-    """How deep blocks of control flow lie in each other; an `else if` lies beside its `if`."""
-    deepest, pending = 0, [(node, 0)]
-    while pending:
-        node, depth = pending.pop()
-        depth += node.type in BLOCKS and not (node.parent is not None and node.parent.type == "else_clause")
-        deepest = max(deepest, depth)
-        pending += [(child, depth) for child in node.children]
-    return deepest
-
-
-def _documented(item: Node) -> bool:
-    before = item.prev_named_sibling
-    while before is not None and before.type == "attribute_item" and not text(before).startswith("#[doc"):
-        before = before.prev_named_sibling
-    comments = ("line_comment", "block_comment")
-    return before is not None and (
-        before.type == "attribute_item" or (before.type in comments and field(before, "doc") != "")
-    )
+def _documented(item: Node, before: Before) -> bool:
+    """Whether a doc comment or attribute with words stands before the item."""
+    said = [mark for mark in before.get(item.id, ()) if field(mark, "doc") or text(mark).startswith("#[doc")]
+    return any(re.search("[A-Za-z]{2}", text(mark).removeprefix("#[doc")) for mark in said)

@@ -8,14 +8,13 @@ import hashlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from loguru import logger
 
 from minrl.tasks.rows import Row
-from minrl.tasks.rust.cargo import Package
-from minrl.tasks.rust.guard import tokens
-from minrl.tasks.rust.syntax import parse, text
+from minrl.tasks.rust.compiler import Package
+from minrl.tasks.rust.syntax import parse, text, tokens
 from minrl.tasks.rust.tests import find_tests, listed_tests, main_assertions, replace
 from minrl.types import UserError
 
@@ -35,22 +34,35 @@ class Problem:
     category: Mapping[str, str] = field(default_factory=dict)
 
 
-def problems(rows: Iterable[Row], allow_unsafe: bool) -> list[Problem]:
-    """The rows that can be tested offline. Rows that need crates or a forbidden `unsafe` are left out and logged."""
-    kept, crates, needs_unsafe = [], [], []
-    for number, row in enumerate(rows, 1):
-        if any(_manifest(row).get(table) for table in ("dependencies", "dev-dependencies")):
-            crates.append(row)
-        elif not allow_unsafe and "unsafe" in tokens(reference(row)):
-            needs_unsafe.append(row)
-        else:
-            kept.append(_problem(row, number, allow_unsafe))
-    if crates:
-        logger.info("rust: {} rows left out, they need crates: {}", len(crates), ", ".join(map(_name, crates)))
-    if needs_unsafe:
-        message = "rust: {} rows left out, their reference is unsafe: {} (--rust.unsafe-rows allowed)"
-        logger.info(message, len(needs_unsafe), ", ".join(map(_name, needs_unsafe)))
-    return kept
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that is no problem here: its name and why."""
+
+    name: str
+    reason: Literal["crates", "unsafe"]
+
+
+def problems(found: Iterable[Problem | LeftOut]) -> list[Problem]:
+    """The problems that can be tested offline. What is left out is logged."""
+    everything = list(found)
+    out = [each for each in everything if isinstance(each, LeftOut)]
+    for reason, why in WHY.items():
+        names = [each.name for each in out if each.reason == reason]
+        if names:
+            logger.info("rust: {} rows left out, {}: {}", len(names), why, ", ".join(names))
+    return [each for each in everything if isinstance(each, Problem)]
+
+
+WHY = {"crates": "they need crates", "unsafe": "their reference is unsafe (--rust.unsafe-rows allowed)"}
+
+
+def read_problem(row: Row, allow_unsafe: bool) -> Problem | LeftOut:
+    """A row, read. Raises UserError for one that cannot be used."""
+    if any(_manifest(row).get(table) for table in ("dependencies", "dev-dependencies")):
+        return LeftOut(_name(row), "crates")
+    if not allow_unsafe and "unsafe" in tokens(parse(reference(row))):
+        return LeftOut(_name(row), "unsafe")
+    return _problem(row, allow_unsafe)
 
 
 def reference(row: Row) -> str:
@@ -59,18 +71,18 @@ def reference(row: Row) -> str:
     return "\n".join(content for path, content in files.items() if path.endswith(".rs"))
 
 
-def _problem(row: Row, number: int, allow_unsafe: bool) -> Problem:
+def _problem(row: Row, allow_unsafe: bool) -> Problem:
     if "instructions" in row:
         problem = _exercise(row, allow_unsafe)
     elif "prompt" in row:
         problem = _listed(row)
     else:
         raise UserError(
-            f"row {number} of the Rust problems has neither instructions nor a prompt (it has {', '.join(row)}): "
-            "give instructions, stub, tests, or prompt and tests"
+            f"a row of Rust problems has neither instructions nor a prompt (it has {', '.join(row)}): give "
+            "instructions, stub, tests, or prompt and tests"
         )
     if not any(find_tests(parse(source)) for source in problem.tests.values()):
-        raise UserError(f"row {number} of the Rust problems ({problem.id}) has no test that could be run in `tests`")
+        raise UserError(f"{problem.id} has no test that could be run in `tests`")
     return problem
 
 
@@ -90,7 +102,7 @@ def _exercise(row: Row, allow_unsafe: bool) -> Problem:
         tuple(name for name, level in lints.items() if level == "allow"),
         tuple(name for name in manifest.get("features", {}) if name != "default"),
         files,
-        allow_unsafe and "unsafe" in tokens(example),
+        allow_unsafe and "unsafe" in tokens(parse(example)),
     )
     given = "\n".join([stub, example, *files.values(), *hidden.values()])
     category = {"difficulty": str(row["difficulty"])} if row.get("difficulty") else {}

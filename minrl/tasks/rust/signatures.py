@@ -1,7 +1,8 @@
 """Checks that a solution's functions return the types that the row's stub names."""
 
+from minrl.tasks.rust.claims import new_mark
 from minrl.tasks.rust.syntax import Node, field, is_public, parse, text, walk
-from minrl.tasks.rust.tests import Secret, replace
+from minrl.tasks.rust.tests import replace
 
 NUMBERS = "u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64"
 UNKNOWN_TYPES = ("abstract_type", "dynamic_type", "scoped_type_identifier", "function_type", "lifetime", "_")
@@ -18,7 +19,8 @@ def signature_checks(stub: str, solution: str, crate: str) -> str:
     """Rust that compiles only if the solution's functions return the types of the stub's.
 
     A result of the solution's own type could pretend to be equal to anything. Numbers may be of another width.
-    Functions that are generic in the stub or whose types are not known by name are not checked.
+    Functions that are generic in the stub or whose types are not known by name are not checked. One that is generic in
+    the solution alone compiles only if its result is made of types that the solution does not define.
     """
     stub_root = parse(stub)
     own = {
@@ -28,19 +30,16 @@ def signature_checks(stub: str, solution: str, crate: str) -> str:
         and is_public(item)
         and not item.child_by_field_name("type_parameters")
     }
-    generic = {
-        field(item, "name")
-        for item in parse(solution).children
-        if item.type == "function_item"
-        and (item.child_by_field_name("type_parameters") or "impl" in field(item, "parameters"))
-    }
-    number, checks = Secret.new().mark, []
+    generic = _generic(parse(solution), own)
+    number, checks = f"Number{new_mark()}", []
     for item in stub_root.children:
         if item.type != "function_item" or not is_public(item) or item.has_error:
             continue
         returned, name = item.child_by_field_name("return_type"), field(item, "name")
-        if returned is None or item.child_by_field_name("type_parameters") or name in generic:
+        if returned is None or _has_types(item.child_by_field_name("type_parameters")):
             continue
+        if name in generic:
+            continue  # its types cannot be inferred
         spelled = _spelled(returned, own, crate)
         if spelled is None:
             continue
@@ -54,6 +53,42 @@ def signature_checks(stub: str, solution: str, crate: str) -> str:
         return ""
     numeric = " ".join(f"impl {number} for {name} {{}}" for name in NUMBERS.split())
     return f"\ntrait {number} {{}} {numeric} #[allow(dead_code)] fn {number}() {{ {' '.join(checks)} }}\n"
+
+
+def _generic(root: Node, own: set[str]) -> set[str]:
+    """The functions that are generic in the solution, and give nothing of a type that is its own."""
+    aliases = {
+        field(item, "name"): item.child_by_field_name("type") for item in root.children if item.type == "type_item"
+    }
+    found = set()
+    for item in root.children:
+        if item.type != "function_item":
+            continue
+        if _has_types(item.child_by_field_name("type_parameters")) or "impl" in field(item, "parameters"):
+            returned = item.child_by_field_name("return_type")
+            named = _types(returned, {name: node for name, node in aliases.items() if name not in own})
+            if named <= {*own, *STD_TYPES, *NUMBERS.split(), "bool", "char", "str"}:
+                found.add(field(item, "name"))
+    return found
+
+
+def _types(returned: Node | None, aliases: dict[str, Node]) -> set[str]:
+    """The names of the types that a type is made of; with `impl`, `dyn` and paths, which may be any."""
+    found: set[str] = set()
+    pending = [returned] if returned is not None else []
+    while pending:
+        for node in walk(pending.pop()):
+            name = text(node) if node.type in ("type_identifier", "primitive_type", *UNKNOWN_TYPES[:4]) else ""
+            if name in aliases:
+                pending.append(aliases.pop(name))
+            elif name:
+                found.add(name)
+    return found
+
+
+def _has_types(parameters: Node | None) -> bool:
+    """Whether there are others than lifetimes."""
+    return parameters is not None and any(not child.type.startswith("lifetime") for child in parameters.named_children)
 
 
 def _spelled(returned: Node, own: set[str], crate: str) -> tuple[str, int] | None:

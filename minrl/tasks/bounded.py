@@ -1,0 +1,63 @@
+"""Bounds of the processor time and the memory that grading one answer takes."""
+
+import math
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from minrl.tasks.grader import OutOfTime
+
+MEMORY_MIB = 512
+"""What grading one answer may add to the memory of its process."""
+
+KILL_AFTER_S = 2
+"""Seconds of processor time between the alarm and the death of a process that did not heed it."""
+
+_SIZE = Path("/proc/self/statm")
+
+
+@contextmanager
+def bounded(seconds: float, memory_mib: int = MEMORY_MIB) -> Iterator[None]:
+    """In the block, raise `OutOfTime` after so many seconds of processor time, and again each second for code that
+    caught it, and `MemoryError` where the process would hold so much more memory than before (0: without limit).
+
+    A process that the alarm does not interrupt, such as in a power of integers, dies by SIGXCPU `KILL_AFTER_S` later.
+    Works in a main thread, where rewards run; elsewhere Python raises `ValueError`.
+    """
+
+    def expire(*_: object) -> None:
+        raise OutOfTime
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    most_s = math.ceil(usage.ru_utime + usage.ru_stime + seconds) + KILL_AFTER_S
+    previous = signal.signal(signal.SIGPROF, expire)
+    try:
+        with _limited(resource.RLIMIT_CPU, most_s), _limited(resource.RLIMIT_AS, _memory(memory_mib)):
+            try:
+                signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+    finally:
+        signal.signal(signal.SIGPROF, previous)
+
+
+def _memory(more_mib: int) -> int:
+    """The address space of this process and so much more, in bytes; no limit where the system does not tell it."""
+    if not more_mib or not _SIZE.exists():
+        return resource.RLIM_INFINITY
+    return int(_SIZE.read_text().split()[0]) * resource.getpagesize() + more_mib * 2**20
+
+
+@contextmanager
+def _limited(name: int, most: int) -> Iterator[None]:
+    """The soft limit is at most this inside."""
+    before, hard = resource.getrlimit(name)
+    known = [limit for limit in (most, before, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(name, (min(known, default=resource.RLIM_INFINITY), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(name, (before, hard))
