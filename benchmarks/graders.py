@@ -22,9 +22,9 @@ from answer_kinds import pairs
 from answer_unequal import UNEQUAL
 from harness import doing
 
-from minrl.tasks.agreement import answers_agree
 from minrl.tasks.bounded import bounded
 from minrl.tasks.grader import OutOfTime
+from minrl.tasks.math.agreement import answers_agree
 
 
 def main() -> None:

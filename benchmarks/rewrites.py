@@ -16,10 +16,10 @@ from pathlib import Path
 
 from harness import doing
 
-from minrl.tasks.agreement import answers_agree, math_verify, same_text
 from minrl.tasks.bounded import bounded
 from minrl.tasks.grader import OutOfTime
 from minrl.tasks.math import MathOptions, reward
+from minrl.tasks.math.agreement import answers_agree, math_verify, same_text
 from minrl.types import Example
 
 NO_NUMBER = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|[\s^(){}]")

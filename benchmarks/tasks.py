@@ -22,12 +22,12 @@ from harness import doing
 
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
-from minrl.tasks.agreement import answers_agree
 from minrl.tasks.bounded import bounded
 from minrl.tasks.boxed import boxed
 from minrl.tasks.connections import groups_of
 from minrl.tasks.grader import OutOfTime
 from minrl.tasks.math import MathOptions, reward
+from minrl.tasks.math.agreement import answers_agree
 from minrl.tasks.rows import load_rows
 from minrl.types import Example, Job
 

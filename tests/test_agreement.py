@@ -5,9 +5,9 @@ import json
 import pytest
 
 from minrl.tasks import load_task
-from minrl.tasks.agreement import answers_agree
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.math import MathOptions, reward
+from minrl.tasks.math.agreement import answers_agree
 from minrl.types import Example, UserError
 
 PATIENT = MathOptions(timeout_s=60.0)

@@ -6,7 +6,7 @@ from answer_golds import GOLDS
 from answer_kinds import pairs
 from answer_unequal import UNEQUAL
 
-from minrl.tasks.agreement import answers_agree
+from minrl.tasks.math.agreement import answers_agree
 
 MOST_REFUSED, MOST_PAID = 0.001, 0.0005
 """Shares of the rewrites that may be refused and of the near misses that may be paid."""

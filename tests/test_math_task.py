@@ -10,8 +10,8 @@ import pytest
 from minrl.evaluation import summarize
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
-from minrl.tasks.agreement import answers_agree, same_text
 from minrl.tasks.math import MathOptions, reward
+from minrl.tasks.math.agreement import answers_agree, same_text
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})

@@ -4,12 +4,12 @@ other data with a problem and an answer.
     The roots of $x^2 - 3x + 1$ are $a$ and $b$. What is $\frac{1}{a} + \frac{1}{b}$?
     ->    <think> (a + b) / (a b) = 3 / 1 </think> <answer> 3 </answer>      or      ... so it is \boxed{3}
 
-Answers are compared by the math-verify library (`answers_agree` in minrl/tasks/agreement.py), in a worker process. One
+Answers are compared by `answers_agree` (agreement.py), which reads them with the math-verify library, in a worker process. One
 that takes more processor time than `timeout_s` is wrong and shows as the part `timeout`; one that takes more memory
 than minrl/tasks/bounded.py allows, or that no alarm interrupts, is paid nothing.
 
 An answer that has the reference's value is wrong all the same where it leaves to be done what the problem asks for
-(minrl/tasks/worked_out.py).
+(minrl/tasks/math/worked_out.py).
 """
 
 import functools
@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from minrl.model.thoughts import after_thoughts
-from minrl.tasks.agreement import answers_agree, math_verify, same_text
 from minrl.tasks.bounded import bounded
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.grader import OutOfTime
+from minrl.tasks.math.agreement import answers_agree, math_verify, same_text
+from minrl.tasks.math.worked_out import expressions, is_longer_than_numbers, is_worked_out
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, extract_answer, weighted
-from minrl.tasks.worked_out import expressions, is_longer_than_numbers, is_worked_out
 from minrl.types import Example, Reward, UserError, require
 
 R1_ZERO = (

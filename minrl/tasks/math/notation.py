@@ -1,6 +1,6 @@
 r"""One notation for answers: `2√3` and `2sqrt(3)` become `2\sqrt{3}`; units, bases and percents stand apart.
 
-Nothing here computes: `minrl/tasks/agreement.py` compares what this file reads.
+Nothing here computes: `minrl/tasks/math/agreement.py` compares what this file reads.
 """
 
 # ruff: noqa: RUF001

@@ -1,7 +1,7 @@
 r"""Do two mathematical answers agree? `\frac{1}{2}` and `0.5` do.
 
 Lists, tuples, sets, intervals, matrices and relations are compared part by part; the parts as numbers
-(minrl/tasks/exact.py) or as expressions that math-verify reads. Two exact values must be equal. A decimal equals an
+(exact.py) or as expressions that math-verify reads. Two exact values must be equal. A decimal equals an
 exact value that rounds to it, if it has six significant digits or more; with fewer it must be that value.
 
 Units, bases and percents: where both answers name one, they must be the same. Where only one names a unit or a base,
@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minrl.tasks.boxed import boxes_together
-from minrl.tasks.exact import Value, number, same_number, same_value
-from minrl.tasks.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of, unbraced
-from minrl.tasks.notation import is_prose, normal, quantity, split
+from minrl.tasks.math.exact import Value, number, same_number, same_value
+from minrl.tasks.math.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of, unbraced
+from minrl.tasks.math.notation import is_prose, normal, quantity, split
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
 _LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")

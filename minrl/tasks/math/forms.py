@@ -1,13 +1,13 @@
 r"""How answers are put together: lists, tuples, sets, matrices, and the intervals that inequalities mean.
 
-Everything here reads normal texts (minrl/tasks/notation.py) and hands out their parts as texts.
+Everything here reads normal texts (minrl/tasks/math/notation.py) and hands out their parts as texts.
 """
 
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from minrl.tasks.notation import closing, split
+from minrl.tasks.math.notation import closing, split
 
 COMPARED = ("<", ">", r"\le", r"\ge")
 NAME = re.compile(

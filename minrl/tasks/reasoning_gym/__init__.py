@@ -33,9 +33,9 @@ from typing import Any, Literal
 
 from minrl.model.thoughts import after_thoughts
 from minrl.tasks.bounded import bounded
-from minrl.tasks.formula import parse_formula
 from minrl.tasks.grader import OutOfTime
-from minrl.tasks.nonsense import NO_ANSWER, is_absurd, nonsense
+from minrl.tasks.reasoning_gym.formula import parse_formula
+from minrl.tasks.reasoning_gym.nonsense import NO_ANSWER, is_absurd, nonsense
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, check_held_out_share, split
 from minrl.types import Example, Reward, UserError, require
 
