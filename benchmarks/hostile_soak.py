@@ -28,7 +28,7 @@ from tests.hostile.cases import Case
 HOSTILE, HONEST = 0.2, 0.3
 """Shares of the completions."""
 
-ROWS = 16
+ROWS = 32
 """Copies of the problems under other names, of which a part is held out."""
 
 MULTIPLE = 512

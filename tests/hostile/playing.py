@@ -74,7 +74,7 @@ def _read(row: str, unsafe_rows: str) -> Example:
     """The example of a row of Rust as the task reads its data."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
-        write_rows(path, [Case("", "", "rust", json.loads(row), "")], copies=16)
+        write_rows(path, [Case("", "", "rust", json.loads(row), "")], copies=64)
         options = find_definition("rust").options(unsafe_rows=unsafe_rows)
         dataset = load_task("rust", {"rust": options}, str(path)).dataset
         return [*dataset.train, *dataset.held_out][0]

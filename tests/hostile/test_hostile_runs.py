@@ -111,10 +111,10 @@ STEPS, GROUP = 2, 8
 
 def test_a_training_run_pays_no_attack_and_every_right_answer(nothing_stays: None, tmp_path: Path) -> None:
     cases = [case for case in CASES if case.task == "code"]
-    cases = [replace(case, options={"timeout_s": 20.0}) for case in cases if "sleep" not in case.completion]
+    cases = [replace(case, options={"timeout_s": 5.0}) for case in cases if "sleep" not in case.completion]
     cases = [case for case in cases if "while True" not in case.completion]  # nothing that takes all of its time
     save_reader(tmp_path / "model", [case.completion for case in cases])
-    options = write_rows(tmp_path / "rows.jsonl", cases, copies=8)
+    options = write_rows(tmp_path / "rows.jsonl", cases, copies=16)
     given: dict[str, Case] = {}
 
     def says(prompt: str, rng: random.Random) -> str:
