@@ -44,6 +44,7 @@ FORM = 0.1
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
     ],
 )
+from tests.apart import apart
 def test_answers_that_mean_the_same_agree(gold, answer):
     assert answers_agree(gold, answer)
 
@@ -220,6 +221,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
+@apart
 def test_no_answer_takes_longer_than_its_time_limit(answer):
     reward(r"\boxed{1/3}", THREE, PATIENT)  # loads the library
     started = time.perf_counter()
@@ -228,6 +230,7 @@ def test_no_answer_takes_longer_than_its_time_limit(answer):
     assert paid.value == pytest.approx(FORM)
 
 
+@apart
 def test_an_answer_that_takes_too_long_is_wrong_and_says_so():
     paid = reward(r"\boxed{9^{9^{9}}}", BARE, MathOptions(timeout_s=0.5))
     assert paid.parts == {"answer": 0.0, "format": 1.0, "timeout": 1.0}
