@@ -1,4 +1,4 @@
-"""Tests in a process of their own: their limits of memory and processor time are of the process, and so of its threads."""
+"""Tests in a process of their own: limits of memory and processor time hold for all threads of a process."""
 
 import functools
 import os

@@ -13,6 +13,7 @@ from minrl.tasks import load_task
 from minrl.tasks.math import MathOptions, reward
 from minrl.tasks.math.agreement import answers_agree, same_text
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
+from tests.apart import apart
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})
 THREE = Example("", "", {"problem": "How many?", "answer": "3"})
@@ -44,7 +45,6 @@ FORM = 0.1
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
     ],
 )
-from tests.apart import apart
 def test_answers_that_mean_the_same_agree(gold, answer):
     assert answers_agree(gold, answer)
 
