@@ -5,7 +5,7 @@
 
 Every row of the file (or of the hub's dataset, without --data-path) is answered in each way of the table and graded by
 the task's reward in worker processes, as in training. `--cases` are rows of gold, pred, equal and kind: how often
-math's comparison agrees with them, and every row where it does not.
+math agrees with them, its comparison alone and its paid reward with each prompt, and every row where it does not.
 """
 
 import argparse
@@ -22,9 +22,12 @@ from harness import doing
 
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
+from minrl.tasks.bounded import bounded
 from minrl.tasks.boxed import boxed
 from minrl.tasks.connections import groups_of
-from minrl.tasks.math import MathOptions, OutOfTime, answers_agree, reward, time_limit
+from minrl.tasks.grader import OutOfTime
+from minrl.tasks.math import MathOptions, reward
+from minrl.tasks.math.agreement import answers_agree
 from minrl.tasks.rows import load_rows
 from minrl.types import Example, Job
 
@@ -194,41 +197,55 @@ ANSWERS: dict[str, Callable[[argparse.Namespace], dict[str, Answer]]] = {
 
 
 def agreement(path: Path) -> None:
-    """How often math agrees with the cases, by kind, and the cases where it does not."""
+    """How often math agrees with the cases, by kind and by who is asked, and the cases where it does not."""
     rows = [json.loads(line) for line in path.read_text().split("\n") if line]
-    agreed: Counter[str] = Counter()
+    agreed: Counter[tuple[str, str]] = Counter()
     disagreed = []
     for row in rows:
-        kind = row["kind"]
-        right = is_equal(row) == row["equal"]
-        agreed[kind] += right
-        if not right:
-            disagreed.append((kind, row["id"], str(row["gold"])[:60], row["pred"][:100], row["equal"]))
-    print("\n| kind | agrees |\n|---|---|")
+        for judge in JUDGES:
+            if is_equal(row, judge) == row["equal"]:
+                agreed[row["kind"], judge] += 1
+            else:
+                disagreed.append(
+                    (judge, row["kind"], row["id"], str(row["gold"])[-60:], row["pred"][-100:], row["equal"])
+                )
+    print(f"\n| kind | cases | {' | '.join(JUDGES)} |\n|---|---|{'---|' * len(JUDGES)}")
     for kind, count in Counter(row["kind"] for row in rows).items():
-        print(f"| {kind} | {agreed[kind]} of {count} |")
+        print(f"| {kind} | {count} | {' | '.join(f'{agreed[kind, judge] / count:.3f}' for judge in JUDGES)} |")
     for line in disagreed:
         print(*line, sep=" | ")
 
 
-def is_equal(row: dict[str, Any]) -> bool:
-    """The verdict on a case, which may have several golds: by the comparison alone for an answer, by the reward for a
-    whole completion.
-    """
-    if isinstance(row["gold"], list):
-        return any(is_equal({**row, "gold": gold}) for gold in row["gold"])
-    gold, completion = str(row["gold"]), str(row["pred"])
-    if not row["kind"].startswith("response"):
-        try:
-            with time_limit(60.0):
-                return answers_agree(gold, completion)
-        except OutOfTime:
-            return False
-    prompt = "boxed" if boxed(completion) or "<answer>" not in completion else "r1_zero"
-    if prompt == "r1_zero" and "</think>" not in completion:
-        completion = completion.replace("<answer>", "</think><answer>", 1)  # these have no thoughts to close
-    example = Example("", "", {"problem": "", "answer": gold})
-    return reward(completion, example, MathOptions(prompt=prompt, timeout_s=60.0)).parts["answer"] == 1
+JUDGES = ("answers_agree", "boxed", "r1_zero")
+"""Who is asked: the comparison alone, or the paid reward with each prompt."""
+FORMS = {"boxed": r"\boxed{{{}}}", "r1_zero": "so </think> <answer> {} </answer>"}
+"""How an answer alone is written for each prompt."""
+
+
+def is_equal(row: dict[str, Any], judge: str) -> bool:
+    """The verdict on a case, any of whose golds is right."""
+    golds, given = row["gold"] if isinstance(row["gold"], list) else [row["gold"]], str(row["pred"])
+    if row["kind"].startswith("response"):  # a whole completion, which is paid in the form that it has
+        prompt = "boxed" if boxed(given) or "<answer>" not in given else "r1_zero"
+        completion = (
+            given if prompt == "boxed" or "</think>" in given else given.replace("<answer>", "</think><answer>", 1)
+        )
+    elif judge == "answers_agree":
+        return any(agree(str(gold), given) for gold in golds)
+    else:
+        prompt, completion = judge, given if judge == "boxed" and boxed(given) else FORMS[judge].format(given)
+    options = MathOptions(prompt=prompt, timeout_s=60.0)
+    examples = [Example("", "", {"problem": "", "answer": str(gold)}) for gold in golds]
+    return any(reward(completion, example, options).parts["answer"] == 1 for example in examples)
+
+
+def agree(gold: str, answer: str) -> bool:
+    """Whether the comparison alone says so."""
+    try:
+        with bounded(60.0):
+            return answers_agree(gold, answer)
+    except OutOfTime:
+        return False
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ class _Playing(Play):
         """Append a sampled completion and send its text to the episode."""
         assert isinstance(self.pending, Turn)
         turn, seat = self.pending, self.seats[self.pending.role]
-        text, seed = self.policy.decode(completion.ids), self._seed(turn.role, len(seat.turns))
+        text, seed = self.policy.heard(seat.ids, completion.ids), self._seed(turn.role, len(seat.turns))
         self.played.append(PlayedTurn(turn.role, seed, completion.finish_reason, text if seat.frozen else None))
         seat.turns.append((len(seat.ids), len(seat.ids) + len(completion.ids)))
         seat.append(completion.ids, completion.logprobs)

@@ -151,6 +151,8 @@ OTHERS = {
     "python benchmarks/sweep.py": "by hand: trains every algorithm",
     "python benchmarks/mutants.py losses": "by hand: runs the tests many times",
     "python benchmarks/soak.py": "by hand: takes hours",
+    "python benchmarks/hostile.py": "by hand: takes as long as it is given; test_hostile_runs.py runs the cases",
+    "python benchmarks/hostile_soak.py": "by hand: takes hours",
 }
 """Who runs the other commands: a test, a line of .ci/run, somebody by hand for a reason, or who runs another command
 that differs in nothing but values or names."""

@@ -48,6 +48,12 @@ GOLD = Example("", "", {"answer": "3 * 18 = <<3*18=54>>54\n#### 54"})
         (r"\frac{1}{2}", Fraction(1, 2)),
         ("$18$", 18),
         ("**18**.", 18),
+        ("\u0661\u066c\u0662\u0663\u0664", 1234),
+        ("\uff15\uff14", 54),
+        ("1\u202f234", 1234),
+        ("Final answer: **54**", 54),
+        ("\u7b54\u6848\uff1a54\u5143\u3002", 54),
+        ("18\u5343\u514b", 18),  # kilograms, though the first character alone is a thousand
         ("18 times", 18),
         ("18 times a week", 18),
         ("18 m", 18),  # metres; M is million
@@ -63,10 +69,11 @@ def test_a_number_is_read_exactly_whatever_surrounds_it(text, value):
     [
         *["", " ", "-", "$", ".", ",", "apples", "x = 5", "12 or 13", "12, 13", "12 13", "12-13", "12 apples and 13"],
         *["1,00", "12,34", "1,2345", ",123", "1 000", "--3", "-$-3", "1/0", "1. Step", "Step 1", "3:30", "0x12"],
-        *["1_000", "inf", "nan", "1e999", "\u0665", "\uff15", "\u00bd", "3\u00b2", "5 \u0665", "9" * 5000, "((5))"],
+        *["1_000", "inf", "nan", "1e999", "\u00bd", "3\u00b2", "5 \u0665", "9" * 5000, "((5))"],
         *["5!", "2+3", "6*9", "10**100", "9**9**9", "__import__('os')", "5\n6", "5\0"],
         *["5 million", "5M", "18k", "18 K", "18 hundred", "18 Thousand dollars", "3 dozen eggs", "2 bn", "18-million"],
         *["18 minus two", "18 plus x", "18 times ten", "18 times x", "18 or nineteen", "18 divided by y"],
+        *["18 lakh", "18 mil", "18 Millionen", "18 \u0442\u044b\u0441\u044f\u0447", "18\u4e07", "18\u5343\u5143"],
         *["18 and a half", "18 dollars and fifty cents"],
     ],
 )
@@ -104,7 +111,7 @@ PAID = [
     ("#### " + " ".join(map(str, range(100))), 0, 0, 0),
     (" ".join(map(str, range(55))), 0, 0, 1),
     ("#### 5,4", 0, 0, 0),
-    ("#### \u0665\u0664", 0, 0, 0),
+    ("#### \u0665\u0664", 1, 0, 1),
     ("#### 54" + "0" * 5000, 0, 0, 0),
     ("#### 0.54e2", 1, 0, 0),
     ("#### 6*9", 0, 0, 0),

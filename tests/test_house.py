@@ -68,7 +68,7 @@ DOORS = {
     "tensorboard": {"minrl.record.tensorboard"},
     "torch.utils.tensorboard": {"minrl.record.tensorboard"},
     "datasets": {"minrl.tasks"},
-    "math_verify": {"minrl.tasks.agreement"},
+    "math_verify": {"minrl.tasks.math.agreement"},
     "vllm": {"minrl.engines.vllm.engine", "minrl.engines.vllm.start", "minrl.engines.vllm.versions"},
     "yaml": {"minrl.terminal.command_line"},
     "rich": {"minrl.terminal.screen", "minrl.terminal.bars", "minrl.terminal.tables"},

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import signal
 import threading
 import time
 
@@ -11,13 +10,14 @@ import pytest
 from minrl.evaluation import summarize
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
-from minrl.tasks.agreement import answers_agree, same_text
-from minrl.tasks.math import MathOptions, OutOfTime, reward, time_limit
+from minrl.tasks.math import MathOptions, reward
+from minrl.tasks.math.agreement import answers_agree, same_text
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})
 THREE = Example("", "", {"problem": "How many?", "answer": "3"})
 PATIENT = MathOptions(timeout_s=60.0)
+BARE = Example("", "", {"answer": "3"})
 R1 = MathOptions(prompt="r1_zero", timeout_s=60.0)
 FORM = 0.1
 
@@ -204,8 +204,8 @@ SLOW = {
     "product of brackets": "(x+1)" * 150,
     "nested fractions": r"\frac{1}{" * 90 + "1" + "}" * 90,
     "nested roots": r"\sqrt{" * 120 + "2" + "}" * 120,
-    "nested braces": "{" * 450 + "3" + "}" * 450,
-    "brackets": "(" * 450 + "3" + ")" * 450,
+    "nested braces": "{" * 450 + "4" + "}" * 450,
+    "brackets": "(" * 450 + "4" + ")" * 450,
     "signs": "-" * 900 + "3",
     "digits": "9" * 900,
     "exponent": "1e999999999",
@@ -223,24 +223,14 @@ SLOW = {
 def test_no_answer_takes_longer_than_its_time_limit(answer):
     reward(r"\boxed{1/3}", THREE, PATIENT)  # loads the library
     started = time.perf_counter()
-    paid = reward(rf"\boxed{{{answer}}}", THREE, MathOptions(timeout_s=0.3))
+    paid = reward(rf"\boxed{{{answer}}}", BARE, MathOptions(timeout_s=0.3))
     assert time.perf_counter() - started < 60  # the time limit is 200 times shorter: slow machines pass
     assert paid.value == pytest.approx(FORM)
 
 
 def test_an_answer_that_takes_too_long_is_wrong_and_says_so():
-    paid = reward(r"\boxed{9^{9^{9}}}", THREE, MathOptions(timeout_s=0.5))
+    paid = reward(r"\boxed{9^{9^{9}}}", BARE, MathOptions(timeout_s=0.5))
     assert paid.parts == {"answer": 0.0, "format": 1.0, "timeout": 1.0}
-
-
-def test_a_limit_reaches_through_code_that_catches_every_exception():
-    with pytest.raises(OutOfTime), time_limit(0.1):
-        for _ in range(6000):
-            try:
-                time.sleep(0.01)
-            except Exception:
-                continue
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_a_limit_outside_the_main_thread_fails_aloud():
@@ -263,7 +253,7 @@ def test_workers_grade_and_go_on_after_an_answer_that_takes_too_long(caplog):
     workers = Workers(1, 120.0)
     try:
         texts = [(patient, r"\boxed{3}"), (strict, r"\boxed{9^{9^{9}}}"), (patient, r"\boxed{6/2}")]
-        paid = workers.run([Job(task.reward, (text, THREE)) for task, text in texts])
+        paid = workers.run([Job(task.reward, (text, BARE)) for task, text in texts])
     finally:
         workers.close()
     assert not any(isinstance(one, Failure) for one in paid), paid

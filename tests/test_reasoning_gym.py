@@ -11,7 +11,6 @@ import evaluate
 import train
 from minrl.rewards.workers import Failure, call
 from minrl.tasks import load_task, reasoning_gym
-from minrl.tasks.formula import is_formula, parse_formula
 from minrl.tasks.reasoning_gym import (
     EVALUATING,
     PARSING,
@@ -20,6 +19,7 @@ from minrl.tasks.reasoning_gym import (
     library,
     same_problem,
 )
+from minrl.tasks.reasoning_gym.formula import is_formula, parse_formula
 from minrl.terminal.command_line import parse_trainer
 from minrl.types import Example, Job, Reward, UserError
 

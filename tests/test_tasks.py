@@ -65,9 +65,13 @@ ZERO_AT_COUNTDOWN = {
     "complex": "<answer> 7j + 5 - 3 </answer>",
     "strings": "<answer> '7' + '5' + '3' </answer>",
     "f-string": "<answer> f'{7 + 5 - 3}' </answer>",
-    "unicode digits": "<answer> \uff17 + \uff15 - \uff13 </answer>",
-    "arabic digits": "<answer> \u0667 + \u0665 - \u0663 </answer>",
-    "unicode minus": "<answer> 7 + 5 \u2212 3 </answer>",
+    "superscript digits": "<answer> \u2077 + \u2075 - \u00b3 </answer>",
+    "a number in hexadecimal": "<answer> 0x7 + 5 - 3 </answer>",
+    "underscores": "<answer> 7 + 5 - 0_3 </answer>",
+    "a comment": "<answer> 7 + 5 - 3 # 9 </answer>",
+    "a continued line": "<answer> 7 + 5 \\\n - 3 </answer>",
+    "only in the thoughts": "<think> <answer> 7 + 5 - 3 </answer> </think>",
+    "in thoughts that are not closed": "<think> <answer> 7 + 5 - 3 </answer>",
     "null byte": "<answer> 7 + 5 - 3\0 </answer>",
     "lone surrogate": "<answer> 7 + 5 - 3 \ud800 </answer>",
     "huge integer": f"<answer> {'9' * 190} </answer>",
@@ -145,8 +149,6 @@ ZERO_AT_HANOI = {
     "negative disk": "<answer> -1 A>C </answer>",
     "wrong ids in every move": "<answer> 4 A>C ; 5 A>B ; 6 C>B </answer>",
     "disk named by letter": "<answer> A A>C </answer>",
-    "unicode digit": "<answer> \uff11 A>C </answer>",
-    "arabic digit": "<answer> \u0661 A>C </answer>",
     "superscript": "<answer> \u00b9 A>C </answer>",
     "padded id": "<answer> 01 A>C </answer>",
     "id of 5000 digits": f"<answer> {'1' * 5000} A>C </answer>",
@@ -161,7 +163,6 @@ ZERO_AT_HANOI = {
     "solution with one wrong move": f"<answer> {SOLUTION.replace('3 A>C', '3 A>B')} </answer>",
     "solution with a trailing colon": f"<answer> {SOLUTION} : </answer>",
     "solution and then an illegal move": f"<answer> {SOLUTION} ; 3 C>A </answer>",
-    "two semicolons": f"<answer> {SOLUTION} ; ; </answer>",
     "a semicolon alone": "<answer> ; </answer>",
     "two moves in one entry": "<answer> 1 A>C 2 A>B </answer>",
     "the moves of a board with other pegs": f"<answer> {SOLUTION.replace('C', 'D')} </answer>",
@@ -211,8 +212,25 @@ def test_a_legal_prefix_never_earns_a_fifth_of_a_solution():
 
 def test_progress_cannot_be_farmed_by_repeating_moves():
     once = hanoi("<answer> 1 A>C </answer>", BOARD).value
-    again = "1 A>C" + " ; 1 C>A ; 1 A>C" * 20
+    again = "1 A>C" + " ; 1 C>A ; 1 A>C" * 10
     assert hanoi(f"<answer> {again} </answer>", BOARD).value == once
+    # Three disks take 7 moves at most, and an answer may have three times as many.
+    assert hanoi(f"<answer> {again} ; 1 C>A </answer>", BOARD).parts == {"legal": 0.0, "progress": 0.0}
+
+
+def test_idle_moves_before_a_solution_are_bounded():
+    idle = ["1 A>B", "1 B>A"]
+    assert hanoi(f"<answer> {' ; '.join([*idle * 7, SOLUTION])} </answer>", BOARD).solved  # 14 + 7 moves
+    assert hanoi(f"<answer> {' ; '.join([*idle * 8, SOLUTION])} </answer>", BOARD).value == 0.0
+    assert hanoi(f"<answer> {' ; '.join([*idle * 500, SOLUTION])} </answer>", BOARD).value == 0.0
+
+
+def test_a_board_that_is_solved_asks_for_no_move():
+    there = Example("", "", {"pegs": "ABC", "board": ["C", "C"], "goal": "C"})
+    assert hanoi("<answer> </answer>", there).solved
+    assert hanoi("<answer> 1 C>A ; 1 A>C </answer>", there).solved
+    assert hanoi("<answer> 1 C>A </answer>", there).value == 0.0
+    assert hanoi("", there).value == 0.0
 
 
 def test_a_move_away_from_the_goal_is_not_paid_less_than_nothing():

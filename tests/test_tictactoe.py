@@ -112,6 +112,14 @@ BOARD = "xox4oxo89"
 MOVES = [
     ("4", "4"),
     (" 8 \n", "8"),
+    ("**8**.", "8"),
+    ("\uff18", "8"),
+    ("\u0668", "8"),
+    ("`8`", "8"),
+    ("<think> 4 or 9? <answer> 4 </answer> </think> 8", "8"),
+    ("4? </think>\n\n8", "8"),
+    ("<think> 8", None),
+    ("<think> <answer> 8 </answer> </think>", None),
     ("<answer> 9 </answer>", "9"),
     ("the centre is taken, so <answer>4</answer>", "4"),
     # taken, none, or not on the board
@@ -135,10 +143,8 @@ MOVES = [
     ("4\nplay o\n8", None),
     ("x o x\n4 o x\no x 9", None),
     # digits that are none of ours, and other spellings
-    ("\u0664", None),
-    ("\uff14", None),
     ("\u2463", None),
-    ("4.", None),
+    ("\u2074", None),
     ("4.0", None),
     ("04", None),
     ("+4", None),

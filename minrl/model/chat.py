@@ -8,8 +8,12 @@ from loguru import logger
 
 from minrl.model.messages import is_unicode, roles_of
 from minrl.model.round_trip import difference
+from minrl.model.thoughts import heard
 from minrl.model.turns import Turns
 from minrl.types import SOLO, Message, Prompt, Rollout, UserError
+
+LONGEST_MARK = 32
+"""Tokens at the end of a prompt in which the mark of a thought stands."""
 
 KEPT_PROMPTS = 1024
 """Prompts whose ids are cached."""
@@ -44,6 +48,12 @@ class ChatTokenizer(Turns):
                 )
             self._encoded[asked] = ids
         return list(self._encoded[asked])
+
+    def heard(self, shown: list[int], completion: list[int]) -> str:
+        """The text of sampled ids as a task is told it: with the mark of the thought that what was shown before opened,
+        if the completion does not close it.
+        """
+        return heard(self.decode_all(shown[-LONGEST_MARK:]), self.decode(completion))
 
     def fits(self, prompt: Prompt, length: int) -> bool:
         """Whether the prompt has at least one token and fewer than `length`; invalid Unicode has none.

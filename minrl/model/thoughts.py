@@ -1,8 +1,111 @@
-"""Answers that hold thoughts, between the tags of reasoning models, behind prompts that may have opened one."""
+"""Answers that hold thoughts, between the marks of reasoning models, behind prompts that may have opened one.
+
+    <think> 7 - 5 is 2, no </think> <answer> 7 + 5 - 3 </answer>    ->    <answer> 7 + 5 - 3 </answer>
+
+`FORMS` are the marks that are known. Rewards read what `after_thoughts` leaves.
+"""
 
 import re
+from typing import Any
 
 OPENED, CLOSED = "<think>", "</think>"
+
+FORMS = (
+    (r"\|begin_of_thought\|>", r"\|end_of_thought\|>"),  # OpenThinker, Sky-T1
+    (r"\|START_THINKING\|>", r"\|END_THINKING\|>"),  # Command A
+    (r"\|inner_prefix\|>", r"\|inner_suffix\|>"),  # Apertus
+    (r"\|channel>thought", r"channel\|>"),  # Gemma 4
+    (r"unused94>", r"unused95>"),  # MedGemma
+    (r"\|think\|>", r"\|content\|>"),  # Solar Open
+    (r"\|im_start\|>think", r"\|im_start\|>answer"),  # s1
+    (r"\|channel\|>(?!final)[^<\n]{0,80}(?:<\|message\|>)?", r"\|channel\|>final[^<\n]{0,80}<\|message\|>"),  # gpt-oss
+)
+"""What opens and what closes a thought, after `<`, beside tags such as `<think>`, `<seed:think>` and `[THINK]`."""
+
+_WORDS = (
+    (re.compile(r"\Aanalysis(?=[A-Z])"), "<|channel|>analysis<|message|>"),  # gpt-oss, its special tokens left out
+    (re.compile(r"assistantfinal"), "<|channel|>final<|message|>"),
+)
+"""Words that open and close thoughts, and the marks that they stand for."""
+_PROCESS = re.compile(r"\bHere(?:'s| is) my thought process:")  # Granite 3
+_RESPONSE = re.compile(r"\bHere(?:'s| is) my response:")
+_TAG = (
+    r"\s?(?P<slash>/?)\s?"
+    r"(?P<tag>(?:\w{1,20}[:_])?think(?:ing)?|thoughts?|reasoning|reflection|scratch_?pad|inner_(?:thoughts?|monologue))"
+    r"\s?[>\]\u25b7]"
+)
+_END = (
+    r"(?P<end>\|(?:im_end|eot_id|end|return|call|endoftext|end_of_text|END_RESPONSE|end_of_solution)\|>|end_of_turn>)"
+)
+_PAIRS = [f"(?P<opens{n}>{opens})|(?P<closes{n}>{closes})" for n, (opens, closes) in enumerate(FORMS)]
+_MARK = re.compile(rf"[<\[\u25c1](?=[\s/|a-z])(?:{'|'.join([_TAG, *_PAIRS, _END])})", re.IGNORECASE)
+_PIECES = frozenset(("<|channel|>", "<|message|>"))
+
+
+def after_thoughts(text: str) -> str:
+    """What a completion says outside its thoughts. A thought that is not closed goes on to the end, and a mark that
+    closes one that the prompt opened ends what stands before it. The turn ends with the first mark of its end.
+
+    >>> after_thoughts("<think> 3? </think> It is 4. [THINK] 5? [/THINK] Yes."), after_thoughts("3? </think>4")
+    (' It is 4. \\n Yes.', '4')
+    >>> after_thoughts("It is 4. <thinking> 5?"), after_thoughts("<|channel|>final<|message|>4<|return|>")
+    ('It is 4. ', '4')
+    """
+    for words, mark in _WORDS:
+        text = words.sub(mark, text)
+    if _PROCESS.search(text):
+        text = _RESPONSE.sub(CLOSED, _PROCESS.sub(OPENED, text))
+    said, start, thought = [], 0, ""
+    for found in _MARK.finditer(text):
+        form, closes = _form(found)
+        if not closes and not thought:
+            said.append(text[start : found.start()])
+            thought = form
+        elif closes and (thought in ("", form) or (thought == "end" and found[0].startswith("<|channel"))):
+            said, start, thought = said if thought == form else [], found.end(), ""
+    return "\n".join(filter(None, [*said, "" if thought else text[start:]]))
+
+
+def _form(mark: re.Match[str]) -> tuple[str, bool]:
+    """The form of a mark, and whether it closes a thought."""
+    if mark["tag"]:
+        name = mark["tag"].lower()
+        return mark[0][0] + ("think" if name.startswith("th") else name), bool(mark["slash"])
+    kind = mark.lastgroup or ""
+    return kind.removeprefix("opens").removeprefix("closes"), kind.startswith("closes")
+
+
+def is_mark(text: str) -> bool:
+    """Whether a token opens or closes a thought, or is a part of what does."""
+    found = _MARK.fullmatch(text)
+    return text in _PIECES or (found is not None and not found["end"])
+
+
+def special_tokens(tokenizer: Any) -> tuple[frozenset[int], frozenset[int]]:  # noqa: ANN401 - of transformers
+    """The tokens that a decoder leaves out, and those of them between which thoughts stand, such as `[THINK]`."""
+    special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special |= {*tokenizer.all_special_ids}
+    return frozenset(special), frozenset(id for id in special if is_mark(tokenizer.decode([id])))
+
+
+def without_special(ids: list[int], special: frozenset[int], marks: frozenset[int]) -> tuple[list[int], bool]:
+    """The ids that a text is made of, and whether marks of thoughts are among them; without such, as they are."""
+    marked = not marks.isdisjoint(ids)
+    return ([id for id in ids if id in marks or id not in special] if marked else ids), marked
+
+
+def heard(shown: str, text: str) -> str:
+    """What a completion says behind the end of a prompt: with the mark of the thought that the prompt opened, if it
+    would be read otherwise without it.
+
+    >>> heard("Assistant: <think>\\n", "It may be 5"), heard("Assistant: <think>\\n", "It may be 5 </think> 4")
+    ('<think>It may be 5', 'It may be 5 </think> 4')
+    """
+    *_, last = [None, *_MARK.finditer(shown.rstrip())]
+    if last is None or last["end"] or _form(last)[1] or last.end() < len(shown.rstrip()):
+        return text
+    whole = last[0] + text
+    return text if after_thoughts(whole) == after_thoughts(text) else whole
 
 
 def opens(shown: str) -> bool:

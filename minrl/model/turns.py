@@ -13,7 +13,7 @@ from typing import Any
 from loguru import logger
 
 from minrl.model.messages import quoted, refuse_half_pairs, refuse_images, roles_of
-from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens
+from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens, special_tokens, without_special
 from minrl.system.foreign_text import unmarked
 from minrl.system.signals import limited
 from minrl.system.streams import first_line
@@ -148,7 +148,8 @@ class Turns:
         """The text of sampled ids, for rewards and readers, without what ends it."""
         ends = self.stop_ids & self._added  # a token may be added without being special, so that a decoder keeps it
         ids = [id for id in ids if id not in ends]
-        text, place = self._ended(ids, self.frame.stop, skip_special_tokens=True)
+        ids, marked = without_special(ids, *self._special)
+        text, place = self._ended(ids, self.frame.stop, skip_special_tokens=not marked)
         return text if place is None else text[:place]
 
     def decode_all(self, ids: list[int]) -> str:
@@ -269,6 +270,10 @@ class Turns:
         ends = {own.bos_token_id, own.eos_token_id, own.pad_token_id}  # byte tokenizers name one of them as unknown
         added = {*own.added_tokens_decoder, *own.all_special_ids} - {own.unk_token_id}
         return frozenset({id for id in added if self.decode_all([id]).strip()} | ends - {None})
+
+    @cached_property
+    def _special(self) -> tuple[frozenset[int], frozenset[int]]:
+        return special_tokens(self.tokenizer)
 
     @cached_property
     def _marks(self) -> re.Pattern[str] | None:

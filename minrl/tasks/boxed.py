@@ -15,18 +15,46 @@ def boxed(text: str) -> list[str]:
     >>> boxed(r"first \boxed{1}, then \boxed{ \{2, \frac{3}{4}\} } and \boxed 5, \boxed{6")
     ['1', '\\{2, \\frac{3}{4}\\}', '5']
     """
-    found: list[tuple[int, int]] = []
-    opened: list[tuple[int, bool]] = []
+    return [text[start:end].strip() for _, start, end, _ in _boxes(text)]
+
+
+def _boxes(text: str) -> list[tuple[int, int, int, int]]:
+    """Where each outermost box begins, where its contents begin and end, and where it ends."""
+    found: list[tuple[int, int, int, int]] = []
+    opened: list[tuple[int, int, bool]] = []
     for match in _BRACES.finditer(text):
         token = match.group()
         if match["number"]:
-            found.append(match.span("number"))
+            found.append((match.start(), *match.span("number"), match.end()))
         elif token.endswith("{") and token != r"\{":
-            opened.append((match.end(), token != "{"))
+            opened.append((match.start(), match.end(), token != "{"))
         elif token == "}" and opened:
-            start, is_box = opened.pop()
+            begin, start, is_box = opened.pop()
             if is_box:
-                while found and found[-1][0] > start:
+                while found and found[-1][1] > start:
                     found.pop()
-                found.append((start, match.start()))
-    return [text[start:end].strip() for start, end in found]
+                found.append((begin, start, match.start(), match.end()))
+    return found
+
+
+_GAP = re.compile(r"\\q?quad(?![a-z])|\\[,; ]")
+_TOGETHER = re.compile(
+    r"[\s$.]*(?:\\[\])])?\s*(?:[A-Za-z]+ ){0,2}[A-Za-z]*\s*(?:,|;|,? *\\?(?:text\{ *)?(?:and|or)\b *\}?)[\s$]*"
+    r"(?:(?!(?:no|not|wait|so|then|thus|hence|therefore|finally|but|rather|actually)\b)[A-Za-z]+ +){0,4}"
+    r"(?:\\[\[(])?[\s$]*(?:[A-Za-z][A-Za-z_0-9{}()]*\s*=)?\s*"
+)
+
+
+def boxes_together(text: str) -> list[str]:
+    r"""The last box, with those before it that are listed with it, as in `\boxed{1} and \boxed{2}`; each text once.
+
+    >>> boxes_together(r"\boxed{7}. So $x=\boxed{1}$, $y=\boxed{2}$ or $\boxed{2}$")
+    ['1', '2']
+    >>> boxes_together(r"\boxed{1}, no, \boxed{2}")
+    ['2']
+    """
+    boxes = _boxes(text)
+    first = max(len(boxes) - 1, 0)
+    while first and _TOGETHER.fullmatch(_GAP.sub(" ", text[boxes[first - 1][3] : boxes[first][0]])):
+        first -= 1
+    return list(dict.fromkeys(text[start:end].strip() for _, start, end, _ in boxes[first:]))

@@ -17,9 +17,12 @@ A repeated word, a word that was not given, a group of other than four words or 
 import functools
 import random
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from minrl.model.thoughts import after_thoughts
+from minrl.tasks.characters import plain_characters
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share
 from minrl.types import Example, Reward, UserError, require
@@ -65,10 +68,10 @@ def reward(completion: str, example: Example, options: ConnectionsOptions = DEFA
 
 
 def parse(completion: str, words: frozenset[str]) -> list[frozenset[str]] | None:
-    """The groups that the completion names after its last `</think>`; None if one breaks the rules. A tag that is only
+    """The groups that the completion names outside its thoughts; None if one breaks the rules. A tag that is only
     mentioned before them ("I will use <group> tags", "in <group></group>") is not part of the answer.
     """
-    text = completion.rpartition("</think>")[2].replace("<group></group>", "")
+    text = after_thoughts(completion).replace("<group></group>", "")
     text = text[max(0, text.rfind("<group>", 0, max(0, text.find("</group>")))) :]
     if not 0 < text.count("<group>") == text.count("</group>") <= GROUPS:
         return None
@@ -99,8 +102,15 @@ def _members(pieces: Sequence[str], words: frozenset[str], count: int) -> list[s
 
 
 def plain(word: str) -> str:
-    """A word without case, outer and doubled white space, and white space around commas."""
-    return ",".join(" ".join(piece.split()) for piece in word.casefold().split(","))
+    """A word without case and doubled white space, without white space, emphasis, quotation marks and full stops around
+    it and its commas, and with one of the characters that look alike.
+
+    >>> plain("**L\u2019e\u0301t\u00e9**."), plain("L'\u00c9T\u00c9"), plain("20, 000"), plain("*")
+    ("l'\u00e9t\u00e9", "l'\u00e9t\u00e9", '20,000', '*')
+    """
+    text = unicodedata.normalize("NFKC", plain_characters(word)).casefold()
+    pieces = (" ".join(piece.split()) for piece in text.split(","))
+    return ",".join(piece.strip(" *_`\"'.") or piece for piece in pieces)
 
 
 def groups_of(row: Row) -> list[list[str]]:

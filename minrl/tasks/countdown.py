@@ -13,10 +13,12 @@ import ast
 import itertools
 import operator
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from minrl.tasks.characters import plain_characters, unwrapped
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Example, Reward, require
 
@@ -33,6 +35,13 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
+_EXPRESSION = re.compile(r"[-+*/() 0-9]+")
+_BRACKETS = str.maketrans("[]{}", "()()")
+_SIGNS = [(re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL), r"\1"), (re.compile(r"\\(?:times|cdot|ast)\b"), "*")]
+_SIGNS += [(re.compile(r"\\div\b"), "/"), (re.compile(r"\\(?:left|right|[,;:! ])"), " ")]
+_SIGNS += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))")]
+_SIGNS += [(re.compile(r"(?<=[0-9)\]}])\s*[xX]\s*(?=[0-9(\[{])"), "*")]
+_SIGNS += [(re.compile(r"(?<=[0-9)\]}])\s*:\s*(?=[0-9(\[{])"), "/")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +83,8 @@ def reward(completion: str, example: Example) -> Reward:
 def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
     """The exact value of an arithmetic expression and the numbers in it; None for anything else.
 
-    Only +, -, *, / between non-negative integers count. The syntax tree is walked; nothing is executed.
+    Only +, -, *, / between non-negative integers count, also in LaTeX and with signs that look alike. The syntax tree
+    is walked; nothing is executed.
 
     >>> evaluate_expression("7 + 5 - 3")
     (Fraction(9, 1), [7, 5, 3])
@@ -84,10 +94,25 @@ def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
     if len(text) > MAX_ANSWER_CHARACTERS:
         return None
     used: list[int] = []
+    plain = _arithmetic(text)
+    if _EXPRESSION.fullmatch(plain) is None:
+        return None
     try:
-        return _walk(ast.parse(text, mode="eval").body, used), used
+        return _walk(ast.parse(plain, mode="eval").body, used), used
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
+
+
+def _arithmetic(text: str) -> str:
+    r"""The expression in the characters of a keyboard, on one line.
+
+    >>> _arithmetic("**[7 \u00d7 (5 \u2212 3)]**"), _arithmetic(r"\( \frac{8}{2} \cdot 3 \)."), _arithmetic("3 x 5")
+    ('(7 * (5 - 3))', '((8)/(2)) * 3', '3*5')
+    """
+    text = unwrapped(plain_characters(text))
+    for pattern, replacement in _SIGNS:
+        text = pattern.sub(replacement, text)
+    return " ".join(text.translate(_BRACKETS).split())
 
 
 def _walk(node: ast.expr, used: list[int]) -> Fraction:

@@ -3,9 +3,9 @@ r"""GSM8K: grade-school arithmetic in words (Cobbe et al. 2021, arXiv:2110.14168
     A crate holds 12 jars and each jar 1.5 litres. How many litres do 3 crates hold?
     ->    One crate holds 12 * 1.5 = 18 litres, so 3 crates hold 3 * 18 = 54. #### 54
 
-The answer is the number on the `####` line or in `\boxed{}`. Exact numbers are compared, without thousands commas,
-currency, units and percent signs (problems about shares ask "what percent"): `50 %` is 50, `1/2` is 0.5. Two different
-marked numbers count as no answer.
+The answer is the number on the `####` line or in `\boxed{}`, outside thoughts such as `<think> ... </think>`. Exact
+numbers are compared, in the digits of any script, without thousands commas, currency, units and percent signs (problems
+about shares ask "what percent"): `50 %` is 50, `1/2` is 0.5. Two different marked numbers count as no answer.
 
 Where graders differ, the table says what counts. "Official" is the expression `#### (\-?[0-9\.\,]+)` of
 openai/grade-school-math (strict in lm-evaluation-harness). "Hendrycks" is the normalisation of the MATH dataset
@@ -31,7 +31,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from minrl.model.thoughts import after_thoughts
 from minrl.tasks.boxed import boxed
+from minrl.tasks.characters import plain_characters, unwrapped
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
 from minrl.types import Example, Reward, UserError, require
@@ -58,16 +60,26 @@ _LEFT_SIDE = re.compile(r"^[A-Za-z]{1,2}\s*=")
 _UNIT = re.compile(r"\s*[%°$€£¥₹]?\s*(?:/(?=[^\W\d_]))?(?P<words>[^%°$€£¥₹²³^]*)(?:[²³]|\^[23])?")
 _NO_UNIT = re.compile(
     r"\b(?:hundreds?|thousands?|millions?|billions?|trillions?|dozens?|k|mn|mln|bn|(?-i:[MB])"
-    r"|or|plus|minus|divided|multiplied|times(?= )(?! (?:a|an|per|as|each|every|more)\b)"
+    r"|lakhs?|crores?|mil|mille|mille?ones?|tausend|million(?:en|er)|mio|mrd"
+    r"|\u0442\u044b\u0441\w*|\u043c\u043b\u043d|\u043c\u0438\u043b\u043b\u0438\w*"  # thousand and million in Russian
+    r"|or|oder|plus|minus|divided|multiplied|times(?= )(?! (?:a|an|per|as|each|every|more)\b)"
     r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen"
-    r"|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|half|halves|quarters?)\b",
+    r"|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|half|halves|quarters?)\b"
+    r"|[\u4e07\u842c\u4ebf\u5104\u5146\u767e]|\u5343(?![\u514b\u7c73\u74e6])",  # Chinese, not kilogram and the like
     re.IGNORECASE,
 )
 """Words that change the number before them, or are another one."""
 _LATEX = [(re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1")]
 _LATEX += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2")]
 _LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\\[,!;: ]|\$$"), ""), (re.compile(r"\{,\}"), ",")]
-_MARKED = re.compile(r"####[ \t]*([^\n]*)")
+_GROUPED = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
+"""No-break and thin spaces between groups of digits, as in French."""
+_LABEL = re.compile(
+    r"^(?:(?:the )?(?:final )?(?:answer|result)(?: is|:| =)|(?:\u6700\u7ec8)?\u7b54\u6848(?:\u662f|:)"
+    r"|(?:antwort|r[e\u00e9]ponse|respuesta|resposta|risposta|\u043e\u0442\u0432\u0435\u0442) ?:)\s*",
+    re.IGNORECASE,
+)
+_MARKED = re.compile(r"####+[ \t]*([^\n]*)")
 _ANY_NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 
 
@@ -109,12 +121,13 @@ def reward(completion: str, example: Example, options: GSM8KOptions = DEFAULTS) 
     >>> reward("18 * 3 = 54 #### 54 litres", Example("", "", {"answer": "#### 54"})).parts
     {'correct': 1.0, 'format': 0.0, 'lenient': 1.0}
     """
-    gold, marked = gold_number(example["answer"]), marked_answers(completion)
+    said = after_thoughts(completion)
+    gold, marked = gold_number(example["answer"]), marked_answers(said)
     values = {value for value, _ in marked}
     parts = {
         "correct": float(values == {gold}),
         "format": float(len(values) == 1 and all(_PLAIN.fullmatch(text) for _, text in marked)),
-        "lenient": float(_last_number(completion) == gold),
+        "lenient": float(_last_number(said) == gold),
     }
     return weighted(parts, options.weights)
 
@@ -129,7 +142,7 @@ def gold_number(answer: str) -> Fraction:
 
 def marked_answers(completion: str) -> list[tuple[Fraction, str]]:
     """The numbers that follow `####` or stand in a box, with their text. A heading such as `#### Step 1` is none."""
-    texts = [[text.strip(), *boxed(text)][-1] for text in _MARKED.findall(completion)]
+    texts = [text.partition(r"\boxed")[0].strip() for text in _MARKED.findall(completion)]
     texts += [_LEFT_SIDE.sub("", text) for text in boxed(completion)]
     return [(value, text) for text in texts if (value := number(text)) is not None]
 
@@ -142,8 +155,7 @@ def number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_NUMBER_CHARACTERS:
         return None
-    text = text.lstrip(" *_`").rstrip(" .*_`").removeprefix("$$").removesuffix("$$")
-    text = text.removeprefix(r"\(").removesuffix(r"\)")
+    text = _bare(_LABEL.sub("", _bare(plain_characters(_GROUPED.sub("", text)))))
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
     match = _NUMBER.fullmatch(text.replace("\u2212", "-").strip())
@@ -156,6 +168,10 @@ def number(text: str) -> Fraction | None:
     return -value if "-" in match["sign"] + match["inner"] else value
 
 
+def _bare(text: str) -> str:
+    return unwrapped(text.lstrip(" *_`").rstrip(" .,;*_`"))
+
+
 def _is_unit(text: str) -> bool:
     """Whether a text is empty, a sign such as %, or words: `miles per hour`, `cm^2`; not `million`, `plus two`."""
     text = _REMARK.sub("", text, count=1).strip()
@@ -166,7 +182,7 @@ def _is_unit(text: str) -> bool:
 
 
 def _last_number(completion: str) -> Fraction | None:
-    last = deque(_ANY_NUMBER.finditer(completion), maxlen=1)
+    last = deque(_ANY_NUMBER.finditer(plain_characters(completion)), maxlen=1)
     return number(last[0].group().rstrip(",")) if last else None
 
 

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from minrl.tasks.characters import plain_characters
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Example, Reward, UserError, require
 
@@ -32,7 +33,13 @@ INSTRUCTIONS = (
 PROGRESS_REWARD = 0.2
 MOST_BOARDS = 20
 """Boards of each number of disks that are posed for each set of pegs, at most."""
-MOVE = re.compile(r"([1-9])\s+([A-Z])\s*>\s*([A-Z])")
+MOVE = re.compile(r"(?:-\s+|[0-9]+[.)]\s+)?([1-9])\s+([A-Z])\s*-*>\s*([A-Z])\.?")
+"""A move, which may be an item of a list, and its arrow a longer one."""
+IDLE = 3
+"""An answer may have so many times the moves that the hardest board of its disks needs."""
+
+_MARKS = str.maketrans("", "", "*_`")
+_LINE_OF_MOVE = re.compile(r":[ \t]*\n\s*")
 
 Board = tuple[str, ...]
 """The peg of each disk, smallest first."""
@@ -77,32 +84,37 @@ class HanoiOptions:
 
 def reward(completion: str, example: Example) -> Reward:
     """1 if the moves bring every disk to the goal peg; up to 0.2 for legal moves that reduce the number of moves still
-    needed; 0 for an illegal move or no single answer.
+    needed; 0 for an illegal move, no single answer, or more than `IDLE` times the moves that boards of its size need.
 
     >>> example = Example("ACE A A > C", "", {"pegs": "ACE", "board": ["A", "A"], "goal": "C"})
     >>> reward("<answer> 1 A>E ; 2 A>C ; 1 E>C </answer>", example).value
     1.0
     """
     start, goal, pegs = tuple(example["board"]), example["goal"], example["pegs"]
-    answer = extract_answer(completion)
-    end = play_moves(start, pegs, answer) if answer is not None else None
+    needed, answer = distance(start, goal, pegs), extract_answer(completion)
+    end = start if answer == "" and not needed else play_moves(start, pegs, answer or "")
     if end is None:
         return Reward(0.0, {"legal": 0.0, "progress": 0.0})
-    needed = distance(start, goal, pegs)
-    progress = max(0.0, (needed - distance(end, goal, pegs)) / needed)
+    left = distance(end, goal, pegs)
+    progress = max(0.0, (needed - left) / needed) if needed else float(left == 0)
     value = 1.0 if progress == 1.0 else PROGRESS_REWARD * progress
     return Reward(value, {"legal": 1.0, "progress": progress})
 
 
 def play_moves(board: Board, pegs: str, answer: str) -> Board | None:
-    """The board after all moves of the answer, which may end with a semicolon; None if one is illegal or no move.
+    """The board after all moves of the answer, each on its line or before its semicolon; None if one is illegal or no
+    move, if there is none, or if they are more than `IDLE` allows.
 
     >>> play_moves(("A", "A"), "ACE", "A>C A>E : 1 A>E ; 2 A>C")
     ('E', 'C')
     >>> play_moves(("A", "A"), "ACE", "2 A>C") is None
     True
     """
-    for entry in answer.rstrip().removesuffix(";").split(";"):
+    text = _LINE_OF_MOVE.sub(": ", plain_characters(answer).translate(_MARKS))
+    entries = [entry for entry in re.split(r"[;\n]", text) if entry.strip()]
+    if not 0 < len(entries) <= most_moves(board):
+        return None
+    for entry in entries:
         move = MOVE.fullmatch(entry.rpartition(":")[2].strip())
         if move is None:
             return None
@@ -111,6 +123,11 @@ def play_moves(board: Board, pegs: str, answer: str) -> Board | None:
             return None
         board = moved(board, disk, end)
     return board
+
+
+def most_moves(board: Board) -> int:
+    """How many moves an answer may have."""
+    return IDLE * (2 ** len(board) - 1)
 
 
 def legal_moves(board: Board, pegs: str) -> list[tuple[int, str]]:
@@ -184,7 +201,8 @@ def make(options: HanoiOptions, data_path: str) -> Task:
     def play(example: Example, skill: float, rng: random.Random) -> str:
         board, goal, pegs = tuple(example["board"]), example["goal"], example["pegs"]
         moves: list[str] = []
-        while len(moves) < (options.max_moves or options.longest + 1) and set(board) != {goal}:
+        most = min(options.max_moves or options.longest + 1, most_moves(board))
+        while len(moves) < most and set(board) != {goal}:
             best = best_move(board, goal, pegs)
             move = best if rng.random() < skill else rng.choice(legal_moves(board, pegs))
             moves.append(written(board, goal, pegs, move))

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from minrl.model.thoughts import after_thoughts
 from minrl.tasks.checked import played, require_example, reward_of
 from minrl.tasks.grader import Grader, unpaid
 from minrl.types import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
@@ -235,14 +236,15 @@ def _fraction(example_id: str) -> float:
 
 
 def extract_answer(completion: str) -> str | None:
-    """The text of the one `<answer>...</answer>`; None if there is none or more than one.
+    """The text of the one `<answer>...</answer>` outside the thoughts; None if there is none or more than one.
 
-    >>> extract_answer("<think> 3 + 5 </think> <answer> 3 + 5 </answer>")
+    >>> extract_answer("<think> <answer> 3 + 4 </answer>, no </think> <answer> 3 + 5 </answer>")
     '3 + 5'
     >>> extract_answer("<answer> 1 </answer> <answer> 2 </answer>") is None
     True
     """
-    if completion.count("<answer>") != 1 or completion.count("</answer>") != 1:
+    said = after_thoughts(completion)
+    if said.count("<answer>") != 1 or said.count("</answer>") != 1:
         return None
-    answer, closed, _ = completion.partition("<answer>")[2].partition("</answer>")
+    answer, closed, _ = said.partition("<answer>")[2].partition("</answer>")
     return answer.strip() if closed else None

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from minrl.model.thoughts import after_thoughts
+from minrl.tasks.characters import plain_characters, unwrapped
 from minrl.tasks.task import Dataset, Task, TaskDefinition, chat, extract_answer
 from minrl.types import Episode, Example, Prompt, Reward, Turn, require
 
@@ -38,6 +40,8 @@ HELD_OUT_GAMES = 250
 """Games of each match in the evaluation: 1000 in all, about half of them played by default."""
 OPENINGS = 240
 """Training examples for each number of moves that an opening has."""
+
+MAX_ANSWER_CHARACTERS = 100
 
 WORDS = (
     *(f"{owner}{number}" for owner in ("", "me", "you") for number in EMPTY),
@@ -125,7 +129,8 @@ def parse_move(completion: str, board: Board) -> str | None:
     True
     """
     answer = extract_answer(completion)
-    named = completion.strip() if answer is None else answer
+    named = after_thoughts(completion) if answer is None else answer
+    named = unwrapped(plain_characters(named)) if len(named) <= MAX_ANSWER_CHARACTERS else ""
     return named if named in free_squares(board) else None
 
 

@@ -5,7 +5,8 @@
                                                                                 return a if a < b else b
                                                                             ```
 
-The program is the last block fenced with ```python, else the last fenced block, else all of the text after `</think>`.
+The program is the last block fenced with ```python, else the last fenced block, else all of the text outside the
+thoughts.
 The prompt shows the first assert, because the name cannot be known otherwise. The score is the share of the other
 asserts that pass, and 1 only if the first passes too. HumanEval's prompt is the head of the program: it shows no
 assert, and the program is head plus completion. `--code.mode execute` needs no tests: 1 for a program that runs and
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 from loguru import logger
 
+from minrl.model.thoughts import after_thoughts
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import Limits
 from minrl.tasks.code.judge import Tests, imports, judge, names_defined, names_used, numbered
@@ -85,7 +87,7 @@ def extract_program(completion: str) -> str:
     >>> extract_program("First ```x```.\\n```python\\nprint(1)\\n```\\nor\\n```python\\nprint(2)\\n```\\nDone.")
     'print(2)\\n'
     """
-    answer = completion.rpartition("</think>")[2]
+    answer = after_thoughts(completion)
     blocks = FENCE.findall(answer)
     python = [block for block in blocks if block[0].lower() in ("python", "py", "python3")]
     return str([("", answer), *blocks, *python][-1][1])

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from minrl.model.thoughts import after_thoughts
 from minrl.sandbox.calls import Limits, describe, describe_python, python, run
 from minrl.system.foreign_text import unmarked
 from minrl.tasks.code import language
@@ -101,6 +102,7 @@ def extract_program(completion: str) -> str | None:
     >>> extract_program("```\\nprint(3)\\n```\\n```\\nprint(4)\\n```") is None
     True
     """
+    completion = after_thoughts(completion)
     if "```" not in completion:
         return completion.strip() + "\n" if completion.strip() else None
     blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", completion, re.DOTALL)

@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from minrl.model.thoughts import after_thoughts
 from minrl.sandbox.calls import describe
 from minrl.tasks.rows import Source, identity, load_each
 from minrl.tasks.rust import compiler
@@ -70,7 +71,7 @@ def extract_code(completion: str) -> str | None:
     """
     found: str | None = None
     lines: list[str] | None = None
-    for line in completion.split("\n"):
+    for line in after_thoughts(completion).split("\n"):
         if lines is not None and line.startswith("```"):
             found, lines = "".join(lines), None
         elif lines is not None:

@@ -4,27 +4,27 @@ other data with a problem and an answer.
     The roots of $x^2 - 3x + 1$ are $a$ and $b$. What is $\frac{1}{a} + \frac{1}{b}$?
     ->    <think> (a + b) / (a b) = 3 / 1 </think> <answer> 3 </answer>      or      ... so it is \boxed{3}
 
-Answers are compared by the math-verify library (`answers_agree` in minrl/tasks/agreement.py), in a worker process. One
-that takes longer than `timeout_s` is wrong and shows as the part `timeout`: an alarm interrupts the library's Python
-code. What no alarm interrupts is ended by the worker's deadline, `--reward-deadline-s`, and cannot be scored.
+Answers are compared by `answers_agree` (agreement.py), which reads them with the math-verify library, in a worker process. One
+that takes more processor time than `timeout_s` is wrong and shows as the part `timeout`; one that takes more memory
+than minrl/tasks/bounded.py allows, or that no alarm interrupts, is paid nothing.
 
-An answer that only repeats an expression of the problem (`\sqrt{50}` for "simplify $\sqrt{50}$") is wrong although it
-is equal, unless the reference is the same. A number is no such expression, whatever its sign, currency or commas, but a
-fraction not in lowest terms (`2/4`) is one. Equal expressions that are written otherwise are right, simplified or not.
+An answer that has the reference's value is wrong all the same where it leaves to be done what the problem asks for
+(minrl/tasks/math/worked_out.py).
 """
 
 import functools
 import importlib.util
-import math
-import re
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from minrl.tasks.agreement import answers_agree, math_verify, same_text
-from minrl.tasks.boxed import boxed
+from minrl.model.thoughts import after_thoughts
+from minrl.tasks.bounded import bounded
+from minrl.tasks.boxed import boxes_together
+from minrl.tasks.grader import OutOfTime
+from minrl.tasks.math.agreement import answers_agree, math_verify, same_text
+from minrl.tasks.math.worked_out import expressions, is_longer_than_numbers, is_worked_out
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, extract_answer, weighted
 from minrl.types import Example, Reward, UserError, require
@@ -35,14 +35,7 @@ R1_ZERO = (
     "</think> <answer> answer </answer>.\nUser: {problem}\nAssistant: <think>"
 )
 BOXED = r"Reason step by step, and put the final answer in \boxed{}."
-_NUMBER = re.compile(
-    r"[-+]?(?:\\?\$)?[-+]?(?:"
-    r"(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)?(?:\.[0-9]+)?|(?P<over>[0-9]+)/(?P<under>[0-9]+))"
-    r"(?:\\?%|\^\{?\\circ\}?)?"
-)
-_FRACTION = re.compile(r"\\[dt]?frac(?:\{([0-9]+)\}|([0-9]))(?:\{([0-9]+)\}|([0-9]))")
-_COMMA = re.compile(r"\{,\}|,?\\[,!]")
-MAX_ANSWER_CHARACTERS = 1000
+MAX_ANSWER_CHARACTERS = 4000
 """Longer answers are wrong without a comparison, unless the reference is nearly as long."""
 
 
@@ -64,8 +57,10 @@ class MathOptions:
     """Weight of the answer being right."""
     format_weight: float = 0.1
     """Weight of the form that the prompt asks for."""
-    timeout_s: float = 5.0
-    """Seconds to compare an answer with the reference; then it is wrong."""
+    timeout_s: float = 2.0
+    """Seconds of processor time to compare an answer with the reference; then it is wrong."""
+    answer_lists: Literal["any", "all", "refuse"] = "any"
+    """A list as `answer` of a row. any: each of the list is right. all: the list together is. refuse: an error."""
     held_out_share: float = 0.2
     """Share of the problems that is never trained on, for a local file without splits. 1: evaluation only."""
 
@@ -98,7 +93,7 @@ def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -
     right, late = False, False
     if answer:
         try:
-            right = is_right(answer, example, options.timeout_s)
+            right = any(is_right(answer, one, options.timeout_s) for one in alternatives(example))
         except OutOfTime:
             late = True
     parts = {"answer": float(right), "format": float(answer is not None), "timeout": float(late)}
@@ -106,22 +101,37 @@ def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -
 
 
 def is_right(answer: str, example: Example, timeout_s: float) -> bool:
-    """Whether the answer agrees with the example's and is no mere copy from the problem."""
-    gold = gold_answer(example.fields)
+    """Whether the answer agrees with the example's and is worked out. Raises `OutOfTime`."""
+    gold, problem = gold_answer(example.fields), str(example.fields.get("problem") or "")
     if same_text(gold, answer):
         return True
-    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)) or is_copied(answer, example.fields.get("problem", "")):
+    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)):
         return False
     require_math_verify()
     math_verify()  # imported before the clock runs
-    with time_limit(timeout_s):
-        return answers_agree(gold, answer)
+    verdict = judged(answer, gold, problem, timeout_s)
+    if verdict is None:
+        raise OutOfTime
+    return verdict
+
+
+@functools.lru_cache(maxsize=4096)
+def judged(answer: str, gold: str, problem: str, timeout_s: float) -> bool | None:
+    """Whether the answer is right, None if that takes too long: a group of completions often has the same answer."""
+    try:
+        with bounded(timeout_s):
+            if problem and is_longer_than_numbers(answer, gold):
+                return False
+            right = answers_agree(gold, answer, problem)
+    except OutOfTime:
+        return None
+    return right and (not problem or is_worked_out(answer, gold, functools.partial(stated, problem, gold, timeout_s)))
 
 
 def boxed_answer(completion: str) -> str | None:
-    """What the last box after the thoughts holds."""
-    contents = boxed(completion.rpartition("</think>")[2])
-    return contents[-1] if contents else None
+    """What the last box after the thoughts holds, with the boxes that are listed with it."""
+    contents = boxes_together(after_thoughts(completion))
+    return ", ".join(contents) if contents else None
 
 
 def r1_zero_answer(completion: str) -> str | None:
@@ -143,63 +153,57 @@ def r1_zero_answer(completion: str) -> str | None:
 ANSWERS = {"boxed": boxed_answer, "r1_zero": r1_zero_answer}
 
 
-def is_copied(answer: str, problem: str) -> bool:
-    """Whether the answer is copied from the problem, white space aside, and is more than a number or a word.
-
-    >>> [is_copied(answer, "Simplify 2/4 of $3x+10.50$") for answer in ("2 / 4", "3x + 10.50", "x+10.5", "10.50")]
-    [True, True, False, False]
-    """
-    squeezed = "".join(answer.split())
-    if squeezed.isalnum() or is_number(squeezed):
-        return False
-    begins = r"(?<![^\W_])(?<![0-9][.,])" if squeezed[0].isalnum() else ""
-    ends = r"(?![^\W_]|[.,][0-9])" if squeezed[-1].isalnum() else ""
-    return re.search(begins + r"\s*".join(map(re.escape, squeezed)) + ends, problem) is not None
+@functools.lru_cache(maxsize=4096)
+def stated(problem: str, gold: str, timeout_s: float) -> tuple[str, ...]:
+    """The problem's expressions that have the reference's value, as far as the time limit allows to tell."""
+    found: list[str] = []
+    with suppress(OutOfTime, MemoryError), bounded(timeout_s):
+        for expression in expressions(problem):
+            if answers_agree(gold, expression):
+                found.append(expression)
+    return tuple(found)
 
 
-def is_number(text: str) -> bool:
-    r"""Whether a text without white space is one number: a fraction in lowest terms, a decimal or an integer.
-
-    >>> [is_number(text) for text in ("-1/2", r"\frac12", "1,000", ".5", r"\$10.50", "2/4", "1,00", "x", r"\sqrt{2}")]
-    [True, True, True, True, True, False, False, False, False]
-    """
-    plain = _FRACTION.sub(lambda found: "/".join(filter(None, found.groups())), _COMMA.sub(",", text))
-    match = _NUMBER.fullmatch(plain)
-    if match is None or match["over"] is None:
-        return match is not None
-    return len(plain) < 100 and math.gcd(int(match["over"]), int(match["under"])) == 1
-
-
-class OutOfTime(BaseException):
-    """The time limit has passed. No `Exception`, because the libraries it interrupts catch those."""
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` in the block after so many seconds, and again each second for code that caught it.
-
-    Works in a main thread, where rewards run; elsewhere Python raises `ValueError`.
-    """
-
-    def expire(*_: object) -> None:
-        raise OutOfTime
-
-    previous = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+def alternatives(example: Example) -> Iterator[Example]:
+    """The example with each of its answers: one, unless its row has a list of answers that are right."""
+    answers = example.fields["answer"]
+    for answer in answers if isinstance(answers, list | tuple) else [answers]:
+        yield replace(example, fields={**example.fields, "answer": answer})
 
 
 def gold_answer(row: Row) -> str:
-    """The reference: `answer`, or what the last box of `solution` holds."""
+    """The reference: `answer`, or what the last box of `solution` holds, with the boxes that are listed with it."""
     if row.get("answer") is not None:
         return str(row["answer"])
-    contents = boxed(str(row["solution"]))
+    contents = boxes_together(str(row["solution"]))
     require(bool(contents), "a row without `answer` needs a `solution` with its answer in \\boxed{}")
-    return contents[-1]
+    if len(contents) > 1:
+        require_math_verify()
+    if all(answers_agree(contents[-1], content) for content in contents[:-1]):
+        return contents[-1]  # one value in several forms
+    return ", ".join(contents)
+
+
+def gold_answers(row: Row, lists: str) -> str | list[str]:
+    """The reference or, where `answer` is a list, the references, any of which is right."""
+    answer = row.get("answer")
+    if not isinstance(answer, list | tuple):
+        return gold_answer(row)
+    require(
+        lists != "refuse", "`answer` is a list, which --math.answer-lists refuse does not take: any, all or one answer"
+    )
+    require(
+        all(isinstance(one, str | int | float) for one in answer), "`answer` is a list of more than texts and numbers"
+    )
+    answers = [str(one) for one in answer]
+    require(bool(answers) and all(map(str.strip, answers)), "`answer` is a list that is empty or has an empty answer")
+    return ", ".join(answers) if lists == "all" else answers
+
+
+def warm() -> None:
+    """Load the library and let it read once: the first time takes a second or more."""
+    require_math_verify()
+    answers_agree("x+1", "1+x")
 
 
 def require_math_verify() -> None:
@@ -218,8 +222,8 @@ def make(options: MathOptions, data_path: str) -> Task:
         problem = str(row["problem"])
         if row.get("answer") is None and "solution" not in row:
             raise UserError(f"lacks answer and solution, one of which is needed (it has {', '.join(row)})")
-        answer = gold_answer(row)
-        require(bool(answer.strip()), "`answer` is empty")
+        answer = gold_answers(row, options.answer_lists)
+        require(not isinstance(answer, str) or bool(answer.strip()), "`answer` is empty")
         prompt = chat(BOXED, problem) if options.prompt == "boxed" else R1_ZERO.format(problem=problem)
         level = str(row.get("level") or "").removeprefix("Level ")
         category = {"subject": str(row.get("subject") or row.get("type") or ""), "level": level}
@@ -227,7 +231,7 @@ def make(options: MathOptions, data_path: str) -> Task:
         return Example(identity(problem), prompt, {"problem": problem, "answer": answer}, shown)
 
     dataset = dataset_of(options.source, data_path, example_of, options.held_out_share)
-    return Task(dataset, functools.partial(reward, options=options))
+    return Task(dataset, functools.partial(reward, options=options), warm=warm)
 
 
 TASK = TaskDefinition(MathOptions, make)

@@ -31,10 +31,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from minrl.model.thoughts import after_thoughts
 from minrl.tasks.bounded import bounded
-from minrl.tasks.formula import parse_formula
 from minrl.tasks.grader import OutOfTime
-from minrl.tasks.nonsense import NO_ANSWER, is_absurd, nonsense
+from minrl.tasks.reasoning_gym.formula import parse_formula
+from minrl.tasks.reasoning_gym.nonsense import NO_ANSWER, is_absurd, nonsense
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, check_held_out_share, split
 from minrl.types import Example, Reward, UserError, require
 
@@ -146,7 +147,7 @@ def _paid(answer: str, entry: Mapping[str, Any], name: str, generator: str) -> f
 
 def extract_answer(completion: str) -> str | None:
     """The text that the library finds in the last `<answer>...</answer>`, in linear time; None if there is none."""
-    before, closed, _ = completion.rpartition("</answer>")
+    before, closed, _ = after_thoughts(completion).rpartition("</answer>")
     return library().utils.extract_answer(before + closed) if closed else None
 
 

@@ -1,0 +1,267 @@
+"""Completions of the text tasks as chat models write them, and whether a careful teacher would call each solved.
+
+Every template and every answer is written by hand. A template says whether its final answer counts; an answer says
+whether it is right. A completion is solved if both are so, whatever reads it.
+"""
+
+from minrl.types import Example
+
+THOUGHTS = {
+    "Qwen3, DeepSeek R1": ("<think>\nOkay, so I need to work this out.", "</think>\n\n"),
+    "in capitals": ("<THINK>", "</THINK>"),
+    "thinking": ("<thinking>", "</thinking>\n"),
+    "EXAONE": ("<thought>\n", "\n</thought>\n\n"),
+    "Marco": ("<Thought>", "</Thought>"),
+    "reasoning": ("<reasoning>\n", "\n</reasoning>\n"),
+    "scratchpad": ("<scratchpad>", "</scratchpad>"),
+    "Magistral": ("[THINK]", "[/THINK]"),
+    "Kimi": ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    "Seed": ("<seed:think>Got it.", "</seed:think>"),
+    "Gemma 4": ("<|channel>thought\n", "<channel|>"),
+    "MedGemma": ("<unused94>thought\n", "<unused95>"),
+    "Command A": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>\n"),
+    "OpenThinker": ("<|begin_of_thought|>\n\n", "\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n"),
+    "Apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+    "gpt-oss": (
+        "<|channel|>analysis<|message|>We need to be careful.",
+        "<|end|><|start|>assistant<|channel|>final<|message|>\n",
+    ),
+    "gpt-oss without its tokens": ("analysisWe need to be careful.", "assistantfinal\n"),
+    "s1": ("<|im_start|>think\n", "\n<|im_start|>answer\n"),
+    "Granite": ("Here is my thought process:\n", "\n\nHere is my response:\n"),
+}
+"""How models open and close their thoughts."""
+
+AROUND_THOUGHTS = {
+    "a draft in the thoughts": ("{opens} Perhaps\n{draft}\nNo, that is wrong. {closes}{answer}", True),
+    "the answer in the thoughts too": ("{opens} So\n{answer}\nYes. {closes}Here it is.\n{answer}", True),
+    "the answer in the thoughts alone": ("{opens} So\n{answer}\n{closes}I hope that this helps!", False),
+    "cut off while thinking": ("{opens} Perhaps\n{answer}\nWait, let me check that once mo", False),
+    "opened by the prompt": ("Hmm, perhaps\n{draft}\nNo.\n{closes}{answer}", True),
+    "opened by the prompt, the answer inside": ("Hmm, so\n{answer}\n{closes}That is it.", False),
+}
+ONLY_WHOLE = ("opened by the prompt", "Granite", "without its tokens")
+"""Words that close thoughts only if they were opened are not tried behind a prompt that opened them."""
+
+SPOKEN = {
+    "alone": "{answer}",
+    "white space": "\n\n  {answer}\n\n",
+    "Llama 3": "## Step 1: Understand the problem\nWe look at what is given.\n\n## Step 2: Solve it\n{answer}",
+    "GPT": "Let's break it down:\n\n1. **First**, note what is given.\n2. **Then** combine.\n\n---\n\n{answer}",
+    "GPT with LaTeX": "We have\n\\[\nx = y + z\n\\]\nand therefore\n\n{answer}\n\nLet me know if you have questions!",
+    "Gemma": "Okay, here's how to solve it:\n\n* **Idea:** combine them.\n\n{answer}\n",
+    "Mistral": " Sure! Here is the solution:\n\n{answer}",
+    "Qwen2.5": "To solve this, we proceed step by step.\n\nTherefore, the result is:\n\n{answer}",
+    "a base model that goes on": "{answer}\n\nQuestion: What is the capital of France?\nAnswer: Paris\n\nQuestion:",
+    "a base model that repeats itself": "I will solve it. I will solve it. I will solve it.\n{answer}",
+    "Chinese": "\u8ba9\u6211\u4eec\u601d\u8003\u3002\n{answer}\n\u5e0c\u671b\u6709\u5e2e\u52a9\u3002",
+    "Arabic": "\u0644\u0646\u062d\u0644 \u0627\u0644\u0645\u0633\u0623\u0644\u0629.\n{answer}",
+    "Russian": "\u0420\u0435\u0448\u0438\u043c.\n{answer}\n\u0413\u043e\u0442\u043e\u0432\u043e!",
+    "German": "L\u00f6sen wir es Schritt f\u00fcr Schritt.\n{answer}\nFertig.",
+    "Spanish": "\u00a1Claro! Resolvamos.\n{answer}",
+    "an end token as text": "{answer}<|im_end|>\n<|im_start|>user\nThanks!",
+    "an empty thought": "<think>\n\n</think>\n\n{answer}",
+    "thoughts after the answer": "{answer}\n<think> I hope that is right. </think>",
+}
+"""Texts with one final answer outside of any thoughts."""
+
+SEVERAL = {
+    "two answers": "{draft}\n{answer}",
+    "a draft that is not in thoughts": "First I thought of this:\n{draft}\nBut it is this:\n{answer}",
+    "a base model that answers itself once more": "{answer}\n\nQuestion: And now?\nAnswer: {draft}",
+    "each after a thought": "<think> a </think>\n{draft}\n<think> b </think>\n{answer}",
+}
+"""Two different answers are none."""
+
+JARS = Example("", "", {"answer": "3 * 18 = <<3*18=54>>54\n#### 54"})
+DEAR = Example("", "", {"answer": "It costs 2 * 617 = 1234.\n#### 1,234"})
+MARKS = (
+    *("#### {}", "####{}", "**#### {}**", "#### **{}**", "##### {}", "#### Final answer: {}", "#### The answer is {}"),
+    *("`#### {}`", r"#### $\boxed{{{}}}$", r"\boxed{{{}}}", r"$$\boxed{{{}}}$$", r"\[ \boxed{{{}}} \]"),
+    r"The final answer is: $\boxed{{{}}}$. I hope it is correct.",
+)
+UNMARKED = ("The answer is {}.", "**Answer: {}**", "### {}", "{}", r"\box{{{}}}", r"\boxed{{{}")
+# fmt: off
+AMOUNTS = (
+    *((JARS, text, True) for text in ("54", "54.0", "54.", "54 litres", r"54 \text{ litres}", "+54", "$54", r"\$54")),
+    *((JARS, text, True) for text in ("54 %", "\uff15\uff14", "\u0665\u0664", "054", "54 \u5143", "108/2", "\u20ac54")),
+    *((JARS, text, True) for text in (r"\text{54}", "$54$", "5.4e1", "54 (in all)", "54\u00a0km", "54\u200b")),
+    *((JARS, text, False)
+      for text in ("53", "5.4", "540", "-54", "\u221254", "54 million", "54k", "54\u4e07", "54 or 53")),
+    *((JARS, text, False)
+      for text in ("54 - 55", "27 * 2", "5\u2074", "54 Millionen", "54 dozen", "", "number", "5 4")),
+    *((DEAR, text, True) for text in ("1234", "1,234", r"1{,}234", r"1\,234", "$1,234.00", "1\u202f234", "1\u00a0234")),
+    *((DEAR, text, False) for text in ("1.234", "12,34", "1 234", "123", "1,234,000", "234")),
+)
+# fmt: on
+
+NINE = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
+TWELVE = Example("2,3,8=12", "", {"numbers": [8, 2, 3], "target": 12})
+# fmt: off
+SUMS = (
+    *((NINE, text, True)
+      for text in ("7 + 5 - 3", "7+5-3", "(7 + 5) - 3", "5 - 3 + 7", "((7)) + (5 - 3)", "7 + 5\n- 3")),
+    *((NINE, text, True)
+      for text in ("7 + 5 \u2212 3", "7 + 5 \u2013 3", "\uff17 \uff0b \uff15 \uff0d \uff13", "7 + 5 - 3.")),
+    *((NINE, text, True)
+      for text in ("**7 + 5 - 3**", "`7 + 5 - 3`", "$7 + 5 - 3$", r"\( 7 + 5 - 3 \)", "[7 + 5] - 3")),
+    *((NINE, text, True)
+      for text in ("7\u00a0+\u00a05\u00a0-\u00a03", r"\boxed{7 + 5 - 3}", "\u0667 + \u0665 - \u0663")),
+    *((NINE, text, True) for text in (r"\left(7 + 5\right) - 3", "7 +\u200b 5 - 3", "*7 + 5 - 3*;", '"7 + 5 - 3"')),
+    *((TWELVE, text, True) for text in ("8 / 2 * 3", "8 \u00f7 2 \u00d7 3", "8 : 2 \u00b7 3", r"\frac{8}{2} \times 3")),
+    *((TWELVE, text, True) for text in ("8 x 3 / 2", "3 X 8 \u00f7 2", "(8 \u22c5 3) \u2215 2", r"8 \cdot 3 \div 2")),
+    *((TWELVE, text, True)
+      for text in ("3\u00d78\u00f72", "(8\uff0f2)\uff0a3", r"\dfrac{3 \times 8}{2}", "{8 / 2} * 3")),
+    *((NINE, text, False) for text in ("7 + 5 + 3", "7 + 5", "9", "7 + 5 - 3 = 9", "7 * 5 - 3", "7 + 5 - 3 + 3 - 3")),
+    *((NINE, text, False)
+      for text in ("0x7 + 5 - 3", "7 + 5 - 3 # sum", "7 + 5 - 0_3", "7 + 5 - \u00b3", "12 - 3", "")),
+    *((NINE, text, False)
+      for text in ("7 + 5 - 3 or 5 - 3 + 7", "seven plus five minus three", "7 5 3", "7 + 5 -- 3 *")),
+    *((TWELVE, text, False)
+      for text in ("8 + 2 + 3", "8 \u00d7 2 - 3", "8 \u00f7 2 + 3", "8 * 3", "12", "8 // 2 * 3", "8 ** 2")),
+)
+# fmt: on
+
+TOWER = Example("", "", {"pegs": "ABC", "board": ["A", "A"], "goal": "C"})
+DONE = Example("", "", {"pegs": "ABC", "board": ["C", "C"], "goal": "C"})
+# fmt: off
+MOVES = (
+    *((TOWER, text, True) for text in ("1 A>B ; 2 A>C ; 1 B>C", "1 A>B;2 A>C;1 B>C", "1 A>B ; 2 A>C ; 1 B>C ;")),
+    *((TOWER, text, True)
+      for text in ("1 A>B\n2 A>C\n1 B>C", "1 A>B ;\n2 A>C ;\n1 B>C ;\n", "1 A>B;\n\n2 A>C;\n\n1 B>C;;")),
+    *((TOWER, text, True) for text in ("A>C A>B : 1 A>B ; A>C B : 2 A>C ; C B>C : 1 B>C", "1 A>B ; 2 A>C ; 1 B>C.")),
+    *((TOWER, text, True)
+      for text in ("1 A\u2192B ; 2 A\u2192C ; 1 B\u2192C", "1 A->B\n2 A->C\n1 B->C", "1 A -> B; 2 A -> C; 1 B -> C")),
+    *((TOWER, text, True)
+      for text in ("1. 1 A>B\n2. 2 A>C\n3. 1 B>C", "- 1 A>B\n- 2 A>C\n- 1 B>C", "**1 A>B** ; **2 A>C** ; **1 B>C**")),
+    *((TOWER, text, True)
+      for text in ("Step 1: 1 A>B\nStep 2: 2 A>C\nStep 3: 1 B>C", "\u2022 1 A>B\n\u2022 2 A>C\n\u2022 1 B>C")),
+    *((TOWER, text, True) for text in (
+        "`1 A>B ; 2 A>C ; 1 B>C`", "```\n1 A>B ; 2 A>C ; 1 B>C\n```", "1\u00a0A>B ; 2\u00a0A>C ; 1\u00a0B>C"
+    )),
+    *((TOWER, text, True) for text in (
+        "\uff11 A\uff1eB \uff1b \uff12 A\uff1eC \uff1b \uff11 B\uff1eC", "\u0661 A>B ; \u0662 A>C ; \u0661 B>C"
+    )),
+    *((TOWER, text, True) for text in (
+        "1 A>C ; 1 C>B ; 2 A>C ; 1 B>C", "1 A>B ; 1 B>A ; 1 A>B ; 2 A>C ; 1 B>C", "1  A > B ;2 A> C; 1 B >C"
+    )),
+    *((TOWER, text, True)
+      for text in ("The small one aside: 1 A>B; the large one: 2 A>C; done: 1 B>C", "1 A>B\r\n2 A>C\r\n1 B>C")),
+    *((TOWER, text, False)
+      for text in ("2 A>C ; 1 A>B", "1 A>B ; 2 A>C", "1 A>C ; 2 A>B ; 1 C>B", "A>B ; A>C ; B>C", "", ";")),
+    *((TOWER, text, False)
+      for text in ("1 A>B 2 A>C 1 B>C", "1 A>D ; 2 A>C ; 1 D>C", "\u00b9 A>B ; \u00b2 A>C ; \u00b9 B>C", "C C")),
+    *((TOWER, text, False)
+      for text in ("1 A>B ; 1 B>A ; " * 500 + "1 A>B ; 2 A>C ; 1 B>C", "1 A>B ; 2 A>C ; 1 B>C ; 1 C>A")),
+    *((TOWER, text, False)
+      for text in ("2 A>C ; 1 A>C", "1 A<B ; 2 A<C ; 1 B<C", "3 A>B ; 2 A>C ; 3 B>C", "1 A>B ; skip ; 2 A>C ; 1 B>C")),
+    *((DONE, text, True) for text in ("", " ", "1 C>A ; 1 A>C")),
+    *((DONE, text, False) for text in ("1 C>A", "2 C>A", "none")),
+)
+# fmt: on
+
+CAFE = [
+    ["CAF\u00c9", "BISTRO", "DINER", "PUB"],
+    ["CAN'T", "WON'T", "DON'T", "ISN'T"],
+    ["20,000", "SCORE", "DOZEN", "GROSS"],
+    ["ROCK 'N' ROLL", "JAZZ", "HIP-HOP", "MR. BLUES"],
+]
+PUZZLE = Example("", "", {"groups": [{"members": words} for words in CAFE]})
+
+
+def _written(groups, word="{}", comma=", ", between="\n"):
+    return between.join(f"<group>{comma.join(word.format(one) for one in group)}</group>" for group in groups)
+
+
+PLAIN = _written(CAFE)
+_FIRST, *_REST = CAFE
+# fmt: off
+GROUPS = (
+    *((text, True) for text in (
+        PLAIN, PLAIN.lower(), _written([list(map(str.title, one)) for one in CAFE]), _written(CAFE[::-1]),
+        _written(CAFE, comma=",")
+    )),
+    *((text, True)
+      for text in (PLAIN.replace("'", "\u2019"), PLAIN.replace("'", "\u2018"), PLAIN.replace("'", "\u00b4"))),
+    *((text, True)
+      for text in (PLAIN.replace("\u00c9", "E\u0301"), PLAIN.replace("-", "\u2011"), PLAIN.replace(" ", "\u00a0"))),
+    *(
+        (_written(CAFE, word), True)
+        for word in ("**{}**", "*{}*", "`{}`", '"{}"', "\u201c{}\u201d", "_{}_", "{}\u200b", " {} ")
+    ),
+    *((text, True) for text in (
+        PLAIN.replace("</group>", ".</group>"), _written(CAFE, comma="\uff0c"), _written(CAFE, comma=",\n")
+    )),
+    *((text, True)
+      for text in (_written(CAFE, between=" "), _written(CAFE, between="\n\n- "), _written(CAFE, between="\nGroup: "))),
+    (_written(CAFE, comma="\u3001"), True),
+    (_written([group[::-1] for group in CAFE]), True),
+    (PLAIN.replace("MR.", "MR"), False),
+    (PLAIN.replace("PUB", "SCORE").replace("SCORE, DOZEN", "PUB, DOZEN"), False),
+    (_written([["CAF\u00c9", "BISTRO", "DINER", "JAZZ"], *_REST]), False),
+    (_written(_REST), False),
+    (_written([*_REST, _REST[0]]), False),
+    (_written([["CAF\u00c9", "BISTRO", "DINER", "BAR"], *_REST]), False),
+    (_written([_FIRST[:3], *_REST]), False),
+    (_written([[*_FIRST, "JAZZ"], *_REST]), False),
+    (_written(CAFE, comma=" "), False),
+    ("\n".join(", ".join(group) for group in CAFE), False),
+    (PLAIN.removesuffix("</group>"), False),
+    ("<group>word, word, word, word</group>", False),
+    (PLAIN.replace("CAF\u00c9", "C\u0410F\u00c9"), False),  # a Cyrillic letter
+    ("", False),
+)
+# fmt: on
+
+
+def _tagged(answers):
+    return [(example, f"<answer> {text} </answer>", right) for example, text, right in answers]
+
+
+ANSWERS = {
+    "gsm8k": [
+        *((example, mark.format(text), right) for mark in MARKS[::3] for example, text, right in AMOUNTS),
+        *((JARS, mark.format("54"), True) for mark in MARKS),
+        *((JARS, mark.format("54"), False) for mark in UNMARKED),
+    ],
+    "countdown": [
+        *_tagged(SUMS),
+        *(
+            (NINE, text, False)
+            for text in ("7 + 5 - 3", "<answer> 7 + 5 - 3", "<answer></answer> 7 + 5 - 3", "\\boxed{7 + 5 - 3}")
+        ),
+    ],
+    "hanoi": [
+        *_tagged(MOVES),
+        *((TOWER, text, False) for text in ("1 A>B ; 2 A>C ; 1 B>C", "<answer> 1 A>B ; 2 A>C ; 1 B>C")),
+    ],
+    "connections": [(PUZZLE, text, right) for text, right in GROUPS],
+}
+"""For each task (example, final answer, whether it is right)."""
+
+DRAFTS = {
+    "gsm8k": "#### 77",
+    "countdown": "<answer> 1 + 1 </answer>",
+    "hanoi": "<answer> 1 A>B </answer>",
+    "connections": _written([list(words) for words in zip(*CAFE, strict=True)]),
+}
+
+
+def completions(task):
+    """(example, completion, whether it is solved) for each template with some answers, and each answer spoken."""
+    answers, draft = ANSWERS[task], DRAFTS[task]
+    right = [answer for answer in answers if answer[2]]
+    for form, (opens, closes) in THOUGHTS.items():
+        for name, (template, counts) in AROUND_THOUGHTS.items():
+            if name.startswith(ONLY_WHOLE[0]) and form.endswith(ONLY_WHOLE[1:]):
+                continue
+            for example, answer, is_right in answers[:: max(1, len(answers) // 8)]:
+                text = template.format(opens=opens, closes=closes, draft=draft, answer=answer)
+                yield example, text, counts and is_right
+    step = max(1, len(answers) // 40)
+    for number, template in enumerate(SPOKEN.values()):
+        for example, answer, is_right in answers[number % step :: step]:
+            yield example, template.replace("{answer}", answer), is_right
+    for template in SEVERAL.values():
+        for example, answer, _ in right[::step]:
+            yield example, template.replace("{answer}", answer).replace("{draft}", draft), False

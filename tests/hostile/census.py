@@ -1,0 +1,150 @@
+"""What is on the machine of a run and of the sandbox's users: processes, descriptors, files, memory.
+
+Only what nobody holds counts as left over: other runs may use other slots of the sandbox at the same time, and the
+lock of a slot says whether somebody does.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from minrl.sandbox.slot import FIRST_UID, SHARED, SLOTS
+
+MIB = 2**20
+PATIENCE_S = 15.0
+SYSV = ("shm", "sem", "msg")
+
+
+def status_of(pid: int | str, name: str) -> int:
+    """A number of /proc/PID/status; 0 where the process is gone."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+    return 0
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All processes below one: what the sandbox itself counts is not asked."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                yield int(child)
+                yield from descendants(int(child))
+
+
+def held_mib(pid: int) -> float:
+    """The memory of all processes below one that no file backs."""
+    below = list(descendants(pid))
+    return sum(status_of(one, "RssAnon") + status_of(one, "RssShmem") for one in below) / 1024
+
+
+def descriptors_of(pid: int | str) -> int:
+    with suppress(OSError):
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    return 0
+
+
+def is_worker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"minrl.rewards.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def held(number: int, folder: str) -> bool:
+    """Whether somebody holds a slot of the sandbox."""
+    try:
+        lock = os.open(f"{folder}/{number}.lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def left_over(folder: str) -> list[str]:
+    """Processes, files and segments of sandbox users whose slot nobody holds, and what lies in such slots.
+
+    Of root's sandboxes alone: another user's programs have that user's uid. Each is looked at again after its slot is
+    seen to be free, since a call may have ended in between.
+    """
+    return sorted({what for uid, what in _theirs(folder) if not held(uid - FIRST_UID, folder) and _still(what, uid)})
+
+
+def _still(what: str, uid: int) -> bool:
+    kind, _, name = what.partition(" ")
+    if kind == "process":
+        return status_of(name.split()[0], "Uid") == uid
+    return kind == "segment" or os.path.lexists(name)
+
+
+def _theirs(folder: str) -> Iterator[tuple[int, str]]:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if _is_theirs(uid := status_of(pid, "Uid")) and status_of(pid, "VmRSS"):
+            yield uid, f"process {pid}"
+    for shared in filter(os.path.isdir, SHARED):
+        with os.scandir(shared) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    if _is_theirs(uid := entry.stat(follow_symlinks=False).st_uid):
+                        yield uid, f"file {entry.path}"
+    with suppress(FileNotFoundError):
+        yield from ((FIRST_UID + int(name), f"file {folder}/{name}") for name in os.listdir(folder) if name.isdigit())
+    for kind in SYSV:
+        with suppress(OSError):
+            for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines()[1:]:
+                for uid in {int(word) for word in line.split() if word.isdigit() and _is_theirs(int(word))}:
+                    yield uid, f"segment {kind} {line.split()[1]}"
+
+
+def _is_theirs(uid: int) -> bool:
+    return FIRST_UID <= uid < FIRST_UID + SLOTS
+
+
+def settled() -> list[int]:
+    """The processes below this one, once there are only workers or those that stay: the sandbox may still tidy up."""
+    give_up = time.monotonic() + PATIENCE_S
+    while True:
+        below = list(descendants(os.getpid()))
+        if all(map(is_worker, below)) or time.monotonic() > give_up:
+            return below
+        with suppress(ChildProcessError):  # orphans that came to this process
+            os.waitpid(-1, os.WNOHANG)
+        time.sleep(0.05)
+
+
+def files_in(folder: Path) -> tuple[int, float]:
+    """How many files and folders are below one, and their MiB."""
+    count, size = 0, 0
+    for place, folders, files in os.walk(folder):
+        count += len(folders) + len(files)
+        for name in files:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(place, name)).st_size
+    return count, size / MIB
+
+
+def census(place: Path, slots: str) -> dict[str, float]:
+    """This process and those below it, at a moment at which no program runs. `place` is the run's own TMPDIR."""
+    below = settled()
+    workers = [pid for pid in below if is_worker(pid)]
+    files, size = files_in(place)
+    return {
+        "main process, MiB": status_of("self", "VmRSS") / 1024,
+        "largest worker, MiB": max((status_of(pid, "VmRSS") for pid in workers), default=0) / 1024,
+        "descriptors of the main process": descriptors_of("self"),
+        "most descriptors of a worker": max(map(descriptors_of, workers), default=0),
+        "threads of the main process": status_of("self", "Threads"),
+        "workers": len(workers),
+        "other processes below": len(below) - len(workers),
+        "files in the temporary folder": files,
+        "MiB in the temporary folder": size,
+        "left by the sandbox's users": len(left_over(slots)),
+    }

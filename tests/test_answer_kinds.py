@@ -1,0 +1,34 @@
+"""Rewrites of reference answers are paid and near misses are not, whatever the kind."""
+
+import pytest
+from answer_equal import EQUAL
+from answer_golds import GOLDS
+from answer_kinds import pairs
+from answer_unequal import UNEQUAL
+
+from minrl.tasks.math.agreement import answers_agree
+
+MOST_REFUSED, MOST_PAID = 0.001, 0.0005
+"""Shares of the rewrites that may be refused and of the near misses that may be paid."""
+
+
+def sample(kinds, of_each):
+    """The same few pairs of every kind: the first and others far from it."""
+    made = {}
+    for name, gold, answer in pairs(kinds, GOLDS):
+        made.setdefault(name, []).append((gold, answer))
+    assert made.keys() == kinds.keys(), "a kind that no reference has"
+    return [pair for found in made.values() for pair in found[:: max(len(found) // of_each, 1)][:of_each]]
+
+
+def test_there_are_kinds_enough():
+    assert len(EQUAL) >= 44 and len(UNEQUAL) >= 37 and len(GOLDS) >= 300 and len(set(GOLDS)) == len(GOLDS)
+
+
+@pytest.mark.parametrize("of_each", [2, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_rewrites_are_paid_and_near_misses_are_not(of_each):
+    equal, unequal = (sample(kinds, of_each) for kinds in (EQUAL, UNEQUAL))
+    refused = [pair for pair in equal if not answers_agree(*pair)]
+    paid = [pair for pair in unequal if answers_agree(*pair)]
+    assert len(refused) <= MOST_REFUSED * len(equal), refused
+    assert len(paid) <= MOST_PAID * len(unequal), paid

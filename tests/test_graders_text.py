@@ -1,0 +1,128 @@
+"""The text tasks pay what a careful teacher would, read any text in about its length, and raise on none."""
+
+import random
+import time
+
+import completions_text as written
+import pytest
+
+from minrl.tasks.connections import reward as connections
+from minrl.tasks.countdown import reward as countdown
+from minrl.tasks.gsm8k import reward as gsm8k
+from minrl.tasks.hanoi import reward as hanoi
+from minrl.tasks.math import boxed_answer, r1_zero_answer
+from minrl.tasks.tictactoe import parse_move
+
+REWARDS = {"gsm8k": gsm8k, "countdown": countdown, "hanoi": hanoi, "connections": connections}
+
+
+@pytest.mark.parametrize("task", REWARDS)
+def test_a_completion_is_paid_as_a_careful_teacher_would(task):
+    cases = list(written.completions(task))
+    wrong = [(text, solved) for example, text, solved in cases if REWARDS[task](text, example).solved != solved]
+    assert len({text for _, text, _ in cases}) >= 500
+    assert not wrong, f"{len(wrong)} of {len(cases)}: " + "\n---\n".join(
+        f"{said!r}: {text}" for text, said in wrong[:9]
+    )
+
+
+def read_by_all(completion):
+    """The text read by each task that reads text."""
+    examples = {"gsm8k": written.JARS, "countdown": written.NINE, "hanoi": written.TOWER, "connections": written.PUZZLE}
+    for task, example in examples.items():
+        paid = REWARDS[task](completion, example)
+        assert 0.0 <= paid.value <= 1.0
+    parse_move(completion, "xox4oxo89")
+    boxed_answer(completion)
+    r1_zero_answer(completion)
+
+
+PIECES = (
+    *(
+        "<think>",
+        "</think>",
+        "[THINK]",
+        "<answer>",
+        "</answer>",
+        "<group>",
+        "</group>",
+        "#### ",
+        "\\boxed{",
+        "\\boxed ",
+        "}",
+    ),
+    *(
+        "<|channel|>",
+        "<|message|>",
+        "final",
+        "analysis",
+        "assistantfinal",
+        "Here is my thought process:",
+        "<|end|>",
+        "< think",
+    ),
+    *(
+        "1 A>C",
+        " ; ",
+        ":",
+        "\n",
+        " ",
+        "7",
+        "+",
+        "(",
+        ")",
+        "\\frac{",
+        "}{",
+        "x",
+        ",",
+        "**",
+        "`",
+        "$",
+        "\\(",
+        "\\text{",
+        "/",
+    ),
+    *(
+        "\0",
+        "\ud800",
+        "\udfff",
+        "\u0660",
+        "\uff11",
+        "\u00b2",
+        "\u200b",
+        "\u2212",
+        "9" * 30,
+        "e",
+        ".",
+        "-",
+        "caf\u00e9",
+        "'",
+        "[",
+    ),
+)
+
+
+def test_no_text_makes_a_reader_raise():
+    rng = random.Random(0)
+    for length in (1, 3, 8, 30, 200):
+        for _ in range(60):
+            read_by_all("".join(rng.choices(PIECES, k=length)))
+    for _ in range(100):
+        read_by_all(rng.randbytes(200).decode("utf-8", "surrogateescape"))
+
+
+@pytest.mark.parametrize(
+    "piece", ["word ", "<", "#### 5", "\\boxed{", "<think>a</think>", "1 A>C ; ", "\\frac{", "\uff15"]
+)
+def test_eight_times_the_text_takes_about_eight_times_as_long(piece):
+    """Twice the length would take four times as long, and eight times 64 times, where the reading is quadratic."""
+
+    def seconds(count):
+        text = piece * (count // len(piece))
+        started = time.process_time()
+        read_by_all(text)
+        read_by_all(f"<answer> {text} </answer>")
+        return time.process_time() - started
+
+    seconds(1000)
+    assert seconds(40_000) < 24 * max(min(seconds(5_000), seconds(5_000)), 0.002)
