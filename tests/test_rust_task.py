@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from minrl.rewards.workers import Workers
 from minrl.sandbox.calls import Outcome, SandboxError
+from minrl.sandbox.walls import has_unreadable
 from minrl.system.json_text import json_text
 from minrl.tasks import load_task, rust
 from minrl.tasks.rust import RustOptions, RustReward, compiler, extract_code, runner
@@ -169,6 +171,7 @@ def test_a_full_solution_with_tests_of_its_own_earns_everything(reward, example)
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_solved_is_every_hidden_test_whatever_the_style(reward, example):
     ugly = SOLUTION.replace("/// ", "// ").replace("even.is_empty()", "even.len() == 0")
     paid = reward(fenced(ugly), example)
@@ -179,6 +182,7 @@ def test_solved_is_every_hidden_test_whatever_the_style(reward, example):
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_part_of_the_tests_is_a_part_of_their_weight_and_no_style_is_paid(reward, example):
     half = SOLUTION.replace("Ok(even.iter().sum())", "Ok(0)") + OWN_TESTS
     paid = reward(fenced(half), example)
@@ -614,6 +618,7 @@ MULTIPLE = {
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_a_function_and_a_main_of_assertions_make_a_problem(reward, tmp_path):
     example = example_of(MULTIPLE, tmp_path)
     assert "pub fn half(n: isize) -> isize {" in example.prompt[1]["content"]
@@ -829,6 +834,41 @@ def test_nothing_of_a_solution_is_left_and_leftovers_of_the_dead_are_removed(fol
     assert not path.exists()
     reward(fenced(SOLUTION), example)
     assert not list(Path(folder).iterdir())
+
+
+def test_the_sandbox_is_given_the_file_that_nobody_may_read_and_keeps_its_mode(tmp_path, monkeypatch):
+    asked = []
+
+    class Started:
+        def __init__(self, call):
+            asked.append(has_unreadable({"readable": call.readable}))
+
+        def result(self):
+            return Outcome("ok", 0, b"", b"", 0.1)
+
+    monkeypatch.setattr(runner, "start", Started)
+    runner.run_tests(b"", {}, tmp_path, RustOptions().budget())
+    assert asked == [True]
+
+
+def test_all_is_built_before_anything_runs(tmp_path, monkeypatch):
+    order = []
+    made = compiler.Made(b"", b"", frozenset())
+    monkeypatch.setattr(compiler, "build_library", lambda *_: order.append("library") or made)
+    monkeypatch.setattr(compiler, "build_tests", lambda *_: order.append("tests") or made)
+    monkeypatch.setattr(rust, "run_tests", lambda *_: order.append("run") or (set(), set()))
+    monkeypatch.setattr(rust, "_reaches_out", lambda *_: "")
+    (source,) = ROW["tests"].values()
+    row = {**ROW, "tests": {"tests/a.rs": source, "tests/b.rs": source}}
+    RustReward(RustOptions(cache=str(tmp_path)))(fenced(SOLUTION), Example("", "", row))
+    assert order == ["library", "tests", "tests", "run", "run"]
+
+
+def test_the_deadline_of_a_reward_is_later_than_the_end_of_its_solution(monkeypatch):
+    monkeypatch.setattr(rust, "working_toolchain", lambda folder: None)
+    task = rust.make(RustOptions(seconds=500.0), "")
+    assert Workers(1, 30.0)._deadline_s(task.paid("", Example("", "", {}))) > 500.0
+    assert Workers(1, 900.0)._deadline_s(task.paid("", Example("", "", {}))) == 900.0
 
 
 @pytest.fixture

@@ -33,12 +33,12 @@ class RustOptions(QualityWeights):
     """Share of the problems that is never trained on, where the rows have no split of their own."""
     build_seconds: float = 5.0
     """Limit for each compilation of one solution, in seconds of processor time."""
-    test_seconds: float = 10.0
-    """Limit for running a file of tests, in seconds of processor time; by the clock twice as many, for busy
+    test_seconds: float = 15.0
+    """Limit for running a file of tests, in seconds of processor time; by the clock four times as many, for busy
     machines."""
-    seconds: float = 25.0
-    """Limit for all of one solution, in seconds by the clock. Keep it below --reward-deadline-s, beyond which a rollout
-    is unscorable."""
+    seconds: float = 120.0
+    """Limit for all of one solution, in seconds by the clock: what ends it on a machine that is too busy. The reward's
+    deadline is later, whatever --reward-deadline-s says."""
     build_memory_mib: int = 4096
     """Memory (address space) for the compiler, in MiB."""
     test_memory_mib: int = 1024
@@ -73,5 +73,5 @@ class RustOptions(QualityWeights):
             processes=128,
             output_bytes=2**26,
         )
-        tests = Limits(wall_s=min(2 * test_s, all_s), cpu_s=test_s, memory_mib=self.test_memory_mib, output_bytes=2**23)
+        tests = Limits(wall_s=min(4 * test_s, all_s), cpu_s=test_s, memory_mib=self.test_memory_mib, output_bytes=2**23)
         return Budget(build, tests, time.monotonic() + all_s)

@@ -64,9 +64,7 @@ def _run_once(command: list[str], limits: Limits) -> tuple[Outcome, set[str], se
     ours, theirs = socket.socketpair()
     with ours, theirs:
         files, environment = {"Cargo.toml": MANIFEST}, {"RUST_BACKTRACE": "0"}
-        call = Call(
-            command, files, limits, readable=[command[0]], environment=environment, channel=theirs.fileno()
-        )
+        call = Call(command, files, limits, readable=[command[0]], environment=environment, channel=theirs.fileno())
         ran = start(call).result()
         theirs.close()
         ours.settimeout(1.0)
