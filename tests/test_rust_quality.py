@@ -124,7 +124,3 @@ def test_weights_choose_what_counts():
         QualityWeights(**only)
     with pytest.raises(UserError, match="at least 0"):
         QualityWeights(docs_weight=-1.0)
-
-
-def test_a_megabyte_of_braces_is_read_in_seconds():
-    assert set(scores("{" * 100_000).values()) == {0.0}

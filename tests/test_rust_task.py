@@ -323,14 +323,12 @@ def unguarded(monkeypatch):
 
 
 FORGED = {
-    "exit 0": STUBBED.replace("BODY", "std::process::exit(0)"),
     "printed verdicts": STUBBED.replace(
         "BODY", 'println!("test none ... ok\\ntest result: ok. 4 passed; 0 failed"); std::process::exit(0)'
     ),
     "an aborted process": STUBBED.replace("BODY", "std::process::abort()"),
     "the tests' own arguments": STUBBED.replace("BODY", 'for a in std::env::args() { println!("{a}") } panic!()'),
     "a hook that exits": STUBBED.replace("BODY", "std::panic::set_hook(Box::new(|_| std::process::exit(0))); panic!()"),
-    "the stub": STUBBED.replace("BODY", "todo!()"),
     "another type": "#[derive(Debug)] pub struct Any; impl PartialEq<Vec<i32>> for Any { fn eq(&self, _: &Vec<i32>) -> "
     "bool { true } } pub fn evens(_: &[i32]) -> Any { Any } pub fn sum(_: &[i32]) -> Result<i32, String> { todo!() }",
 }
@@ -371,7 +369,6 @@ fn forge() -> ! {
 """
 MEANS = {
     "its own file": 'report(&std::fs::read("/proc/self/exe").unwrap_or_default());',
-    "its file by name": "report(&std::fs::read(std::env::args().next().unwrap()).unwrap_or_default());",
     "its file made readable": 'let me = std::env::args().next().unwrap(); std::process::Command::new("/bin/chmod")'
     '.args(["755", &me]).status().ok(); report(&std::fs::read(&me).unwrap_or_default());',
     "a child that reads": 'let pid = std::process::id(); let cat = std::process::Command::new("/bin/cat").arg(format!('
@@ -379,8 +376,6 @@ MEANS = {
     "its memory": "use std::os::unix::fs::FileExt; let at = forge as *const () as usize as u64 & !0xfff; "
     'if let Ok(memory) = std::fs::File::open("/proc/self/mem") { for page in 0..4096 { let mut read = vec![0; 4096]; '
     "if memory.read_at(&mut read, at + page * 4096).is_ok() { report(&read); } } }",
-    "its map": 'report(&std::fs::read("/proc/self/maps").unwrap_or_default()); assert!(std::fs::read("/proc/self/maps")'
-    ".is_err());",
 }
 
 
@@ -450,37 +445,8 @@ def test_a_test_that_hangs_or_overflows_costs_itself_and_its_time(folder, reward
     overflowing = SOLUTION.replace("let even", "if numbers.len() == 3 { return sum(numbers); } let even")
     assert reward(fenced(overflowing), example).parts["tests"] == 4 / 5
     endless = SOLUTION.replace("let even", "while numbers.len() == 3 {} let even")
-    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=4.0, seconds=600.0))
+    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=2.0, seconds=600.0))
     assert strict(fenced(endless), example).parts["tests"] < 1.0
-
-
-BOMBS = {
-    "a constant": "pub const X: u64 = { let mut i = 0; while i < u64::MAX { i += 1 } i };",
-    "a constant of a generic": "pub struct N<const K: u64>; impl<const K: u64> N<K> { pub const X: u64 = { "
-    "let mut i = 0; while i < u64::MAX { i += K } i }; } pub fn x() -> u64 { N::<1>::X }",
-    "a macro": "macro_rules! m {($($t:tt)*) => {m!($($t)* $($t)*);}} m!(a);",
-    "macros that double": "macro_rules! d {($($x:tt)*) => {[$($x)* 1, $($x)* 1]}} "
-    "pub fn x() { let _ = " + "d!(" * 60 + "1," + ")" * 60 + "; }",
-    "types": "pub fn grow<X>(n: u32) -> u32 { if n == 0 { 0 } else { grow::<(X, X)>(n - 1) } } "
-    "pub fn x() -> u32 { grow::<u8>(9) }",
-    "traits": "pub trait Deep { fn x() -> u64; } pub struct S<T>(T); impl Deep for u8 { fn x() -> u64 { 1 } } "
-    "impl<T: Deep> Deep for S<T> where S<S<T>>: Deep { fn x() -> u64 { S::<S<T>>::x() } } "
-    "pub fn x() -> u64 { S::<u8>::x() }",
-    "an array": "pub static X: [u64; 1 << 34] = [1; 1 << 34];",
-    "an array of a constant": "pub const fn f() -> [u8; 1 << 32] { [7; 1 << 32] } pub static X: [u8; 1 << 32] = f();",
-    "parentheses": "pub fn x() -> u8 { " + "(" * 50_000 + "1" + ")" * 50_000 + " }",
-    "blocks": "pub fn x() { " + "{" * 50_000 + "}" * 50_000 + " }",
-    "minus signs": "pub fn x() -> i32 { " + "-" * 100_000 + "1 }",
-    "an endless file": 'pub static X: &[u8] = include_bytes!("/dev/zero");',
-}
-
-
-@needs_cargo
-@pytest.mark.slow
-@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_a_compiler_without_end_is_a_reward_of_0_within_the_deadline(folder, example, bomb):
-    paid = RustReward(RustOptions(cache=folder, build_seconds=3.0))(fenced(SOLUTION + bomb), example)
-    assert paid.value == 0.0, paid  # it is scored: no exception came
 
 
 @pytest.mark.parametrize("status", [126, 127, 2, -126])
