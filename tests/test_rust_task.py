@@ -421,7 +421,8 @@ CALLS = {
     "files": ('std::fs::read("/proc/self/exe").ok(); todo!()', "std_fs"),
     "an opened file": ('std::fs::File::open("/proc/self/mem").ok(); todo!()', "std_fs"),
     "a file as a type": (
-        "use std::io::Write; let f: Option<std::fs::File> = None; f.unwrap().flush().ok(); todo!()",
+        "use std::io::Write; let f: Option<std::fs::File> = std::hint::black_box(None); f.unwrap().flush().ok(); "
+        "todo!()",
         None,
     ),
     "arguments": ("std::env::args().count(); todo!()", "std_env"),
@@ -442,7 +443,9 @@ def test_what_the_object_code_calls_is_refused_however_it_is_spelled(reward, exa
 @needs_cargo
 @pytest.mark.slow
 def test_a_test_that_hangs_or_overflows_costs_itself_and_its_time(folder, reward, example):
-    overflowing = SOLUTION.replace("let even", "if numbers.len() == 3 { return sum(numbers); } let even")
+    overflowing = SOLUTION.replace(
+        "let even", "if numbers.len() == 3 { return sum(numbers).map_err(|said| said.repeat(2)); } let even"
+    )
     assert reward(fenced(overflowing), example).parts["tests"] == 4 / 5
     endless = SOLUTION.replace("let even", "while numbers.len() == 3 {} let even")
     strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=2.0, seconds=600.0))
@@ -815,6 +818,14 @@ def test_the_sandbox_is_given_the_file_that_nobody_may_read_and_keeps_its_mode(t
     monkeypatch.setattr(runner, "start", Started)
     runner.run_tests(b"", {}, tmp_path, RustOptions().budget())
     assert asked == [True]
+
+
+def test_a_toolchain_whose_tests_are_not_heard_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "toolchain", lambda: Path("/rust/bin"))
+    monkeypatch.setattr(runner, "try_out", lambda: b"")
+    monkeypatch.setattr(runner, "run_tests", lambda *_: (set(), set()))
+    with pytest.raises(UserError, match="a test of nothing did not report itself"):
+        runner.working_toolchain.__wrapped__(tmp_path)
 
 
 def test_all_is_built_before_anything_runs(tmp_path, monkeypatch):
