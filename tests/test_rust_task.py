@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from minrl.rewards.workers import Workers
 from minrl.sandbox.calls import Outcome, SandboxError
+from minrl.sandbox.walls import has_unreadable
 from minrl.system.json_text import json_text
 from minrl.tasks import load_task, rust
 from minrl.tasks.rust import RustOptions, RustReward, compiler, extract_code, runner
@@ -169,6 +171,7 @@ def test_a_full_solution_with_tests_of_its_own_earns_everything(reward, example)
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_solved_is_every_hidden_test_whatever_the_style(reward, example):
     ugly = SOLUTION.replace("/// ", "// ").replace("even.is_empty()", "even.len() == 0")
     paid = reward(fenced(ugly), example)
@@ -179,6 +182,7 @@ def test_solved_is_every_hidden_test_whatever_the_style(reward, example):
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_part_of_the_tests_is_a_part_of_their_weight_and_no_style_is_paid(reward, example):
     half = SOLUTION.replace("Ok(even.iter().sum())", "Ok(0)") + OWN_TESTS
     paid = reward(fenced(half), example)
@@ -319,14 +323,12 @@ def unguarded(monkeypatch):
 
 
 FORGED = {
-    "exit 0": STUBBED.replace("BODY", "std::process::exit(0)"),
     "printed verdicts": STUBBED.replace(
         "BODY", 'println!("test none ... ok\\ntest result: ok. 4 passed; 0 failed"); std::process::exit(0)'
     ),
     "an aborted process": STUBBED.replace("BODY", "std::process::abort()"),
     "the tests' own arguments": STUBBED.replace("BODY", 'for a in std::env::args() { println!("{a}") } panic!()'),
     "a hook that exits": STUBBED.replace("BODY", "std::panic::set_hook(Box::new(|_| std::process::exit(0))); panic!()"),
-    "the stub": STUBBED.replace("BODY", "todo!()"),
     "another type": "#[derive(Debug)] pub struct Any; impl PartialEq<Vec<i32>> for Any { fn eq(&self, _: &Vec<i32>) -> "
     "bool { true } } pub fn evens(_: &[i32]) -> Any { Any } pub fn sum(_: &[i32]) -> Result<i32, String> { todo!() }",
 }
@@ -367,7 +369,6 @@ fn forge() -> ! {
 """
 MEANS = {
     "its own file": 'report(&std::fs::read("/proc/self/exe").unwrap_or_default());',
-    "its file by name": "report(&std::fs::read(std::env::args().next().unwrap()).unwrap_or_default());",
     "its file made readable": 'let me = std::env::args().next().unwrap(); std::process::Command::new("/bin/chmod")'
     '.args(["755", &me]).status().ok(); report(&std::fs::read(&me).unwrap_or_default());',
     "a child that reads": 'let pid = std::process::id(); let cat = std::process::Command::new("/bin/cat").arg(format!('
@@ -375,8 +376,6 @@ MEANS = {
     "its memory": "use std::os::unix::fs::FileExt; let at = forge as *const () as usize as u64 & !0xfff; "
     'if let Ok(memory) = std::fs::File::open("/proc/self/mem") { for page in 0..4096 { let mut read = vec![0; 4096]; '
     "if memory.read_at(&mut read, at + page * 4096).is_ok() { report(&read); } } }",
-    "its map": 'report(&std::fs::read("/proc/self/maps").unwrap_or_default()); assert!(std::fs::read("/proc/self/maps")'
-    ".is_err());",
 }
 
 
@@ -422,7 +421,8 @@ CALLS = {
     "files": ('std::fs::read("/proc/self/exe").ok(); todo!()', "std_fs"),
     "an opened file": ('std::fs::File::open("/proc/self/mem").ok(); todo!()', "std_fs"),
     "a file as a type": (
-        "use std::io::Write; let f: Option<std::fs::File> = None; f.unwrap().flush().ok(); todo!()",
+        "use std::io::Write; let f: Option<std::fs::File> = std::hint::black_box(None); f.unwrap().flush().ok(); "
+        "todo!()",
         None,
     ),
     "arguments": ("std::env::args().count(); todo!()", "std_env"),
@@ -443,40 +443,13 @@ def test_what_the_object_code_calls_is_refused_however_it_is_spelled(reward, exa
 @needs_cargo
 @pytest.mark.slow
 def test_a_test_that_hangs_or_overflows_costs_itself_and_its_time(folder, reward, example):
-    overflowing = SOLUTION.replace("let even", "if numbers.len() == 3 { return sum(numbers); } let even")
+    overflowing = SOLUTION.replace(
+        "let even", "if numbers.len() == 3 { return sum(numbers).map_err(|said| said.repeat(2)); } let even"
+    )
     assert reward(fenced(overflowing), example).parts["tests"] == 4 / 5
     endless = SOLUTION.replace("let even", "while numbers.len() == 3 {} let even")
-    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=4.0, seconds=600.0))
+    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=2.0, seconds=600.0))
     assert strict(fenced(endless), example).parts["tests"] < 1.0
-
-
-BOMBS = {
-    "a constant": "pub const X: u64 = { let mut i = 0; while i < u64::MAX { i += 1 } i };",
-    "a constant of a generic": "pub struct N<const K: u64>; impl<const K: u64> N<K> { pub const X: u64 = { "
-    "let mut i = 0; while i < u64::MAX { i += K } i }; } pub fn x() -> u64 { N::<1>::X }",
-    "a macro": "macro_rules! m {($($t:tt)*) => {m!($($t)* $($t)*);}} m!(a);",
-    "macros that double": "macro_rules! d {($($x:tt)*) => {[$($x)* 1, $($x)* 1]}} "
-    "pub fn x() { let _ = " + "d!(" * 60 + "1," + ")" * 60 + "; }",
-    "types": "pub fn grow<X>(n: u32) -> u32 { if n == 0 { 0 } else { grow::<(X, X)>(n - 1) } } "
-    "pub fn x() -> u32 { grow::<u8>(9) }",
-    "traits": "pub trait Deep { fn x() -> u64; } pub struct S<T>(T); impl Deep for u8 { fn x() -> u64 { 1 } } "
-    "impl<T: Deep> Deep for S<T> where S<S<T>>: Deep { fn x() -> u64 { S::<S<T>>::x() } } "
-    "pub fn x() -> u64 { S::<u8>::x() }",
-    "an array": "pub static X: [u64; 1 << 34] = [1; 1 << 34];",
-    "an array of a constant": "pub const fn f() -> [u8; 1 << 32] { [7; 1 << 32] } pub static X: [u8; 1 << 32] = f();",
-    "parentheses": "pub fn x() -> u8 { " + "(" * 50_000 + "1" + ")" * 50_000 + " }",
-    "blocks": "pub fn x() { " + "{" * 50_000 + "}" * 50_000 + " }",
-    "minus signs": "pub fn x() -> i32 { " + "-" * 100_000 + "1 }",
-    "an endless file": 'pub static X: &[u8] = include_bytes!("/dev/zero");',
-}
-
-
-@needs_cargo
-@pytest.mark.slow
-@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_a_compiler_without_end_is_a_reward_of_0_within_the_deadline(folder, example, bomb):
-    paid = RustReward(RustOptions(cache=folder, build_seconds=3.0))(fenced(SOLUTION + bomb), example)
-    assert paid.value == 0.0, paid  # it is scored: no exception came
 
 
 @pytest.mark.parametrize("status", [126, 127, 2, -126])
@@ -614,6 +587,7 @@ MULTIPLE = {
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_a_function_and_a_main_of_assertions_make_a_problem(reward, tmp_path):
     example = example_of(MULTIPLE, tmp_path)
     assert "pub fn half(n: isize) -> isize {" in example.prompt[1]["content"]
@@ -829,6 +803,49 @@ def test_nothing_of_a_solution_is_left_and_leftovers_of_the_dead_are_removed(fol
     assert not path.exists()
     reward(fenced(SOLUTION), example)
     assert not list(Path(folder).iterdir())
+
+
+def test_the_sandbox_is_given_the_file_that_nobody_may_read_and_keeps_its_mode(tmp_path, monkeypatch):
+    asked = []
+
+    class Started:
+        def __init__(self, call):
+            asked.append(has_unreadable({"readable": call.readable}))
+
+        def result(self):
+            return Outcome("ok", 0, b"", b"", 0.1)
+
+    monkeypatch.setattr(runner, "start", Started)
+    runner.run_tests(b"", {}, tmp_path, RustOptions().budget())
+    assert asked == [True]
+
+
+def test_a_toolchain_whose_tests_are_not_heard_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "toolchain", lambda: Path("/rust/bin"))
+    monkeypatch.setattr(runner, "try_out", lambda: b"")
+    monkeypatch.setattr(runner, "run_tests", lambda *_: (set(), set()))
+    with pytest.raises(UserError, match="a test of nothing did not report itself"):
+        runner.working_toolchain.__wrapped__(tmp_path)
+
+
+def test_all_is_built_before_anything_runs(tmp_path, monkeypatch):
+    order = []
+    made = compiler.Made(b"", b"", frozenset())
+    monkeypatch.setattr(compiler, "build_library", lambda *_: order.append("library") or made)
+    monkeypatch.setattr(compiler, "build_tests", lambda *_: order.append("tests") or made)
+    monkeypatch.setattr(rust, "run_tests", lambda *_: order.append("run") or (set(), set()))
+    monkeypatch.setattr(rust, "_reaches_out", lambda *_: "")
+    (source,) = ROW["tests"].values()
+    row = {**ROW, "tests": {"tests/a.rs": source, "tests/b.rs": source}}
+    RustReward(RustOptions(cache=str(tmp_path)))(fenced(SOLUTION), Example("", "", row))
+    assert order == ["library", "tests", "tests", "run", "run"]
+
+
+def test_the_deadline_of_a_reward_is_later_than_the_end_of_its_solution(monkeypatch):
+    monkeypatch.setattr(rust, "working_toolchain", lambda folder: None)
+    task = rust.make(RustOptions(seconds=500.0), "")
+    assert Workers(1, 30.0)._deadline_s(task.paid("", Example("", "", {}))) > 500.0
+    assert Workers(1, 900.0)._deadline_s(task.paid("", Example("", "", {}))) == 900.0
 
 
 @pytest.fixture
