@@ -13,7 +13,7 @@ from minrl.pipeline.models import find_models
 from minrl.rewards import chat_client
 from minrl.rewards.chat_client import ChatClient, ChatError
 from minrl.run.provenance import provenance
-from minrl.system.keys import about_key, checked_url, is_loopback, is_openai, key_for, without_keys
+from minrl.system.keys import BY_SHAPE, about_key, checked_url, is_loopback, is_openai, key_for, without_keys
 from minrl.terminal.command_line import parse, parse_trainer, run_main
 from minrl.terminal.screen import Screen
 from minrl.types import UserError
@@ -190,6 +190,14 @@ def test_texts_are_shown_without_keys(text, monkeypatch):
     monkeypatch.setenv("SSH_KEY", "/usr/lib/a/file")  # a path is no key
     monkeypatch.setenv("PROXY_PASSWORD", "short")
     assert without_keys(text) == TEXTS[text]
+
+
+@pytest.mark.parametrize("start", ["sk-", "hf_", "github_pat_", "sk-hf_"])
+def test_a_text_is_searched_for_keys_once(start):
+    """Matches do not overlap: where one takes a whole run of beginnings, no character is read for each of them."""
+    text = start * 1000
+    assert [found[0] for found in BY_SHAPE.finditer(text)] == [text]
+    assert without_keys(text) == text and without_keys(f"{text}7") == "***"
 
 
 def test_neither_terminal_nor_log_nor_record_holds_a_key(monkeypatch, tmp_path, capsys):

@@ -3,7 +3,7 @@
 Namespaces and limits do not cover memory that no limit counts (System V segments, memfd, pages given to pipes, shared
 memory of which a part is unmapped), objects that outlive their maker (System V queues, keys),
 sockets outside network namespaces (AF_VSOCK reaches a virtual machine's host; a pair of datagram sockets sends to any
-name), other processes' memory, a user namespace in which to mount more, and large, rare parts of the kernel (bpf,
+name), other processes' memory, limits and priorities, a user namespace in which to mount more, and large, rare parts of the kernel (bpf,
 io_uring, userfaultfd). Programs and compilers need none of these, or do without.
 
     socket(AF_INET, SOCK_STREAM, 0)    ->    EPERM
@@ -29,6 +29,7 @@ REFUSED = {  # the kernel's tables of system calls, for each of the machines; -1
     "perf_event_open": (298, 241), "bpf": (321, 280), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "io_setup": (206, 0), "inotify_init": (253, -1), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
     "seccomp": (317, 277), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
+    "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440), "process_mrelease": (448, 448),
 }  # fmt: skip
 UNSUPPORTED = {  # attributes of files, which no quota of a file system in memory counts; who copies files asks for them
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
@@ -37,6 +38,13 @@ CHANGES_OF_MODE = {"chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53),
 """Refused to a program that must not be read: its owner could make it readable."""
 CALLS = {"socketpair": (53, 199), "mmap": (9, 222), "fcntl": (72, 25), "prctl": (157, 167), "clone": (56, 220)}
 """What the filter refuses with some arguments."""
+OF_ITSELF = {
+    "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118), "sched_setattr": (314, 274), "setpriority": (141, 140), "ioprio_set": (251, 30),
+}  # fmt: skip
+"""What changes a process of the same user by its number: allowed for 0, the caller. The kernel reads the lower half."""
+KINDS = {"setpriority": 0, "ioprio_set": 1}
+"""Those whose first argument says what the number, their second one, is of: a process, not a group or a user."""
 CLONE3 = 435
 NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW* flag of <linux/sched.h>
 SHARED_ANONYMOUS = 0x21  # MAP_SHARED | MAP_ANONYMOUS of <linux/mman.h>
@@ -61,7 +69,7 @@ def exists() -> bool:
 
 def number_of(name: str) -> int:
     """The number that this machine gives to a call of the tables."""
-    return {**REFUSED, **UNSUPPORTED, **CHANGES_OF_MODE, **CALLS}[name][MACHINES.index(platform.machine())]
+    return {**REFUSED, **UNSUPPORTED, **CHANGES_OF_MODE, **CALLS, **OF_ITSELF}[name][MACHINES.index(platform.machine())]
 
 
 def program(keep_modes: bool) -> bytes:
@@ -73,12 +81,15 @@ def program(keep_modes: bool) -> bytes:
     code += _refuse([CLONE3], errno.ENOSYS)
     code += _refuse(map(number_of, UNSUPPORTED), errno.EOPNOTSUPP)
     code += _refuse((number for name in names if (number := number_of(name)) >= 0), errno.EPERM)
+    for name in OF_ITSELF:
+        code += _look(name, 1 if name in KINDS else 0, _require(0))
+        code += _look(name, 0, _require(KINDS[name])) if name in KINDS else []
     code += _look("clone", 0, [_step(IF_ANY_BIT, NEW_NAMESPACES, 0, 1), _fail(errno.EPERM)])
     code += _look("prctl", 0, _refuse([PR_SET_SECCOMP], errno.EPERM))
     code += _look("fcntl", 1, _refuse([F_SETPIPE_SZ], errno.EPERM))
     both = [_step(AND, SHARED_ANONYMOUS), *_refuse([SHARED_ANONYMOUS], errno.EPERM)]
     code += _look("mmap", 3, both)
-    code += _look("socketpair", 0, [_step(IF_EQUAL, AF_UNIX, 1, 0), _fail(errno.EPERM)])
+    code += _look("socketpair", 0, _require(AF_UNIX))
     # Rust starts programs with a pair of packets, Python its event loops with one of streams; both are tied together.
     tied = [_step(AND, SOCK_TYPE_MASK), _step(IF_EQUAL, SOCK_STREAM, 2, 0), _step(IF_EQUAL, SOCK_SEQPACKET, 1, 0)]
     return b"".join([*code, *_look("socketpair", 1, [*tied, _fail(errno.EPERM)]), _step(RETURN, ALLOW)])
@@ -95,6 +106,11 @@ def install(keep_modes: bool) -> None:
 def _refuse(values: Iterable[int], error: int) -> list[bytes]:
     """Fail if what is loaded is one of the values."""
     return [step for value in sorted(values) for step in (_step(IF_EQUAL, value, 0, 1), _fail(error))]
+
+
+def _require(value: int) -> list[bytes]:
+    """Fail unless what is loaded is the value."""
+    return [_step(IF_EQUAL, value, 1, 0), _fail(errno.EPERM)]
 
 
 def _look(name: str, argument: int, steps: list[bytes]) -> list[bytes]:

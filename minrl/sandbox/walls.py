@@ -113,7 +113,9 @@ def mounts_of_bubblewrap(call: Call) -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), path)
         elif os.path.exists(path):
             yield from ("--ro-bind", path, path)
-    yield from ("--proc", "/proc")
+    # The first process, bwrap's own, would let a program of its user write to its memory, and no limit of processes
+    # holds for it.
+    yield from ("--proc", "/proc", "--tmpfs", "/proc/1", "--remount-ro", "/proc/1")
     for name in DEVICES:
         yield from ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
     for name, target in LINKS.items():

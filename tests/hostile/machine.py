@@ -126,13 +126,42 @@ pidfd = os.pidfd_open(child) if hasattr(os, 'pidfd_open') else -1
 say('pidfd_getfd', granted('syscall', 438, pidfd, 0, 0))
 say('perf', granted('syscall', 298 if os.uname().machine == 'x86_64' else 241, block, 0, -1, -1, 0))
 for pid in os.listdir('/proc'):
-    # Within the walls the first process is the walls' own, which has an empty environment and no secret.
-    if pid.isdigit() and int(pid) not in (os.getpid(), child, 1 if WALLED else 0):
+    if pid.isdigit() and int(pid) not in (os.getpid(), child):
         for name in ('mem', 'environ', 'maps', 'root/etc/passwd', 'fd/0'):
             path = f'/proc/{pid}/{name}'
             if name == 'fd/0': got = possible(os.readlink, path)
             else: got = possible(read_some, path)
             say(path, got)
+        for memory in (f'/proc/{pid}/mem', f'/proc/{pid}/task/{pid}/mem'):
+            say(f'{memory}, to write', possible(os.open, memory, os.O_RDWR))
+os.kill(child, 9)
+"""
+
+CHANGES_OF_OTHERS = """
+child = os.fork()
+if child == 0: time.sleep(600); os._exit(0)
+X86 = os.uname().machine == 'x86_64'
+none, attributes = ctypes.create_string_buffer(16), struct.pack('IIQiIQQQ', 48, 3, 0, 0, 0, 0, 0, 0)
+CHANGES = {  # of a process that it may change by all other rules: its own child
+    'prlimit64': (302 if X86 else 261, child, resource.RLIMIT_NOFILE, struct.pack('QQ', 9, 9), None),
+    'the upper half': (302 if X86 else 261, child + 2**32, resource.RLIMIT_CPU, None, none),
+    'sched_setaffinity': (203 if X86 else 122, child, 8, b'\\1' + bytes(7)),
+    'sched_setscheduler': (144 if X86 else 119, child, 3, bytes(4)),
+    'sched_setparam': (142 if X86 else 118, child, bytes(4)),
+    'sched_setattr': (314 if X86 else 274, child, attributes, 0),
+    'setpriority': (141 if X86 else 140, 0, child, 5),
+    'setpriority of a group': (141 if X86 else 140, 1, 0, 5),
+    'setpriority of a user': (141 if X86 else 140, 2, 0, 5),
+    'ioprio_set': (251 if X86 else 30, 1, child, 3 << 13),
+    'ioprio_set of a user': (251 if X86 else 30, 3, 0, 3 << 13),
+}
+for name, (number, *arguments) in CHANGES.items():
+    arguments = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
+    say(name, granted('syscall', number, *arguments))
+for pid in map(int, filter(str.isdigit, os.listdir('/proc'))):
+    say(f'limits of {pid}', pid != os.getpid() and possible(resource.prlimit, pid, resource.RLIMIT_CORE, (0, 0)))
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200)), os.nice(1)
+os.sched_setaffinity(0, os.sched_getaffinity(0)), resource.prlimit(0, resource.RLIMIT_CORE)
 os.kill(child, 9)
 """
 
@@ -210,6 +239,7 @@ ATTACKS = [
     ),
     Attack("sockets", "every family and kind", SOCKETS),
     Attack("others", "other processes' memory", OTHERS_MEMORY),
+    Attack("others", "other processes' limits and priorities", CHANGES_OF_OTHERS),
     Attack("files", "what is read", READABLE),
     Attack("files", "what stays behind", LEFT_BEHIND),
 ]
