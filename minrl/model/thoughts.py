@@ -46,7 +46,7 @@ _END = (
 _PAIRS = [f"(?P<opens{n}>{opens})|(?P<closes{n}>{closes})" for n, (opens, closes) in enumerate(FORMS)]
 _ANY = rf"[<\[\u25c1](?=[\s/|a-z])(?:{'|'.join([_TAG, *_PAIRS, _END])})"
 _MARK, _OUTSIDE = (re.compile(pattern, re.IGNORECASE) for pattern in (_ANY, f"(?P<fence>{_FENCE})|{_ANY}"))
-_GLUED = re.compile(r"(?:(?<=</think>)|(?<=\[/THINK\])|(?<=\|>))(?=```)")
+_GLUED = re.compile(r"(?:(?<=</think>)|(?<=\[/THINK\])|(?<=\|>))(?=```|~~~)")
 _PIECES = frozenset(("<|channel|>", "<|message|>"))
 
 
@@ -61,7 +61,7 @@ def after_thoughts(text: str) -> str:
     ('It is 4. ', '4')
     """
     for words, mark in _WORDS:
-        text = re.sub(f"({_FENCE})|{words}", lambda found, mark=mark: found[1] or mark, text)
+        text = _put(mark, words, text)
     if _PROCESS.search(text):
         text = _RESPONSE.sub(CLOSED, _PROCESS.sub(OPENED, text))
     text = _GLUED.sub("\n", text)
@@ -77,6 +77,11 @@ def after_thoughts(text: str) -> str:
         elif closes and (thought in ("", form) or (thought == "end" and found[0].startswith("<|channel"))):
             said, start, thought = said if thought == form else [], found.end(), ""
     return "\n".join(filter(None, [*said, "" if thought else text[start:]]))
+
+
+def _put(mark: str, words: str, text: str) -> str:
+    """The text with a mark in the place of words outside of its fences."""
+    return re.sub(f"({_FENCE})|{words}", lambda found: found[1] or mark, text)
 
 
 def _form(mark: re.Match[str]) -> tuple[str, bool]:
