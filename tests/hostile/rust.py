@@ -89,6 +89,9 @@ ANSWERS_FOR_ITSELF = {
 WORDS = ("{", "impl ", "std::{", "#[", "(", "'", '"', 'r#"', "/*", "use a as b; ", "$a ", "\\u{2_2}", "\u200e")
 
 
+QUICK = {"build_seconds": 1.0}
+
+
 def fenced(code: str) -> str:
     """The code as a completion."""
     return f"```rust\n{code}\n```\n"
@@ -100,11 +103,11 @@ def _cases() -> Iterator[Case]:
         for name, body in bodies.items():
             yield Case(family, name, "rust", ROW, fenced(WRONG.replace("BODY", body)), most=0.0)
     for name, item in COSTS.items():
-        yield Case("costs", name, "rust", ROW, fenced(RIGHT + item), most=0.0, options={"build_seconds": 1.0})
+        yield Case("costs", name, "rust", ROW, fenced(RIGHT + item), most=0.0, options=QUICK)
     for name, code in ANSWERS_FOR_ITSELF.items():
         yield Case("answers for itself", name, "rust", ROW, fenced(code), most=0.0)
     for word in WORDS:
-        yield Case("long", repr(word), "rust", ROW, fenced(word * (150_000 // len(word))), most=0.0)
+        yield Case("long", repr(word), "rust", ROW, fenced(word * (49_000 // len(word))), most=0.0, options=QUICK)
     yield Case("long", "fences", "rust", ROW, "```rust\n" * 20_000, most=0.0)
 
 

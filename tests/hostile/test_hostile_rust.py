@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minrl.tasks.rust import RustOptions, RustReward, extract_code, runner
+from minrl.tasks.rust import RustOptions, RustReward, extract_code, guard, runner
 from minrl.tasks.rust.guard import refusal
 from minrl.tasks.rust.quality import scores, share_in_macros
 from minrl.tasks.rust.syntax import parse
@@ -70,12 +70,18 @@ def test_reading_a_solution_takes_work_in_proportion_to_its_length(word):
     assert long < 5 * short + 200  # 4 times as long; what is quadratic takes 16 times
 
 
+def test_raw_strings_without_an_end_are_not_parsed(monkeypatch):
+    monkeypatch.setattr(guard, "parse", lambda _: pytest.fail("it takes time in proportion to the square"))
+    for opening in ('r#"', 'br##"'):
+        assert refusal(opening * 10_000, "", allow_unsafe=False) == "syntax"
+
+
 LIMITED = """
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 from tests.hostile.test_hostile_rust import read_whole
-for word in ("#[", "'"):
-    read_whole(word * (200_000 // len(word)))
+for word in ("#[", "'", "std::{"):
+    read_whole(word * (50_000 // len(word)))
 """
 
 

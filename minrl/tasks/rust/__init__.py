@@ -54,7 +54,7 @@ OPENED = re.compile("```(?:rust|rs)")
 SILENCING = frozenset(("allow", "expect", "warn"))
 MOST_IN_MACROS = 1 / 3
 """Share of a solution's tokens in macros of its own, beyond which clippy has not seen it."""
-MAX_CHARACTERS = 200_000
+MAX_CHARACTERS = 50_000
 AFTER_S = 30.0
 """Seconds by the clock for what follows the end of a solution's own: killing it, and reading its source."""
 SYSTEM = (

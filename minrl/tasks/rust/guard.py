@@ -49,6 +49,8 @@ IN_NO_MACRO = frozenset(("use", "mod", "trait", "unsafe", "macro_rules!"))
 COMPARISONS = frozenset(("PartialEq", "Not"))
 """Traits by which a result of the solution's own type could answer for itself in `assert_eq!(f(x), y)` or
 `assert!(f(x))`."""
+RAW, MOST_RAW = re.compile('r#+"'), 200
+"""Raw strings that may begin: for one that does not end, tree-sitter reads to the end of the source."""
 TYPES = ("struct_item", "enum_item", "union_item")
 
 
@@ -58,6 +60,8 @@ def refusal(solution: str, given: str, allow_unsafe: bool) -> str | None:
     >>> refusal("pub struct bool;", "", allow_unsafe=False)
     'shadowed_name'
     """
+    if len(RAW.findall(solution)) > MOST_RAW:
+        return "syntax"
     root, allowed = parse(plain(solution)), tokens(parse(plain(given)))
     if root.has_error:
         return "syntax"

@@ -1,12 +1,12 @@
 """The settings of the rust task: what is paid, and what building and testing may take."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from minrl.config import PATH
 from minrl.sandbox.calls import Limits
-from minrl.tasks.rust.compiler import Budget
+from minrl.tasks.rust.compiler import BUILD, Budget
 from minrl.tasks.rust.quality import QualityWeights
 from minrl.types import require
 
@@ -52,26 +52,12 @@ class RustOptions(QualityWeights):
         require(min(weights) >= 0, f"rust weights must be at least 0, got {weights}")
         require(self.test_weight > sum(weights), f"rust.test_weight must outweigh the others, got {self.test_weight}")
         require(0 < self.held_out_share < 1, f"rust.held_out_share must be in (0, 1), got {self.held_out_share}")
-        for name in (
-            "own_tests_wanted",
-            "build_seconds",
-            "test_seconds",
-            "seconds",
-            "build_memory_mib",
-            "test_memory_mib",
-        ):
+        for name in [named.name for named in fields(self) if named.name.endswith(("_wanted", "seconds", "_mib"))]:
             require(getattr(self, name) > 0, f"rust.{name} must be above 0, got {getattr(self, name)}")
 
     def budget(self) -> Budget:
         """What one solution may take from now on."""
         build_s, test_s, all_s = self.build_seconds, self.test_seconds, self.seconds
-        build = Limits(
-            wall_s=all_s,
-            cpu_s=build_s,
-            memory_mib=self.build_memory_mib,
-            file_mib=256,
-            processes=128,
-            output_bytes=2**26,
-        )
+        build = replace(BUILD, wall_s=all_s, cpu_s=build_s, memory_mib=self.build_memory_mib)
         tests = Limits(wall_s=min(4 * test_s, all_s), cpu_s=test_s, memory_mib=self.test_memory_mib, output_bytes=2**23)
         return Budget(build, tests, time.monotonic() + all_s)
