@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import socket
 import tempfile
 from pathlib import Path
 
@@ -848,6 +849,24 @@ def test_the_sandbox_is_given_the_file_that_nobody_may_read_and_keeps_its_mode(t
     monkeypatch.setattr(runner, "start", Started)
     runner.run_tests(b"", {}, tmp_path, RustOptions().budget())
     assert asked == [True]
+
+
+@pytest.mark.parametrize(("count", "heard"), [(5_000, 5_000), (300_000, 2**23 // 35)])
+def test_any_number_of_marks_is_heard_while_the_program_runs(count, heard, monkeypatch):
+    class Started:
+        def __init__(self, call):
+            self.channel = socket.socket(fileno=os.dup(call.channel))
+
+        def result(self):
+            with self.channel:
+                self.channel.settimeout(2.0)
+                for line in range(0, count, 100):
+                    self.channel.sendall(b"".join(b"\n%033d\n" % (line + more) for more in range(100)))
+            return Outcome("ok", 0, b"", b"", 0.1)
+
+    monkeypatch.setattr(runner, "start", Started)
+    marks = runner._run_once(["program"], RustOptions().budget().tests)[1]
+    assert abs(len(marks) - heard) <= 1
 
 
 def test_a_toolchain_whose_tests_are_not_heard_is_refused(tmp_path, monkeypatch):
