@@ -8,6 +8,10 @@ from minrl.tasks.rust.objects import foreign
 
 SYMBOLS, STRINGS = 2, 3  # <elf.h>: SHT_SYMTAB, SHT_STRTAB
 
+MATHEMATICS = """sincos sincosf fma fmaf exp2f exp10 expm1 log1pf cbrt hypotf sinhf atanh tgammaf lgamma_r
+lgammaf_r frexp nearbyint rintf llrint lroundf roundevenf fmaximum_num fminf128 __udivti3 __muloti4 __floattidf
+__truncdfhf2 __gnu_h2f_ieee __extendhfsf2 __multf3 __powidf2 memchr bcmp"""
+
 
 def elf(symbols=(), sections=(), extended=False):
     """An object file with these symbols (name, whether defined) and empty sections. `extended` puts the number of
@@ -45,6 +49,8 @@ def elf(symbols=(), sections=(), extended=False):
         ("_ZN3std6thread5spawn17h0123456789abcdefE", ""),
         ("system", "symbol"),
         ("memcpy", ""),
+        ("sincos_of_mine", "symbol"),
+        *((name, "") for name in MATHEMATICS.split()),
     ],
 )
 def test_what_is_called_decides(name, reason, extended):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import socket
 import tempfile
 from pathlib import Path
 
@@ -224,7 +225,11 @@ REFUSED = {
     "a constant without end": ("#[allow(long_running_const_eval)] pub const X: u64 = f();", "word"),
     "other code for clippy": ("#[cfg(clippy)] fn f() {} #[cfg(not(clippy))] fn f() { g() }", "condition"),
     "other code for clippy by cfg!": ("fn f() { if cfg!(clippy) {} }", "word"),
-    "other code for tests": ("#[cfg(not(test))] fn f() {}", "condition"),
+    "attributes with other code for clippy": ("#[cfg_attr(clippy, allow(warnings))] fn f() {}", "condition"),
+    "an attribute under a condition": ('#[cfg_attr(all(), path = "../x.rs")] mod m;', "attribute"),
+    "a condition without end": ("#[cfg(" + "all(" * 99 + ")" * 99 + ")] fn f() {}", "condition"),
+    "a macro's condition": ("macro_rules! m {($($c:tt)*) => {#[cfg($($c)*)] fn f() {}}} m!(clippy);", "condition"),
+    "an attribute of two kinds": ("macro_rules! m {(#[$a:meta]) => {}; ($a:ident) => {#[$a] mod m {}}}", "attribute"),
     "other code with features": ('#[cfg(feature = "x")] fn f() {}', "condition"),
     "a static initialiser": ('#[unsafe(link_section = ".init_array")] static X: fn() = f; fn f() {}', "word"),
     "an initialiser by a macro": ("macro_rules! m {($a:meta) => {#[$a] static X: fn() = f;}}", "attribute"),
@@ -254,7 +259,15 @@ REFUSED = {
     "equality by a macro": ("macro_rules! m {($t:ty) => {impl PartialEq for $t {}}}", "own_comparison"),
     "any trait by a macro": ("macro_rules! m {($i:path, $t:ty) => {impl $i for $t {}}}", "own_comparison"),
     "a trait before std's methods": ("pub trait T { fn is_err(self) -> bool; }", "pub_trait"),
-    "a trait for the crate's users": ("pub(crate) trait T { fn is_err(self) -> bool; }", "pub_trait"),
+    "a trait whose methods a macro makes": ("pub trait T { m!(); }", "pub_trait"),
+    "a Result that is not std's": (
+        "mod std { pub mod result { pub struct Result<T>(T); } } pub type Result<T> = std::result::Result<T>;",
+        "shadowed_name",
+    ),
+    "a trait that a macro passes on": (
+        "macro_rules! m {($($t:tt)*) => {$($t)*}} m!{pub trait T { fn is_err(self) -> bool; }}",
+        "macro",
+    ),
     "another bool": ("#[allow(non_camel_case_types)] pub struct bool;", "shadowed_name"),
     "another Vec": ("mod m { pub struct Liar; } pub use m::Liar as Vec;", "shadowed_name"),
     "hidden by an escape": ("const C: char = '\\u{2_________2}'; fn f() { unsafe { g() } } // '", "word"),
@@ -267,7 +280,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("code", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_the_syntax_shows_is_refused(code, reason):
-    found = refusal(code, "", allow_unsafe=False)
+    found = refusal(code, "fn t() { assert!(f().is_err()); }", allow_unsafe=False)
     assert found in REASONS
     assert reason in (None, found)
 
@@ -291,13 +304,31 @@ INNOCENT = {
     "impl in arguments": "fn f(x: impl Fn(i32) -> i32, y: &dyn for<'a> Fn(&'a str)) { for _ in 0..x(1) {} }",
     "a macro that makes types": "macro_rules! m {($n:ident) => {pub struct $n; impl Planet for $n {}}} m!(Earth);",
     "modules of std": "use std::{collections::HashMap, fmt::{self, Display}, io::{self, Read}};",
+    "a Result of its own": "pub type Result<T> = std::result::Result<T, u8>; type Option<T> = std::option::Option<T>;",
+    "a private name": "mod m { struct Vec; enum Option { A } } impl std::str::FromStr for X { type Err = String; }",
+    "a trait with methods of its own": "pub trait Square { const N: u8; fn sq(&self) -> i64; fn new() -> Self; }",
+    "a trait for itself": "pub(crate) trait T { fn is_err(self) -> bool; }",
+    "conditions": '#[cfg(not(test))] fn f() {} #[cfg(debug_assertions)] fn g() {} #[cfg(target_pointer_width = "64")] '
+    "fn h() {}",
+    "an attribute for tests": '#![recursion_limit = "256"] #[cfg_attr(test, derive(Debug, Clone))] struct S;',
+    "a macro that keeps attributes": "macro_rules! m {($(#[$m:meta])* $n:ident) => {$(#[$m])* struct $n;}} "
+    "m!(#[derive(Debug)] S);",
+    "a check by a macro": "macro_rules! assert_pos {($x:expr) => {if $x < 0 { panic!() }}}",
+    "alloc": "extern crate alloc; use alloc::vec::Vec;",
+    "a name that is assembler elsewhere": "fn f(asm: i64) -> i64 { asm * asm }",
     "threads": "pub fn f() { std::thread::spawn(|| ()).join().ok(); }",
 }
 
 
 @pytest.mark.parametrize("code", INNOCENT.values(), ids=INNOCENT)
 def test_ordinary_code_is_not_refused(code):
-    assert refusal(code, "", allow_unsafe=False) is None
+    assert refusal(code, "fn t() { assert!(f().is_err()); new(); }", allow_unsafe=False) is None
+
+
+def test_names_of_types_mean_those_of_std_in_tests():
+    written, _ = instrumented("use own::*; #[test] fn a() { let b: bool = f(); }", {"char"}, 3)
+    imported = written.partition("::std::primitive::{")[2].partition("}")[0].split(", ")
+    assert {"bool", "str", "i64"} <= {*imported} and "char" not in imported
 
 
 def test_what_the_row_does_itself_is_allowed():
@@ -818,6 +849,24 @@ def test_the_sandbox_is_given_the_file_that_nobody_may_read_and_keeps_its_mode(t
     monkeypatch.setattr(runner, "start", Started)
     runner.run_tests(b"", {}, tmp_path, RustOptions().budget())
     assert asked == [True]
+
+
+@pytest.mark.parametrize(("count", "heard"), [(5_000, 5_000), (300_000, 2**23 // 35)])
+def test_any_number_of_marks_is_heard_while_the_program_runs(count, heard, monkeypatch):
+    class Started:
+        def __init__(self, call):
+            self.channel = socket.socket(fileno=os.dup(call.channel))
+
+        def result(self):
+            with self.channel:
+                self.channel.settimeout(2.0)
+                for line in range(0, count, 100):
+                    self.channel.sendall(b"".join(b"\n%033d\n" % (line + more) for more in range(100)))
+            return Outcome("ok", 0, b"", b"", 0.1)
+
+    monkeypatch.setattr(runner, "start", Started)
+    marks = runner._run_once(["program"], RustOptions().budget().tests)[1]
+    assert abs(len(marks) - heard) <= 1
 
 
 def test_a_toolchain_whose_tests_are_not_heard_is_refused(tmp_path, monkeypatch):

@@ -78,6 +78,11 @@ ANSWERS_FOR_ITSELF = {
     "generic and equal to all": "#[derive(Debug)] pub struct Any; impl Any { pub fn is_none(&self) -> bool { true } } "
     "pub fn half<T>(_: T) -> Any { Any }",
     "behind a lifetime": "pub struct Any; pub fn half<'a>(_: u32) -> Any { Any }",
+    "a method that a macro passes on": "macro_rules! m {($($t:tt)*) => {$($t)*}} m!{pub trait T { fn is_none(self) -> "
+    "bool; }} impl T for Option<u32> { fn is_none(self) -> bool { true } } pub fn half(n: u32) -> Option<u32> { "
+    "Some(n / 2) }",
+    "another Option": "pub enum Option<T> { Some(T), None } pub use Option::*; impl<T> Option<T> { pub fn is_none("
+    "&self) -> bool { true } } pub fn half(n: u32) -> Option<u32> { Some(n / 2) }",
     "a method before std's": "pub trait T { fn is_none(self) -> bool; } impl T for Option<u32> { fn is_none(self) "
     "-> bool { true } } pub fn half(n: u32) -> Option<u32> { Some(n / 2) }",
 }

@@ -210,7 +210,7 @@ def _clippy(package: Package, example: Example, solution: str, budget: Budget) -
         (node.start_byte, node.end_byte, " " * (node.end_byte - node.start_byte))
         for node in walk(root)
         if node.type in ("attribute_item", "inner_attribute_item")
-        and not SILENCING.isdisjoint(tokens(node)[:6])
+        and not SILENCING.isdisjoint(tokens(node))
         and text(node) not in example["given"]
     ]
     hidden = share_in_macros(root, example["given"]) > MOST_IN_MACROS

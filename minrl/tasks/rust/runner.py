@@ -6,6 +6,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -62,16 +63,28 @@ def _run_once(command: list[str], limits: Limits) -> tuple[Outcome, set[str], se
     sandbox is given the file itself, not its folder: it then refuses to change modes.
     """
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with ours, theirs, ThreadPoolExecutor(1) as thread:
         files, environment = {"Cargo.toml": MANIFEST}, {"RUST_BACKTRACE": "0"}
         call = Call(command, files, limits, readable=[command[0]], environment=environment, channel=theirs.fileno())
-        ran = start(call).result()
-        theirs.close()
-        ours.settimeout(1.0)
-        heard = b"".join(iter(lambda: ours.recv(65536), b""))
+        reading = thread.submit(_received, ours, limits.output_bytes)
+        try:
+            ran = start(call).result()
+        finally:
+            theirs.shutdown(socket.SHUT_RDWR)  # whoever still holds it: no more is read
+        heard = reading.result()
     if ran.exit_code in COULD_NOT_RUN and ran.status == "error":
         raise SandboxError(f"the test program could not run: {first_line(ran.stderr.decode(errors='replace'))}")
     return ran, _lines(heard), _lines(ran.stdout)
+
+
+def _received(connection: socket.socket, most: int) -> bytes:
+    """What comes until the end, read while it comes: who writes waits once the kernel's buffer is full. Of more than
+    `most` bytes the rest is thrown away.
+    """
+    received = bytearray()
+    while chunk := connection.recv(65536):
+        received += chunk[: most - len(received)]
+    return bytes(received)
 
 
 def _lines(output: bytes) -> set[str]:
