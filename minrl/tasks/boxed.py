@@ -37,24 +37,34 @@ def _boxes(text: str) -> list[tuple[int, int, int, int]]:
     return found
 
 
-_GAP = re.compile(r"\\q?quad(?![a-z])|\\[,; ]")
-_TOGETHER = re.compile(
-    r"[\s$.]*(?:\\[\])])?\s*(?:[A-Za-z]+ ){0,2}[A-Za-z]*\s*(?:,|;|,? *\\?(?:text\{ *)?(?:and|or)\b *\}?)[\s$]*"
-    r"(?:(?!(?:no|not|wait|so|then|thus|hence|therefore|finally|but|rather|actually)\b)[A-Za-z]+ +){0,4}"
-    r"(?:\\[\[(])?[\s$]*(?:[A-Za-z][A-Za-z_0-9{}()]*\s*=)?\s*"
+_LAYOUT = re.compile(r"\\q?quad(?![a-z])|\\[,;: ()\[\]]|\$|~")
+_WORD = r"(?:(?:and|or) |\\text ?\{ ?,? ?(?:and|or) ?\} ?)"
+_LISTED = re.compile(
+    rf" ?(?:[,;] ?{_WORD}?|{_WORD})"
+    r"(?:(?:[A-Za-z]|\\[a-z]+)(?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]{1,9}\}))?(?:\([0-9A-Za-z]{1,9}\))? ?= ?)?"
 )
+_MAX_GAP = 60
+"""Characters between two boxes that are listed together, white space collapsed."""
 
 
 def boxes_together(text: str) -> list[str]:
     r"""The last box, with those before it that are listed with it, as in `\boxed{1} and \boxed{2}`; each text once.
+    Only a comma, `and` or `or`, and the name of what is equal to the next box, stand between listed boxes. Empty boxes
+    are none.
 
-    >>> boxes_together(r"\boxed{7}. So $x=\boxed{1}$, $y=\boxed{2}$ or $\boxed{2}$")
+    >>> boxes_together(r"\boxed{7}. So $x=\boxed{1}$, $y=\boxed{2}$ or $\boxed{2}$. \boxed{}")
     ['1', '2']
     >>> boxes_together(r"\boxed{1}, no, \boxed{2}")
     ['2']
     """
-    boxes = _boxes(text)
+    boxes = [box for box in _boxes(text) if text[box[1] : box[2]].strip()]
     first = max(len(boxes) - 1, 0)
-    while first and _TOGETHER.fullmatch(_GAP.sub(" ", text[boxes[first - 1][3] : boxes[first][0]])):
+    while first and _are_listed(text[boxes[first - 1][3] : boxes[first][0]]):
         first -= 1
     return list(dict.fromkeys(text[start:end].strip() for _, start, end, _ in boxes[first:]))
+
+
+def _are_listed(between: str) -> bool:
+    """Whether boxes with this text between them are parts of one list."""
+    gap = " ".join(_LAYOUT.sub(" ", between).split())
+    return len(gap) <= _MAX_GAP and _LISTED.fullmatch(f"{gap} ") is not None

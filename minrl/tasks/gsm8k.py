@@ -33,6 +33,7 @@ from typing import Literal
 
 from minrl.model.thoughts import after_thoughts
 from minrl.tasks.boxed import boxed
+from minrl.tasks.changing import CHANGES
 from minrl.tasks.characters import plain_characters, unwrapped
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
@@ -59,16 +60,14 @@ _REMARK = re.compile(r"\([^()0-9]*\)")
 _LEFT_SIDE = re.compile(r"^[A-Za-z]{1,2}\s*=")
 _UNIT = re.compile(r"\s*[%°$€£¥₹]?\s*(?:/(?=[^\W\d_]))?(?P<words>[^%°$€£¥₹²³^]*)(?:[²³]|\^[23])?")
 _NO_UNIT = re.compile(
-    r"\b(?:hundreds?|thousands?|millions?|billions?|trillions?|dozens?|k|mn|mln|bn|(?-i:[MB])"
+    r"\b(?:k|mn|mln|bn|(?-i:[MB])|pairs?"
     r"|lakhs?|crores?|mil|mille|mille?ones?|tausend|million(?:en|er)|mio|mrd"
     r"|\u0442\u044b\u0441\w*|\u043c\u043b\u043d|\u043c\u0438\u043b\u043b\u0438\w*"  # thousand and million in Russian
-    r"|or|oder|plus|minus|divided|multiplied|times(?= )(?! (?:a|an|per|as|each|every|more)\b)"
-    r"|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]{3,5}teen"
-    r"|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|half|halves|quarters?)\b"
-    r"|[\u4e07\u842c\u4ebf\u5104\u5146\u767e]|\u5343(?![\u514b\u7c73\u74e6])",  # Chinese, not kilogram and the like
+    r"|or|oder|times(?= )(?! (?:a|an|per|as|each|every|more)\b))\b"
+    r"|[\u4e07\u842c\u4ebf\u5104\u5146\u767e\u5341]|\u5343(?![\u514b\u7c73\u74e6])",  # Chinese; kilogram stays
     re.IGNORECASE,
 )
-"""Words that change the number before them, or are another one."""
+"""Words that change the number before them, or are another one, beside `CHANGES`."""
 _LATEX = [(re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1")]
 _LATEX += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2")]
 _LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\\[,!;: ]|\$$"), ""), (re.compile(r"\{,\}"), ",")]
@@ -176,7 +175,7 @@ def _is_unit(text: str) -> bool:
     """Whether a text is empty, a sign such as %, or words: `miles per hour`, `cm^2`; not `million`, `plus two`."""
     text = _REMARK.sub("", text, count=1).strip()
     match = _UNIT.fullmatch(text)
-    if match is None or _NO_UNIT.search(match["words"]):
+    if match is None or _NO_UNIT.search(match["words"]) or CHANGES.search(match["words"]):
         return False
     return text in "%°$€£¥₹" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"].strip()))
 

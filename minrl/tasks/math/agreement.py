@@ -4,10 +4,10 @@ Lists, tuples, sets, intervals, matrices and relations are compared part by part
 (exact.py) or as expressions that math-verify reads. Two exact values must be equal. A decimal equals an
 exact value that rounds to it, if it has six significant digits or more; with fewer it must be that value.
 
-Units, bases and percents: where both answers name one, they must be the same. Where only one names a unit or a base,
-the number decides, as in the graders of MATH, Minerva and math-verify. `50\%` in the reference is paid as `50`, `0.5`
-or `\frac12`; a percent that only the answer names is a hundredth (`1440\%` is not 1440), unless the problem asks in
-percent.
+Units, bases and percents: where both answers name one, they must be the same. Where only one names a unit, or only the
+reference a base, the number decides, as in the graders of MATH, Minerva and math-verify. `50\%` in the reference is
+paid as `50`, `0.5` or `\frac12`; a percent that only the answer names is a hundredth (`1440\%` is not 1440), unless
+the problem asks in percent.
 
 Brackets: `(1,2)` is ordered, `\{1,2\}` is not, and neither is paid for the other. `1,2` without brackets is paid for
 both. `x < 3` is `(-\infty,3)`, a column vector is a tuple, `x = 3` is 3. Callers stop slow expressions.
@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minrl.tasks.boxed import boxes_together
-from minrl.tasks.math.exact import Value, number, same_number, same_value
+from minrl.tasks.math.claims import asks_for_percent, claims_hold, of_another_kind, ordered, says_otherwise
+from minrl.tasks.math.exact import Value, number, same_number, same_time, same_value
 from minrl.tasks.math.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of, unbraced
 from minrl.tasks.math.notation import is_prose, normal, quantity, split
 
@@ -32,15 +33,12 @@ _SEGMENT = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$]+?)(?<!\\)\$|(?<!\\)\\\((.+?)\\\)|(?<!\\)\\\[(.+?)\\\]", re.DOTALL
 )
 _BETWEEN = re.compile(r"\s*,?\s*(?:and|or)?\s*")
-_IN_PERCENT = re.compile(r"percentage|\b(?:what|which|many|a|in|the) +(?:percent|\$?\\?%)", re.IGNORECASE)
-"""What a problem says that asks for a percent. `A discount of 20 percent` does not."""
 _THOUSANDS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9,])|^([1-9][0-9]{0,2}(?: [0-9]{3})+)$")
 _PRODUCT = re.compile(
     r"(?<![\^_0-9.A-Za-z])[0-9]+(?:\.[0-9]+)?(?= *(?:[({\[]|\\\{|\\binom))|\)(?= *(?:[({]|\\frac|\\binom))|"
     r"\\(?:frac|binom) *\{[^{}]*\} *\{[^{}]*\}(?= *[({])"
 )
 """Factors side by side, which math-verify would read as a mixed number: 2(4) as 6."""
-_TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))? *(?:\\text\{)? *(?:([ap])\.? *m\.?)? *\}?", re.IGNORECASE)
 
 
 def same_text(gold: str, answer: str) -> bool:
@@ -66,11 +64,22 @@ def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
         return False
     if same_text(gold, answer):
         return True
+    try:
+        return _agree_as_read(gold, answer, problem)
+    except RecursionError:  # nested deeper than an answer is, or than sympy reads
+        return False
+
+
+def _agree_as_read(gold: str, answer: str, problem: str) -> bool:
     meant, given = (unbraced(normal(_undelimited(text))) for text in (gold, answer))
-    if "%" not in meant and _IN_PERCENT.search(problem):
+    if says_otherwise(gold, answer) or of_another_kind(meant, given, problem):
+        return False
+    if "=" not in meant and not claims_hold(given, problem, _agree):
+        return False
+    given = ordered(meant, given, answer, problem) or ""
+    if "%" not in meant and asks_for_percent(problem):
         given = re.sub(r"\\?%|\\text\{ *percent *\}|percent", "", given)
-    golds = dict.fromkeys((_without_thousands(meant), meant, re.sub(r"^(-?0),([0-9]{3,})$", r"\1.\2", meant)))
-    return any(_agree(one, _without_thousands(given)) for one in golds) or (
+    return any(_agree(one, _without_thousands(given)) for one in (_without_thousands(meant), meant)) or (
         is_prose(answer) and not is_prose(meant) and _same_value(_expression(meant), _found(answer))
     )
 
@@ -211,9 +220,8 @@ def _name(sides: list[str]) -> str:
 
 
 def _same_single(gold: str, answer: str) -> bool:
-    time, given = _TIME.fullmatch(gold), _TIME.fullmatch(answer)
-    if time and given and (time[3] or given[3]) and (time[2] or time[3]) and (given[2] or given[3]):
-        return _same_time(time, given)
+    if (same := same_time(gold, answer)) is not None:
+        return same
     words = [_words(text) for text in (gold, answer)]
     if words[0] and words[1]:
         if words[0] == words[1] or len(words[0]) == len(words[1]) == 1:
@@ -230,15 +238,6 @@ def _same_single(gold: str, answer: str) -> bool:
         return one.value.replace(" ", "").upper() == other.value.replace(" ", "").upper()
     scales = {(False, True): [-2], (True, False): [0, 2]}.get((one.percent, other.percent), [0])
     return any(_same(one.value, other.value, one.tens, other.tens + scale) for scale in scales)
-
-
-def _same_time(gold: re.Match[str], answer: re.Match[str]) -> bool:
-    halves = [match[3].lower() if match[3] else "" for match in (gold, answer)]
-    clocks = [(int(match[1]) % 12, match[2] or "00") for match in (gold, answer)]
-    afternoons = [
-        half or ("p" if int(match[1]) > 12 else "") for half, match in zip(halves, (gold, answer), strict=True)
-    ]
-    return clocks[0] == clocks[1] and (not all(afternoons) or afternoons[0] == afternoons[1])
 
 
 def _words(text: str) -> str:

@@ -22,6 +22,7 @@ _RATIO = re.compile(
     r"(?P<sign>[-+]?)(?P<whole>[0-9]+)?(?: *\\frac *\{(?P<over>[^{}]+)\} *\{(?P<under>[^{}]+)\}|"
     r"(?(whole) +| *)(?P<a>[0-9.]+) */ *(?P<b>[0-9.]+))"
 )
+_TIME = re.compile(r"([0-9]{1,2})(?::([0-5][0-9]))? *(?:\\text\{)? *(?:([ap])\.? *m\.?)? *\}?", re.IGNORECASE)
 POINTS = (("3/7", 1), ("11/5", 1), ("23/9", 1), ("-13/8", -1), ("5/11", -1), ("-31/13", 1))
 """Where expressions with symbols are compared: each symbol takes its own value, and every other one the sign behind."""
 
@@ -115,6 +116,21 @@ def _rounds_to(value: Value, decimal: Number) -> bool:
     if decimal.places is None or decimal.digits < MIN_DIGITS:
         return False
     return bool(2 * abs(value - decimal.value) * Fraction(10) ** decimal.places <= 1)
+
+
+def same_time(gold: str, answer: str) -> bool | None:
+    """Whether two times of the day are the same; None unless both are times and one names its half of the day.
+
+    >>> same_time("4:30 p.m.", "16:30"), same_time("4:30 p.m.", "4:30 a.m."), same_time("4:30", "4:30")
+    (True, False, None)
+    """
+    one, other = _TIME.fullmatch(gold), _TIME.fullmatch(answer)
+    if one is None or other is None or not ((one[3] or other[3]) and (one[2] or one[3]) and (other[2] or other[3])):
+        return None
+    halves = [match[3].lower() if match[3] else "" for match in (one, other)]
+    clocks = [(int(match[1]) % 12, match[2] or "00") for match in (one, other)]
+    afternoons = [half or ("p" if int(match[1]) > 12 else "") for half, match in zip(halves, (one, other), strict=True)]
+    return clocks[0] == clocks[1] and (not all(afternoons) or afternoons[0] == afternoons[1])
 
 
 def same_value(gold: Value, answer: Value, verify: Callable[..., bool]) -> bool:

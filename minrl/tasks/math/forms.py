@@ -58,9 +58,11 @@ def form_of(text: str) -> Form:
 
 def _signs(text: str) -> list[str]:
     r"""`1 \pm x` as `1 + x` and `1 - x`."""
-    if r"\pm" not in text and r"\mp" not in text:
+    if not has_sign(text, r"\pm", r"\mp"):
         return [text]
-    plus, minus = (re.sub(r"\\pm(?![a-z])", one, re.sub(r"\\mp(?![a-z])", other, text)) for one, other in ("+-", "-+"))
+    plus, minus = (
+        re.sub(r"\\pm(?![A-Za-z])", one, re.sub(r"\\mp(?![A-Za-z])", other, text)) for one, other in ("+-", "-+")
+    )
     return [plus, minus]
 
 

@@ -39,7 +39,8 @@ _REWRITES = [
         (r"\\(?:rbrace|rbrack)(?![a-z])", r"\}"),
         (r"\\(?:leq|leqslant)(?![a-z])|<=", r"\\le "),
         (r"\\(?:geq|geqslant)(?![a-z])|>=", r"\\ge "),
-        (r"\\neq(?![a-z])|!=", r"\\ne "),
+        (r"\\neq(?![a-z])|\\not *=|!=", r"\\ne "),
+        (r"\\pmod *\{? *([0-9a-z]+) *\}?", r"\\pmod{\1}"),
         (r"\\lt(?![a-z])", "<"),
         (r"\\gt(?![a-z])", ">"),
         (r"\\varnothing(?![a-z])|\\\{ *\\\}", r"\\emptyset "),
@@ -151,7 +152,7 @@ UNITS = {
     "joule": "", "watt": "", "newton": "", "volt": "", "hertz": "hz", "dozen": "", "celsius": "", "fahrenheit": "",
 }  # fmt: skip
 """Units with their other names, beside the plural."""
-_UNIT_OF = {f"{name}{s}": unit for unit, names in UNITS.items() for name in (unit, *names.split()) for s in ("", "s")}
+UNIT_OF = {f"{name}{s}": unit for unit, names in UNITS.items() for name in (unit, *names.split()) for s in ("", "s")}
 _TIMES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "squared": 2, "cubed": 3}
 _PERCENT = re.compile(r"^(.*?[0-9}) ]) *(?:\\?%|\\text\{ *\\?(?:%|percent|per cent|pct) *\}|percent|per cent|pct)$")
@@ -197,7 +198,7 @@ def quantity(text: str, letters: bool = False) -> Quantity:
         return Quantity(found[1] + amount.value, found[2] or "dollar", tens=amount.tens)
     value, degree, rest = text.partition(r"^\circ")
     if degree and value and not re.search(r"\\(?:sin|cos|tan|cot)|,", text) and len(rest.strip()) < 2:
-        return Quantity(value.strip(), "degree")
+        return Quantity(value.strip(), {"C": "celsius", "F": "fahrenheit"}.get(rest.strip(), "degree"))
     if text.endswith(r"\$"):
         return Quantity(text[:-2].strip(), "dollar")
     return _with_unit(text, letters)
@@ -240,7 +241,7 @@ def is_prose(text: str) -> bool:
     """Whether a text has words that are no units and no numerals: an answer stands somewhere in it."""
     words = {word.lower() for word in re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", text)}
     spoken = words & {*_TIMES, *_NUMERALS, "percent", "base"}
-    return bool(words - set(_UNIT_OF) - {"and", "text"}) and (not spoken or len(words) > MANY_WORDS)
+    return bool(words - set(UNIT_OF) - {"and", "text"}) and (not spoken or len(words) > MANY_WORDS)
 
 
 def _unit(tail: str) -> tuple[str, bool, int]:
@@ -250,7 +251,7 @@ def _unit(tail: str) -> tuple[str, bool, int]:
     for found in _UNIT_WORD.finditer(tail.replace("\\", " ")):
         word = (found[1] or "per").lower()
         base = found[1] if found[1] in ("C", "F") else word
-        meant = "" if base in ("C", "F") else _UNIT_OF.get(word, "")
+        meant = "" if base in ("C", "F") else UNIT_OF.get(word, "")
         known = known if known is not None else bool(meant) or word in _TIMES or word in _POWERS
         if word in _TIMES:
             tens += _TIMES[word]
