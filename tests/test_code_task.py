@@ -51,6 +51,11 @@ def test_each_hidden_assert_counts_and_the_shown_one_only_for_the_whole():
     assert paid("def smallest(a, b): return 1").value == 0.0  # the shown one alone
 
 
+@pytest.mark.parametrize("end", ["exit()", "quit(0)", "import sys; sys.exit()"])
+def test_a_program_that_ends_well_after_its_definitions_has_loaded(end):
+    assert paid(f"{SMALLEST['code']}\n{end}").solved
+
+
 THIEF = """
 import gc, glob, os, re, sys
 found = {}
@@ -83,7 +88,7 @@ WORTHLESS = {
     "a value instead of a function": "smallest = 1",
     "not python": "def smallest(a, b) return min(a, b)",
     "fails as it loads": "def smallest(a, b): return min(a, b)\nraise ValueError",
-    "exits as it loads": "def smallest(a, b): return min(a, b)\nimport sys; sys.exit(0)",
+    "exits as it loads": "def smallest(a, b): return min(a, b)\nimport sys; sys.exit(1)",
     "os._exit(0) before the tests": "import os; os._exit(0)",
     "os._exit(0) in the first call": "import os\ndef smallest(a, b): os._exit(0)",
     "raises AssertionError": "def smallest(a, b): raise AssertionError",
@@ -307,6 +312,7 @@ def test_rows_like_humanevals_take_the_rest_of_a_program_or_all_of_it():
         HUMANEVAL["canonical_solution"],
         f"```python\n{HUMANEVAL['prompt']}{HUMANEVAL['canonical_solution']}```",
         "Here:\n```python\ndef half(x):\n    return x * 0.5\n```",
+        f"```python\nfrom __future__ import annotations\n{HUMANEVAL['prompt']}{HUMANEVAL['canonical_solution']}```",
     ):
         assert reward_for_tests(completion, example, OPTIONS).solved
 
@@ -340,6 +346,10 @@ def test_weights_compose_the_parts():
         ("```\na\n```", "a\n"),
         ("```py\na\n```", "a\n"),
         ("```python\nnever closed", "never closed"),
+        ("1. Code:\n\n   ```python\n   def f():\n       return 1\n   ```\nDone.", "def f():\n    return 1\n"),
+        ("~~~python\na\n~~~\ndone", "a\n"),
+        ("~~~python\nnever closed", "never closed"),
+        ("```python\n  ```\na\n```", "  ```\na\n"),
         ("say `x` and ```python\na```", "say `x` and ```python\na```"),
         ("", ""),
     ],
@@ -423,6 +433,10 @@ def test_an_assert_without_a_name_is_no_test():
         ("print(1); import sys; sys.exit(3)", -1.0),
         ("raise SyntaxError", -1.0),
         ("import os; print(1); os.kill(os.getpid(), 9)", -1.0),
+        ("print(1); exit()", 1.0),
+        ("def main(): print(1)\nif __name__ == '__main__': quit(main())", 1.0),
+        ("print(1); exit(2)", -1.0),
+        ("print(sys, os)", -1.0),
         ("print(1, flush=True)\nwhile True: pass", -1.0),
         ("while True: print('x' * 1000)", -1.0),
         ("input()", -1.0),

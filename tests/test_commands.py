@@ -151,6 +151,7 @@ OTHERS = {
     "python benchmarks/sweep.py": "by hand: trains every algorithm",
     "python benchmarks/mutants.py losses": "by hand: runs the tests many times",
     "python benchmarks/soak.py": "by hand: takes hours",
+    "python benchmarks/graders.py": "by hand: takes minutes; test_answer_kinds.py runs a sample and, slow, all",
     "python benchmarks/hostile.py": "by hand: takes as long as it is given; test_hostile_runs.py runs the cases",
     "python benchmarks/hostile_soak.py": "by hand: takes hours",
 }

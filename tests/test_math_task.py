@@ -13,6 +13,7 @@ from minrl.tasks import load_task
 from minrl.tasks.math import MathOptions, reward
 from minrl.tasks.math.agreement import answers_agree, same_text
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
+from tests.apart import apart
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})
 THREE = Example("", "", {"problem": "How many?", "answer": "3"})
@@ -220,6 +221,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
+@apart
 def test_no_answer_takes_longer_than_its_time_limit(answer):
     reward(r"\boxed{1/3}", THREE, PATIENT)  # loads the library
     started = time.perf_counter()
@@ -228,6 +230,7 @@ def test_no_answer_takes_longer_than_its_time_limit(answer):
     assert paid.value == pytest.approx(FORM)
 
 
+@apart
 def test_an_answer_that_takes_too_long_is_wrong_and_says_so():
     paid = reward(r"\boxed{9^{9^{9}}}", BARE, MathOptions(timeout_s=0.5))
     assert paid.parts == {"answer": 0.0, "format": 1.0, "timeout": 1.0}

@@ -335,3 +335,12 @@ def test_a_right_answer_is_right_where_the_problem_went_through_json():
     assert written.strip() != example["answer"].strip()
     for one in (example, stored):
         assert [task.reward(said(text), one).value for text in (written, "1")] == [1.0, 0.05]
+
+
+def test_integrals_that_the_library_did_not_solve_are_left_out():
+    chosen = reasoning_gym.ReasoningGymOptions(size=12, seed=7)
+    made = reasoning_gym._dataset("intermediate_integration", "", 12, 7)
+    unsolved = {made[n]["question"] for n in range(12) if "Integral(" in made[n]["answer"]}
+    dataset = reasoning_gym._problems("intermediate_integration", chosen)
+    kept = {example["question"] for example in (*dataset.train, *dataset.held_out)}
+    assert unsolved and kept == {made[n]["question"] for n in range(12)} - unsolved

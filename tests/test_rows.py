@@ -7,7 +7,8 @@ import re
 import pytest
 
 from minrl.tasks import load_task
-from minrl.tasks.rows import Source, dataset_of, identity, load_rows, read_rows
+from minrl.tasks.row_files import read_rows
+from minrl.tasks.rows import Source, dataset_of, identity, load_rows
 from minrl.tasks.task import is_held_out, weighted
 from minrl.types import Example, Mistake, UserError
 
@@ -53,8 +54,8 @@ def test_csv_holds_the_same_rows(tmp_path, delimiter, mark):
     ("text", "said"),
     [
         ("question\n1\n", "row 1 of .* lacks answer"),
-        ("question,answer\n1,2\n\n3,4,5\n", "line 4 of .* has 3 values for 2 columns"),
-        ('question,answer\n1,"2\n', "line 2 of .* is not CSV: unexpected end of data"),
+        ("question,answer\n1,2\n\n3,4,5\n", "line 4 has 3 values for 2 columns"),
+        ('question,answer\n1,"2\n', "line 2 is not CSV: unexpected end of data"),
         ("question,answer,answer\n1,2,3\n", "has two columns of one name: question, answer, answer"),
         ("question,answer\n", "has no rows"),
         ("", "has no rows"),
@@ -83,7 +84,7 @@ def test_a_folder_that_lacks_a_split_is_refused(tmp_path):
     ("text", "said"),
     [
         ('{"question": "1"}\n', "row 1 of .* lacks answer .it has question.*columns question, answer"),
-        ('{"question": "1", "answer": "2"}\n{oops\n', "line 2 of .* is not JSON"),
+        ('{"question": "1", "answer": "2"}\n{oops\n', "line 2 is not JSON"),
         ("[1]", "row 1 of .* must be a JSON object, got int"),
         ("[" * 100_000, "is not JSON"),
         ("", "has no rows"),
@@ -98,6 +99,65 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path, text, said):
     with pytest.raises(UserError, match=said) as caught:
         load_rows(SOURCE, str(path))
     assert "\n" not in str(caught.value)
+
+
+GOOD = "".join(f'{{"question": "{n}", "answer": "{n}"}}\n' for n in range(100))
+LINES = {
+    "invalid": (b"{oops", "is not JSON"),
+    "broken off": (b'{"question": "1", "ans', "is not JSON"),
+    "null": (b"null", "must be a JSON object, got NoneType"),
+    "list": (b"[1, 2]", "must be a JSON object, got list"),
+    "text": (b'"x"', "must be a JSON object, got str"),
+    "digits": (b'{"question": "1", "answer": ' + b"9" * 5000 + b"}", "is not JSON"),
+    "nested": (b"[" * 100_000, "is not JSON"),
+    "byte": (b'{"question": "\xe9", "answer": "1"}', "is not UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_that_holds_no_row_costs_no_other(tmp_path, said, name, first):
+    line, reason = LINES[name]
+    path, good = tmp_path / "rows.jsonl", GOOD.encode()
+    path.write_bytes(line + b"\n" + good if first else good + line)
+    assert sum(sums(path).sizes()) == 100
+    number = 1 if first else 101
+    assert f"1 of 101 rows left out: row {number}: line {number} {reason}" in said[0]
+    with pytest.raises(UserError, match=f"row {number} of .*: line {number} {reason}"):
+        read_rows(path)  # demonstrations are refused
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"1", "has 1 values for 2 columns"),
+        (b"1,2,3", "has 3 values for 2 columns"),
+        (b'"odd" quoted,2', "is not CSV: "),
+        (b"\xe9,2", "is not UTF-8 text"),
+    ],
+)
+def test_a_line_of_a_csv_file_that_holds_no_row_costs_no_other(tmp_path, said, line, reason):
+    rows = [b"%d,%d" % (n, n) for n in range(100)]
+    (tmp_path / "rows.csv").write_bytes(b"\n".join([b"question,answer", *rows[:50], line, *rows[50:]]))
+    assert sum(sums(tmp_path / "rows.csv").sizes()) == 100
+    assert f"1 of 101 rows left out: row 51: line 52 {reason}" in said[0]
+
+
+def test_a_quotation_mark_that_takes_lines_with_it_counts_each(tmp_path):
+    rows = [f"{n},{n}" for n in range(100)]
+    (tmp_path / "rows.csv").write_text("\n".join(["question,answer", *rows[:50], '"1,2', *rows[50:]]))
+    with pytest.raises(UserError, match=r"line 52 is not CSV: .* \(51 of 101 rows cannot be used"):
+        sums(tmp_path / "rows.csv").sizes()
+
+
+def test_a_document_that_breaks_off_and_another_encoding_are_refused_in_one_line(tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps([json.loads(line) for line in GOOD.splitlines()])[:-1])
+    with pytest.raises(UserError, match=r"rows.json is not JSON"):
+        sums(tmp_path / "rows.json").sizes()
+    for text in (GOOD.encode("utf-16"), GOOD.replace('"1', '"\xe9').encode("latin-1")):
+        (tmp_path / "rows.jsonl").write_bytes(text)
+        with pytest.raises(UserError, match=r"rows.jsonl is not UTF-8 text .*iconv"):
+            sums(tmp_path / "rows.jsonl").sizes()
 
 
 def test_a_path_that_is_not_there_says_what_would_be_read(tmp_path):

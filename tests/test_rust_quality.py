@@ -2,7 +2,8 @@
 
 import pytest
 
-from minrl.tasks.rust.quality import QualityWeights, count, quality, scores
+from minrl.tasks.rust.quality import QualityWeights, count, quality, scores, share_in_macros
+from minrl.tasks.rust.syntax import parse, tokens
 from minrl.types import UserError
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
@@ -115,6 +116,25 @@ def test_complexity_and_nesting_fall_to_zero():
     assert scores("fn f(x: i32) { " + "if x > 0 {} " * 9 + "}")["complexity"] == 1.0
 
 
+def test_a_chain_of_else_if_is_no_deeper_than_its_first_if():
+    assert count("fn f() { if a {} else if b {} else if c {} }").nesting == 1
+
+
+def test_the_tokens_of_a_macro_count_as_what_they_would_be():
+    counts = count("fn f() { m![if a && b { c.unwrap() } else { loop {} unsafe {} }] }")
+    assert (counts.complexity, counts.panics, counts.loops, counts.unsafe) == (1 + 3, 1, 1, 1)  # if, &&, loop
+
+
+def test_what_stands_in_macros_of_the_solutions_own_is_its_share():
+    macro, outside, inside = "macro_rules! m { (1) => {} }", "fn f ( ) { ; }", "m ! [ 1 ]"
+    defined = len(tokens(parse(macro)))
+    called = parse(f"{macro} {outside.replace('{', '{ ' + inside)}")
+    hidden = defined + len(inside.split())
+    assert share_in_macros(parse(macro), "") == 1.0
+    assert share_in_macros(called, "") == pytest.approx(hidden / (hidden + len(outside.split())))
+    assert share_in_macros(called, macro) == 0.0
+
+
 def test_weights_choose_what_counts():
     found = {**dict.fromkeys(scores(WELL), 0.0), "docs": 1.0}
     only = {f"{name}_weight": 0.0 for name in found}
@@ -124,7 +144,3 @@ def test_weights_choose_what_counts():
         QualityWeights(**only)
     with pytest.raises(UserError, match="at least 0"):
         QualityWeights(docs_weight=-1.0)
-
-
-def test_a_megabyte_of_braces_is_read_in_seconds():
-    assert set(scores("{" * 100_000).values()) == {0.0}

@@ -3,12 +3,15 @@
 import json
 import os
 import pickle
+import socket
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from minrl.rewards.workers import Workers
 from minrl.sandbox.calls import Outcome, SandboxError
+from minrl.sandbox.walls import has_unreadable
 from minrl.system.json_text import json_text
 from minrl.tasks import load_task, rust
 from minrl.tasks.rust import RustOptions, RustReward, compiler, extract_code, runner
@@ -169,6 +172,7 @@ def test_a_full_solution_with_tests_of_its_own_earns_everything(reward, example)
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_solved_is_every_hidden_test_whatever_the_style(reward, example):
     ugly = SOLUTION.replace("/// ", "// ").replace("even.is_empty()", "even.len() == 0")
     paid = reward(fenced(ugly), example)
@@ -179,6 +183,7 @@ def test_solved_is_every_hidden_test_whatever_the_style(reward, example):
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_part_of_the_tests_is_a_part_of_their_weight_and_no_style_is_paid(reward, example):
     half = SOLUTION.replace("Ok(even.iter().sum())", "Ok(0)") + OWN_TESTS
     paid = reward(fenced(half), example)
@@ -220,7 +225,11 @@ REFUSED = {
     "a constant without end": ("#[allow(long_running_const_eval)] pub const X: u64 = f();", "word"),
     "other code for clippy": ("#[cfg(clippy)] fn f() {} #[cfg(not(clippy))] fn f() { g() }", "condition"),
     "other code for clippy by cfg!": ("fn f() { if cfg!(clippy) {} }", "word"),
-    "other code for tests": ("#[cfg(not(test))] fn f() {}", "condition"),
+    "attributes with other code for clippy": ("#[cfg_attr(clippy, allow(warnings))] fn f() {}", "condition"),
+    "an attribute under a condition": ('#[cfg_attr(all(), path = "../x.rs")] mod m;', "attribute"),
+    "a condition without end": ("#[cfg(" + "all(" * 99 + ")" * 99 + ")] fn f() {}", "condition"),
+    "a macro's condition": ("macro_rules! m {($($c:tt)*) => {#[cfg($($c)*)] fn f() {}}} m!(clippy);", "condition"),
+    "an attribute of two kinds": ("macro_rules! m {(#[$a:meta]) => {}; ($a:ident) => {#[$a] mod m {}}}", "attribute"),
     "other code with features": ('#[cfg(feature = "x")] fn f() {}', "condition"),
     "a static initialiser": ('#[unsafe(link_section = ".init_array")] static X: fn() = f; fn f() {}', "word"),
     "an initialiser by a macro": ("macro_rules! m {($a:meta) => {#[$a] static X: fn() = f;}}", "attribute"),
@@ -250,7 +259,15 @@ REFUSED = {
     "equality by a macro": ("macro_rules! m {($t:ty) => {impl PartialEq for $t {}}}", "own_comparison"),
     "any trait by a macro": ("macro_rules! m {($i:path, $t:ty) => {impl $i for $t {}}}", "own_comparison"),
     "a trait before std's methods": ("pub trait T { fn is_err(self) -> bool; }", "pub_trait"),
-    "a trait for the crate's users": ("pub(crate) trait T { fn is_err(self) -> bool; }", "pub_trait"),
+    "a trait whose methods a macro makes": ("pub trait T { m!(); }", "pub_trait"),
+    "a Result that is not std's": (
+        "mod std { pub mod result { pub struct Result<T>(T); } } pub type Result<T> = std::result::Result<T>;",
+        "shadowed_name",
+    ),
+    "a trait that a macro passes on": (
+        "macro_rules! m {($($t:tt)*) => {$($t)*}} m!{pub trait T { fn is_err(self) -> bool; }}",
+        "macro",
+    ),
     "another bool": ("#[allow(non_camel_case_types)] pub struct bool;", "shadowed_name"),
     "another Vec": ("mod m { pub struct Liar; } pub use m::Liar as Vec;", "shadowed_name"),
     "hidden by an escape": ("const C: char = '\\u{2_________2}'; fn f() { unsafe { g() } } // '", "word"),
@@ -263,7 +280,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("code", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_the_syntax_shows_is_refused(code, reason):
-    found = refusal(code, "", allow_unsafe=False)
+    found = refusal(code, "fn t() { assert!(f().is_err()); }", allow_unsafe=False)
     assert found in REASONS
     assert reason in (None, found)
 
@@ -287,13 +304,31 @@ INNOCENT = {
     "impl in arguments": "fn f(x: impl Fn(i32) -> i32, y: &dyn for<'a> Fn(&'a str)) { for _ in 0..x(1) {} }",
     "a macro that makes types": "macro_rules! m {($n:ident) => {pub struct $n; impl Planet for $n {}}} m!(Earth);",
     "modules of std": "use std::{collections::HashMap, fmt::{self, Display}, io::{self, Read}};",
+    "a Result of its own": "pub type Result<T> = std::result::Result<T, u8>; type Option<T> = std::option::Option<T>;",
+    "a private name": "mod m { struct Vec; enum Option { A } } impl std::str::FromStr for X { type Err = String; }",
+    "a trait with methods of its own": "pub trait Square { const N: u8; fn sq(&self) -> i64; fn new() -> Self; }",
+    "a trait for itself": "pub(crate) trait T { fn is_err(self) -> bool; }",
+    "conditions": '#[cfg(not(test))] fn f() {} #[cfg(debug_assertions)] fn g() {} #[cfg(target_pointer_width = "64")] '
+    "fn h() {}",
+    "an attribute for tests": '#![recursion_limit = "256"] #[cfg_attr(test, derive(Debug, Clone))] struct S;',
+    "a macro that keeps attributes": "macro_rules! m {($(#[$m:meta])* $n:ident) => {$(#[$m])* struct $n;}} "
+    "m!(#[derive(Debug)] S);",
+    "a check by a macro": "macro_rules! assert_pos {($x:expr) => {if $x < 0 { panic!() }}}",
+    "alloc": "extern crate alloc; use alloc::vec::Vec;",
+    "a name that is assembler elsewhere": "fn f(asm: i64) -> i64 { asm * asm }",
     "threads": "pub fn f() { std::thread::spawn(|| ()).join().ok(); }",
 }
 
 
 @pytest.mark.parametrize("code", INNOCENT.values(), ids=INNOCENT)
 def test_ordinary_code_is_not_refused(code):
-    assert refusal(code, "", allow_unsafe=False) is None
+    assert refusal(code, "fn t() { assert!(f().is_err()); new(); }", allow_unsafe=False) is None
+
+
+def test_names_of_types_mean_those_of_std_in_tests():
+    written, _ = instrumented("use own::*; #[test] fn a() { let b: bool = f(); }", {"char"}, 3)
+    imported = written.partition("::std::primitive::{")[2].partition("}")[0].split(", ")
+    assert {"bool", "str", "i64"} <= {*imported} and "char" not in imported
 
 
 def test_what_the_row_does_itself_is_allowed():
@@ -319,14 +354,12 @@ def unguarded(monkeypatch):
 
 
 FORGED = {
-    "exit 0": STUBBED.replace("BODY", "std::process::exit(0)"),
     "printed verdicts": STUBBED.replace(
         "BODY", 'println!("test none ... ok\\ntest result: ok. 4 passed; 0 failed"); std::process::exit(0)'
     ),
     "an aborted process": STUBBED.replace("BODY", "std::process::abort()"),
     "the tests' own arguments": STUBBED.replace("BODY", 'for a in std::env::args() { println!("{a}") } panic!()'),
     "a hook that exits": STUBBED.replace("BODY", "std::panic::set_hook(Box::new(|_| std::process::exit(0))); panic!()"),
-    "the stub": STUBBED.replace("BODY", "todo!()"),
     "another type": "#[derive(Debug)] pub struct Any; impl PartialEq<Vec<i32>> for Any { fn eq(&self, _: &Vec<i32>) -> "
     "bool { true } } pub fn evens(_: &[i32]) -> Any { Any } pub fn sum(_: &[i32]) -> Result<i32, String> { todo!() }",
 }
@@ -367,7 +400,6 @@ fn forge() -> ! {
 """
 MEANS = {
     "its own file": 'report(&std::fs::read("/proc/self/exe").unwrap_or_default());',
-    "its file by name": "report(&std::fs::read(std::env::args().next().unwrap()).unwrap_or_default());",
     "its file made readable": 'let me = std::env::args().next().unwrap(); std::process::Command::new("/bin/chmod")'
     '.args(["755", &me]).status().ok(); report(&std::fs::read(&me).unwrap_or_default());',
     "a child that reads": 'let pid = std::process::id(); let cat = std::process::Command::new("/bin/cat").arg(format!('
@@ -375,8 +407,6 @@ MEANS = {
     "its memory": "use std::os::unix::fs::FileExt; let at = forge as *const () as usize as u64 & !0xfff; "
     'if let Ok(memory) = std::fs::File::open("/proc/self/mem") { for page in 0..4096 { let mut read = vec![0; 4096]; '
     "if memory.read_at(&mut read, at + page * 4096).is_ok() { report(&read); } } }",
-    "its map": 'report(&std::fs::read("/proc/self/maps").unwrap_or_default()); assert!(std::fs::read("/proc/self/maps")'
-    ".is_err());",
 }
 
 
@@ -422,7 +452,8 @@ CALLS = {
     "files": ('std::fs::read("/proc/self/exe").ok(); todo!()', "std_fs"),
     "an opened file": ('std::fs::File::open("/proc/self/mem").ok(); todo!()', "std_fs"),
     "a file as a type": (
-        "use std::io::Write; let f: Option<std::fs::File> = None; f.unwrap().flush().ok(); todo!()",
+        "use std::io::Write; let f: Option<std::fs::File> = std::hint::black_box(None); f.unwrap().flush().ok(); "
+        "todo!()",
         None,
     ),
     "arguments": ("std::env::args().count(); todo!()", "std_env"),
@@ -443,40 +474,13 @@ def test_what_the_object_code_calls_is_refused_however_it_is_spelled(reward, exa
 @needs_cargo
 @pytest.mark.slow
 def test_a_test_that_hangs_or_overflows_costs_itself_and_its_time(folder, reward, example):
-    overflowing = SOLUTION.replace("let even", "if numbers.len() == 3 { return sum(numbers); } let even")
+    overflowing = SOLUTION.replace(
+        "let even", "if numbers.len() == 3 { return sum(numbers).map_err(|said| said.repeat(2)); } let even"
+    )
     assert reward(fenced(overflowing), example).parts["tests"] == 4 / 5
     endless = SOLUTION.replace("let even", "while numbers.len() == 3 {} let even")
-    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=4.0, seconds=600.0))
+    strict = RustReward(RustOptions(cache=folder, build_seconds=600.0, test_seconds=2.0, seconds=600.0))
     assert strict(fenced(endless), example).parts["tests"] < 1.0
-
-
-BOMBS = {
-    "a constant": "pub const X: u64 = { let mut i = 0; while i < u64::MAX { i += 1 } i };",
-    "a constant of a generic": "pub struct N<const K: u64>; impl<const K: u64> N<K> { pub const X: u64 = { "
-    "let mut i = 0; while i < u64::MAX { i += K } i }; } pub fn x() -> u64 { N::<1>::X }",
-    "a macro": "macro_rules! m {($($t:tt)*) => {m!($($t)* $($t)*);}} m!(a);",
-    "macros that double": "macro_rules! d {($($x:tt)*) => {[$($x)* 1, $($x)* 1]}} "
-    "pub fn x() { let _ = " + "d!(" * 60 + "1," + ")" * 60 + "; }",
-    "types": "pub fn grow<X>(n: u32) -> u32 { if n == 0 { 0 } else { grow::<(X, X)>(n - 1) } } "
-    "pub fn x() -> u32 { grow::<u8>(9) }",
-    "traits": "pub trait Deep { fn x() -> u64; } pub struct S<T>(T); impl Deep for u8 { fn x() -> u64 { 1 } } "
-    "impl<T: Deep> Deep for S<T> where S<S<T>>: Deep { fn x() -> u64 { S::<S<T>>::x() } } "
-    "pub fn x() -> u64 { S::<u8>::x() }",
-    "an array": "pub static X: [u64; 1 << 34] = [1; 1 << 34];",
-    "an array of a constant": "pub const fn f() -> [u8; 1 << 32] { [7; 1 << 32] } pub static X: [u8; 1 << 32] = f();",
-    "parentheses": "pub fn x() -> u8 { " + "(" * 50_000 + "1" + ")" * 50_000 + " }",
-    "blocks": "pub fn x() { " + "{" * 50_000 + "}" * 50_000 + " }",
-    "minus signs": "pub fn x() -> i32 { " + "-" * 100_000 + "1 }",
-    "an endless file": 'pub static X: &[u8] = include_bytes!("/dev/zero");',
-}
-
-
-@needs_cargo
-@pytest.mark.slow
-@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_a_compiler_without_end_is_a_reward_of_0_within_the_deadline(folder, example, bomb):
-    paid = RustReward(RustOptions(cache=folder, build_seconds=3.0))(fenced(SOLUTION + bomb), example)
-    assert paid.value == 0.0, paid  # it is scored: no exception came
 
 
 @pytest.mark.parametrize("status", [126, 127, 2, -126])
@@ -614,6 +618,7 @@ MULTIPLE = {
 
 
 @needs_cargo
+@pytest.mark.slow
 def test_a_function_and_a_main_of_assertions_make_a_problem(reward, tmp_path):
     example = example_of(MULTIPLE, tmp_path)
     assert "pub fn half(n: isize) -> isize {" in example.prompt[1]["content"]
@@ -829,6 +834,67 @@ def test_nothing_of_a_solution_is_left_and_leftovers_of_the_dead_are_removed(fol
     assert not path.exists()
     reward(fenced(SOLUTION), example)
     assert not list(Path(folder).iterdir())
+
+
+def test_the_sandbox_is_given_the_file_that_nobody_may_read_and_keeps_its_mode(tmp_path, monkeypatch):
+    asked = []
+
+    class Started:
+        def __init__(self, call):
+            asked.append(has_unreadable({"readable": call.readable}))
+
+        def result(self):
+            return Outcome("ok", 0, b"", b"", 0.1)
+
+    monkeypatch.setattr(runner, "start", Started)
+    runner.run_tests(b"", {}, tmp_path, RustOptions().budget())
+    assert asked == [True]
+
+
+@pytest.mark.parametrize(("count", "heard"), [(5_000, 5_000), (300_000, 2**23 // 35)])
+def test_any_number_of_marks_is_heard_while_the_program_runs(count, heard, monkeypatch):
+    class Started:
+        def __init__(self, call):
+            self.channel = socket.socket(fileno=os.dup(call.channel))
+
+        def result(self):
+            with self.channel:
+                self.channel.settimeout(2.0)
+                for line in range(0, count, 100):
+                    self.channel.sendall(b"".join(b"\n%033d\n" % (line + more) for more in range(100)))
+            return Outcome("ok", 0, b"", b"", 0.1)
+
+    monkeypatch.setattr(runner, "start", Started)
+    marks = runner._run_once(["program"], RustOptions().budget().tests)[1]
+    assert abs(len(marks) - heard) <= 1
+
+
+def test_a_toolchain_whose_tests_are_not_heard_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "toolchain", lambda: Path("/rust/bin"))
+    monkeypatch.setattr(runner, "try_out", lambda: b"")
+    monkeypatch.setattr(runner, "run_tests", lambda *_: (set(), set()))
+    with pytest.raises(UserError, match="a test of nothing did not report itself"):
+        runner.working_toolchain.__wrapped__(tmp_path)
+
+
+def test_all_is_built_before_anything_runs(tmp_path, monkeypatch):
+    order = []
+    made = compiler.Made(b"", b"", frozenset())
+    monkeypatch.setattr(compiler, "build_library", lambda *_: order.append("library") or made)
+    monkeypatch.setattr(compiler, "build_tests", lambda *_: order.append("tests") or made)
+    monkeypatch.setattr(rust, "run_tests", lambda *_: order.append("run") or (set(), set()))
+    monkeypatch.setattr(rust, "_reaches_out", lambda *_: "")
+    (source,) = ROW["tests"].values()
+    row = {**ROW, "tests": {"tests/a.rs": source, "tests/b.rs": source}}
+    RustReward(RustOptions(cache=str(tmp_path)))(fenced(SOLUTION), Example("", "", row))
+    assert order == ["library", "tests", "tests", "run", "run"]
+
+
+def test_the_deadline_of_a_reward_is_later_than_the_end_of_its_solution(monkeypatch):
+    monkeypatch.setattr(rust, "working_toolchain", lambda folder: None)
+    task = rust.make(RustOptions(seconds=500.0), "")
+    assert Workers(1, 30.0)._deadline_s(task.paid("", Example("", "", {}))) > 500.0
+    assert Workers(1, 900.0)._deadline_s(task.paid("", Example("", "", {}))) == 900.0
 
 
 @pytest.fixture

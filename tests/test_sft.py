@@ -268,7 +268,7 @@ def test_equal_rows_count_once_and_messages_are_rows_too(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2 of .* is not JSON"),
+        ("{", "row 2 of .*: line 2 is not JSON"),
         ("[]", "row 2 of .* must be a JSON object, got list"),
         ('{"prompt": "1"}', r"needs `prompt` and `response` \(it has prompt\): name its columns with --prompt-column"),
         ('{"prompt": "1", "response": null}', "`response` must be a string, got NoneType"),

@@ -1,5 +1,7 @@
 """Thoughts in completions: which text a task is told, whatever the template opened and the tokenizer leaves out."""
 
+import time
+
 import pytest
 
 from minrl.model.chat import ChatTokenizer
@@ -37,3 +39,40 @@ def test_a_completion_behind_an_opened_thought_is_told_as_a_thought_until_it_clo
 
 def test_a_thought_that_is_opened_twice_hides_what_stands_before_it():
     assert after_thoughts(heard("<think>\n", "#### 3 <think> no </think> #### 4")).strip() == "#### 4"
+
+
+SOURCE = [
+    "return a[think] * x", "return d[thought]", "steps: list[Thought] = []", "out[reasoning] = 1", "s = '<|im_end|>'",
+    "s = '<think>'", "s = '</think>'", "s = 'assistantfinal'", "steps: Vec<Thought> = vec![];", "s = '[THINK]'",
+    "s = '<|channel|>analysis'", "s = '</reasoning>'",
+]  # fmt: skip
+FENCES = ("```python\n{}\n```", "Here:\n\n   ```rust\n   {}\n   ```\nDone.", "~~~\n{}\n~~~", "````\n```\n{}\n````")
+
+
+@pytest.mark.parametrize("fence", FENCES)
+@pytest.mark.parametrize("source", SOURCE)
+def test_source_in_a_closed_fence_is_whole_and_a_draft_in_thoughts_is_not_read(source, fence):
+    block = fence.format(source)
+    assert after_thoughts(block) == block
+    if "/" not in source and "final" not in source:
+        assert after_thoughts(f"<think>\n{block}\n</think>\n{block}") == f"\n{block}"
+        assert after_thoughts(f"{block}\nno </think>{block}").lstrip("\n") == block.lstrip("\n")
+        assert after_thoughts(f"<think>\n{block}") == ""
+
+
+@pytest.mark.parametrize("source", ["return a[think] * x", "l: list[Thought] = []", "f(x)[reasoning]", "Vec<Thought>"])
+def test_an_index_is_no_mark_outside_of_a_fence_either(source):
+    assert after_thoughts(source) == source
+
+
+def test_a_fence_that_a_thought_leaves_open_hides_no_mark():
+    draft = "```python\nnever closed\n</think>\n```python\nx\n```"
+    assert after_thoughts(draft) == after_thoughts(f"<think>{draft}") == "\n```python\nx\n```"
+
+
+@pytest.mark.parametrize("piece", ["```\n", "```a\n", "~~~\nx\n", "<think>```\n</think>", "[a", "> ```", " "])
+def test_fences_are_skipped_in_linear_time(piece):
+    started = time.process_time()
+    after_thoughts(piece * 20_000)
+    after_thoughts(" " * 100_000 + "`" * 100_000)
+    assert time.process_time() - started < 2

@@ -73,7 +73,7 @@ def test_a_broken_folder_of_a_task_is_one_line(refused, tmp_path, monkeypatch, c
 
 ROWS = {
     "sft: empty": ("", "has no rows"),
-    "sft: a table": ("prompt,response\n1,2\n", "line 1 of", "rows.jsonl is not JSON"),
+    "sft: a table": ("prompt,response\n1,2\n", "rows.jsonl", "line 1 is not JSON"),
     "sft: other columns": (
         lines({"question": "1", "answer": "2"}),
         "row 1",

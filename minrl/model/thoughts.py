@@ -23,13 +23,19 @@ FORMS = (
 """What opens and what closes a thought, after `<`, beside tags such as `<think>`, `<seed:think>` and `[THINK]`."""
 
 _WORDS = (
-    (re.compile(r"\Aanalysis(?=[A-Z])"), "<|channel|>analysis<|message|>"),  # gpt-oss, its special tokens left out
-    (re.compile(r"assistantfinal"), "<|channel|>final<|message|>"),
+    (r"\Aanalysis(?=[A-Z])", "<|channel|>analysis<|message|>"),  # gpt-oss, its special tokens left out
+    (r"assistantfinal", "<|channel|>final<|message|>"),
 )
 """Words that open and close thoughts, and the marks that they stand for."""
 _PROCESS = re.compile(r"\bHere(?:'s| is) my thought process:")  # Granite 3
 _RESPONSE = re.compile(r"\bHere(?:'s| is) my response:")
+_FENCE = (
+    r"(?<![^\n])[ \t]*+(?P<bar>`{3,5}+|~{3,5}+)[^\n`<\[\u25c1]*+\n(?:(?![ \t]*+(?P=bar))[^\n]*+\n)*+"
+    r"[ \t]*+(?P=bar)[`~]*+[ \t\r]*+(?![^\n])"
+)
+"""A fenced block that is closed: what stands in it is program text, unless it stands in a thought."""
 _TAG = (
+    r"(?!(?<=\[)(?-i:(?!/?[A-Z]{2}))|(?<=[\w)\]]\[)(?!/)|(?<=\w<)(?-i:[A-Z]))"  # `a[think]`, `Vec<Thought>` are none
     r"\s?(?P<slash>/?)\s?"
     r"(?P<tag>(?:\w{1,20}[:_])?think(?:ing)?|thoughts?|reasoning|reflection|scratch_?pad|inner_(?:thoughts?|monologue))"
     r"\s?[>\]\u25b7]"
@@ -38,13 +44,16 @@ _END = (
     r"(?P<end>\|(?:im_end|eot_id|end|return|call|endoftext|end_of_text|END_RESPONSE|end_of_solution)\|>|end_of_turn>)"
 )
 _PAIRS = [f"(?P<opens{n}>{opens})|(?P<closes{n}>{closes})" for n, (opens, closes) in enumerate(FORMS)]
-_MARK = re.compile(rf"[<\[\u25c1](?=[\s/|a-z])(?:{'|'.join([_TAG, *_PAIRS, _END])})", re.IGNORECASE)
+_ANY = rf"[<\[\u25c1](?=[\s/|a-z])(?:{'|'.join([_TAG, *_PAIRS, _END])})"
+_MARK, _OUTSIDE = (re.compile(pattern, re.IGNORECASE) for pattern in (_ANY, f"(?P<fence>{_FENCE})|{_ANY}"))
+_GLUED = re.compile(r"(?:(?<=</think>)|(?<=\[/THINK\])|(?<=\|>))(?=```|~~~)")
 _PIECES = frozenset(("<|channel|>", "<|message|>"))
 
 
 def after_thoughts(text: str) -> str:
     """What a completion says outside its thoughts. A thought that is not closed goes on to the end, and a mark that
-    closes one that the prompt opened ends what stands before it. The turn ends with the first mark of its end.
+    closes one that the prompt opened ends what stands before it. The turn ends with the first mark of its end. In a
+    fenced block outside of thoughts nothing is a mark.
 
     >>> after_thoughts("<think> 3? </think> It is 4. [THINK] 5? [/THINK] Yes."), after_thoughts("3? </think>4")
     (' It is 4. \\n Yes.', '4')
@@ -52,11 +61,15 @@ def after_thoughts(text: str) -> str:
     ('It is 4. ', '4')
     """
     for words, mark in _WORDS:
-        text = words.sub(mark, text)
+        text = _put(mark, words, text)
     if _PROCESS.search(text):
         text = _RESPONSE.sub(CLOSED, _PROCESS.sub(OPENED, text))
-    said, start, thought = [], 0, ""
-    for found in _MARK.finditer(text):
+    text = _GLUED.sub("\n", text)
+    said, start, thought, place = [], 0, "", 0
+    while found := (_MARK if thought else _OUTSIDE).search(text, place):
+        place = found.end()
+        if not thought and found["fence"]:
+            continue
         form, closes = _form(found)
         if not closes and not thought:
             said.append(text[start : found.start()])
@@ -64,6 +77,11 @@ def after_thoughts(text: str) -> str:
         elif closes and (thought in ("", form) or (thought == "end" and found[0].startswith("<|channel"))):
             said, start, thought = said if thought == form else [], found.end(), ""
     return "\n".join(filter(None, [*said, "" if thought else text[start:]]))
+
+
+def _put(mark: str, words: str, text: str) -> str:
+    """The text with a mark in the place of words outside of its fences."""
+    return re.sub(f"({_FENCE})|{words}", lambda found: found[1] or mark, text)
 
 
 def _form(mark: re.Match[str]) -> tuple[str, bool]:

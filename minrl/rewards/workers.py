@@ -77,7 +77,7 @@ class Workers:
             while waiting and len(self._busy) < self.count:
                 index = waiting.pop()
                 worker = self._next_worker()
-                failed = worker.start(index, jobs[index], self.deadline_s)
+                failed = worker.start(index, jobs[index], self._deadline_s(jobs[index]))
                 if failed is None:
                     self._busy[worker.connection] = worker
                 else:
@@ -87,6 +87,11 @@ class Workers:
             results.update({worker.index: result for worker, result in finished})
             if finished or not self._busy:
                 report(len(jobs) - len(waiting) - len(self._busy))
+
+    def _deadline_s(self, job: Job) -> float:
+        """The deadline of a job: a grader that ends itself has the time for it."""
+        grader: object = job.function
+        return max(self.deadline_s, grader.seconds) if isinstance(grader, Grader) else self.deadline_s
 
     def _second(self, job: Job, lost: Lost) -> Any:  # noqa: ANN401 - whatever the job returned
         """The result of a job whose worker was lost: a grader's second run, or what it pays for the loss."""

@@ -21,7 +21,7 @@ from minrl.policy import Policy
 from minrl.run.unknown_words import check_words, shown_text
 from minrl.sft.config import SftConfig
 from minrl.tasks import Task
-from minrl.tasks.rows import read_rows
+from minrl.tasks.row_files import read_rows
 from minrl.tasks.task import is_held_out
 from minrl.types import Prompt, Rollout, UserError, require
 

@@ -23,12 +23,13 @@ class Grader:
     """The function of a job that judges a completion.
 
     `otherwise(reason)` is its result where the completion broke it. `warm()` loads what it needs, before its deadline
-    counts. Both functions and `warm` must be picklable.
+    counts. Both functions and `warm` must be picklable. Its own limits end it within `seconds`: no deadline is earlier.
     """
 
     function: Callable[..., Any]
     otherwise: Callable[[Reason], Any]
     warm: Callable[[], object] | None = None
+    seconds: float = 0.0
 
     def __call__(self, *arguments: object) -> Any:  # noqa: ANN401 - whatever the function returns
         """The function's result."""

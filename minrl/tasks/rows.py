@@ -1,12 +1,8 @@
 """The rows of a task's examples: a public dataset, or a local copy with the same columns."""
 
-import codecs
-import csv
 import functools
 import hashlib
-import io
-import json
-import re
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +12,7 @@ from loguru import logger
 
 from minrl.system.streams import first_line
 from minrl.tasks.checked import require_example
+from minrl.tasks.row_files import MOST_LEFT_OUT, read_each
 from minrl.tasks.task import Dataset, DeferredDataset, in_order_of_identity, split
 from minrl.types import Example, Mistake, UserError, require
 
@@ -25,14 +22,8 @@ Row = Mapping[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv")
 """The files of a folder that are read, in this order."""
 
-MOST_LEFT_OUT = 0.05
-"""The share of a split's rows that may be left out because they cannot be used."""
-
 NAMED = 8
 """Of so many rows that are left out the reason is said, of the others the number alone."""
-
-LONGEST_FIELD = 2**31 - 1
-"""Characters of a value of a CSV file, of which Python's default is 131,072."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +82,9 @@ def _by_identity(examples: Iterable[Example]) -> dict[str, Example]:
 def load_each(source: Source, data_path: str, read: Callable[[Row], T]) -> dict[str, list[T]]:
     """What `read` makes of each row, by split: see `load_rows`.
 
-    Rows that lack a column, and those on which `read` raises UserError or stumbles over another kind of value, are left
-    out, counted and named; where they are more than `MOST_LEFT_OUT` of a split, the first is refused.
+    Lines that hold no row, rows that lack a column, and those on which `read` raises UserError or stumbles over another
+    kind of value, are left out, counted and named; where they are more than `MOST_LEFT_OUT` of a split, the first is
+    refused.
     """
 
     def read_whole(row: Row) -> T:
@@ -106,17 +98,20 @@ def load_each(source: Source, data_path: str, read: Callable[[Row], T]) -> dict[
     return {name: _usable(rows, read_whole, f"{where} ({name})") for name, rows in _splits(source, data_path).items()}
 
 
-def _usable(rows: Sequence[Row], read: Callable[[Row], T], where: str) -> list[T]:
+def _usable(rows: Sequence[Row | UserError], read: Callable[[Row], T], where: str) -> list[T]:
     """What `read` makes of the rows that it can use. The others are said."""
     made, unusable = [], []
     for number, row in enumerate(rows, 1):
         try:
+            if isinstance(row, UserError):
+                raise row
             made.append(read(row))
         except Mistake as error:
             raise Mistake(f"row {number} of {where}: {error}") from error
         except UserError as error:
             unusable.append((number, str(error)))
         except KeyError as error:
+            assert not isinstance(row, UserError)
             unusable.append((number, f"lacks {error} (it has {', '.join(map(str, row))})"))
         except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:  # another kind of value
             unusable.append((number, f"not as the task reads it: {type(error).__name__}: {error}"))
@@ -147,6 +142,23 @@ def identity(text: str) -> str:
     return hashlib.sha256(" ".join(text.split()).encode(errors="surrogatepass")).hexdigest()[:16]
 
 
+def is_answer(value: object) -> bool:
+    """Whether a value of a row is a text or a number, which an answer can be."""
+    return isinstance(value, str) or (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    )
+
+
+def answer_text(value: object) -> str:
+    """The answer of a row as a text.
+
+    >>> answer_text("18"), answer_text(18), answer_text(18.5)
+    ('18', '18', '18.5')
+    """
+    require(is_answer(value), f"`answer` must be a text or a number, got {value!r:.60} ({type(value).__name__})")
+    return str(value)
+
+
 def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]:
     """The rows by split: `train` and `held_out` if the source has them, else all under `all`.
 
@@ -157,81 +169,30 @@ def load_rows(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]
     return load_each(source, data_path, dict)
 
 
-def _splits(source: Source, data_path: str) -> dict[str, list[dict[str, Any]]]:
+def _splits(source: Source, data_path: str) -> Mapping[str, Sequence[Row | UserError]]:
     require(
         bool(data_path or source.hub_name), f"the task has no data of its own: give --data-path {_expected(source)}"
     )
-    splits = _local(source, Path(data_path)) if data_path else _from_hub(source)
+    splits: Mapping[str, Sequence[Row | UserError]] = (
+        _local(source, Path(data_path)) if data_path else _from_hub(source)
+    )
     for name, rows in splits.items():
         require(bool(rows), f"{data_path or source.hub_name} has no rows ({name}): {_expected(source)}")
     return splits
 
 
-def _local(source: Source, path: Path) -> dict[str, list[dict[str, Any]]]:
+def _local(source: Source, path: Path) -> dict[str, list[Row | UserError]]:
     require(path.exists(), f"--data-path {path} does not exist: {_expected(source)}")
     if path.is_file():
-        return {"all": read_rows(path)}
+        return {"all": read_each(path)}
     found = {}
     for name, file_name in source.splits.items():
         files = [path / f"{file_name}{suffix}" for suffix in SUFFIXES]
         file = next((file for file in files if file.is_file()), None)
         if file is None:
             raise UserError(f"--data-path {path} is a folder without {files[0].name}: {_expected(source)}")
-        found[name] = read_rows(file)
+        found[name] = read_each(file)
     return found
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file, or of a JSON file that holds a list of them; the rows of a CSV file, as texts."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # spreadsheets and Windows begin UTF-8 with a mark
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): give JSONL, JSON or "
-            f"CSV, and convert other encodings with iconv -f {_encoding(error.object)} -t UTF-8"
-        ) from error
-    if path.suffix.lower() == ".csv":
-        return _csv_rows(path, text)
-    if text.lstrip().startswith("["):
-        rows = _parsed(path, 1, text)
-    else:  # a string may hold U+2028, which splitlines() splits at
-        rows = [_parsed(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    for number, row in enumerate(rows, 1):
-        require(isinstance(row, dict), f"row {number} of {path} must be a JSON object, got {type(row).__name__}")
-    return rows
-
-
-def _encoding(data: bytes) -> str:
-    """The encoding that the text most likely has."""
-    return "UTF-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "WINDOWS-1252"
-
-
-def _csv_rows(path: Path, text: str) -> list[dict[str, Any]]:
-    """The rows of a CSV file, with the delimiter of its first line."""
-    csv.field_size_limit(LONGEST_FIELD)
-    header = re.sub('"[^"]*"', "", text.lstrip("\n").partition("\n")[0])
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), strict=True)
-    try:
-        lines, rows = filter(None, reader), []
-        columns = [name.strip() for name in next(lines, [])]
-        named = [name for name in columns if name]  # spreadsheets write empty columns at the end
-        require(len({*named}) == len(named), f"{path} has two columns of one name: {', '.join(named)}")
-        for cells in lines:
-            if len(cells) != len(columns):
-                raise UserError(f"line {reader.line_num} of {path} has {len(cells)} values for {len(columns)} columns")
-            rows.append({name: cell for name, cell in zip(columns, cells, strict=True) if name})
-    except csv.Error as error:
-        raise UserError(f"line {reader.line_num} of {path} is not CSV: {error}") from error
-    return rows
-
-
-def _parsed(path: Path, line: int, text: str) -> Any:  # noqa: ANN401 - whatever the JSON says
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for integers with more digits than Python reads
-        raise UserError(f"line {line} of {path} is not JSON ({error}): give JSON objects, one a line") from error
 
 
 def _from_hub(source: Source) -> dict[str, list[dict[str, Any]]]:

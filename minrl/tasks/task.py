@@ -82,6 +82,7 @@ class Task:
     `notes()` are lines that a run shows at its start; it raises UserError if the task cannot run on this machine.
     `worst` is paid for a completion that broke the reward: by its time, its memory, or the end of its process.
     `warm()` loads what the reward needs, before its deadline counts.
+    `seconds` are those that the reward's own limits allow: its deadline is no earlier.
     `name` is set by `load_task`, for messages.
     """
 
@@ -96,6 +97,7 @@ class Task:
     notes: Callable[[], Sequence[str]] = tuple
     worst: float = 0.0
     warm: Callable[[], object] | None = None
+    seconds: float = 0.0
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -112,7 +114,7 @@ class Task:
         """The work that makes the `Reward` of a completion."""
         assert self.reward is not None
         function = functools.partial(reward_of, self.name, self.reward)
-        grader = Grader(function, functools.partial(unpaid, self.worst), self.warm)
+        grader = Grader(function, functools.partial(unpaid, self.worst), self.warm, self.seconds)
         return Job(grader, (completion, example), cheap=self.cheap)
 
     def _single_turn(self, example: Example) -> Episode:

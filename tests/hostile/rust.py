@@ -59,6 +59,17 @@ COSTS = {
     "parentheses": "pub fn x() -> u8 { " + "(" * 30_000 + "1" + ")" * 30_000 + " }",
     "an array": "pub static X: [u64; 1 << 34] = [1; 1 << 34];",
     "a file": 'pub static X: &[u8] = include_bytes!("/dev/zero");',
+    "a constant of a generic": "pub struct N<const K: u64>; impl<const K: u64> N<K> { pub const X: u64 = { "
+    "let mut i = 0; while i < u64::MAX { i += K } i }; } pub fn x() -> u64 { N::<1>::X }",
+    "macros that double": "macro_rules! d {($($x:tt)*) => {[$($x)* 1, $($x)* 1]}} "
+    "pub fn x() { let _ = " + "d!(" * 60 + "1," + ")" * 60 + "; }",
+    "types": "pub fn grow<X>(n: u32) -> u32 { if n == 0 { 0 } else { grow::<(X, X)>(n - 1) } } "
+    "pub fn x() -> u32 { grow::<u8>(9) }",
+    "traits": "pub trait Deep { fn x() -> u64; } pub struct S<T>(T); impl Deep for u8 { fn x() -> u64 { 1 } } "
+    "impl<T: Deep> Deep for S<T> where S<S<T>>: Deep { fn x() -> u64 { S::<S<T>>::x() } } "
+    "pub fn x() -> u64 { S::<u8>::x() }",
+    "an array of a constant": "pub const fn f() -> [u8; 1 << 32] { [7; 1 << 32] } pub static X: [u8; 1 << 32] = f();",
+    "minus signs": "pub fn x() -> i32 { " + "-" * 100_000 + "1 }",
 }
 ANSWERS_FOR_ITSELF = {
     "equal to all": "#[derive(Debug)] pub struct Any; impl PartialEq<Option<u32>> for Any { "
@@ -67,10 +78,18 @@ ANSWERS_FOR_ITSELF = {
     "generic and equal to all": "#[derive(Debug)] pub struct Any; impl Any { pub fn is_none(&self) -> bool { true } } "
     "pub fn half<T>(_: T) -> Any { Any }",
     "behind a lifetime": "pub struct Any; pub fn half<'a>(_: u32) -> Any { Any }",
+    "a method that a macro passes on": "macro_rules! m {($($t:tt)*) => {$($t)*}} m!{pub trait T { fn is_none(self) -> "
+    "bool; }} impl T for Option<u32> { fn is_none(self) -> bool { true } } pub fn half(n: u32) -> Option<u32> { "
+    "Some(n / 2) }",
+    "another Option": "pub enum Option<T> { Some(T), None } pub use Option::*; impl<T> Option<T> { pub fn is_none("
+    "&self) -> bool { true } } pub fn half(n: u32) -> Option<u32> { Some(n / 2) }",
     "a method before std's": "pub trait T { fn is_none(self) -> bool; } impl T for Option<u32> { fn is_none(self) "
     "-> bool { true } } pub fn half(n: u32) -> Option<u32> { Some(n / 2) }",
 }
-WORDS = ("impl ", "std::{", "#[", "(", "'", '"', 'r#"', "/*", "use a as b; ", "$a ", "\\u{2_2}", "\u200e")
+WORDS = ("{", "impl ", "std::{", "#[", "(", "'", '"', 'r#"', "/*", "use a as b; ", "$a ", "\\u{2_2}", "\u200e")
+
+
+QUICK = {"build_seconds": 1.0}
 
 
 def fenced(code: str) -> str:
@@ -84,11 +103,11 @@ def _cases() -> Iterator[Case]:
         for name, body in bodies.items():
             yield Case(family, name, "rust", ROW, fenced(WRONG.replace("BODY", body)), most=0.0)
     for name, item in COSTS.items():
-        yield Case("costs", name, "rust", ROW, fenced(RIGHT + item), most=0.0, options={"build_seconds": 3.0})
+        yield Case("costs", name, "rust", ROW, fenced(RIGHT + item), most=0.0, options=QUICK)
     for name, code in ANSWERS_FOR_ITSELF.items():
         yield Case("answers for itself", name, "rust", ROW, fenced(code), most=0.0)
     for word in WORDS:
-        yield Case("long", repr(word), "rust", ROW, fenced(word * (150_000 // len(word))), most=0.0)
+        yield Case("long", repr(word), "rust", ROW, fenced(word * (49_000 // len(word))), most=0.0, options=QUICK)
     yield Case("long", "fences", "rust", ROW, "```rust\n" * 20_000, most=0.0)
 
 

@@ -17,6 +17,7 @@ from minrl.tasks.code.game import CodeGameOptions, refusal
 from minrl.tasks.code.judge import numbered
 from minrl.tasks.code.language import guarded
 from minrl.types import Example
+from tests.apart import apart
 from tests.hostile.code import CASES, PLAIN, TESTS, WHAT_NO_SOURCE_TELLS, row
 
 CODE = [case for case in CASES if case.task == "code"]
@@ -125,6 +126,7 @@ def test_no_answer_is_paid_for_what_it_is_not_and_none_takes_long(name):
         assert time.process_time() - started < 2 * reasoning_gym.GRADING_S
 
 
+@apart
 def test_an_answer_that_takes_too_long_is_wrong_and_says_so(monkeypatch):
     monkeypatch.setattr(reasoning_gym, "GRADING_S", 0.05)
     monkeypatch.setattr(reasoning_gym, "_verifier", lambda *_: lambda answer, entry: list(itertools.count()))

@@ -1,18 +1,20 @@
 """Hostile Rust is scored, at 0, and its honest neighbour is paid."""
 
+import os
+import subprocess
+import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from minrl.tasks.rust import RustOptions, RustReward, extract_code, runner
+from minrl.tasks.rust import RustOptions, RustReward, extract_code, guard, runner
 from minrl.tasks.rust.guard import refusal
 from minrl.tasks.rust.quality import scores, share_in_macros
 from minrl.tasks.rust.syntax import parse
 from minrl.tasks.rust.tests import own_tests
 from minrl.types import Example, UserError
-from tests.hostile.rust import CASES, WORDS
+from tests.hostile.rust import CASES, WORDS, fenced
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 
@@ -37,17 +39,53 @@ def test_a_hostile_solution_is_scored_and_earns_nothing(folder, case):
     assert sum(name.startswith("refused_") for name in paid.parts) <= 1
 
 
-@pytest.mark.slow
+def read_whole(code):
+    """All that is done with a solution's source."""
+    extract_code(fenced(code))
+    refusal(code, "", allow_unsafe=False)
+    scores(code)
+    share_in_macros(parse(code), "")
+    own_tests(code, code)
+
+
+def calls_of(code):
+    """How many functions are called to read the source."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        read_whole(code)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
 @pytest.mark.parametrize("word", WORDS)
-def test_reading_a_solution_takes_time_in_proportion_to_its_length(word):
-    seconds = []
-    for length in (12_500, 50_000):
-        text = word * (length // len(word))
-        start = time.process_time()
-        extract_code(text)
-        refusal(text, "", allow_unsafe=False)
-        scores(text)
-        share_in_macros(parse(text), "")
-        own_tests(text, text)
-        seconds.append(time.process_time() - start)
-    assert seconds[1] < 10 * max(seconds[0], 0.1)  # 4 times as long; what is quadratic takes 16 times
+def test_reading_a_solution_takes_work_in_proportion_to_its_length(word):
+    short, long = (calls_of(word * (length // len(word))) for length in (500, 2_000))
+    assert long < 5 * short + 200  # 4 times as long; what is quadratic takes 16 times
+
+
+def test_raw_strings_without_an_end_are_not_parsed(monkeypatch):
+    monkeypatch.setattr(guard, "parse", lambda _: pytest.fail("it takes time in proportion to the square"))
+    for opening in ('r#"', 'br##"'):
+        assert refusal(opening * 10_000, "", allow_unsafe=False) == "syntax"
+
+
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+from tests.hostile.test_hostile_rust import read_whole
+for word in ("#[", "'", "std::{"):
+    read_whole(word * (50_000 // len(word)))
+"""
+
+
+@pytest.mark.slow
+def test_the_longest_hostile_solutions_are_read_within_a_limit_of_processor_time():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", LIMITED], check=True, env=environment, cwd=Path(__file__).parents[2])

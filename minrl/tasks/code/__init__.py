@@ -13,6 +13,7 @@ assert, and the program is head plus completion. `--code.mode execute` needs no 
 prints something, 0.5 for one that runs, -0.5 for none or a syntax error, -1 for one that fails or takes too long.
 """
 
+import ast
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,15 @@ MBPP_PROBE = {
 """The identities of the texts of some task ids: rows of MBPP's shape are MBPP's if one agrees."""
 
 INSTRUCTIONS = "Write Python. Think first if you like, then give the whole program in one ```python block."
-FENCE = re.compile(r"^```[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^( {0,3}+)(```|~~~)[ \t]*+([\w+-]*+)[^\n]*+\n(.*?)(?:^(?:\1)?\2|\Z)", re.DOTALL | re.MULTILINE)
+START = (
+    "(lambda python, system: (vars(python).update(exit=system.exit, quit=system.exit), "
+    "system.argv.__setitem__(0, 'program.py')))(__import__('builtins'), __import__('sys')); "
+    "__file__ = __import__('os').path.abspath('program.py'); "
+    "exec(compile(open('program.py', 'rb').read(), 'program.py', 'exec', dont_inherit=True))"
+)
+"""Runs a program as a script that has `exit` and `quit`, which the interpreter lacks without its `site`. It binds no
+name that a script does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +97,8 @@ def extract_program(completion: str) -> str:
     'print(2)\\n'
     """
     answer = after_thoughts(completion)
-    blocks = FENCE.findall(answer)
+    found = FENCE.findall(answer)
+    blocks = [(language, re.sub(f"(?m)^ {{0,{len(indent)}}}", "", text)) for indent, _, language, text in found]
     python = [block for block in blocks if block[0].lower() in ("python", "py", "python3")]
     return str([("", answer), *blocks, *python][-1][1])
 
@@ -97,13 +107,30 @@ def reward_for_tests(completion: str, example: Example, options: CodeOptions) ->
     """The share of the hidden asserts that pass. Shown asserts that fail count too, so 1 means that all pass."""
     program = extract_program(completion)
     if is_humaneval(example.fields):
-        program = f"{example['prompt']}\n{program}"
+        program = completed(example["prompt"], program)
     tests, shown = tests_of(example.fields)
     judgement = judge(program, tests, options.limits)
     passed_shown = sum(number < shown for number in judgement.passed)
     share = (len(judgement.passed) - passed_shown) / (tests.num_asserts - passed_shown)
     parts = {"tests": share, "all": float(share == 1), "loads": float(judgement.loaded)}
     return weighted(parts, {"tests": options.tests_weight, "all": options.all_weight})
+
+
+def completed(head: str, program: str) -> str:
+    """The head of a program and what follows, whose `__future__` imports come first.
+
+    >>> completed("import re", "from __future__ import annotations\nx = 1")
+    'from __future__ import annotations\nimport re\nx = 1'
+    """
+    if "__future__" in program:
+        try:
+            tree = ast.parse(program)
+            first = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+            tree.body = [node for node in tree.body if node not in first]
+            head, program = "\n".join([*map(ast.unparse, first), head]), ast.unparse(tree)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass  # the rest of a function is no Python alone, and what is none at all fails when it is loaded
+    return f"{head}\n{program}"
 
 
 def reward_for_running(completion: str, _: Example, options: CodeOptions) -> Reward:
@@ -115,7 +142,7 @@ def reward_for_running(completion: str, _: Example, options: CodeOptions) -> Rew
     if all(not line.strip() or line.lstrip().startswith("#") for line in program.splitlines()):
         return _ran(-0.5, "no_program")
     files = {"program.py": program.encode(errors="replace")}
-    outcome = sandbox.run([*sandbox.python(), "program.py"], files, options.limits)
+    outcome = sandbox.run([*sandbox.python(), "-c", START], files, options.limits)
     if outcome.status == "ok":
         return _ran(1.0, "with_output") if outcome.stdout.strip() else _ran(0.5, "without_output")
     check = "compile(open('program.py', 'rb').read(), 'program.py', 'exec', dont_inherit=True)"

@@ -188,6 +188,8 @@ def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
     for number in range(options.size):
         with _library_code(name, f"cannot make problem {number}"):
             entry = dataset[number]
+        if "Integral(" in str(entry["answer"]):  # the library did not solve it, and its verifier reads no such answer
+            continue
         question = str(entry["question"])
         identity = hashlib.sha256(question.encode()).hexdigest()[:16]
         fields = {field: entry[field] for field in FIELDS}

@@ -54,7 +54,9 @@ OPENED = re.compile("```(?:rust|rs)")
 SILENCING = frozenset(("allow", "expect", "warn"))
 MOST_IN_MACROS = 1 / 3
 """Share of a solution's tokens in macros of its own, beyond which clippy has not seen it."""
-MAX_CHARACTERS = 200_000
+MAX_CHARACTERS = 50_000
+AFTER_S = 30.0
+"""Seconds by the clock for what follows the end of a solution's own: killing it, and reading its source."""
 SYSTEM = (
     "You write Rust. Answer with the whole of `src/lib.rs` in one ```rust block: no `main`, no other files, no crates, "
     "no unsafe. It is built with the current stable compiler, read by clippy with all warnings as errors, and tested "
@@ -147,22 +149,26 @@ class Verdict:
 
 def _hidden_tests(package: Package, example: Example, solution: str, folder: Path, budget: Budget) -> Verdict:
     """Compile the solution, then each file of tests against it, and run those. A test that wants a panic counts only
-    if an ordinary one passed: `todo!()` panics too.
+    if an ordinary one passed: `todo!()` panics too. Nothing runs before all is built: a solution that sleeps leaves a
+    compiler no time, which is the machine's fault.
     """
     library = compiler.build_library(package, solution, budget)
     if isinstance(library, Failed):
         return Verdict(build_limit=float(library.limited))
     refused = _reaches_out(library, example)
-    total, ordinary, proved = 0, 0, 0
+    programs = []
     for name, source in example["tests"].items() if not refused else ():
-        found = find_tests(parse(source))
         written, claims = instrumented(source, defined_names(parse(example["stub"])), descriptor=3)
         written += signature_checks(example["stub"], solution, package.crate)
         program = compiler.build_tests(package, name, {**example["tests"], name: written}, library, budget)
         if isinstance(program, Failed):
             return Verdict(build_limit=float(program.limited))
-        heard, _ = run_tests(program.linked, _marks(claims), folder, budget) if claims else (set(), set())
-        refused = refused or _reaches_out(program, example, ("write",)) or "forged" * contradictory(claims, heard)
+        refused = refused or _reaches_out(program, example, ("write",))
+        programs.append((find_tests(parse(source)), claims, program.linked))
+    total, ordinary, proved = 0, 0, 0
+    for found, claims, linked in programs if not refused else ():
+        heard, _ = run_tests(linked, _marks(claims), folder, budget) if claims else (set(), set())
+        refused = refused or "forged" * contradictory(claims, heard)
         names = passed(claims, heard)
         total, proved = total + len(found), proved + len(names)
         ordinary += sum(test.name in names for test in found if not test.wants_panic)
@@ -204,7 +210,7 @@ def _clippy(package: Package, example: Example, solution: str, budget: Budget) -
         (node.start_byte, node.end_byte, " " * (node.end_byte - node.start_byte))
         for node in walk(root)
         if node.type in ("attribute_item", "inner_attribute_item")
-        and not SILENCING.isdisjoint(tokens(node)[:6])
+        and not SILENCING.isdisjoint(tokens(node))
         and text(node) not in example["given"]
     ]
     hidden = share_in_macros(root, example["given"]) > MOST_IN_MACROS
@@ -225,6 +231,7 @@ def make(options: RustOptions, data_path: str) -> Task:
         DeferredDataset(load),
         RustReward(options),
         notes=lambda: [f"rust from {working_toolchain(program_folder(options.cache))}", describe()],
+        seconds=options.seconds + AFTER_S,
     )
 
 

@@ -27,6 +27,8 @@ TRIAL = """#[test] fn runs() {
     std::io::Write::write_all(&mut heard, b"ran\\n").unwrap();
 }
 """
+BUILD = Limits(memory_mib=4096, processes=128, file_mib=256, wall_s=120.0, cpu_s=120.0, output_bytes=2**26)
+"""What a compiler may take whose source is known."""
 AGAIN_S = 600.0
 """Seconds after which a compiler that built something is tried again before it is believed that a source is wrong."""
 PER_SIGNAL = 128
@@ -52,19 +54,14 @@ class Package:
         """rustc's for every target of the package. Cargo gives the same in the profile `dev`."""
         features = ", ".join(f'"{name}"' for name in self.features)
         known = ["--check-cfg", "cfg(docsrs,test)", "--check-cfg", f"cfg(feature, values({features}))"]
-        return [
-            "--edition",
-            self.edition,
-            *known,
-            "-Ccodegen-units=1",
-            "-Cembed-bitcode=no",
-            "-Flong_running_const_eval",
-        ]
+        code = ["-Ccodegen-units=1", "-Cembed-bitcode=no", "-Flong_running_const_eval"]
+        return ["--edition", self.edition, *known, *code]
 
     def library_flags(self) -> list[str]:
         """rustc's for the solution alone. What the command line forbids no attribute allows."""
         forbidden = ["private_interfaces", "private_bounds", *([] if self.allow_unsafe else ["unsafe_code"])]
-        return [*self.flags(), "--crate-name", self.crate, *(f"-F{lint}" for lint in forbidden)]
+        checked = ["-Copt-level=1", "-Cdebug-assertions=on"]  # as `dev` checks, in a fraction of the time
+        return [*self.flags(), *checked, "--crate-name", self.crate, *(f"-F{lint}" for lint in forbidden)]
 
     def sources(self, solution: str) -> dict[str, str]:
         """The solution with the row's other files."""
@@ -128,14 +125,10 @@ def try_out() -> bytes:
     fails.
     """
     package, empty = Package("empty"), "//! Nothing.\n"
-    limits = Limits(memory_mib=4096, processes=128, file_mib=256, wall_s=120.0, cpu_s=120.0, output_bytes=2**26)
-    budget = Budget(limits, Limits(), time.monotonic() + limits.wall_s)
-    library = _made(package, empty, (), budget)
-    program = (
-        _test_program(package, "t.rs", {"t.rs": TRIAL}, library.linked, budget)
-        if isinstance(library, Made)
-        else library
-    )
+    budget = Budget(BUILD, Limits(), time.monotonic() + BUILD.wall_s)
+    program = _made(package, empty, (), budget)
+    if isinstance(program, Made):
+        program = _test_program(package, "t.rs", {"t.rs": TRIAL}, program.linked, budget)
     if isinstance(program, Failed) or not lint(package, empty, budget):
         reason = program.said if isinstance(program, Failed) else "clippy fails"
         raise SandboxError(f"an empty package does not build: {reason}")
@@ -186,8 +179,9 @@ def _rustc(
         return _failed(ran)
     with tarfile.open(fileobj=io.BytesIO(ran.stdout)) as archive:
         found = {name: _content(archive, name) for name in results}
-    read = re.findall(r"^((?:\\.|[^:\\\n])+):[ ]*$", found[f"{crate}.d"].decode(errors="replace"), re.MULTILINE)
-    variables = re.findall(r"^# env-dep:(\w+)", found[f"{crate}.d"].decode(errors="replace"), re.MULTILINE)
+    said = found[f"{crate}.d"].decode(errors="replace")
+    read = re.findall(r"^((?:\\.|[^:\\\n])+):[ ]*$", said, re.MULTILINE)
+    variables = re.findall(r"^# env-dep:(\w+)", said, re.MULTILINE)
     foreign = {*read, *(f"${name}" for name in variables)} - set(files)
     return Made(found[linked], found[f"{crate}.o"], frozenset(foreign))
 

@@ -7,10 +7,11 @@ in an assertion, conditions that show clippy other code, attributes, and macros 
 what the row's own stub, reference or tests use.
 """
 
+import re
 from collections.abc import Iterable, Iterator
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
-from minrl.tasks.rust.syntax import Node, field, parse, plain, text, tokens, walk
+from minrl.tasks.rust.syntax import Node, field, is_public, parse, plain, text, tokens, walk
 
 REASONS = (
     "syntax", "word", "macro", "attribute", "condition", "shadowed_name", "pub_trait", "own_comparison", "forged",
@@ -19,16 +20,26 @@ REASONS = (
 """Why a solution is refused: here, and for what the compiler made of it."""
 
 WORDS = frozenset([
-    "include_str", "include_bytes", "option_env", "asm", "global_asm", "naked_asm", "extern", "link_section",
+    "include_str", "include_bytes", "option_env", "global_asm", "naked_asm", "extern", "link_section",
     "no_mangle", "export_name", "global_allocator", "long_running_const_eval",
 ])  # fmt: skip
-NAMED = frozenset(("include", "env", "cfg"))
+NAMED = frozenset(("include", "env", "cfg", "asm"))
 """Macros of std that are refused, whose names are common words."""
 ATTRIBUTES = frozenset([
-    "allow", "cfg", "cold", "default", "deny", "deprecated", "derive", "doc", "expect", "forbid", "ignore", "inline",
-    "must_use", "non_exhaustive", "repr", "rustfmt::skip", "should_panic", "test", "track_caller", "warn",
+    "allow", "cfg", "cfg_attr", "cold", "default", "deny", "deprecated", "derive", "doc", "expect", "forbid", "ignore",
+    "inline", "must_use", "non_exhaustive", "recursion_limit", "repr", "rustfmt::skip", "should_panic", "test",
+    "track_caller", "warn",
 ])  # fmt: skip
-CONDITIONS = frozenset(("test", "doc"))
+CONDITIONS = frozenset([
+    "all", "any", "debug_assertions", "doc", "not", "panic", "target_arch", "target_endian", "target_os",
+    "target_pointer_width", "test", "unix", "windows", "true", "false", '""', "=", "(", ")", ",",
+])  # fmt: skip
+"""What a condition is made of: what is the same for the tests, for clippy and for its own tests but `test`."""
+MOST_IN_CONDITION = 64
+ASSERTIONS = frozenset(f"{kind}assert{how}" for kind in ("", "debug_") for how in ("", "_eq", "_ne"))
+CALLED = frozenset(["downcast_ref", "map", "as_str", "or", "copied", "unwrap_or_default", "contains", "as_ptr", "len"])
+"""Methods that the wrapped tests call."""
+OF_STD = re.compile(r"(?:::)?(?:std|core)::result::Result<.*>", re.DOTALL)
 SHADOWED = frozenset([
     "bool", "char", "str", "u8", "u16", "u32", "u64", "u128", "usize", "i8", "i16", "i32", "i64", "i128", "isize",
     "f32", "f64", "String", "Vec", "Option", "Result", "Box", "Some", "None", "Ok", "Err", "ToString",
@@ -38,6 +49,8 @@ IN_NO_MACRO = frozenset(("use", "mod", "trait", "unsafe", "macro_rules!"))
 COMPARISONS = frozenset(("PartialEq", "Not"))
 """Traits by which a result of the solution's own type could answer for itself in `assert_eq!(f(x), y)` or
 `assert!(f(x))`."""
+RAW, MOST_RAW = re.compile('r#+"'), 200
+"""Raw strings that may begin: for one that does not end, tree-sitter reads to the end of the source."""
 TYPES = ("struct_item", "enum_item", "union_item")
 
 
@@ -47,6 +60,8 @@ def refusal(solution: str, given: str, allow_unsafe: bool) -> str | None:
     >>> refusal("pub struct bool;", "", allow_unsafe=False)
     'shadowed_name'
     """
+    if len(RAW.findall(solution)) > MOST_RAW:
+        return "syntax"
     root, allowed = parse(plain(solution)), tokens(parse(plain(given)))
     if root.has_error:
         return "syntax"
@@ -72,36 +87,85 @@ def refusal(solution: str, given: str, allow_unsafe: bool) -> str | None:
 
 def _words(words: list[str], used: list[list[str]], known: frozenset[str], allow_unsafe: bool) -> Iterator[str]:
     banned = (WORDS | (frozenset() if allow_unsafe else {"unsafe"})) - (known & {"long_running_const_eval"})
-    if not banned.isdisjoint(words) or any(not NAMED.isdisjoint(path) for path in used):
+    if not banned.isdisjoint(_without_alloc(words)) or any(not NAMED.isdisjoint(path) for path in used):
         yield "word"
     if any(word in NAMED and after == "!" for word, after in pairwise(words)):
         yield "word"
 
 
+def _without_alloc(words: list[str]) -> Iterator[str]:
+    """The words without the `extern` of `extern crate alloc;`, which has less than std."""
+    for index, word in enumerate(words):
+        if word != "extern" or words[index + 1 : index + 4] != ["crate", "alloc", ";"]:
+            yield word
+
+
 def _attributes(words: list[str], known: frozenset[str]) -> Iterator[str]:
     """Attributes are looked for among all tokens, those of macros too."""
-    padded = [*words, "", "", "", "", "", ""]
+    padded, given = [*words, "", "", "", "", "", ""], _given_attributes(words)
     for index, word in enumerate(words):
         if word != "#" or padded[index + 1] not in ("[", "!"):
             continue
         start = index + 2 + (padded[index + 1] == "!")
         name = "".join(padded[start : start + 3]) if padded[start + 1] == "::" else padded[start]
-        if name not in ATTRIBUTES and not (name in ("macro_export", "macro_use") and "macro_export" in known):
+        if name not in ATTRIBUTES | given and not (name in ("macro_export", "macro_use") and "macro_export" in known):
             yield "attribute"
-        if name == "cfg" and not (padded[start + 2] in CONDITIONS and padded[start + 3] == ")"):
-            condition = takewhile(lambda token: token != "]", padded[start + 2 :])
-            if padded[start + 2] != "feature" or "feature" not in known or {"any", "all", "not"} & {*condition}:
+        if name in ("cfg", "cfg_attr"):
+            condition, *more = _parts(padded[start + 1 : start + 1 + MOST_IN_CONDITION])
+            if not {*condition} <= CONDITIONS | ({"feature"} & known) or (name == "cfg" and more):
                 yield "condition"
+            if any(part[:1] and part[0] not in ATTRIBUTES - {"cfg", "cfg_attr"} for part in more):
+                yield "attribute"
+
+
+def _given_attributes(words: list[str]) -> frozenset[str]:
+    """Variables of macros that can only be what stands in `#[..]` where the macro is called: `$(#[$m:meta])*`."""
+    bound = [index for index, word in enumerate(words) if word == ":" and index and words[index - 1].startswith("$")]
+    marked = {index for index in bound if words[index - 3 : index - 1] == ["#", "["] and words[index + 1] == "meta"}
+    return frozenset(words[index - 1] for index in marked) - {words[i - 1] for i in bound if i not in marked}
+
+
+def _parts(words: list[str]) -> list[list[str]]:
+    """The tokens between the parentheses that open here, split at their commas. What does not end here has a part that
+    is nothing's name.
+    """
+    parts: list[list[str]] = [[]]
+    depth = 0
+    for word in words:
+        depth += (word == "(") - (word == ")")
+        if depth == 0:
+            return parts
+        if word == "," and depth == 1:
+            parts.append([])
+        elif word != "(" or depth > 1:
+            parts[-1].append(word)
+    return [["?"], ["?"]]
 
 
 def _names(nodes: list[Node], used: list[list[str]], known: frozenset[str]) -> Iterator[str]:
+    """Names that the hidden tests see through `use solution::*`, in functions too, before those of std."""
+    std_is_own = any(node.type == "mod_item" and field(node, "name") in ("r#std", "std", "core") for node in nodes)
     for node in nodes:
         if node.type.removesuffix("_item") in DEFINING and field(node, "name").removeprefix("r#") in SHADOWED:
-            yield "shadowed_name"
-        if node.type == "trait_item" and field(node, "name") not in known and _is_seen(node):
+            of_std = node.type == "type_item" and OF_STD.fullmatch(field(node, "type")) and not std_is_own
+            if is_public(node) and not of_std:
+                yield "shadowed_name"
+        if node.type == "trait_item" and field(node, "name") not in known and is_public(node) and _steers(node, known):
             yield "pub_trait"
+        if node.type == "macro_invocation" and "trait" in tokens(node):  # which the macro may pass on
+            yield "macro"
     if any(word == "as" and name in SHADOWED for path in used for word, name in pairwise(path)):
         yield "shadowed_name"
+
+
+def _steers(trait: Node, known: frozenset[str]) -> bool:
+    """Whether a trait has, or a macro in it may make, a method that tests call: it could come before std's."""
+    members = trait.child_by_field_name("body").named_children
+    methods = [m for m in members if "self" in tokens(m.child_by_field_name("parameters") or trait)]
+    names = {field(method, "name").removeprefix("r#") for method in methods}
+    return any(m.type in ("macro_invocation", "expression_statement") for m in members) or bool(
+        names & (known | CALLED)
+    )
 
 
 def _is_seen(item: Node) -> bool:
@@ -113,11 +177,7 @@ def _macros(macros: list[list[str]], known: frozenset[str]) -> Iterator[str]:
     for body in macros:
         name, inside = body[1], body[2:]
         exported_unsafe = "macro_export" in known and "unsafe" in inside
-        if (
-            not (IN_NO_MACRO - known).isdisjoint(inside)
-            or exported_unsafe
-            or name.startswith(("assert", "debug_assert"))
-        ):
+        if not (IN_NO_MACRO - known).isdisjoint(inside) or exported_unsafe or name in ASSERTIONS:
             yield "macro"
         for word, after in pairwise(inside):
             joined = word.startswith("$") and word != "$crate" and after == "!"

@@ -17,9 +17,10 @@ HARMLESS = re.compile(
 )
 """What std's own inline functions call: threads read the environment for their stack's size, tests have a status."""
 PLAIN = re.compile(
-    r"_?GLOBAL_OFFSET_TABLE_|_Unwind_Resume|rust_eh_personality|__rust_\w+|__tls_get_addr|mem(?:cpy|move|set|cmp)|bcmp|"
-    r"strlen|malloc|calloc|realloc|free|posix_memalign|abort|close|fcntl|__errno_location|l?l?round(?:f|l|even|evenf)?|(?:f(?:mod|ma|min|max|dim)|pow|exp2?|expm1|log(?:2|10|1p)?|a?(?:sin|cos|tan)h?|"
-    r"atan2|cbrt|hypot|ceil|floor|trunc|rint|sqrt|[tl]gamma(?:_r)?|ldexp)f?|__\w+[sdthx][if]\d?"
+    r"_?GLOBAL_OFFSET_TABLE_|_Unwind_Resume|rust_eh_personality|__rust_\w+|__tls_get_addr|mem(?:cpy|move|set|cmp|chr|rchr)|bcmp|"
+    r"strlen|malloc|calloc|realloc|free|posix_memalign|abort|close|fcntl|__errno_location|(?:f(?:mod|ma|min|max|abs|dim|minimum|maximum)(?:_num)?|pow|exp(?:2|10|m1)?|log(?:2|10|1p)?|sincos|"
+    r"a?(?:sin|cos|tan)h?|atan2|cbrt|hypot|copysign|ceil|floor|trunc|l?l?r(?:int|ound)|roundeven|nearbyint|sqrt|erfc?|"
+    r"[tl]gamma|lgamma_r|lgammaf_r|ldexp|frexp|modf)(?:f|l|f16|f128)?|__\w+[sdthx][if]\d?|__gnu_(?:f2h|h2f)_ieee"
 )
 """Functions that the compiler and std's inline functions call: memory, panics, floating point, wide integers."""
 

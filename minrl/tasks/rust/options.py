@@ -1,12 +1,12 @@
 """The settings of the rust task: what is paid, and what building and testing may take."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from minrl.config import PATH
 from minrl.sandbox.calls import Limits
-from minrl.tasks.rust.compiler import Budget
+from minrl.tasks.rust.compiler import BUILD, Budget
 from minrl.tasks.rust.quality import QualityWeights
 from minrl.types import require
 
@@ -33,12 +33,12 @@ class RustOptions(QualityWeights):
     """Share of the problems that is never trained on, where the rows have no split of their own."""
     build_seconds: float = 5.0
     """Limit for each compilation of one solution, in seconds of processor time."""
-    test_seconds: float = 10.0
-    """Limit for running a file of tests, in seconds of processor time; by the clock twice as many, for busy
+    test_seconds: float = 15.0
+    """Limit for running a file of tests, in seconds of processor time; by the clock four times as many, for busy
     machines."""
-    seconds: float = 25.0
-    """Limit for all of one solution, in seconds by the clock. Keep it below --reward-deadline-s, beyond which a rollout
-    is unscorable."""
+    seconds: float = 120.0
+    """Limit for all of one solution, in seconds by the clock: what ends it on a machine that is too busy. The reward's
+    deadline is later, whatever --reward-deadline-s says."""
     build_memory_mib: int = 4096
     """Memory (address space) for the compiler, in MiB."""
     test_memory_mib: int = 1024
@@ -52,26 +52,12 @@ class RustOptions(QualityWeights):
         require(min(weights) >= 0, f"rust weights must be at least 0, got {weights}")
         require(self.test_weight > sum(weights), f"rust.test_weight must outweigh the others, got {self.test_weight}")
         require(0 < self.held_out_share < 1, f"rust.held_out_share must be in (0, 1), got {self.held_out_share}")
-        for name in (
-            "own_tests_wanted",
-            "build_seconds",
-            "test_seconds",
-            "seconds",
-            "build_memory_mib",
-            "test_memory_mib",
-        ):
+        for name in [named.name for named in fields(self) if named.name.endswith(("_wanted", "seconds", "_mib"))]:
             require(getattr(self, name) > 0, f"rust.{name} must be above 0, got {getattr(self, name)}")
 
     def budget(self) -> Budget:
         """What one solution may take from now on."""
         build_s, test_s, all_s = self.build_seconds, self.test_seconds, self.seconds
-        build = Limits(
-            wall_s=all_s,
-            cpu_s=build_s,
-            memory_mib=self.build_memory_mib,
-            file_mib=256,
-            processes=128,
-            output_bytes=2**26,
-        )
-        tests = Limits(wall_s=min(2 * test_s, all_s), cpu_s=test_s, memory_mib=self.test_memory_mib, output_bytes=2**23)
+        build = replace(BUILD, wall_s=all_s, cpu_s=build_s, memory_mib=self.build_memory_mib)
+        tests = Limits(wall_s=min(4 * test_s, all_s), cpu_s=test_s, memory_mib=self.test_memory_mib, output_bytes=2**23)
         return Budget(build, tests, time.monotonic() + all_s)

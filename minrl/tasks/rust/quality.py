@@ -17,18 +17,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from minrl.tasks.rust.syntax import (
-    Before,
-    Node,
-    attributes,
-    before_items,
-    field,
-    is_public,
-    parse,
-    text,
-    tokens,
-    walk,
-)
+from minrl.tasks.rust.syntax import Before, Node, attributes, before_items, field, is_public, parse, text, tokens, walk
 from minrl.tasks.task import weighted
 from minrl.types import require
 

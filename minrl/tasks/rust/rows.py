@@ -133,11 +133,8 @@ def _public(stub: str) -> str:
 def _name(row: Row) -> str:
     """The identity: slug or name, else a hash of the question."""
     named = next((row[column] for column in ("slug", "name", "task_id", "id") if row.get(column)), None)
-    return (
-        str(named)
-        if named
-        else hashlib.sha256(str(row.get("prompt", row.get("instructions"))).encode()).hexdigest()[:16]
-    )
+    asked = str(row.get("prompt", row.get("instructions")))
+    return str(named) if named else hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 def _manifest(row: Row) -> dict[str, Any]:

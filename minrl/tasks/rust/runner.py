@@ -6,6 +6,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -47,37 +48,43 @@ def run_tests(program: bytes, marks: Mapping[str, str], folder: Path, budget: Bu
     """
     limits = replace(budget.tests, wall_s=max(1.0, min(budget.tests.wall_s, budget.left())))
     with _unreadable(program, folder) as path:
-        ran, heard, said = _run_once([str(path), "--include-ignored", "--test-threads=1"], path.parent, limits)
+        ran, heard, said = _run_once([str(path), "--include-ignored", "--test-threads=1"], limits)
         left = limits.wall_s - ran.seconds
         for mark, name in marks.items() if ran.exit_code not in REPORTED else ():
             if left > 0 and mark not in heard | said:
                 one = [str(path), "--include-ignored", "--exact", name]
-                ran, *more = _run_once(one, path.parent, replace(limits, wall_s=left))
+                ran, *more = _run_once(one, replace(limits, wall_s=left))
                 heard, said, left = heard | more[0], said | more[1], left - ran.seconds
     return heard, said
 
 
-def _run_once(command: list[str], folder: Path, limits: Limits) -> tuple[Outcome, set[str], set[str]]:
-    """Run a program with a socket as descriptor 3. Unlike a pipe, nothing opens it again by its name in /proc."""
+def _run_once(command: list[str], limits: Limits) -> tuple[Outcome, set[str], set[str]]:
+    """Run a program with a socket as descriptor 3. Unlike a pipe, nothing opens it again by its name in /proc. The
+    sandbox is given the file itself, not its folder: it then refuses to change modes.
+    """
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        environment = {"RUST_BACKTRACE": "0"}
-        ran = start(
-            Call(
-                command,
-                {"Cargo.toml": MANIFEST},
-                limits,
-                readable=[folder],
-                environment=environment,
-                channel=theirs.fileno(),
-            )
-        ).result()
-        theirs.close()
-        ours.settimeout(1.0)
-        heard = b"".join(iter(lambda: ours.recv(65536), b""))
+    with ours, theirs, ThreadPoolExecutor(1) as thread:
+        files, environment = {"Cargo.toml": MANIFEST}, {"RUST_BACKTRACE": "0"}
+        call = Call(command, files, limits, readable=[command[0]], environment=environment, channel=theirs.fileno())
+        reading = thread.submit(_received, ours, limits.output_bytes)
+        try:
+            ran = start(call).result()
+        finally:
+            theirs.shutdown(socket.SHUT_RDWR)  # whoever still holds it: no more is read
+        heard = reading.result()
     if ran.exit_code in COULD_NOT_RUN and ran.status == "error":
         raise SandboxError(f"the test program could not run: {first_line(ran.stderr.decode(errors='replace'))}")
     return ran, _lines(heard), _lines(ran.stdout)
+
+
+def _received(connection: socket.socket, most: int) -> bytes:
+    """What comes until the end, read while it comes: who writes waits once the kernel's buffer is full. Of more than
+    `most` bytes the rest is thrown away.
+    """
+    received = bytearray()
+    while chunk := connection.recv(65536):
+        received += chunk[: most - len(received)]
+    return bytes(received)
 
 
 def _lines(output: bytes) -> set[str]:

@@ -36,10 +36,8 @@ def signature_checks(stub: str, solution: str, crate: str) -> str:
         if item.type != "function_item" or not is_public(item) or item.has_error:
             continue
         returned, name = item.child_by_field_name("return_type"), field(item, "name")
-        if returned is None or _has_types(item.child_by_field_name("type_parameters")):
-            continue
-        if name in generic:
-            continue  # its types cannot be inferred
+        if returned is None or _has_types(item.child_by_field_name("type_parameters")) or name in generic:
+            continue  # of a generic one the types cannot be inferred
         spelled = _spelled(returned, own, crate)
         if spelled is None:
             continue

@@ -57,8 +57,8 @@ def walk(node: Node, skip: Callable[[Node], bool] = lambda _: False) -> Iterator
 def tokens(root: Node) -> list[str]:
     """The tokens below the node without comments; strings and characters as `""`, raw identifiers as plain ones.
 
-    >>> tokens(parse('let r#x = "// no"; /* a /* b */ c */ std::io'))
-    ['let', 'x', '=', '""', ';', 'std', '::', 'io']
+    >>> tokens(parse('let r#x = "// no"; /* a /* b */ c */ std::io;'))
+    ['let', 'x', '=', '""', ';', 'std', '::', 'io', ';']
     """
     found, pending = [], [root]
     while pending:

@@ -19,6 +19,7 @@ PRELUDE = (
     "AsMut AsRef Box Clone Copy Default Drop Eq Err Extend From FromIterator Into IntoIterator Iterator None Ok Option "
     "Ord PartialEq PartialOrd Result Some String ToOwned ToString TryFrom TryInto Vec drop"
 )
+PRIMITIVE = "bool char str u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64"
 MOST_TWINS = 5
 """Tests of a file that have a twin, drawn anew in each call: a twin takes as long as its test, and one is enough."""
 REPORT = {
@@ -180,9 +181,11 @@ def _imports(body: Node, own_names: set[str]) -> str:
             taken |= {text(node) for node in walk(child) if node.type in ("identifier", "type_identifier")}
     macros = ", ".join(name for name in MACROS.split() if name not in taken)
     prelude = ", ".join(name for name in PRELUDE.split() if name not in taken)
+    primitive = ", ".join(name for name in PRIMITIVE.split() if name not in taken)
     return (
         f"#[allow(unused_imports)] use ::std::{{{macros}}};"
         f"#[allow(unused_imports)] use ::std::prelude::rust_2021::{{{prelude}}};"
+        f"#[allow(unused_imports)] use ::std::primitive::{{{primitive}}};"
     )
 
 
