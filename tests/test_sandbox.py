@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import fcntl
+import itertools
 import os
 import random
 import signal
@@ -18,9 +19,9 @@ import pytest
 
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox import filter as sandbox_filter
-from minrl.sandbox import landlock
+from minrl.sandbox import landlock, process, usage
 from minrl.sandbox.calls import LEVELS, Call, Limits, Outcome, SandboxError
-from minrl.sandbox.slot import FIRST_UID
+from minrl.sandbox.slot import FIRST_UID, Slot
 from minrl.types import UserError
 
 LIMITS = Limits(wall_s=120.0, cpu_s=60.0, memory_mib=512, file_mib=16, processes=24)
@@ -123,8 +124,31 @@ time.sleep(600)
     assert run(level, hoard).status == "memory"
 
 
+PIECES = {
+    "too much": (lambda: itertools.repeat(2**20), 600.0, "memory"),
+    "more than can be counted": (lambda: itertools.repeat(0), 600.0, "memory"),
+    "no time left": (lambda: itertools.repeat(0), -1.0, "timeout"),
+    "what cannot be seen": (lambda: map(os.stat, ["/no/such/file"]), 600.0, "memory"),
+    "little": (lambda: iter([2**20]), 600.0, ""),
+}
+
+
+@pytest.mark.parametrize("case", PIECES)
+def test_a_look_at_what_a_call_holds_ends(case, monkeypatch, tmp_path):
+    pieces, left_s, status = PIECES[case]
+    monkeypatch.setattr(process, "pieces_held", lambda processes: pieces())
+    monkeypatch.setattr(process, "descendants", lambda pid: [])
+    call = {"start_s": left_s, "stdin": b"", "memory_mib": 8, "processes": 2}
+    assert process.Watch(call, Slot(str(tmp_path), shared=False), None, -1)._look() == status
+
+
+def test_a_long_chain_of_processes_is_followed(monkeypatch):
+    monkeypatch.setattr(usage, "children", lambda pid: [pid + 1] if pid < 5000 else [])
+    assert list(usage.descendants(1)) == list(range(2, 5001))
+
+
 WATCHES_NO_MEMORY = """import sys; sys.path.append(sys.argv[1]); from minrl.sandbox import process
-process.bytes_held = lambda processes: 0
+process.pieces_held = lambda processes: ()
 process.main(int(sys.argv[2]))"""
 
 

@@ -10,6 +10,7 @@ import pytest
 from minrl.pipeline import stages
 from minrl.rewards import completions
 from minrl.run import parts
+from minrl.sandbox import calls
 from minrl.sft import demonstrations, filter
 from minrl.tasks import reasoning_gym
 from minrl.terminal.command_line import run_main
@@ -140,3 +141,18 @@ def test_a_signal_ends_a_program_in_one_line_and_leaves_nothing_half_done(place,
     said = capfd.readouterr().err.splitlines()
     assert ended.value.code == STATUS[number] and said[-1] == "interrupted" and "Traceback" not in "".join(said)
     assert listing(place) == before
+
+
+LEVELS_THAT_FAIL = {
+    "unknown": ("foo", "MINRL_SANDBOX_LEVEL must be one of"),
+    "not here": ("limits", "no usable temporary folder"),
+}
+
+
+@pytest.mark.parametrize("case", LEVELS_THAT_FAIL)
+def test_a_sandbox_that_does_not_work_is_refused_before_anything_slow(refused, place, monkeypatch, case):  # noqa: F811
+    level, reason = LEVELS_THAT_FAIL[case]
+    monkeypatch.setenv("MINRL_SANDBOX_LEVEL", level)
+    monkeypatch.setattr(calls, "_unavailable", lambda name: reason)
+    monkeypatch.setattr(parts, "prepare_policy", lambda *_: pytest.fail("the model was made"))
+    refused("train", ["--task", "code_game", "--preflight-only"], "MINRL_SANDBOX_LEVEL", reason)

@@ -149,6 +149,8 @@ def load_tasks(run: Run) -> dict[str, Task]:
         if task_key(other) not in tasks:
             tasks[task_key(other)] = load_task(other, run.options)
             tasks[task_key(other)].dataset.sizes()  # what cannot be read is refused now, not at the first evaluation
+    for task in tasks.values():
+        task.notes()  # raises if the task cannot run on this machine
     frozen = any(one.frozen_opponent for one in tasks.values())
     require(frozen or not config.rollout.opponent, no_frozen_role(name))
     return tasks

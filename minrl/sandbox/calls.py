@@ -53,7 +53,7 @@ class Running:
         self._tidying[:] = [process for process in self._tidying if process.poll() is None]
         try:
             message = marshal.dumps({**_message(call, level_name), "start_s": start_s})
-        except PermissionError as error:
+        except OSError as error:
             raise SandboxError(str(error)) from error
         ours, theirs = socket.socketpair()
         passed = [theirs.fileno()] + ([call.channel] if call.channel >= 0 else [])

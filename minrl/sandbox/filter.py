@@ -3,8 +3,8 @@
 Namespaces and limits do not cover memory that no limit counts (System V segments, memfd, pages given to pipes, shared
 memory of which a part is unmapped), objects that outlive their maker (System V queues, keys),
 sockets outside network namespaces (AF_VSOCK reaches a virtual machine's host; a pair of datagram sockets sends to any
-name), other processes' memory, limits and priorities, a user namespace in which to mount more, and large, rare parts of the kernel (bpf,
-io_uring, userfaultfd). Programs and compilers need none of these, or do without.
+name), other processes' memory, limits and priorities, a user namespace in which to mount more, and large, rare parts of
+the kernel (bpf, io_uring, userfaultfd). Programs and compilers need none of these, or do without.
 
     socket(AF_INET, SOCK_STREAM, 0)    ->    EPERM
 """
@@ -29,7 +29,8 @@ REFUSED = {  # the kernel's tables of system calls, for each of the machines; -1
     "perf_event_open": (298, 241), "bpf": (321, 280), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "io_setup": (206, 0), "inotify_init": (253, -1), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
     "seccomp": (317, 277), "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445),
-    "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440), "process_mrelease": (448, 448),
+    "migrate_pages": (256, 238), "move_pages": (279, 239), "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
 }  # fmt: skip
 UNSUPPORTED = {  # attributes of files, which no quota of a file system in memory counts; who copies files asks for them
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),

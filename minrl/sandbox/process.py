@@ -20,9 +20,14 @@ from minrl.sandbox import walls as walls
 from minrl.sandbox.cgroup import Group
 from minrl.sandbox.files import LIBC, MAX_FILES, MIB, WORK, Call
 from minrl.sandbox.slot import Slot, kill_uid
-from minrl.sandbox.usage import bytes_held, descendants, files_made
+from minrl.sandbox.usage import descendants, files_made, pieces_held
 
 TICK_S = 0.05
+"""Seconds between two looks at what a call holds."""
+LOOK_S, LOOK_AT_ONE_S = 0.25, 0.01
+"""Processor time of a look, and more for each process allowed, as 256 open files take. Who needs more holds too much:
+an open file with many locks may take seconds.
+"""
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 
@@ -135,10 +140,23 @@ class Watch:
             return "timeout"
         if time.monotonic() - self._looked > TICK_S:
             self._looked = time.monotonic()
-            below = list(descendants(os.getpid()))
-            if bytes_held(below) > self.call["memory_mib"] * MIB or files_made(below, WORK) > MAX_FILES:
-                return "memory"
+            return self._look()
         return ""
+
+    def _look(self) -> str:
+        """Count what the processes hold, until it is too much or cannot be counted."""
+        held, give_up = 0, time.thread_time() + LOOK_S + LOOK_AT_ONE_S * self.call["processes"]
+        try:
+            below = list(descendants(os.getpid()))
+            for piece in pieces_held(below):
+                held += piece
+                if held > self.call["memory_mib"] * MIB or time.thread_time() > give_up:
+                    return "memory"
+                if time.monotonic() > self.started + self.limit_s:
+                    return "timeout"
+            return "memory" if files_made(below, WORK) > MAX_FILES else ""
+        except OSError:  # by what the program does: no failure of the sandbox, which would leave it without a verdict
+            return "memory"
 
     def _feed(self, stdin: int) -> bool:
         """Write what the command takes. Close the pipe at the end, or when the command has closed it."""

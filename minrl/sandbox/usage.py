@@ -35,30 +35,36 @@ def children(pid: int) -> Iterator[int]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """All processes below this one."""
-    for child in children(pid):
-        yield child
-        yield from descendants(child)
+    """All processes below this one, in however long a chain."""
+    above = [pid]
+    while above:
+        below = list(children(above.pop()))
+        yield from below
+        above += below
 
 
-def bytes_held(pids: list[int]) -> int:
-    """The memory of the processes that is not backed by a file, and what the kernel may hold for them."""
-    held, seen = 0, set[str]()
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/status") as file:
-                held += KIB * sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
-            held += _behind(pid, seen)
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
-        except PermissionError:
-            held += UNSEEN
-    return held
+def pieces_held(pids: list[int]) -> Iterator[int]:
+    """The bytes of the processes' memory that is not backed by a file, then what the kernel may hold for them: piece by
+    piece, so that who counts may stop.
+    """
+    seen = set[str]()
+    for held in (_pages, lambda pid: _behind(pid, seen)):
+        for pid in pids:
+            try:
+                yield from held(pid)
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            except PermissionError:
+                yield UNSEEN
 
 
-def _behind(pid: int, seen: set[str]) -> int:
+def _pages(pid: int) -> Iterator[int]:
+    with open(f"/proc/{pid}/status") as file:
+        yield KIB * sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))
+
+
+def _behind(pid: int, seen: set[str]) -> Iterator[int]:
     """The most that the kernel holds behind a process's descriptors. A pipe or socket that was `seen` counts once."""
-    held = 0
     for number in os.listdir(f"/proc/{pid}/fd"):
         try:
             link = os.readlink(f"/proc/{pid}/fd/{number}")
@@ -66,20 +72,20 @@ def _behind(pid: int, seen: set[str]) -> int:
             continue  # just closed
         known = [most for start, most in BEHIND.items() if link.startswith(start)]
         if known:
-            held += known[0] if link not in seen else 0
+            yield known[0] if link not in seen else 0
         elif link.startswith("/"):
-            held += LOCK * _locks(pid, number)
+            yield from _locks(pid, number)
         if link.startswith(("pipe:", "socket:")):
             seen.add(link)
-    return held
 
 
-def _locks(pid: int, descriptor: str) -> int:
+def _locks(pid: int, descriptor: str) -> Iterator[int]:
+    """The locks of an open file. Each descriptor of it counts them anew: nothing tells it from another open file."""
     try:
         with open(f"/proc/{pid}/fdinfo/{descriptor}") as file:
-            return sum(line.startswith("lock:") for line in file)
+            yield from (LOCK if line.startswith("lock:") else 0 for line in file)
     except FileNotFoundError:
-        return 0
+        return  # just closed
 
 
 def files_made(pids: list[int], folder: str) -> int:

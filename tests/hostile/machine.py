@@ -192,6 +192,14 @@ say('a file changed', possible(open, OPEN + '/file', 'a') or possible(os.truncat
 say('a file removed', possible(os.remove, OPEN + '/file'))
 """
 
+LOCKS = """
+import fcntl
+file = os.open('locked', os.O_RDWR | os.O_CREAT)
+for n in range(6000, 0, -1): fcntl.fcntl(file, 37, struct.pack('hhqqi4x', 1, 0, 2 * n, 1, 0))  # F_OFD_SETLK, F_WRLCK
+copies = [os.dup(file) for _ in range(200)]
+crowd(16, lambda: None)
+"""
+
 HOARDS = {
     "its own pages": "x = bytearray(b'x') * (60 * MIB)",
     "page tables": """
@@ -237,6 +245,7 @@ ATTACKS = [
         "number = 0\nwhile possible(os.symlink, 'x' * 100, str(number)): number += 1",
         "memory",
     ),
+    Attack("memory of many", "locks of files", LOCKS, "memory"),
     Attack("sockets", "every family and kind", SOCKETS),
     Attack("others", "other processes' memory", OTHERS_MEMORY),
     Attack("others", "other processes' limits and priorities", CHANGES_OF_OTHERS),

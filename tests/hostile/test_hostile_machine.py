@@ -91,7 +91,8 @@ def test_the_machine_is_held(level, case, open_folder):
     assert "GOT" not in outcome.text, outcome.text[:2000]
     refused = outcome.status == "ok" and outcome.text.endswith("held\n")
     stopped = outcome.status == case.status != "ok"
-    assert refused or stopped, (outcome.status, outcome.stdout[-300:], outcome.stderr[-600:])
+    assert refused or stopped, (outcome.status, outcome.exit_code, outcome.stdout[-300:], outcome.stderr[-600:])
+    assert outcome.seconds < LIMITS.wall_s + 10.0, "its time is looked at too late"
     assert before - least[-1] < case.most_mib, "memory that no limit counts"
     assert [path.name for path in open_folder.iterdir()] == ["file"]
     assert (open_folder / "file").read_text() == "ours"
