@@ -252,6 +252,14 @@ assert caught == 'list index out of range'
     assert paid("def pick(x): return 1", row).value == 0.0
 
 
+def test_an_exception_of_the_program_is_caught_as_what_it_derives_from():
+    caught = "try:\n    f(1)\n    ok = False\nexcept ValueError:\n    ok = True\nassert ok and f"
+    row = mbpp("def f(x): pass", "assert f(0) is None", caught)
+    program = "class Mine({}): pass\ndef f(x):\n    if x: raise Mine"
+    assert paid(program.format("ValueError"), row).solved
+    assert paid(program.format("KeyError"), row).value == 0.0
+
+
 def test_types_of_pythons_own_cross_by_name():
     row = mbpp(
         "def without(items, kind): return [item for item in items if not isinstance(item, kind)]",
@@ -384,12 +392,14 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
         (Point(1, 2), (1, 2)),
         (Counter("aab"), {"a": 2, "b": 1}),
         (OrderedDict(a=1), {"a": 1}),
+        (bytearray(b"a"), b"a"),
+        ({"a": 1}.keys(), {"a"}),
+        (range(1, 10**400, 2), range(1, 10**400, 2)),
     ):
         back = from_json(json.loads(json.dumps(to_json(value, pytest.fail))), pytest.fail)
         assert back == plain and type(back) is type(plain)
     for value in (
         object(),
-        range(3),
         iter([]),
         type("E", (int,), {"__eq__": lambda self, other: True})(1),
         len,
@@ -404,7 +414,7 @@ def test_what_is_equal_to_a_plain_value_crosses_as_one_and_nothing_else_does():
     [
         [], ["passed", 0], ["int", 5], ["int", "zz"], ["float", "7"], ["complex", "1"], ["dict", 1], ["dict", [1]],
         ["set", ["list"]], ["dict", [["list"], 1]], ["handle", "0"], ["handle"], {"a": 1}, ["eval"],
-        ["type", "object"], ["type", 1], ["bytes", "q"],
+        ["range", 1], ["range", 1, 2, 0], ["range", "a", 1, 1], ["type", "object"], ["type", 1], ["bytes", "q"],
     ],
     ids=repr,
 )  # fmt: skip

@@ -50,14 +50,15 @@ class Candidate:
 
 
 def serve(channel: Channel, program: Any) -> None:  # noqa: ANN401 - a module
-    """Answer until the checker is gone: `["value", ...]` or `["raised", name of the exception, text]`."""
+    """Answer until the checker is gone: `["value", ...]` or `["raised", its nearest type of Python's own, text]`."""
     candidate = Candidate(program)
     while True:
         request = channel.receive()
         try:
             channel.send(["value", to_json(candidate.do(request), candidate.number)])
         except BaseException as error:  # the program may raise anything, and the checker is told what
-            channel.send(["raised", type(error).__name__, str(error)[:1000]])
+            kind = next(base for base in type(error).__mro__ if vars(builtins).get(base.__name__) is base)
+            channel.send(["raised", kind.__name__, str(error)[:1000]])
 
 
 def main() -> None:

@@ -14,9 +14,19 @@ from typing import Any
 
 MAX_MESSAGE = 16 * 2**20
 LONG_INTEGER_BITS = 1000
-GATHERED: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+def _range(parts: Iterable[Any]) -> range:
+    start, stop, step = parts
+    return range(start, stop, step)
+
+
+GATHERED: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "range": _range}
 PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 TYPES = {kind.__name__: kind for kind in PLAIN}
+
+EQUAL: dict[type, Callable[[Any], Any]] = {bytearray: bytes, type({}.keys()): set}
+"""Types of Python's own whose values cross as others that they are equal to."""
 
 
 class Malformed(Exception):
@@ -37,6 +47,9 @@ def plain_type(value: object) -> type | None:
 
 def to_json(value: Any, handle: Callable[[Any], int]) -> Any:  # noqa: ANN401 - JSON is of many types
     """JSON that `from_json` turns back into an equal value. `handle` numbers an object that is not plain."""
+    if type(value) is range:
+        return ["range", *(to_json(part, handle) for part in (value.start, value.stop, value.step))]
+    value = EQUAL.get(type(value), lambda same: same)(value)
     kind = plain_type(value)
     if value is None or kind is bool:
         return value
@@ -81,7 +94,7 @@ def from_json(data: Any, handle: Callable[[int], Any]) -> Any:  # noqa: ANN401 -
             return handle(number)
         case ["type", str() as name] if name in TYPES:
             return TYPES[name]
-        case ["list" | "tuple" | "set" | "frozenset" as name, *items]:
+        case ["list" | "tuple" | "set" | "frozenset" | "range" as name, *items]:
             return GATHERED[name](from_json(item, handle) for item in items)
     raise Malformed(f"no value: {str(data)[:80]}")
 
