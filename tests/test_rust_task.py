@@ -501,6 +501,7 @@ def test_a_compiler_that_could_not_run_is_no_verdict(status, monkeypatch):
         (Outcome("error", -6, b"", b"memory allocation failed", 5.0), True),
         (Outcome("error", -11, b"", b"overflowed its stack", 5.0), True),
         (Outcome("memory", None, b"", b"", 5.0), True),
+        (Outcome("timeout", None, b"", b"", 120.0, processor_s=2.5), True),  # half of --rust.build-seconds
         (Outcome("output", None, b"", b"", 5.0), True),
     ],
 )
@@ -513,7 +514,7 @@ def test_what_the_source_causes_is_a_failure_with_a_reason(outcome, limited, mon
 
 
 def test_a_compiler_that_the_clock_ended_is_no_verdict(monkeypatch):
-    monkeypatch.setattr(compiler, "run", lambda *_, **__: Outcome("timeout", None, b"", b"", 25.0))
+    monkeypatch.setattr(compiler, "run", lambda *_, **__: Outcome("timeout", None, b"", b"", 25.0, processor_s=2.4))
     monkeypatch.setattr(compiler, "toolchain", lambda: Path("/rust/bin"))
     with pytest.raises(SandboxError, match=r"too little of the processor.*--rust\.seconds"):
         compiler.build_library(compiler.Package("x"), SOLUTION, RustOptions().budget())

@@ -20,7 +20,7 @@ from minrl.sandbox import walls as walls
 from minrl.sandbox.cgroup import Group
 from minrl.sandbox.files import LIBC, MAX_FILES, MIB, WORK, Call
 from minrl.sandbox.slot import Slot, kill_uid
-from minrl.sandbox.usage import bytes_held, descendants, files_made
+from minrl.sandbox.usage import bytes_held, descendants, files_made, processor_s
 
 TICK_S = 0.05
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
@@ -51,6 +51,7 @@ class Watch:
         self.output = {stdout: bytearray(), stderr: bytearray()}
         try:
             self._collect(stdin_write, complaint)
+            used_s = processor_s(list(descendants(os.getpid())))
         finally:
             self._kill()
         for fd in self.output:
@@ -69,6 +70,7 @@ class Watch:
             "stdout": bytes(self.output[stdout][:limit]),
             "stderr": bytes(self.output[stderr][:limit]),
             "seconds": time.monotonic() - self.started,
+            "processor_s": used_s,
         }
 
     def _become_command(self, streams: list[int], complaint: int) -> None:

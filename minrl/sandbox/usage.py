@@ -41,6 +41,18 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(child)
 
 
+def processor_s(pids: list[int]) -> float:
+    """The processor time that the processes, and those that they waited for, have had."""
+    ticks = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:15]))  # utime, stime, cutime, cstime
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has just ended
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def bytes_held(pids: list[int]) -> int:
     """The memory of the processes that is not backed by a file, and what the kernel may hold for them."""
     held, seen = 0, set[str]()
