@@ -501,6 +501,7 @@ def test_a_compiler_that_could_not_run_is_no_verdict(status, monkeypatch):
         (Outcome("error", -6, b"", b"memory allocation failed", 5.0), True),
         (Outcome("error", -11, b"", b"overflowed its stack", 5.0), True),
         (Outcome("memory", None, b"", b"", 5.0), True),
+        (Outcome("timeout", None, b"", b"", 120.0, processor_s=2.5), True),  # half of --rust.build-seconds
         (Outcome("output", None, b"", b"", 5.0), True),
     ],
 )
@@ -513,7 +514,7 @@ def test_what_the_source_causes_is_a_failure_with_a_reason(outcome, limited, mon
 
 
 def test_a_compiler_that_the_clock_ended_is_no_verdict(monkeypatch):
-    monkeypatch.setattr(compiler, "run", lambda *_, **__: Outcome("timeout", None, b"", b"", 25.0))
+    monkeypatch.setattr(compiler, "run", lambda *_, **__: Outcome("timeout", None, b"", b"", 25.0, processor_s=2.4))
     monkeypatch.setattr(compiler, "toolchain", lambda: Path("/rust/bin"))
     with pytest.raises(SandboxError, match=r"too little of the processor.*--rust\.seconds"):
         compiler.build_library(compiler.Package("x"), SOLUTION, RustOptions().budget())
@@ -773,8 +774,36 @@ def test_results_are_pinned_to_the_types_of_the_stub():
 
 def test_the_last_closed_block_is_the_solution():
     assert extract_code("```rust\na\n```\n```toml\nx\n```\n```rs\nb\n```") == "b\n"
-    assert extract_code("```rust\nfn f() {}") is None
     assert extract_code('```rust\nlet s = "``` no";\n```') == 'let s = "``` no";\n'
+
+
+FENCES = {
+    "capitals": "```Rust\nfn f() {}\n```",
+    "all capitals": "```RUST\nfn f() {}\n```",
+    "a blank before the tag": "``` rust\nfn f() {}\n```",
+    "more after the tag": "```rust,no_run title=x\nfn f() {}\n```",
+    "no tag": "```toml\n[package]\n```\n```\nfn f() {}\n```",
+    "in a list": "1. Here:\n\n   ```rust\n   fn f() {}\n   ```\n",
+    "in an item": "10. ```rust\n    fn f() {}\n    ```\n",
+    "tildes": "~~~rust\nfn f() {}\n~~~",
+    "four marks": "````rust\nfn f() {}\n````",
+    "no end": "So:\n```rust\nfn f() {}",
+    "usage behind it": "```rust\nfn f() {}\n```\nUse it:\n```rust\nfn main() { f() }\n```",
+    "output without a tag behind it": "```rust\nfn f() {}\n```\n```\nfn f() { running }\n```",
+    "a draft before it": "```rust\nfn f() { draft }\n```\n```rust\nfn f() {}\n```",
+    "inline code around it": "```fn f()```\n```rust\nfn f() {}\n```\nuses ```x```.",
+}
+
+
+@pytest.mark.parametrize("completion", FENCES.values(), ids=FENCES)
+def test_a_solution_is_found_in_any_fence(completion):
+    assert extract_code(completion, "pub fn f() { todo!() }").rstrip("\n") == "fn f() {}"
+
+
+def test_what_is_no_block_of_rust_is_no_solution():
+    assert extract_code("```toml\nfn f() {}\n```") is None and extract_code("fn f() {} ```x```") is None
+    assert extract_code("```toml\nx\n```\n```rust\nfn f() {") is None  # cut off behind a closed block
+    assert extract_code('```rust\nlet s = r"\n        ```\n";\n```') == 'let s = r"\n        ```\n";\n'
 
 
 def test_style_never_outweighs_the_tests():

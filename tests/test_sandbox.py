@@ -715,3 +715,8 @@ def test_the_time_of_a_call_counts_from_when_its_walls_stand(level, monkeypatch)
 def test_a_thousand_mixed_snippets_leave_no_process_and_no_file_behind():
     new = mixed(sandbox.level(), 1000)
     assert not [path for path in new if "left" in path.name]
+
+
+def test_what_a_limit_ends_says_how_much_processor_time_it_had():
+    busy, idle = (run(["sh", "-c", what], limits=Limits(wall_s=0.5)) for what in ("while :; do :; done", "sleep 5"))
+    assert busy.status == idle.status == "timeout" and busy.processor_s > idle.processor_s < 0.1

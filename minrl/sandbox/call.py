@@ -89,6 +89,8 @@ class Outcome:
     stdout: bytes
     stderr: bytes
     seconds: float
+    processor_s: float = 0.0
+    """Seconds of processor time of what still ran when a limit was exceeded."""
 
     @property
     def text(self) -> str:

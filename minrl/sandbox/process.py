@@ -20,7 +20,7 @@ from minrl.sandbox import walls as walls
 from minrl.sandbox.cgroup import Group
 from minrl.sandbox.files import LIBC, MAX_FILES, MIB, WORK, Call
 from minrl.sandbox.slot import Slot, kill_uid
-from minrl.sandbox.usage import descendants, files_made, pieces_held
+from minrl.sandbox.usage import descendants, files_made, pieces_held, processor_s
 
 TICK_S = 0.05
 """Seconds between two looks at what a call holds."""
@@ -56,6 +56,7 @@ class Watch:
         self.output = {stdout: bytearray(), stderr: bytearray()}
         try:
             self._collect(stdin_write, complaint)
+            used_s = processor_s(list(descendants(os.getpid())))
         finally:
             self._kill()
         for fd in self.output:
@@ -74,6 +75,7 @@ class Watch:
             "stdout": bytes(self.output[stdout][:limit]),
             "stderr": bytes(self.output[stderr][:limit]),
             "seconds": time.monotonic() - self.started,
+            "processor_s": used_s,
         }
 
     def _become_command(self, streams: list[int], complaint: int) -> None:

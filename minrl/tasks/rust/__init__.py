@@ -6,7 +6,7 @@
     }                                                       }
                                                             ```
 
-The last Rust block of the completion becomes `src/lib.rs`; `Cargo.toml`, tests and settings are ours. It is built,
+A Rust block of the completion becomes `src/lib.rs` (fences.py); `Cargo.toml`, tests and settings are ours. It is built,
 hidden tests are compiled against it and run, and clippy reads it, all in the sandbox.
 
 `build` is paid if the hidden tests compile against the solution, `tests` by the share of them that passes. `clippy`,
@@ -25,18 +25,17 @@ A solution runs in one process with the tests, so these attacks are met:
 """
 
 import functools
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.model.thoughts import after_thoughts
 from minrl.sandbox.calls import describe
 from minrl.tasks.rows import Source, identity, load_each
 from minrl.tasks.rust import compiler
 from minrl.tasks.rust.claims import Claim, contradictory, passed
 from minrl.tasks.rust.compiler import Budget, Failed, Made, Package, TooSlow
+from minrl.tasks.rust.fences import extract_code as extract_code
 from minrl.tasks.rust.guard import REASONS, refusal
 from minrl.tasks.rust.objects import foreign
 from minrl.tasks.rust.options import RustOptions
@@ -50,7 +49,6 @@ from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, cha
 from minrl.types import Example, Reward, UserError
 
 SOURCE = Source("nuprl/MultiPL-E", ("tests",), {"all": "test"}, configuration="mbpp-rs")
-OPENED = re.compile("```(?:rust|rs)")
 SILENCING = frozenset(("allow", "expect", "warn"))
 MOST_IN_MACROS = 1 / 3
 """Share of a solution's tokens in macros of its own, beyond which clippy has not seen it."""
@@ -65,24 +63,6 @@ SYSTEM = (
 )
 
 
-def extract_code(completion: str) -> str | None:
-    """The last closed ```rust block; None if there is none.
-
-    >>> extract_code("first ```rust\\nfn a() {}\\n``` no:\\n```rust\\nfn b() {}\\n```")
-    'fn b() {}\\n'
-    """
-    found: str | None = None
-    lines: list[str] | None = None
-    for line in after_thoughts(completion).split("\n"):
-        if lines is not None and line.startswith("```"):
-            found, lines = "".join(lines), None
-        elif lines is not None:
-            lines.append(line + "\n")
-        elif OPENED.search(line):
-            lines = []
-    return found
-
-
 @dataclass(frozen=True)
 class RustReward:
     """The reward of one completion, with the task's options. Picklable, for the workers."""
@@ -93,11 +73,11 @@ class RustReward:
         """Build, test, lint and count; each only if the step before succeeded."""
         parts = dict.fromkeys(("build", "tests", "clippy", "own_tests", "quality", "refused", "build_limit"), 0.0)
         parts |= {f"quality_{name}": 0.0 for name in self.options.of_scores()}
-        solution = extract_code(completion)
-        if solution is None or len(solution) > MAX_CHARACTERS:
-            return self.paid(parts)
         if "package" not in example.fields:  # a row of the data, as --completions gives it
             example = _of_row(example.fields, self.options.unsafe_rows == "allowed")
+        solution = extract_code(completion, example["stub"])
+        if solution is None or len(solution) > MAX_CHARACTERS:
+            return self.paid(parts)
         package = _package(example)
         reason = refusal(solution, example["given"], package.allow_unsafe)
         if reason is not None:

@@ -176,7 +176,7 @@ def _rustc(
     command = [str(toolchain() / "rustc"), *arguments, "--emit=link,obj,dep-info", f"-Clinker={_linker()}"]
     ran = _compile(["sh", "-c", '"$@" && exec tar -cf - -- ' + " ".join(results), "sh", *command], files, budget)
     if ran.status != "ok":
-        return _failed(ran)
+        return _failed(ran, budget.build.cpu_s)
     with tarfile.open(fileobj=io.BytesIO(ran.stdout)) as archive:
         found = {name: _content(archive, name) for name in results}
     said = found[f"{crate}.d"].decode(errors="replace")
@@ -209,10 +209,12 @@ def _compile(command: list[str], files: Mapping[str, str | bytes], budget: Budge
     return run(command, texts, limits, readable=[toolchain().parent, _linker().parent], environment=_environment())
 
 
-def _failed(ran: Outcome) -> Failed:
-    """Why a compiler made nothing. A compiler that could not run, or that the machine gave no time, is no verdict."""
+def _failed(ran: Outcome, cpu_s: float) -> Failed:
+    """Why a compiler made nothing. A compiler that could not run, or that the machine gave no time, is no verdict; one
+    that had half of its `cpu_s` when the clock ended it had enough for a source that ends.
+    """
     code = ran.exit_code
-    if ran.status in ("memory", "output"):
+    if ran.status in ("memory", "output") or (ran.status == "timeout" and ran.processor_s >= cpu_s / 2):
         return Failed(limited=True)
     if code is None:
         raise TooSlow("the compiler got too little of the processor: leave the machine more, or raise --rust.seconds")
