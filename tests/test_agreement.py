@@ -1,6 +1,7 @@
 """Which answers agree: numbers by their digits, units, brackets, several boxes, several references."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -207,3 +208,32 @@ def test_a_list_of_answers_can_be_one_answer(tmp_path):
 def test_a_list_that_cannot_be_used_is_refused(tmp_path, answer, lists, said):
     with pytest.raises(UserError, match=said):
         only(tmp_path, {"problem": "Which?", "answer": answer}, answer_lists=lists)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, float("nan"), True])
+def test_an_answer_that_is_no_text_or_number_is_refused(tmp_path, value):
+    for answer, said in ((value, "`answer` must be a text or a number"), ([value], "a list of more than texts and n")):
+        with pytest.raises(UserError, match=said):
+            only(tmp_path, {"problem": "Which?", "answer": answer})
+    with pytest.raises(UserError, match="`problem` must be a text, got list"):
+        only(tmp_path, {"problem": ["odd"], "answer": "1"})
+
+
+@pytest.mark.parametrize("answer", ["", " ", None])
+def test_without_an_answer_the_solution_is_read(tmp_path, answer):
+    row = {"problem": "Which?", "answer": answer, "solution": r"It is \boxed{7}."}
+    assert only(tmp_path, row).fields["answer"] == "7"
+    assert reward(r"\boxed{7}", Example("", "", row), PATIENT).solved
+
+
+@pytest.mark.parametrize(("lists", "paid"), [("any", {"1": True, "2, 1": False}), ("all", {"1": False, "2, 1": True})])
+def test_the_row_of_a_completion_is_read_with_its_lists_as_those_trained_on(lists, paid):
+    example = Example("", "", {"answer": ["1", "2"]})
+    options = replace(PATIENT, answer_lists=lists)
+    assert {answer: reward(rf"\boxed{{{answer}}}", example, options).solved for answer in paid} == paid
+
+
+@pytest.mark.parametrize("completion", [r"\boxed{1}", "no box"])
+def test_the_row_of_a_completion_with_a_list_can_be_refused(completion):
+    with pytest.raises(UserError, match=r"--math\.answer-lists refuse"):
+        reward(completion, Example("", "", {"answer": ["1"]}), replace(PATIENT, answer_lists="refuse"))

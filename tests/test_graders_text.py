@@ -6,12 +6,15 @@ import time
 import completions_text as written
 import pytest
 
+from minrl.tasks.connections import members_of
 from minrl.tasks.connections import reward as connections
 from minrl.tasks.countdown import reward as countdown
 from minrl.tasks.gsm8k import reward as gsm8k
+from minrl.tasks.hanoi import play_moves
 from minrl.tasks.hanoi import reward as hanoi
 from minrl.tasks.math import boxed_answer, r1_zero_answer
-from minrl.tasks.tictactoe import parse_move
+from minrl.tasks.tictactoe import EMPTY, parse_move
+from minrl.types import Example
 
 REWARDS = {"gsm8k": gsm8k, "countdown": countdown, "hanoi": hanoi, "connections": connections}
 
@@ -126,3 +129,41 @@ def test_eight_times_the_text_takes_about_eight_times_as_long(piece):
 
     seconds(1000)
     assert seconds(40_000) < 24 * max(min(seconds(5_000), seconds(5_000)), 0.002)
+
+
+FENCED = [f"```{name}\n{{}}\n```" for name in ("", "python", "text", "math")]
+
+
+@pytest.mark.parametrize("fence", FENCED)
+def test_a_fence_may_name_a_language(fence):
+    sums = Example("", "", {"numbers": [3, 7, 5], "target": 9})
+    assert countdown(f"<answer>{fence.format('7 + 5 - 3')}</answer>", sums).value == 1
+    assert parse_move(f"<answer>{fence.format('5')}</answer>", EMPTY) == "5"
+
+
+@pytest.mark.parametrize("arrow", [r"\to ", "=>", r" \rightarrow ", r" \to ", "==>"])
+def test_a_move_has_any_arrow(arrow):
+    assert play_moves(("A", "A"), "ACE", f"1 A{arrow}E") == ("E", "A")
+
+
+def test_a_move_may_stand_in_a_box():
+    for boxed, square in ((r"\boxed{5}", "5"), (r"$\boxed{ 5 }$", "5"), (r"\boxed{5 6}", None), (r"\boxed{10}", None)):
+        assert parse_move(f"<answer>{boxed}</answer>", EMPTY) == square
+
+
+@pytest.mark.parametrize(
+    ("content", "members"),
+    [
+        *[(text, "abcd") for text in ("a, b, c, d,", "a; b; c; d", "a\nb\nc\nd", "a,\nb,\nc,\nd\n", "[a, b, c, d]")],
+        *[
+            (text, "abcd")
+            for text in ("a, b, c, and d", "a, b, c and d", "- a\n- b\n- c\n- d", "1. a\n2. b\n3. c\n4. d")
+        ],
+        ("a, b, c, p and q", ["a", "b", "c", "p and q"]),  # a word as it is
+        ("a, b, c, and p and q", ["a", "b", "c", "p and q"]),
+        *[(text, None) for text in ("a, b, c", "a, b, c, d, p and q", "a b c d", "a and b, c, d", "a, b; c, x")],
+    ],
+)
+def test_the_words_of_a_group_may_be_listed_in_several_ways(content, members):
+    words = frozenset(["a", "b", "c", "d", "p and q"])
+    assert members_of(content, words) == (members and list(members))

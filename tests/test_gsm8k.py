@@ -129,6 +129,60 @@ def test_the_marked_number_is_paid_and_the_other_parts_are_shown(completion, cor
     assert paid.solved == bool(correct)
 
 
+@pytest.mark.parametrize(
+    "marked",
+    [
+        *[
+            r"\boxed{54~\text{eggs}}",
+            r"\boxed{54~\mathrm{km/h}}",
+            r"\boxed{\;54\;}",
+            r"\boxed{54\quad}",
+            r"\boxed{54\ }",
+        ],
+        *[
+            "#### USD 54",
+            "#### Rs. 54",
+            "#### US$54",
+            "#### = 54",
+            "#### {54}",
+            "#### [54]",
+            "#### 54</s>",
+            "#### 54<eos>",
+        ],
+        *["#### 54 \u2705", "#### 54 \u2714\ufe0f", "#### 54 \U0001f389", r"#### 54 \\"],
+    ],
+)
+def test_what_says_nothing_around_the_number_costs_nothing(marked):
+    assert reward(marked, GOLD).solved
+
+
+@pytest.mark.parametrize(
+    "marked",
+    ["#### 54 \u274c", "#### [53, 54]", "#### == 54", "#### {54", r"\boxed{53\quad 54}", r"\boxed{~54}", "#### ((54))"],
+)
+def test_what_says_something_else_around_the_number_is_not_paid(marked):
+    assert not reward(marked, GOLD).solved
+
+
+@pytest.mark.parametrize("answer", [54, 54.0, "54"])
+def test_a_number_as_answer_of_a_row_is_read_as_its_text(answer):
+    assert reward("#### 54", Example("", "", {"answer": answer})).solved
+
+
+@pytest.mark.parametrize("answer", [True, float("nan"), {"a": 54}, None])
+def test_what_is_no_answer_of_a_row_is_refused(answer):
+    with pytest.raises(UserError, match="`answer` must be a text or a number"):
+        reward("#### 54", Example("", "", {"answer": answer}))
+
+
+@pytest.mark.parametrize("box", [r"\boxed{54}", r"\boxed{54 e%s}"])
+def test_many_boxes_are_read_as_often_as_they_differ(box, monkeypatch):
+    read = []
+    monkeypatch.setattr("minrl.tasks.gsm8k.number", lambda text: read.append(text) or Fraction(54))
+    reward("".join(box.replace("%s", "e" * (n % 90) + chr(97 + n % 26)) for n in range(30_000)), GOLD)
+    assert len(read) <= 1002  # the reference, the last number and a thousand
+
+
 def test_weights_decide_what_is_paid():
     options = GSM8KOptions(correct_weight=2.0, format_weight=1.0, lenient_weight=1.0)
     assert reward("#### 54", GOLD, options).value == 1.0

@@ -76,3 +76,44 @@ def test_fences_are_skipped_in_linear_time(piece):
     after_thoughts(piece * 20_000)
     after_thoughts(" " * 100_000 + "`" * 100_000)
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize("heading", ["[Reasoning]", "[Thinking]", "[Thought]", "[Reflection]"])
+def test_a_heading_in_square_brackets_that_nothing_closes_is_no_thought(heading):
+    text = f"{heading}\n3\n[Answer]\n#### 4"
+    assert after_thoughts(text) == text
+    assert after_thoughts(f"{heading} 3 </think>#### 4") == "#### 4"
+
+
+@pytest.mark.parametrize("text", ["The <think> tag is mentioned. #### 4", "In `<thinking>` I think. #### 4"])
+def test_a_tag_that_a_sentence_names_and_nothing_closes_opens_no_thought(text):
+    assert after_thoughts(text) == text
+    assert after_thoughts(f"{text}<think> 5 </think> 6").split()[-1] == "6"
+
+
+@pytest.mark.parametrize("before", ["", "Well. ", "So ", "It is 4.", "the\n", "- "])
+@pytest.mark.parametrize("mark", ["<think>", "<analysis>", "<|thinking|>", "[THINK]"])
+def test_a_draft_in_a_thought_that_is_not_closed_is_not_read(before, mark):
+    assert after_thoughts(f"{before}{mark} #### 5") == before
+
+
+@pytest.mark.parametrize("mark", ["</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|im_end|>"])
+def test_what_stands_behind_the_end_of_the_turn_is_not_read(mark):
+    assert after_thoughts(f"#### 4{mark}#### 5") == "#### 4"
+
+
+FORMS = ["analysis", "thinking_process", "thought_process", "reason", "reflection", "scratchpad"]
+
+
+@pytest.mark.parametrize(
+    ("opens", "closes"), [("<|thinking|>", "<|/thinking|>"), *((f"<{name}>", f"</{name}>") for name in FORMS)]
+)
+def test_a_thought_in_each_form_is_cut(opens, closes):
+    assert after_thoughts(f"{opens} #### 3 {closes}#### 4") == "#### 4"
+    assert after_thoughts(f"#### 3 {closes}#### 4") == "#### 4"
+
+
+def test_a_type_of_a_program_is_no_thought():
+    assert (
+        after_thoughts("let found: Vec<Analysis> = all::<Reason>();") == "let found: Vec<Analysis> = all::<Reason>();"
+    )

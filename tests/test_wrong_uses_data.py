@@ -22,7 +22,7 @@ DATA = {
     "a table with tabs": ("question\tanswer\n1 + 1\t2\n", "not JSON"),
     "Python's quotes": (str(ROW), "line 1", "not JSON"),
     "a comma too many": ('[{"question": "1", "answer": "#### 2"},]', "not JSON"),
-    "the last line cut": (MANY + LINE[:30], "line 41", "not JSON"),
+    "many lines cut": (MANY + (LINE[:30] + "\n") * 3, "line 41", "not JSON"),
     "one object over all rows": (json.dumps({"data": [ROW]}), "row 1", "lacks question, answer", "it has data"),
     "columns in capitals": (
         lines({"Question": "1", "Answer": "#### 2"}),

@@ -12,6 +12,7 @@ OPENED, CLOSED = "<think>", "</think>"
 
 FORMS = (
     (r"\|begin_of_thought\|>", r"\|end_of_thought\|>"),  # OpenThinker, Sky-T1
+    (r"\|thinking\|>", r"\|/(?:end_)?thinking\|>"),
     (r"\|START_THINKING\|>", r"\|END_THINKING\|>"),  # Command A
     (r"\|inner_prefix\|>", r"\|inner_suffix\|>"),  # Apertus
     (r"\|channel>thought", r"channel\|>"),  # Gemma 4
@@ -37,23 +38,32 @@ _FENCE = (
 _TAG = (
     r"(?!(?<=\[)(?-i:(?!/?[A-Z]{2}))|(?<=[\w)\]]\[)(?!/)|(?<=\w<)(?-i:[A-Z]))"  # `a[think]`, `Vec<Thought>` are none
     r"\s?(?P<slash>/?)\s?"
-    r"(?P<tag>(?:\w{1,20}[:_])?think(?:ing)?|thoughts?|reasoning|reflection|scratch_?pad|inner_(?:thoughts?|monologue))"
+    r"(?P<tag>(?:\w{1,20}[:_])?think(?:ing)?|thoughts?|(?:thinking|thought)_process|reasoning|reflection|scratch_?pad"
+    r"|inner_(?:thoughts?|monologue)|(?-i:analysis|reason))"
     r"\s?[>\]\u25b7]"
 )
 _END = (
-    r"(?P<end>\|(?:im_end|eot_id|end|return|call|endoftext|end_of_text|END_RESPONSE|end_of_solution)\|>|end_of_turn>)"
+    r"(?P<end>\|(?:im_end|eot_id|end|return|call|endoftext|end_of_text|END_RESPONSE|end_of_solution)\|>|end_of_turn>"
+    r"|/s>|eos>|[|\uff5c]end[\u2581_]of[\u2581_]sentence[|\uff5c]>)"
 )
 _PAIRS = [f"(?P<opens{n}>{opens})|(?P<closes{n}>{closes})" for n, (opens, closes) in enumerate(FORMS)]
-_ANY = rf"[<\[\u25c1](?=[\s/|a-z])(?:{'|'.join([_TAG, *_PAIRS, _END])})"
+_ANY = rf"[<\[\u25c1](?=[\s/|\uff5ca-z])(?:{'|'.join([_TAG, *_PAIRS, _END])})"
 _MARK, _OUTSIDE = (re.compile(pattern, re.IGNORECASE) for pattern in (_ANY, f"(?P<fence>{_FENCE})|{_ANY}"))
 _GLUED = re.compile(r"(?:(?<=</think>)|(?<=\[/THINK\])|(?<=\|>))(?=```|~~~)")
+_MENTIONED = (
+    re.compile(
+        r"(?:\b(?:the|an?|no|my|your|of|in|with|use|using|inside|between) |[\"'`(\u2018\u201c])\Z", re.IGNORECASE
+    ),
+    re.compile(r"[ \t]?[\w,;.\"'`)\u2019\u201d]"),
+)
+"""What stands before and behind a tag that a sentence names."""
 _PIECES = frozenset(("<|channel|>", "<|message|>"))
 
 
 def after_thoughts(text: str) -> str:
     """What a completion says outside its thoughts. A thought that is not closed goes on to the end, and a mark that
     closes one that the prompt opened ends what stands before it. The turn ends with the first mark of its end. In a
-    fenced block outside of thoughts nothing is a mark.
+    fenced block outside of thoughts nothing is a mark; a tag that is never closed is none where a sentence names it.
 
     >>> after_thoughts("<think> 3? </think> It is 4. [THINK] 5? [/THINK] Yes."), after_thoughts("3? </think>4")
     (' It is 4. \\n Yes.', '4')
@@ -65,6 +75,7 @@ def after_thoughts(text: str) -> str:
     if _PROCESS.search(text):
         text = _RESPONSE.sub(CLOSED, _PROCESS.sub(OPENED, text))
     text = _GLUED.sub("\n", text)
+    closed = {form: found.start() for found in _MARK.finditer(text) for form, closes in [_form(found)] if closes}
     said, start, thought, place = [], 0, "", 0
     while found := (_MARK if thought else _OUTSIDE).search(text, place):
         place = found.end()
@@ -72,6 +83,8 @@ def after_thoughts(text: str) -> str:
             continue
         form, closes = _form(found)
         if not closes and not thought:
+            if closed.get(form, -1) < found.start() and _is_named(text, found):
+                continue
             said.append(text[start : found.start()])
             thought = form
         elif closes and (thought in ("", form) or (thought == "end" and found[0].startswith("<|channel"))):
@@ -82,6 +95,19 @@ def after_thoughts(text: str) -> str:
 def _put(mark: str, words: str, text: str) -> str:
     """The text with a mark in the place of words outside of its fences."""
     return re.sub(f"({_FENCE})|{words}", lambda found: found[1] or mark, text)
+
+
+def _is_named(text: str, mark: re.Match[str]) -> bool:
+    """Whether a tag that nothing closes is a heading, or named by a sentence.
+
+    >>> [after_thoughts(f"{tag} 4") for tag in ("[Reasoning]", "[THINK]", "The <think> tag.", "Well <think>")]
+    ['[Reasoning] 4', '', 'The <think> tag. 4', 'Well ']
+    """
+    if not mark["tag"] or mark[0] == "[THINK]":
+        return False
+    before, behind = _MENTIONED
+    in_sentence = before.search(text[max(0, mark.start() - 10) : mark.start()]) and behind.match(text, mark.end())
+    return mark[0][0] == "[" or in_sentence is not None
 
 
 def _form(mark: re.Match[str]) -> tuple[str, bool]:

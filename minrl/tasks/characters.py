@@ -1,5 +1,6 @@
 """Characters that look alike, and what surrounds an answer: `**7 \u00d7 5 \u2212 3**.` is read as `7 * 5 - 3`."""
 
+import re
 import unicodedata
 
 _ALIKE = {
@@ -13,6 +14,8 @@ _ALIKE = {
     ",": "\u3001\u060c\u066c",
     ".": "\u3002\uff61\u066b",
 }
+_LANGUAGE = re.compile(r"\A[a-z0-9+]{1,20}[ \t]*\n")
+"""What a fence of code says behind its first mark."""
 _WRAPS = [(mark, mark) for mark in ("```", "**", "__", "$$", "*", "_", "`", "$", '"', "'")]
 _WRAPS += [(r"\(", r"\)"), (r"\[", r"\]")]
 
@@ -61,5 +64,6 @@ def unwrapped(text: str) -> str:
         for start, end in _WRAPS:
             if len(text) >= len(start) + len(end) and text.startswith(start) and text.endswith(end):
                 text = text[len(start) : -len(end)]
+                text = _LANGUAGE.sub("", text) if start == "```" else text
                 break
     return text

@@ -36,6 +36,10 @@ INSTRUCTIONS = (
 )
 GROUPS = SIZE = 4
 MAX_GROUP_CHARACTERS = 1000
+_AROUND = re.compile(r"\A[\s\[]+|[\s\],;.]+\Z")
+_ITEM = re.compile(r"^[ \t]*(?:[-*\u2022]|[0-9][.)])[ \t]+", re.MULTILINE)
+_BETWEEN = re.compile(r"[,;]?[ \t\r]*\n\s*|;")
+_AND = re.compile(r",?\s+(?:and|&)\s+(?=[^,]*\Z)", re.IGNORECASE)
 _GROUP = re.compile(r"<group>(.*?)</group>", re.DOTALL)
 
 
@@ -82,12 +86,19 @@ def parse(completion: str, words: frozenset[str]) -> list[frozenset[str]] | None
 
 
 def members_of(content: str, words: frozenset[str]) -> list[str] | None:
-    """The four words of a list with commas, though words may hold commas too; None if it is no such list.
+    """The four words of a list, though words may hold what stands between others; None if it is no such list. As it is
+    read first, then without what surrounds it, with each word on its line or before a semicolon, and with an `and`.
 
     >>> members_of("A, 20,000, B, c", frozenset({"a", "b", "c", "20,000", "20"}))
     ['a', '20,000', 'b', 'c']
     """
-    return None if len(content) > MAX_GROUP_CHARACTERS else _members(plain(content).split(","), words, SIZE)
+    if len(content) > MAX_GROUP_CHARACTERS:
+        return None
+    bare = _AROUND.sub("", content)
+    listed = _BETWEEN.sub(",", _ITEM.sub("", bare))
+    readings = (content, bare, listed, _AND.sub(",", listed, count=1))
+    found = (_members(plain(reading).split(","), words, SIZE) for reading in dict.fromkeys(readings))
+    return next(filter(None, found), None)
 
 
 def _members(pieces: Sequence[str], words: frozenset[str], count: int) -> list[str] | None:

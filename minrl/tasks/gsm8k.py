@@ -21,6 +21,7 @@ openai/grade-school-math (strict in lm-evaluation-harness). "Hendrycks" is the n
 | `#### 18 (or 19)` | none | two numbers; official reads 18 |
 | `#### ~18`, `#### about 18` | none | not exact; none in official too |
 | `\boxed{x=18}`, `\boxed{x = 18}` | 18 | Hendrycks |
+| `#### = 18`, `#### [18]`, `#### USD 18` | 18 | nothing but the number is said; none in official |
 | `#### x = 18` | none | none in official too |
 """
 
@@ -35,7 +36,7 @@ from minrl.model.thoughts import after_thoughts
 from minrl.tasks.boxed import boxed
 from minrl.tasks.changing import CHANGES
 from minrl.tasks.characters import plain_characters, unwrapped
-from minrl.tasks.rows import Row, Source, dataset_of, identity
+from minrl.tasks.rows import Row, Source, answer_text, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
 from minrl.types import Example, Reward, UserError, require
 
@@ -48,9 +49,12 @@ INSTRUCTIONS = {
 MAX_NUMBER_CHARACTERS = 100
 """Longer ones are no answers: Python refuses to read integers of more than 4300 digits."""
 
+MOST_MARKED = 1000
+"""More different texts that are marked are no answer: each takes time to read."""
+
 _AMOUNT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _PLAIN = re.compile(rf"-?(?:{_AMOUNT})")
-_CURRENCY = "[$€£¥₹]"
+_CURRENCY = r"(?:[$€£¥₹]|(?:USD|EUR|GBP|INR|CAD|AUD|Rs\.?)(?![A-Za-z])|US\$)"
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)\s*{_CURRENCY}?\s*(?P<inner>-?)(?P<amount>{_AMOUNT})(?:[eE](?P<exponent>[-+]?[0-9]{{1,2}}))?"
     rf"(?:\s*/\s*(?P<divisor>{_AMOUNT}))?(?P<rest>.*)",
@@ -70,7 +74,11 @@ _NO_UNIT = re.compile(
 """Words that change the number before them, or are another one, beside `CHANGES`."""
 _LATEX = [(re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1")]
 _LATEX += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2")]
-_LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\\[,!;: ]|\$$"), ""), (re.compile(r"\{,\}"), ",")]
+_LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\$$"), ""), (re.compile(r"\{,\}"), ",")]
+_SPACES = [(re.compile(r"\\(?:[,!;:]|\s)|\\+\s*$"), ""), (re.compile(r"\\q?quad(?![A-Za-z])|(?<=[0-9}])\\?~"), " ")]
+_ENCLOSED = re.compile(r"\s*(?:=(?!=)\s*)?(?:\[([^\[\]]*)\]|\{([^{}]*)\}|([^=].*))", re.DOTALL)
+_SATISFIED = re.compile("[\\s\u2705\u2714\u2611\u2713\U0001f389\U0001f44d\U0001f3af\ufe0f]+$")
+"""Check marks and the like behind an answer. A cross says that it is wrong."""
 _GROUPED = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 """No-break and thin spaces between groups of digits, as in French."""
 _LABEL = re.compile(
@@ -131,8 +139,9 @@ def reward(completion: str, example: Example, options: GSM8KOptions = DEFAULTS) 
     return weighted(parts, options.weights)
 
 
-def gold_number(answer: str) -> Fraction:
-    """The number that ends a row's `answer`, after `####` if there is one."""
+def gold_number(given: object) -> Fraction:
+    """The number that ends a row's `answer`, after `####` if there is one. It may be a number itself."""
+    answer = answer_text(given)
     value = number(answer.rpartition("####")[2])
     if value is None:
         raise UserError(f"`answer` must end with `#### number`, got {answer[-60:]!r}")
@@ -142,7 +151,9 @@ def gold_number(answer: str) -> Fraction:
 def marked_answers(completion: str) -> list[tuple[Fraction, str]]:
     """The numbers that follow `####` or stand in a box, with their text. A heading such as `#### Step 1` is none."""
     texts = [text.partition(r"\boxed")[0].strip() for text in _MARKED.findall(completion)]
-    texts += [_LEFT_SIDE.sub("", text) for text in boxed(completion)]
+    texts = list(dict.fromkeys([*texts, *(_LEFT_SIDE.sub("", text) for text in boxed(completion))]))
+    if len(texts) > MOST_MARKED:
+        return []
     return [(value, text) for text in texts if (value := number(text)) is not None]
 
 
@@ -154,7 +165,12 @@ def number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_NUMBER_CHARACTERS:
         return None
-    text = _bare(_LABEL.sub("", _bare(plain_characters(_GROUPED.sub("", text)))))
+    text = _SATISFIED.sub("", plain_characters(_GROUPED.sub("", text)))
+    for pattern, replacement in _SPACES:
+        text = pattern.sub(replacement, text)
+    text = _bare(_LABEL.sub("", _bare(text)))
+    if enclosed := _ENCLOSED.fullmatch(text):
+        text = _bare(next(part for part in enclosed.groups() if part is not None))
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
     match = _NUMBER.fullmatch(text.replace("\u2212", "-").strip())
@@ -189,7 +205,8 @@ def make(options: GSM8KOptions, data_path: str) -> Task:
     """The problems of the dataset, in its own split, or of a local copy."""
 
     def example_of(row: Row) -> Example:
-        question, answer = str(row["question"]), str(row["answer"])
+        question, answer = row["question"], answer_text(row["answer"])
+        require(isinstance(question, str), f"`question` must be a text, got {type(question).__name__}")
         gold_number(answer)
         return Example(identity(question), chat(INSTRUCTIONS[options.prompt], question), {"answer": answer})
 

@@ -33,12 +33,13 @@ INSTRUCTIONS = (
 PROGRESS_REWARD = 0.2
 MOST_BOARDS = 20
 """Boards of each number of disks that are posed for each set of pegs, at most."""
-MOVE = re.compile(r"(?:-\s+|[0-9]+[.)]\s+)?([1-9])\s+([A-Z])\s*-*>\s*([A-Z])\.?")
+MOVE = re.compile(r"(?:-\s+|[0-9]+[.)]\s+)?([1-9])\s+([A-Z])\s*[-=]*>\s*([A-Z])\.?")
 """A move, which may be an item of a list, and its arrow a longer one."""
 IDLE = 3
 """An answer may have so many times the moves that the hardest board of its disks needs."""
 
-_MARKS = str.maketrans("", "", "*_`")
+_MARKS = str.maketrans("", "", "*_`$")
+_ARROW = re.compile(r"\\(?:long)?(?:to|rightarrow)(?![A-Za-z])", re.IGNORECASE)
 _LINE_OF_MOVE = re.compile(r":[ \t]*\n\s*")
 
 Board = tuple[str, ...]
@@ -110,7 +111,7 @@ def play_moves(board: Board, pegs: str, answer: str) -> Board | None:
     >>> play_moves(("A", "A"), "ACE", "2 A>C") is None
     True
     """
-    text = _LINE_OF_MOVE.sub(": ", plain_characters(answer).translate(_MARKS))
+    text = _LINE_OF_MOVE.sub(": ", _ARROW.sub(">", plain_characters(answer).translate(_MARKS)))
     entries = [entry for entry in re.split(r"[;\n]", text) if entry.strip()]
     if not 0 < len(entries) <= most_moves(board):
         return None

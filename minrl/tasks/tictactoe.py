@@ -19,6 +19,7 @@ one a draw is the best result: there `solved`, a win, is 0, and the shares of dr
 
 import itertools
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -64,6 +65,9 @@ class TictactoeOptions:
 
     def __post_init__(self) -> None:
         require(0 <= self.max_opening <= 8, f"tictactoe.max_opening must be from 0 to 8, got {self.max_opening}")
+
+
+_BOX = re.compile(r"\A\\boxed\s*\{\s*([0-9])\s*\}\Z")
 
 
 def to_move(board: Board) -> str:
@@ -131,6 +135,7 @@ def parse_move(completion: str, board: Board) -> str | None:
     answer = extract_answer(completion)
     named = after_thoughts(completion) if answer is None else answer
     named = unwrapped(plain_characters(named)) if len(named) <= MAX_ANSWER_CHARACTERS else ""
+    named = _BOX.sub(r"\1", named)
     return named if named in free_squares(board) else None
 
 

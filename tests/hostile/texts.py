@@ -82,6 +82,8 @@ ROW, RIGHT = {"numbers": [3, 7, 5], "target": 9}, "<answer> 7 + 5 - 3 </answer>"
 CASES = [
     Case("texts that mean more", name, "countdown", ROW, text, most=0.0) for name, text in {**TURNS, **SCREENS}.items()
 ] + [
-    Case("texts beside a right answer", name, "countdown", ROW, f"{RIGHT} {text}", least=float(name != "harmony"))
+    Case(
+        "texts beside a right answer", name, "countdown", ROW, f"{RIGHT} {text}", least=float(name != "harmony")
+    )  # whose final channel begins anew
     for name, text in {**TURNS, **SCREENS}.items()
 ]

@@ -25,7 +25,7 @@ from minrl.tasks.boxed import boxes_together
 from minrl.tasks.grader import OutOfTime
 from minrl.tasks.math.agreement import answers_agree, math_verify, same_text
 from minrl.tasks.math.worked_out import expressions, is_longer_than_numbers, is_worked_out
-from minrl.tasks.rows import Row, Source, dataset_of, identity
+from minrl.tasks.rows import Row, Source, answer_text, dataset_of, identity, is_answer
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, extract_answer, weighted
 from minrl.types import Example, Reward, UserError, require
 
@@ -60,7 +60,7 @@ class MathOptions:
     timeout_s: float = 2.0
     """Seconds of processor time to compare an answer with the reference; then it is wrong."""
     answer_lists: Literal["any", "all", "refuse"] = "any"
-    """A list as `answer` of a row. any: each of the list is right. all: the list together is. refuse: an error."""
+    """A list as `answer` of a row. any: each is right. all: together. refuse: the row is left out and named."""
     held_out_share: float = 0.2
     """Share of the problems that is never trained on, for a local file without splits. 1: evaluation only."""
 
@@ -89,11 +89,11 @@ DEFAULTS = MathOptions()
 
 def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -> Reward:
     """The form and the answer, by their weights. An answer is read from the right form only."""
-    answer = ANSWERS[options.prompt](completion)
+    answer, golds = ANSWERS[options.prompt](completion), list(alternatives(example, options.answer_lists))
     right, late = False, False
     if answer:
         try:
-            right = any(is_right(answer, one, options.timeout_s) for one in alternatives(example))
+            right = any(is_right(answer, one, options.timeout_s) for one in golds)
         except OutOfTime:
             late = True
     parts = {"answer": float(right), "format": float(answer is not None), "timeout": float(late)}
@@ -164,17 +164,18 @@ def stated(problem: str, gold: str, timeout_s: float) -> tuple[str, ...]:
     return tuple(found)
 
 
-def alternatives(example: Example) -> Iterator[Example]:
+def alternatives(example: Example, lists: str) -> Iterator[Example]:
     """The example with each of its answers: one, unless its row has a list of answers that are right."""
-    answers = example.fields["answer"]
-    for answer in answers if isinstance(answers, list | tuple) else [answers]:
+    answers = gold_answers(example.fields, lists)
+    for answer in answers if isinstance(answers, list) else [answers]:
         yield replace(example, fields={**example.fields, "answer": answer})
 
 
 def gold_answer(row: Row) -> str:
     """The reference: `answer`, or what the last box of `solution` holds, with the boxes that are listed with it."""
-    if row.get("answer") is not None:
-        return str(row["answer"])
+    given = row.get("answer")
+    if (given is not None and str(given).strip()) or not row.get("solution"):
+        return answer_text(row["answer"])
     contents = boxes_together(str(row["solution"]))
     require(bool(contents), "a row without `answer` needs a `solution` with its answer in \\boxed{}")
     if len(contents) > 1:
@@ -192,9 +193,7 @@ def gold_answers(row: Row, lists: str) -> str | list[str]:
     require(
         lists != "refuse", "`answer` is a list, which --math.answer-lists refuse does not take: any, all or one answer"
     )
-    require(
-        all(isinstance(one, str | int | float) for one in answer), "`answer` is a list of more than texts and numbers"
-    )
+    require(all(map(is_answer, answer)), "`answer` is a list of more than texts and numbers")
     answers = [str(one) for one in answer]
     require(bool(answers) and all(map(str.strip, answers)), "`answer` is a list that is empty or has an empty answer")
     return ", ".join(answers) if lists == "all" else answers
@@ -219,8 +218,9 @@ def make(options: MathOptions, data_path: str) -> Task:
 
     def example_of(row: Row) -> Example:
         require_math_verify()
-        problem = str(row["problem"])
-        if row.get("answer") is None and "solution" not in row:
+        problem = row["problem"]
+        require(isinstance(problem, str), f"`problem` must be a text, got {type(problem).__name__}")
+        if row.get("answer") is None and row.get("solution") is None:
             raise UserError(f"lacks answer and solution, one of which is needed (it has {', '.join(row)})")
         answer = gold_answers(row, options.answer_lists)
         require(not isinstance(answer, str) or bool(answer.strip()), "`answer` is empty")
