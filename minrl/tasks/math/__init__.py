@@ -4,9 +4,9 @@ other data with a problem and an answer.
     The roots of $x^2 - 3x + 1$ are $a$ and $b$. What is $\frac{1}{a} + \frac{1}{b}$?
     ->    <think> (a + b) / (a b) = 3 / 1 </think> <answer> 3 </answer>      or      ... so it is \boxed{3}
 
-Answers are compared by `answers_agree` (agreement.py), which reads them with the math-verify library, in a worker process. One
-that takes more processor time than `timeout_s` is wrong and shows as the part `timeout`; one that takes more memory
-than minrl/tasks/bounded.py allows, or that no alarm interrupts, is paid nothing.
+Answers are compared by `answers_agree` (agreement.py), which reads them with the math-verify library, in a worker
+process. One that takes more processor time than `timeout_s` is wrong and shows as the part `timeout`; one that takes
+more memory than minrl/tasks/bounded.py allows, or that no alarm interrupts, is paid nothing.
 
 An answer that has the reference's value is wrong all the same where it leaves to be done what the problem asks for
 (minrl/tasks/math/worked_out.py).
@@ -125,7 +125,9 @@ def judged(answer: str, gold: str, problem: str, timeout_s: float) -> bool | Non
             right = answers_agree(gold, answer, problem)
     except OutOfTime:
         return None
-    return right and (not problem or is_worked_out(answer, gold, functools.partial(stated, problem, gold, timeout_s)))
+    return right and (
+        not problem or is_worked_out(answer, gold, functools.partial(stated, problem, gold, timeout_s), problem)
+    )
 
 
 def boxed_answer(completion: str) -> str | None:
