@@ -68,6 +68,20 @@ y = 2x + 3 <- 2x - y + 3 = 0
 x=5 <- 5
 \text{(C)} <- C
 11,\! 111,\! 111,\! 100 <- 11111111100
+\begin{pmatrix}1\\2\end{pmatrix} <- \begin{pmatrix}1\\[6pt]2\end{pmatrix}
+\begin{pmatrix}1\\2\end{pmatrix} <- \begin{pmatrix}1\cr 2\end{pmatrix}
+60^\circ <- 60\degree
+75^\circ <- 75^{\text{o}}
+75^\circ <- 75^o
+56 <- \textcolor{red}{56}
+56 <- \color{blue}{56}
+56 <- {\bf 56}
+56 <- \large 56
+56 <- \underline{56}
+56 <- 56 \checkmark
+(-2,3) <- \boldsymbol{(-2,3)}
+27 <- 27\
+-2\le x\le 7 <- -2\leqslant x\leqslant 7
 """
 DIFFER = r"""
 12-3m <- 9

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from minrl.tasks.math import MathOptions, is_right, stated
-from minrl.tasks.math.worked_out import expressions, is_longer_than_numbers, number
+from minrl.tasks.math.worked_out import expressions, is_longer_than_numbers
+from minrl.tasks.math.written import number
 from minrl.types import Example
 
 PATIENCE_S = MathOptions(timeout_s=60.0).timeout_s

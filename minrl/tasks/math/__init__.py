@@ -125,7 +125,9 @@ def judged(answer: str, gold: str, problem: str, timeout_s: float) -> bool | Non
             right = answers_agree(gold, answer, problem)
     except OutOfTime:
         return None
-    return right and (not problem or is_worked_out(answer, gold, functools.partial(stated, problem, gold, timeout_s)))
+    return right and (
+        not problem or is_worked_out(answer, gold, functools.partial(stated, problem, gold, timeout_s), problem)
+    )
 
 
 def boxed_answer(completion: str) -> str | None:
