@@ -718,5 +718,7 @@ def test_a_thousand_mixed_snippets_leave_no_process_and_no_file_behind():
 
 
 def test_what_a_limit_ends_says_how_much_processor_time_it_had():
-    busy, idle = (run(["sh", "-c", what], limits=Limits(wall_s=0.5)) for what in ("while :; do :; done", "sleep 5"))
+    busy, idle = (
+        sandbox.run(["sh", "-c", what], limits=Limits(wall_s=0.5)) for what in ("while :; do :; done", "sleep 5")
+    )
     assert busy.status == idle.status == "timeout" and busy.processor_s > idle.processor_s < 0.1
