@@ -18,7 +18,7 @@ from minrl.tasks.code.judge import numbered
 from minrl.tasks.code.language import guarded
 from minrl.types import Example
 from tests.apart import apart
-from tests.hostile.code import CASES, PLAIN, TESTS, WHAT_NO_SOURCE_TELLS, row
+from tests.hostile.programs import CASES, PLAIN, TESTS, WHAT_NO_SOURCE_TELLS, row
 
 CODE = [case for case in CASES if case.task == "code"]
 ANSWERS = [case for case in CASES if case.task != "code"]

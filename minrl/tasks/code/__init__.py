@@ -117,7 +117,7 @@ def reward_for_tests(completion: str, example: Example, options: CodeOptions) ->
 
 
 def completed(head: str, program: str) -> str:
-    """The head of a program and what follows, whose `__future__` imports come first.
+    r"""The head of a program and what follows, whose `__future__` imports come first.
 
     >>> completed("import re", "from __future__ import annotations\nx = 1")
     'from __future__ import annotations\nimport re\nx = 1'

@@ -57,7 +57,8 @@ def is_worked_out(answer: str, gold: str, stated: Callable[[], Iterable[str]], p
     """Whether an answer that has the reference's value is worked out. `stated` gives the problem's expressions of that
     value; it is asked only if they matter.
     """
-    given, wanted = form(answer if "=" in gold else last(answer)), form(gold)
+    ending = answer if "=" in gold else last(answer)
+    given, wanted = form(ending), form(gold)
     one, reference = number(last(answer)), None if _RELATION.match(gold) else number(last(gold))
     if reference and _is_an_equation(answer) and any(_repeats(answer, expression) for expression in stated()):
         return False
@@ -65,7 +66,7 @@ def is_worked_out(answer: str, gold: str, stated: Callable[[], Iterable[str]], p
         one and one.reduced and one == reference and one.kind != "power"
     ):
         return True
-    if _left(answer, gold, problem) or not _has_the_wording(answer, gold, problem):
+    if _left(ending, gold, problem) or not _has_the_wording(answer, gold, problem):
         return False
     if reference is None and not wanted.functions and not any(map(str.isalpha, wanted.symbols)) and given.functions:
         return False  # a constant by its name in trigonometry and the like
@@ -73,7 +74,7 @@ def is_worked_out(answer: str, gold: str, stated: Callable[[], Iterable[str]], p
     if reference:
         return not any(_same_work(one, reference, expression) for expression in shown)
     forms = list(map(form, shown))
-    if forms and (not _has_the_form(answer, gold) or _left(answer, gold, "simplify")):
+    if forms and (not _has_the_form(answer, gold) or _left(ending, gold, "simplify")):
         return False
     if any(_adds_nothing(given, one) for one in forms):
         return False
