@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.terminal.command_line import before_imports, parse_with_tasks, run_main
-from minrl.config import TaskOptions
+from minrl.config import TaskOptions, task_key
 from minrl.pipeline.config import EvaluateConfig
 
 if __name__ == "__main__":
@@ -28,6 +28,7 @@ if __name__ == "__main__":
 from minrl.rewards.completions import score_file
 from minrl.system.files import write_text
 from minrl.system.json_text import json_text
+from minrl.system.launch import require_one_process
 from minrl.system.foreign_text import printable
 from minrl.rewards.judge import open_judge
 from minrl.tasks import load_task
@@ -40,11 +41,12 @@ INCOMPLETE = 1
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate models, or score a file."""
+    require_one_process("evaluate.py")
     config, options = parse_with_tasks(EvaluateConfig, arguments)
     if config.model_names:
         config, options = _as_trained(arguments, config, options)
     for name in config.task_names:
-        for note in load_task(name, options, config.data_path).notes():
+        for note in load_task(name, options, config.data_of(task_key(name))).notes():
             sys.stderr.write(f"{name}: {note}\n")
     return _score(config, options) if config.completions else _evaluate(config, options)
 

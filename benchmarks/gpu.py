@@ -38,7 +38,8 @@ from minrl.kernels.head import Head, chunked_logprobs
 from minrl.kernels.padded_attention import PaddedAttention
 from minrl.model.loading import save_model, small_qwen3, word_tokenizer
 from minrl.model.processes import Processes
-from minrl.policy import Policy, master_weights
+from minrl.model.sharding import master_weights
+from minrl.policy import Policy
 from minrl.run.loading import load_policy
 from minrl.scoring import sampled_rollout
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition

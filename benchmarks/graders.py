@@ -21,10 +21,7 @@ from answer_golds import GOLDS
 from answer_kinds import pairs
 from answer_unequal import UNEQUAL
 from harness import doing
-
-from minrl.tasks.bounded import bounded
-from minrl.tasks.grader import OutOfTime
-from minrl.tasks.math.agreement import answers_agree
+from rewrites import agree
 
 
 def main() -> None:
@@ -42,7 +39,7 @@ def main() -> None:
         chosen = {name: kind for name, kind in kinds.items() if not options.kinds or name in options.kinds}
         made, paid, other = Counter(), Counter(), {}
         for name, gold, answer in pairs(chosen, golds):
-            agrees = compared(gold, answer)
+            agrees = agree(gold, answer)
             made[name] += 1
             paid[name] += agrees
             if agrees != verdict:
@@ -63,15 +60,6 @@ def references(path: Path) -> list[str]:
         json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in text.split("\n") if line]
     )
     return [str(row["answer"]) for row in rows]
-
-
-def compared(gold: str, answer: str) -> bool:
-    """Whether the two agree within a minute."""
-    try:
-        with bounded(60.0):
-            return answers_agree(gold, answer)
-    except OutOfTime:
-        return False
 
 
 if __name__ == "__main__":

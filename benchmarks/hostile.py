@@ -2,12 +2,14 @@
 
     python benchmarks/hostile.py --seconds 600
     python benchmarks/hostile.py --seconds 600 --task code --level limits --seed 1
+    python benchmarks/hostile.py --seconds 600 --level all --sum runs/hostile/sum.json
     python benchmarks/hostile.py --replay runs/hostile/break-0001.json
 
-The seeds are the cases of tests/hostile. An attack holds no right solution, so that every reward above its `most` is a
-break; so is a completion that cannot be scored, one that takes longer than the deadline, an honest neighbour that is
-not paid, and whatever is found outside of the sandbox: a connection to a listener, a changed file, what the sandbox's
-users left. A break is tried again, twice, and written to a file.
+The seeds are the cases of tests/hostile, and the programs there that attack the machine (`--task machine`). An attack
+holds no right solution, so that every reward above its `most` is a break; so is a completion that cannot be scored, one
+that takes longer than the deadline, an honest neighbour that is not paid, and whatever is found outside of the sandbox:
+a connection to a listener, a changed file, what the sandbox's users left. A break is tried again, twice, and written to
+a file. With `--sum` the counts of several calls are added up, and each has variants of its own.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
@@ -36,20 +39,24 @@ from minrl.sandbox import calls
 from minrl.types import Reward, UserError, require
 from tests.hostile.cases import Case
 from tests.hostile.census import is_worker, left_over, settled
+from tests.hostile.machine_variants import TASK, machine_case, play_machine
 from tests.hostile.playing import MEMORY, SECONDS, all_cases, play, task_of
 from tests.hostile.variants import variant
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 DEADLINE_S = 60.0
-CHUNK = 192
+CHUNK = 48
 HONEST_SHARE = 0.15
 WEIGHTS = {"rust": 0.003, "code": 0.2, "code_game": 0.04, "math": 0.03}
+MACHINE_SHARE = 0.02
+SLOW = ("rust", TASK)
+"""Tasks of which a chunk takes minutes."""
 """Shares of the variants by task; the rest is divided among the other tasks."""
 
 HASTE: Mapping[str, Mapping[str, float]] = {
     "code": {"timeout_s": 0.5},
     "code_game": {"time_limit_s": 1.0},
-    "rust": {"build_seconds": 8.0, "test_seconds": 1.0},
+    "rust": {"build_seconds": 4.0, "test_seconds": 1.0},
     "math": {"timeout_s": 2.0},
 }
 """Options of attacks, that one which hangs takes less of the time."""
@@ -143,10 +150,11 @@ class Trial:
 
     def __init__(self, given: argparse.Namespace, level: str, place: Path) -> None:
         self.given, self.level = given, level
-        self.rng = random.Random(f"{given.seed} {level} {given.task}")
+        self.rng = random.Random(f"{given.seed} {level} {given.task} {calls_before(given.sum)}")
         self.workers = Workers(given.workers, DEADLINE_S)
         self.outside = Outside(place, level)
         self.tallies: dict[str, Tally] = defaultdict(Tally)
+        self.machine_share = 1.0 if given.task == TASK else MACHINE_SHARE if not given.task else 0.0
         cases = [case for case in all_cases() if case.task.startswith(given.task)]
         refused = {name: why for name in {case.task for case in cases} if (why := refusal(name))}
         for name, why in refused.items():
@@ -154,7 +162,8 @@ class Trial:
         cases = [case for case in cases if case.task not in refused]
         self.attacks, self.honest = _by_task(cases, False), _by_task(cases, True)
         require(
-            bool(self.attacks), f"no attacks on {given.task or 'any task'} at {level}: choose another task or level"
+            bool(self.attacks) or given.task == TASK,
+            f"no attacks on {given.task or 'any task'} at {level}: choose another task or level",
         )
         self.into = Path(given.into)
         self.breaks = 0
@@ -172,12 +181,14 @@ class Trial:
         """Chunks of variants for the given seconds."""
         until = time.monotonic() + self.given.seconds
         while time.monotonic() < until:
-            self.chunk([self.next() for _ in range(CHUNK)])
+            self.chunk([self.next() for _ in range(CHUNK // 2 if self.given.task in SLOW else CHUNK)])
             total = sum(tally.tried for tally in self.tallies.values())
             doing(f"{self.level}: {total} attacks, {self.breaks} breaks")
 
     def next(self) -> Case:
         """A variant of an attack, or of an honest answer."""
+        if self.rng.random() < self.machine_share:
+            return machine_case(self.level, self.rng)
         pool = self.honest if self.rng.random() < HONEST_SHARE and self.honest else self.attacks
         names = sorted(pool)
         rest = (1 - sum(WEIGHTS.values())) / max(1, sum(name not in WEIGHTS for name in names))
@@ -205,7 +216,12 @@ class Trial:
 
     def problems(self, cases: list[Case], count: bool = True) -> list[str]:
         """Why each case broke; empty where it held."""
-        results = play([self.outside.told(case) for case in cases], self.workers, self.level)
+        told = [case for case in cases if case.task != TASK]
+        played = iter(play([self.outside.told(case) for case in told], self.workers, self.level))
+        with ThreadPoolExecutor(self.given.workers) as threads:
+            machine = [case for case in cases if case.task == TASK]
+            ended = threads.map(lambda case: play_machine(case, self.outside.open), machine)
+            results = [next(ended) if case.task == TASK else next(played) for case in cases]
         if count:
             for case, result in zip(cases, results, strict=True):
                 self.count(case, result)
@@ -284,6 +300,25 @@ def report(trial: Trial, seconds: float) -> None:
     print(f"| all | {' | '.join(map(str, sums))} | | | |\n\n{trial.breaks} breaks", flush=True)
 
 
+def calls_before(path: str) -> int:
+    """How many calls a file of sums counts."""
+    return len(json.loads(Path(path).read_text())) if path and Path(path).exists() else 0
+
+
+def add_up(trial: Trial, seconds: float, path: str) -> None:
+    """Add what was seen to a file of sums, and say the sums."""
+    kept = json.loads(Path(path).read_text()) if calls_before(path) else []
+    tallies = {name: asdict(tally) for name, tally in trial.tallies.items()}
+    kept.append({"level": trial.level, "seconds": seconds, "breaks": trial.breaks, "tallies": tallies})
+    Path(path).write_text(json.dumps(kept, indent=1))
+    for level in sorted({one["level"] for one in kept}):
+        mine = [one for one in kept if one["level"] == level]
+        sums = {name: sum(tally[name] for one in mine for tally in one["tallies"].values()) for name in COUNTS}
+        rust = sum(one["tallies"].get("rust", {}).get("tried", 0) for one in mine)
+        print(f"sum of {len(mine)} calls at {level}, {sum(one['seconds'] for one in mine):.0f} s: {sums}, rust {rust}")
+    print(f"all attacks: {sum(tally['tried'] for one in kept for tally in one['tallies'].values())}", flush=True)
+
+
 @contextlib.contextmanager
 def place_outside() -> Iterator[Path]:
     """A folder that others may pass, and that is gone at the end."""
@@ -297,6 +332,10 @@ def replay(path: Path) -> int:
     kept = json.loads(path.read_text())
     level = kept.pop("level")
     case = Case(**{name: value for name, value in kept.items() if name not in ("problem", "again")})
+    if case.task == TASK:
+        with place_outside() as place:
+            print(result := play_machine(case, place))
+        return int(isinstance(result, Failure))
     with contextlib.closing(Workers(1, DEADLINE_S)) as workers:
         (result,) = play([case], workers, level)
     problem = problem_of(case, result)
@@ -313,6 +352,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--level", default="", help="of the sandbox; empty: the strongest; all: each of this machine")
     parser.add_argument("--workers", type=int, default=2, help="reward workers (default 2)")
     parser.add_argument("--into", default=str(ROOT / "runs" / "hostile"), help="folder of the breaks")
+    parser.add_argument("--sum", default="", help="file in which the counts of several calls are added up")
     parser.add_argument("--replay", default="", help="file of a break to play again")
     return parser.parse_args()
 
@@ -331,6 +371,8 @@ def main() -> int:
     with place_outside() as place, contextlib.closing(Trial(given, level, place)) as trial:
         trial.run()
         report(trial, time.monotonic() - started)
+        if given.sum:
+            add_up(trial, time.monotonic() - started, given.sum)
     return 1 if trial.breaks else 0
 
 

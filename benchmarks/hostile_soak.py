@@ -66,6 +66,7 @@ class Run:
             self.by_key.setdefault(key_of(case.row), []).append(case)
         self.counted: list[dict[str, float]] = []
         self.said = {"hostile": 0, "honest": 0}
+        self.stopping = False
         self.started, self.seconds = time.monotonic(), seconds
         doing(f"{task}: {len(cases)} cases of {len(self.by_key)} problems")
 
@@ -90,7 +91,8 @@ class Run:
             slots = str(_message(Call([]), "")["folder"])
             self.counted.append({"seconds": elapsed, **census(self.temporary, slots)})
         doing(f"{self.task}: {len(self.counted)} counts, {self.said}")
-        if elapsed > self.seconds:
+        if elapsed > self.seconds and not self.stopping:  # a second signal would stop at once
+            self.stopping = True
             signal.raise_signal(signal.SIGTERM)
 
     def train(self) -> dict[str, Any]:

@@ -123,13 +123,13 @@ def step(folder: str, rank: int, optimizer_name: str, prompts: int, group: int, 
 def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:
     """A row for each part: what it took, and the estimate."""
     from minrl.engines.slices import footprint
-    from minrl.model.memory import decoder_copies, needed
+    from minrl.kernels.activations import layers_of
+    from minrl.model.memory import Setup, needed, weights_of
+    from minrl.model.text import decoder_of
 
-    weights, text, adapted = list(policy.model.parameters()), policy.model.config, policy.adapters is not None
-    count, trained = (sum(w.numel() for w in of) for of in (weights, [w for w in weights if w.requires_grad]))
-    copies, held = decoder_copies(text, adapted, 4), sum(weight.numel() for weight in weights if weight.itemsize < 4)
-    least = needed(count, trained, optimizer, text, tokens, False, held, copies)
-    cache = footprint(policy.model, 4).slot * tokens
+    weights, counted = list(policy.model.parameters()), weights_of(policy.model, layers_of(decoder_of(policy.model)))
+    trained, cache = counted.trained, footprint(policy.model, 4).slot * tokens
+    least = needed(counted, policy.model.config, Setup(optimizer=optimizer, tokens=tokens))
     rows = {
         "weights": (_bytes(weights), least.weights),
         "gradients": (4 * trained, least.gradients),
@@ -138,10 +138,11 @@ def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float],
             peaks["update"] * GIB - 4 * trained - moments,
             least.casts + least.activations,
         ),
-        "engine's copies, and logits": (peaks["sampling"] * GIB - cache, copies),
+        "engine's copies, and logits": (peaks["sampling"] * GIB - cache, least.copies),
         "cache": (cache, cache),
     }
-    print(f"\n{count / 1e9:.2f}B weights, {trained / 1e6:.1f}M trained; {gib('VmRSS'):.2f} GiB resident at the end")
+    at_the_end = f"{gib('VmRSS'):.2f} GiB resident at the end"
+    print(f"\n{counted.total / 1e9:.2f}B weights, {trained / 1e6:.1f}M trained; {at_the_end}")
     print("| part | GiB | floor |\n| --- | --- | --- |")
     for name, (measured, floor) in rows.items():
         print(f"| {name} | {measured / GIB:.2f} | {floor / GIB:.2f} |")

@@ -25,14 +25,12 @@ import ast
 import gc
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -73,7 +71,6 @@ SWAPS = """Lt LtE GtE, LtE Lt Gt, Gt GtE LtE, GtE Gt Lt, Eq NotEq, NotEq Eq, Is 
 SWAPPED = {before: others for before, *others in map(str.split, SWAPS.split(","))}
 """What stands in an operator's place."""
 
-ADDOPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
 LEFT_ALONE = {"annotation", "returns", "decorator_list", "bases"}
 CONTEXT = 24
 """A change is shown within an expression of so many characters, where there is one."""
@@ -246,7 +243,7 @@ class Copy:
                 entry for entry in sys.path if not Path(entry).is_relative_to(ROOT) or "site-packages" in entry
             ]
             flags = ["-x", "-p", "no:cacheprovider", f"--basetemp={self.folder}/temporary"]
-            flags += [] if typed else ["-o", f"addopts={re.sub('--jaxtyping-packages=[^ ]*', '', ADDOPTS)}"]
+            os.environ["MINRL_CHECK_TYPES"] = "1" if typed else ""
             status = sys.modules["pytest"].main([f"minrl/{mutant.module}.py", *TESTS[mutant.module], *flags])
         finally:
             os._exit(status)

@@ -20,12 +20,12 @@ from minrl.tasks.bounded import bounded
 from minrl.tasks.grader import OutOfTime
 from minrl.tasks.math import MathOptions, reward
 from minrl.tasks.math.agreement import answers_agree, math_verify, same_text
+from minrl.tasks.math.notation import formulas
 from minrl.types import Example
 
 NO_NUMBER = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|[\s^(){}]")
 Rewrite = Callable[[str], str]
 OPTIONS = MathOptions(timeout_s=5.0)
-FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 
 TEMPLATES = r"""0+E | E+0 | E-0 | 0-(-(E)) | 1\cdot E | 1 \times (E) | E\cdot 1 | (E)1 | 1(E) | \frac{E}{1} | (E)/1
 (E)^1 | (E)^{1} | {E} | (E) | [E] | \{E\} | \left(E\right) | +E | -(-(E)) | --E | (E)+1-1 | 2+(E)-2 | E+x-x | (E)+0x
@@ -159,16 +159,19 @@ def paid(answer: str, gold: str, problem: str) -> bool:
 
 def expressions(problem: str) -> Iterator[str]:
     """The formulas of a problem and their sides."""
-    found = [next(filter(None, match.groups())) for match in FORMULA.finditer(problem.partition("[asy]")[0])]
-    sides = (side for one in found for side in (one, *re.split(r"=|<|>|\\leq?|\\geq?|,", one)))
+    sides = (
+        side
+        for one in formulas(problem.partition("[asy]")[0])
+        for side in (one, *re.split(r"=|<|>|\\leq?|\\geq?|,", one))
+    )
     yield from dict.fromkeys(bare for side in sides if (bare := side.strip().rstrip(".,;? ").strip()))
 
 
-def agree(gold: str, expression: str) -> bool:
-    """Whether an expression has the reference's value."""
+def agree(gold: str, answer: str, seconds: float = 60.0) -> bool:
+    """Whether the comparison alone says so, in time."""
     try:
-        with bounded(3.0):
-            return answers_agree(gold, expression)
+        with bounded(seconds):
+            return answers_agree(gold, answer)
     except OutOfTime:
         return False
 
@@ -183,7 +186,7 @@ def main() -> None:
     for number, row in enumerate(rows):
         doing(f"problem {number + 1} of {len(rows)}")
         problem, gold = row["problem"], str(row["answer"])
-        for expression in filter(lambda one: agree(gold, one), expressions(problem)):
+        for expression in filter(lambda one: agree(gold, one, 3.0), expressions(problem)):
             if same_text(gold, expression) or re.fullmatch(r"[-+]?[0-9.,]+", NO_NUMBER.sub("", expression)):
                 continue  # the reference itself, or a number, which may be what is asked for
             for name, rewrite in IDLE.items():

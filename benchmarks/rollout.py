@@ -3,7 +3,7 @@
     make setup EXTRA=bench
     python benchmarks/rollout.py
 
-64 rows, 8 prompts x 8, 32 + 64 tokens, 1M and 5M parameters, the same precision. vLLM samples without seeds, which
+64 rows, 8 prompts x 8, 32 + 64 tokens, 1M, 5M and 15M parameters, the same precision. vLLM samples without seeds, which
 costs it 6 % (LOG.md), and with the log-probabilities that a trainer needs. Before each round both forget their prompts,
 since an update would have changed the weights.
 """
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness import Row, Turns, compare, save
-from shapes import Work, make_policy, save_shape
+from shapes import SHAPES, Work, make_policy, save_shape
 
 
 def embedded(turns: Turns, work: Work) -> None:
@@ -73,10 +73,10 @@ def speed_ratio(row: Row) -> Row:
 
 
 def main() -> None:
-    """Both sizes."""
+    """Every size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sizes", nargs="+", default=["1M", "5M"])
+    parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     options = parser.parse_args()
     rows = []

@@ -1,5 +1,6 @@
 """The models, prompts and lengths that the benchmarks share."""
 
+import argparse
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +27,8 @@ class Shape:
     vocabulary: int
 
 
-SHAPES = {"1M": Shape(192, 2, 4, 1000), "5M": Shape(256, 4, 8, 8192)}
-"""1.0 and 5.2 million parameters: the embedded base model's shape, and one with a vocabulary that weighs."""
+SHAPES = {"1M": Shape(192, 2, 4, 1000), "5M": Shape(256, 4, 8, 8192), "15M": Shape(384, 6, 12, 16384)}
+"""1.0, 5.2 and 16.9 million parameters: the embedded base model's shape, and two with a vocabulary that weighs."""
 
 VLLM_BLOCK = 128
 """Tokens of a block of vLLM's cache on a CPU: a row takes whole ones."""
@@ -85,14 +86,42 @@ def tokenizer(shape: Shape):
     return word_tokenizer([f"w{index}" for index in range(shape.vocabulary - 5)])
 
 
-def make_policy(work: Work) -> Policy:
-    """A policy with random weights, in memory."""
+def make_policy(work: Work, processes: Processes | None = None) -> Policy:
+    """A policy with random weights, in memory; of these processes where they are there already."""
     shape = SHAPES[work.size]
     words = tokenizer(shape)
     config = ModelConfig(device="cpu", dtype=work.dtype, threads=work.threads)
-    processes = Processes(config)
+    processes = processes or Processes(config)
     model = small_qwen3(words, shape.hidden_size, shape.layers, shape.heads, seed=0)
     return as_policy(model, words, config, processes)
+
+
+def parse_batch(description: str | None, rounds: int) -> argparse.Namespace:
+    """The shape of a batch and of a small model, as flags."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--hidden-size", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser.parse_args()
+
+
+def batch_of(options: argparse.Namespace) -> tuple[Policy, list[Request]]:
+    """A policy with random weights on the best device, and the requests of those flags."""
+    words = word_tokenizer([f"w{index}" for index in range(500)])
+    model = small_qwen3(words, options.hidden_size, options.layers, 4, seed=0)
+    requests = [
+        Request(
+            [5 + (31 * (index // options.group_size) + 7 * token) % 490 for token in range(options.prompt_tokens)],
+            index + 1,
+            options.max_tokens,
+        )
+        for index in range(options.prompts * options.group_size)
+    ]
+    return as_policy(model, words, ModelConfig(), Processes(ModelConfig())), requests
 
 
 def save_shape(size: str, folder: Path) -> None:

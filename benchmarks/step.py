@@ -1,7 +1,7 @@
 """A whole GRPO step against TRL 1.16 with its defaults, and what the step does beside the work that it must do.
 
     make setup EXTRA=bench
-    python benchmarks/step.py            1M and 5M parameters, 8 prompts x 8, 32 + 64 tokens; then lengths that vary
+    python benchmarks/step.py            1M, 5M and 15M parameters, 8 prompts x 8, 32 + 64 tokens; then varying lengths
     python benchmarks/step.py --trl-dtypes default float32      TRL in its default bfloat16, and in our float32
 
 Our side is `train.py` itself, TRL's its GRPOTrainer: all 64 completions in one generation and one micro-batch, which is
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Row, Sides, Turns, compare, save
-from shapes import Work, even_share, even_task, save_shape
+from shapes import SHAPES, Work, even_share, even_task, save_shape
 
 STEPS = 10_000
 """More than there are rounds: the sides stop when they are told to."""
@@ -228,10 +228,10 @@ def counters(row: Row) -> list[Row]:
 
 
 def main() -> None:
-    """Both sizes, fixed and varying lengths."""
+    """Every size, fixed and varying lengths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--sizes", nargs="+", default=["1M", "5M"])
+    parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--lengths", nargs="+", default=["fixed", "varying"])
     parser.add_argument(
         "--trl-dtypes",

@@ -17,7 +17,15 @@ from harness import HEADER, RESULTS, Row
 
 from minrl.engines.vllm.versions import installed_build, refusal
 
-BENCHMARKS = {"step": "trl", "update": "", "rollout": "vllm", "memory": "", "startup": "", "growth": ""}
+BENCHMARKS = {
+    "step": "trl",
+    "update": "",
+    "rollout": "vllm",
+    "memory": "",
+    "startup": "",
+    "growth": "",
+    "processes": "",
+}
 """Each with the library that it needs beside MinRL's own."""
 
 

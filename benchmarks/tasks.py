@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import doing
+from rewrites import agree
 
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
-from minrl.tasks.bounded import bounded
 from minrl.tasks.boxed import boxed
 from minrl.tasks.connections import groups_of
-from minrl.tasks.grader import OutOfTime
 from minrl.tasks.math import MathOptions, reward
-from minrl.tasks.math.agreement import answers_agree
 from minrl.tasks.rows import load_rows
 from minrl.types import Example, Job
 
@@ -237,15 +235,6 @@ def is_equal(row: dict[str, Any], judge: str) -> bool:
     options = MathOptions(prompt=prompt, timeout_s=60.0)
     examples = [Example("", "", {"problem": "", "answer": str(gold)}) for gold in golds]
     return any(reward(completion, example, options).parts["answer"] == 1 for example in examples)
-
-
-def agree(gold: str, answer: str) -> bool:
-    """Whether the comparison alone says so."""
-    try:
-        with bounded(60.0):
-            return answers_agree(gold, answer)
-    except OutOfTime:
-        return False
 
 
 if __name__ == "__main__":

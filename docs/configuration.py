@@ -10,13 +10,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from minrl.audit.config import AuditConfig
 from minrl.config import TrainerConfig
 from minrl.pipeline.config import EvaluateConfig
 from minrl.report.__main__ import ReportConfig
+from minrl.serve.config import ServeConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
-from minrl.tasks import TASK_DEFINITIONS
+from minrl.sweep.__main__ import SweepConfig
+from minrl.tasks import TASK_DEFINITIONS, TOOLS
 from minrl.terminal.flag_help import first_paragraph, meanings
 from minrl.terminal.flags import ROWS, rows_of
+from minrl.verify.__main__ import VerifyConfig
 from minrl.viewer.__main__ import ViewerConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -26,8 +30,12 @@ PROGRAMS = {
     "python -m minrl.sft": SftConfig,
     "python -m minrl.sft.expert_iteration": ExpertIterationConfig,
     "python -m minrl.sft.filter": FilterConfig,
+    "python -m minrl.audit": AuditConfig,
     "python -m minrl.report": ReportConfig,
     "python -m minrl.viewer": ViewerConfig,
+    "python -m minrl.sweep": SweepConfig,
+    "python -m minrl.serve": ServeConfig,
+    "python -m minrl.verify": VerifyConfig,
 }
 INTRODUCTION = """# Configuration
 
@@ -46,6 +54,9 @@ def page() -> str:
     for name, definition in TASK_DEFINITIONS.items():
         table = _table(definition.options, get_type_hints(definition.options), f"{name}.")
         lines += [f"**{name}**", "", *table] if table else []
+    for name, tool in TOOLS.items():
+        table = _table(tool.options, get_type_hints(tool.options), f"{name}.")
+        lines += [f"**{name}**, with which any task can be played: `--task countdown+{name}`", "", *table]
     return "\n".join(lines).rstrip() + "\n"
 
 

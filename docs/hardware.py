@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minrl.config import OptimizerConfig
-from minrl.model.memory import Need, decoder_copies, needed
+from minrl.engines.decoder import LARGEST_COPY
+from minrl.model.memory import Need, Setup, Weights, needed, with_adapters
 
 PAGE = Path(__file__).with_name("hardware.md")
 GIB = 2**30
@@ -43,17 +44,14 @@ class Shape:
         return [*[(hidden, queries)], *[(hidden, keys)] * 2, (queries, hidden), *[(hidden, inner)] * 2, (inner, hidden)]
 
     @property
-    def weights(self) -> int:
-        """All weights: matrices, norms, Qwen 2's biases or Qwen 3's norms of queries and keys, embedding, head."""
+    def weights(self) -> Weights:
+        """Matrices, norms, Qwen 2's biases or Qwen 3's norms of queries and keys, embedding, head: all are trained."""
         heads = self.num_attention_heads + 2 * self.num_key_value_heads
-        own = 2 * self.head_dim if self.model_type == "qwen3" else heads * self.head_dim
+        own = {"qwen2": heads * self.head_dim, "qwen3": 2 * self.head_dim, "llama": 0}[self.model_type]
         layer = sum(inputs * outputs for inputs, outputs in self.layer) + 2 * self.hidden_size + own
-        ends = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + self.hidden_size + ends
-
-    def adapters(self, rank: int) -> int:
-        """Weights of adapters on every matrix of the layers."""
-        return self.num_hidden_layers * sum(rank * (inputs + outputs) for inputs, outputs in self.layer)
+        outer = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
+        total = self.num_hidden_layers * layer + outer
+        return Weights(total=total, trained=total, layer=layer, outer=outer)
 
 
 MODELS = {
@@ -83,6 +81,42 @@ MODELS = {
         tie_word_embeddings=False,
     ),
 }
+
+
+def qwen3(hidden: int, inner: int, layers: int, heads: int, tied: bool) -> Shape:
+    """A dense Qwen3."""
+    return Shape(
+        vocab_size=151936,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        tie_word_embeddings=tied,
+        model_type="qwen3",
+    )
+
+
+PUBLISHED = {
+    "0.6B": MODELS["Qwen/Qwen3-0.6B"],
+    "1.7B": qwen3(2048, 6144, 28, 16, tied=True),
+    "4B": qwen3(2560, 9728, 36, 32, tied=True),
+    "7B": MODELS["Qwen/Qwen2.5-7B"],
+    "8B": qwen3(4096, 12288, 36, 32, tied=False),
+    "14B": qwen3(5120, 17408, 40, 40, tied=False),
+    "32B": qwen3(5120, 25600, 64, 64, tied=False),
+    "70B": Shape(
+        vocab_size=128256,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        tie_word_embeddings=False,
+        model_type="llama",
+    ),
+}
+"""Dense models by size: Qwen3, Qwen2.5-7B and Llama-3.1-70B."""
 CARDS, LAPTOPS = (8, 16, 24, 48, 80, 141), (8, 16, 32)
 USABLE = 0.92
 """The share of a card's memory that CUDA and fragmentation leave."""
@@ -102,25 +136,29 @@ SMALL = f"--engine torch --engine-cache-gib {SMALL_CACHE_GIB} --micro-batch-toke
 
 def need(shape: Shape, method: str, card: bool, small: bool) -> Need:
     """What an update of the model holds."""
-    tokens = SMALL_TOKENS if small else OptimizerConfig().micro_batch_tokens
-    trained = shape.adapters(RANK) if method == "LoRA" else shape.weights
-    adapted = method == "LoRA"
-    weights, held = shape.weights + adapted * trained, adapted * shape.weights
-    copies = 0 if card and not small else decoder_copies(shape, adapted, 2 if card else 4)  # vLLM samples on a card
-    optimizer = "adamw8bit" if method == "8-bit" else "adamw"
-    return needed(weights, trained, optimizer, shape, tokens, card, held, copies)
+    weights = shape.weights
+    if method == "LoRA":
+        weights = with_adapters(weights, shape, RANK, bfloat16=True)
+    setup = Setup(
+        optimizer="adamw8bit" if method == "8-bit" else "adamw",
+        bfloat16=card,
+        tokens=SMALL_TOKENS if small else OptimizerConfig().micro_batch_tokens,
+        engine="vllm" if card and not small else "torch",
+        own_decoder=4 * weights.held <= LARGEST_COPY,
+        cache=(SMALL_CACHE_GIB if small else CACHE_GIB) * GIB,
+    )
+    return needed(weights, shape, setup)
 
 
 def fits(shape: Shape, method: str, memory_gib: int, card: bool, small: bool) -> bool:
-    """Whether the update fits, and sampling."""
+    """Whether the update fits, and sampling, and on a laptop loading."""
     usable = USABLE * memory_gib if card else memory_gib - SYSTEM_GIB
-    update = need(shape, method, card, small)
-    state = update.weights + update.moments
-    if card and not small:  # vLLM's weights stay while the policy trains
-        copy, sampling = 2 * shape.weights, state + VLLM_SHARE * memory_gib * GIB
-    else:
-        copy, sampling = 0, state + update.casts + update.copies + (SMALL_CACHE_GIB if small else CACHE_GIB) * GIB
-    return max(update.total + copy, sampling) <= usable * GIB
+    held = need(shape, method, card, small)
+    if card and not small:  # vLLM takes its share of the card for its weights and its cache
+        sampling = held.weights + held.moments + VLLM_SHARE * memory_gib * GIB
+        return max(held.update, sampling) <= usable * GIB
+    loading = 0 if card else 4 * shape.weights.total
+    return max(held.total, loading) <= usable * GIB
 
 
 def fitting(shape: Shape, memory_gib: int, card: bool) -> str:
@@ -162,13 +200,16 @@ def _flags() -> Iterator[str]:
     yield _row("small", f"`{SMALL}`")
 
 
+PARTS = ("weights", "gradients", "moments", "casts", "activations", "engine")
+"""Of an update in one process. The embedded engine's copies are gone by then."""
+
+
 def _needs() -> Iterator[str]:
-    parts = tuple(Need.__annotations__)
-    yield from (_row("model, what is trained", *parts), _row(*["---"] * (len(parts) + 1)))
+    yield from (_row("model, what is trained", *PARTS), _row(*["---"] * (len(PARTS) + 1)))
     for name, shape in MODELS.items():
         for method in METHODS:
             held = vars(need(shape, method, card=True, small=False))
-            yield _row(f"{name.rpartition('-')[2]}, {method}", *(_about(held[part]) for part in parts))
+            yield _row(f"{name.rpartition('-')[2]}, {method}", *(_about(held[part]) for part in PARTS))
 
 
 def _about(size: int) -> str:
@@ -217,17 +258,19 @@ are gradients and moments, but for the moments of `adamw8bit`. The frozen weight
 where the checkpoint is in bfloat16. Products are those of float32 all the same: one weight at a time is cast for them.
 Casts are the weights in bfloat16 for the products on a card; a processor computes in float32 and has none, but for the
 output head of a frozen model. The activations are the fewest that do: each layer's input, and one layer that is
-computed again; where there is room, more are kept (`--activation-checkpointing`). Copies are the embedded engine's
-while it samples: matrices side by side, and under adapters all of them merged. Of frozen weights of more than 8 GiB in
-float32 it makes none, and takes longer. Loading takes 4 bytes for each weight, for a moment.
+computed again; where there is room, more are kept (`--activation-checkpointing`). The engine is vLLM's copy of the
+weights. The embedded engine has copies while it samples, when there are no gradients and activations: matrices side by
+side, and under adapters all of them merged. Of frozen weights of more than 8 GiB in float32 it makes none, and takes
+longer. Loading takes 4 bytes for each weight, for a moment.
 
-A KL term (`--kl-coef`) without adapters adds the reference's weights. A prompt with its
-completion is computed whole, also where it is longer than `--micro-batch-tokens`.
+A KL term (`--kl-coef`) without adapters adds the reference's weights, and a teacher (`--teacher-id`) its own. A prompt
+with its completion is computed whole, also where it is longer than `--micro-batch-tokens`.
 
 ## Several processes
 
 `torchrun --nproc-per-node 2 train.py` trains in two processes on one machine ([runs.md](runs.md)). Each has the whole
-model and its own engine: the table holds for each card. On a processor they divide the memory and the cores.
+model and its own engine: the table holds for each card. On a processor they divide the memory and the cores. A model
+that fits no card is divided over several: [scaling.md](scaling.md).
 """
 
 

@@ -133,6 +133,11 @@ def normalize_rewards_over_batch(groups: Groups) -> Float[Tensor, " N"]:
     return normalize_rewards_per_group(replace(groups, group_of=torch.zeros_like(groups.group_of)))
 
 
+def no_reward(groups: Groups) -> Float[Tensor, " N"]:
+    """0: all that is learned is `teacher_preference`."""
+    return torch.zeros_like(groups.rewards)
+
+
 def no_baseline(groups: Groups) -> Float[Tensor, " N"]:
     """r itself: REINFORCE, Williams 1992 (doi:10.1007/BF00992696), with the baseline b = 0."""
     return groups.scored
@@ -144,8 +149,8 @@ def moving_average_baseline(groups: Groups) -> Float[Tensor, " N"]:
     REINFORCE with a baseline (Williams 1992, doi:10.1007/BF00992696); one for each role is the role-conditioned
     advantage of SPIRAL, arXiv:2506.24119, section 3, Algorithm 1: A = r - b, then b <- 0.95 b + 0.05 r, in the order
     and with the decay of its published code (the paper prints the update first). Departures: b moves once a step by
-    the step's mean, not once a rollout, so it does not depend on their order; there is one b per role, not per game and
-    role, since a run trains on one task. It starts from 0, as theirs does.
+    the step's mean, not once a rollout, so it does not depend on their order. It starts from 0, as theirs does, and of
+    several tasks each has its own.
     """
     baselines = torch.tensor([groups.baselines.get(role, 0.0) for role in groups.roles], dtype=groups.rewards.dtype)
     return torch.where(groups.scorable, groups.rewards - baselines, 0.0)
@@ -160,6 +165,16 @@ def moved_baselines(groups: Groups) -> Baselines:
             mean = float(groups.rewards[of_role].mean())
             moved[role] = BASELINE_DECAY * moved.get(role, 0.0) + (1 - BASELINE_DECAY) * mean
     return moved
+
+
+def teacher_preference(teacher: Float[Tensor, " S"], old: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """log π_teacher - log π_old of each sampled token: on-policy distillation, arXiv:2306.13649, section 3.
+
+    With x ~ π the mean of (log π_teacher - log π) ∇log π is the gradient of -KL(π, π_teacher) of the next token,
+    prefixes given. Departure: the paper sums over the vocabulary; this is one sample of it, right on average only under
+    what x was sampled from. So both are taken at the sampling temperature.
+    """
+    return teacher - old
 
 
 def overlong_penalty(lengths: Int[Tensor, " N"], max_tokens: int, buffer: int) -> Float[Tensor, " N"]:

@@ -1,6 +1,6 @@
 """An algorithm is a row of independent choices. The loop never asks for an algorithm's name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from minrl.advantages import (
     moved_baselines,
     moving_average_baseline,
     no_baseline,
+    no_reward,
     normalize_rewards_over_batch,
     normalize_rewards_per_group,
     overlong_penalty,
@@ -23,6 +24,7 @@ from minrl.advantages import (
 )
 from minrl.config import AlgorithmConfig, TrainerConfig
 from minrl.config.bounds import meant
+from minrl.config.tasks import TaskTerms
 from minrl.losses import (
     Aggregation,
     Limits,
@@ -48,7 +50,8 @@ class Algorithm:
 
     `ratio_level` is a key of `minrl.losses.LEVELS`. `group_relative`: a rollout is compared with its group only, so a
     group of one teaches nothing. `makes_up_for_equal_groups`: the advantages already compensate for groups without
-    spread. `overlong` is (longest completion, buffer) of the overlong penalty; buffer 0 turns it off.
+    spread. `overlong` is (longest completion, buffer) of the overlong penalty; buffer 0 turns it off. `terms` are those
+    of several tasks.
     """
 
     advantage: Advantage
@@ -59,6 +62,7 @@ class Algorithm:
     group_relative: bool = True
     makes_up_for_equal_groups: bool = False
     overlong: tuple[int, int] = (0, 0)
+    terms: Mapping[str, TaskTerms] | None = None
 
     @property
     def has_ratio(self) -> bool:
@@ -66,18 +70,28 @@ class Algorithm:
         return self.surrogate is not policy_gradient
 
     def advantages(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Advantages":
-        """The advantages of the step's rollouts."""
+        """The advantages of the step's rollouts: those of each task as if it were alone, times its scale."""
+        values, spread = torch.zeros(len(rollouts), dtype=torch.float64), []
+        for task in dict.fromkeys(one.task for one in rollouts):
+            own = [index for index, one in enumerate(rollouts) if one.task == task]
+            groups = self._groups([rollouts[index] for index in own], baselines)
+            values[own] = self.advantage(groups) * (self.terms[task].reward_scale if self.terms else 1.0)
+            spread.append(groups.spread)
+            baselines = moved_baselines(groups) if self.advantage is moving_average_baseline else baselines
+        return Advantages(values, dict(baselines), 1 - float(torch.cat(spread).double().mean()))
+
+    def _groups(self, rollouts: Sequence[Rollout], baselines: Baselines) -> Groups:
+        """The rewards of one task's rollouts."""
+        limit = self.terms[rollouts[0].task].max_tokens if self.terms else self.overlong[0]
         rewards = torch.tensor([0.0 if r.reward is None else r.reward.value for r in rollouts], dtype=torch.float64)
         longest = torch.tensor([max((end - start for start, end in r.turns), default=0) for r in rollouts])
-        groups = Groups(
-            rewards=rewards + overlong_penalty(longest, *self.overlong),
+        return Groups(
+            rewards=rewards + overlong_penalty(longest, limit, self.overlong[1]),
             scorable=torch.tensor([r.reward is not None for r in rollouts]),
             group_of=torch.unique(torch.tensor([r.group for r in rollouts]), return_inverse=True)[1],
-            roles=[r.role for r in rollouts],
+            roles=[r.player for r in rollouts],
             baselines=baselines,
         )
-        moved = moved_baselines(groups) if self.advantage is moving_average_baseline else baselines
-        return Advantages(self.advantage(groups), dict(moved), 1 - float(groups.spread.double().mean()))
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "reinforce_no_baseline": Algorithm(no_baseline, policy_gradient, token_mean, group_relative=False),
     # arXiv:2506.24119, equation 3: a baseline for each role, and completions that are not divided by their length.
     "spiral": Algorithm(moving_average_baseline, policy_gradient, constant_length, group_relative=False),
+    # On-policy distillation, arXiv:2306.13649, with the reverse KL, taken at the sampled tokens.
+    "distill": Algorithm(no_reward, clipped_surrogate, token_mean, CLIP, group_relative=False),
 }
 
 
@@ -147,6 +163,13 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
         raise UserError(
             f"{name} weighs whole sequences, importance_level must not be token: choose geometric, sequence or auto"
         )
+    if algorithm.advantage is no_reward and (not settings.has_teacher or settings.prices_length):
+        raise UserError(
+            f"{name} learns from a teacher and not from rewards: name one with --teacher-id, or show the policy itself "
+            "more with --teacher-prompt, and leave out overlong penalize, length_penalty and length_target"
+        )
+    if algorithm.ratio_level != "token" and settings.has_teacher:
+        raise UserError(f"{name} weighs whole sequences, and a teacher tokens: choose another algorithm, such as grpo")
     if not algorithm.group_relative and (settings.drop_equal_groups or config.sampling.refill_rounds):
         raise UserError(
             f"{name} learns from groups whose rewards are all equal: leave out drop_equal_groups and refill_rounds"
@@ -156,14 +179,13 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
             f"{name} makes up for groups whose rewards are all equal by itself, by B / (B - M), and drop_equal_groups "
             "would do it again: leave out drop_equal_groups"
         )
-    if settings.overlong_buffer >= config.rollout.max_tokens:
-        raise UserError(
-            f"overlong_buffer ({settings.overlong_buffer}) must be below max_tokens ({config.rollout.max_tokens})"
-        )
+    terms, shortest = config.rollout.terms, config.rollout.shortest
+    settings.require_lengths(shortest)
     return replace(
         algorithm,
         limits=_limits(name, algorithm.limits, settings),
-        overlong=(config.rollout.max_tokens, settings.overlong_buffer) if settings.overlong_buffer else (0, 0),
+        overlong=(shortest, settings.overlong_buffer) if settings.overlong_buffer else (0, 0),
+        terms=terms if len(terms) > 1 else None,
     )
 
 

@@ -13,11 +13,13 @@ tensor over that numbering. The result does not depend on how the rollouts are d
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from minrl.system.copies import sent
 from minrl.types import Rollout
 
 Run = list[int]
@@ -33,7 +35,8 @@ class Stream:
     input_ids [11, 12, 21, 31, 32], positions [0, 1, 2, 2, 3], scored [1, 2, 1, 3, 4], labels [21, 2, 31, 32, 2]
 
     `prefix_index` (P, Lp) and `suffix_index` (N, Ls) are the positions of each prompt's and each suffix's tokens in the
-    stream; entries beyond `prefix_lengths` and `suffix_lengths` are padding (0), which attention masks.
+    stream; entries beyond `prefix_lengths` and `suffix_lengths` are padding (0), which attention masks. `host` is the
+    stream in main memory where this one is on a card: what is planned from it waits for nothing.
     """
 
     input_ids: Int[Tensor, " T"]
@@ -46,6 +49,7 @@ class Stream:
     scored: Int[Tensor, " S"]
     labels: Int[Tensor, " S"]
     token_index: Int[Tensor, " S"]
+    host: "Stream | None" = None
 
     @property
     def padded_tokens(self) -> int:
@@ -65,8 +69,10 @@ class Stream:
         return prompts, suffixes, followers
 
     def to(self, device: torch.device) -> "Stream":
-        """The stream on another device."""
-        return Stream(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        """The stream on another device, which is not waited for."""
+        here, names = self.host or self, [f.name for f in fields(self) if f.name != "host"]
+        there: dict[str, Any] = dict(zip(names, sent([getattr(here, name) for name in names], device), strict=True))
+        return Stream(**there, host=here)
 
 
 @dataclass(frozen=True)
@@ -88,18 +94,11 @@ class Batch:
 def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"]) -> Batch:
     """The batch of a step's rollouts and their advantages."""
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts], dtype=torch.long)
+    logprobs = [x for r in rollouts for x, sampled in zip(r.rollout_logprobs, r.loss_mask, strict=True) if sampled]
     return Batch(
         rollouts=rollouts,
         rollout_of=torch.repeat_interleave(torch.arange(len(rollouts)), lengths),
-        rollout_logprobs=torch.tensor(
-            [
-                value
-                for rollout in rollouts
-                for value, sampled in zip(rollout.rollout_logprobs, rollout.loss_mask, strict=True)
-                if sampled
-            ],
-            dtype=torch.float32,
-        ),
+        rollout_logprobs=torch.tensor(logprobs, dtype=torch.float32),
         advantages=advantages,
         scorable=torch.tensor([rollout.reward is not None for rollout in rollouts], dtype=torch.bool),
     )

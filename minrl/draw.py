@@ -5,6 +5,7 @@ The memory is in `TrainState`, equal in all processes: a resumed run samples wha
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from minrl.config import SamplingConfig, TrainerConfig
 from minrl.engines import Engine
 from minrl.policy import Policy
+from minrl.rewards.length import with_length
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, joined, rollout
 from minrl.tasks import Task
@@ -29,10 +31,8 @@ TEMPERATURE_GAIN = 0.5
 LARGEST_CHANGE = 1.1
 """Largest factor, up or down, by which one step changes the temperature."""
 
-
 TRACKED_EXAMPLES = 4
-"""Held-out examples that are sampled throughout the run."""
-
+"""Held-out examples that are sampled throughout the run, divided among its tasks, at least one of each."""
 
 T = TypeVar("T")
 
@@ -41,9 +41,9 @@ def sample_groups(
     policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig, state: TrainState
 ) -> Rollouts:
     """The rollouts of a step: a group per example, in as many rounds as `Draw` needs."""
-    draw = Draw(config)
-    while draw.prompts:
-        examples = choose_examples(task.dataset.train, draw.prompts, config, state)
+    draw = Draw(config, task.schedule(config.seed, state.step, config.rollout.prompts_per_step))
+    while draw.due:
+        examples = examples_due(task, draw.due, config, state)
         draw.add(rollout(policy, engine, workers, task, examples, training_plan(config, state, draw.drawn)))
     return draw.sampled
 
@@ -51,31 +51,42 @@ def sample_groups(
 class Draw:
     """The rollouts of a step in one or more rounds: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
 
-    After each round, up to `refill_rounds` times, the missing examples are drawn. An example counts by the share of its
-    groups (one per role) with spread (max > min). Departures: any difference of rewards is spread; the rounds are
-    bounded; groups without spread stay among the rollouts, cost no forward pass, and weigh what drop_equal_groups says.
+    `schedule` has the task of each example, `due` those of the next round. After each round, up to `refill_rounds`
+    times, the missing examples of each task are drawn. An example counts by the share of its groups (one per role) with
+    spread (max > min). Departures: any difference of rewards is spread; the rounds are bounded; groups without spread
+    stay among the rollouts, cost no forward pass, and weigh what drop_equal_groups says.
     """
 
-    def __init__(self, config: TrainerConfig) -> None:
-        self._config = config
-        self._rounds_left = config.sampling.refill_rounds
-        self.prompts = config.rollout.prompts_per_step
+    def __init__(self, config: TrainerConfig, schedule: Sequence[str]) -> None:
+        self._config, self._rounds_left = config, config.sampling.refill_rounds
+        self._schedule = self.due = list(schedule)
         self.drawn = 0
         self.sampled = Rollouts([], [])
 
     def add(self, sampled: Rollouts) -> None:
-        """Add a round's rollouts, and compute how many examples the next round draws."""
-        self.sampled = joined([self.sampled, sampled])
-        self.drawn += self.prompts
-        self.prompts = self._missing() if self._rounds_left else 0
+        """Add a round's rollouts, paid for their length, and compute which examples the next round draws."""
+        self.sampled = joined([self.sampled, replace(sampled, rollouts=with_length(sampled.rollouts, self._config))])
+        self.drawn += len(self.due)
+        tasks = dict.fromkeys(self._schedule) if self._rounds_left else ()
+        self.due = [task for task in tasks for _ in range(self._missing(task))]
         self._rounds_left -= 1
 
-    def _missing(self) -> int:
-        """Examples without spread."""
-        groups = _rewards_by_group(self.sampled.rollouts)
-        roles = max(1, len({rollout.role for rollout in self.sampled.rollouts}))
+    def _missing(self, task: str) -> int:
+        """Examples of the task without spread."""
+        rollouts = [rollout for rollout in self.sampled.rollouts if rollout.task == task]
+        groups = _rewards_by_group(rollouts)
+        roles = max(1, len({rollout.role for rollout in rollouts}))
         useful = sum(max(rewards) > min(rewards) for rewards in groups.values())
-        return max(0, self._config.rollout.prompts_per_step - useful // roles)
+        return max(0, self._schedule.count(task) - useful // roles)
+
+
+def examples_due(task: Task, due: Sequence[str], config: TrainerConfig, state: TrainState) -> list[Example]:
+    """The next examples of each task in `due`, in its order."""
+    chosen = {
+        name: iter(choose_examples(task.members[name].dataset.train, due.count(name), config, state.of(name)))
+        for name in dict.fromkeys(due)
+    }
+    return [replace(next(chosen[name]), task=name) for name in due]
 
 
 def choose_examples(examples: Sequence[Example], count: int, config: TrainerConfig, state: TrainState) -> list[Example]:
@@ -124,14 +135,13 @@ def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout
         spread = float(np.mean([np.std(rewards) for rewards in groups.values()]))
         state.temperature = adapted_temperature(temperature, spread, settings)
     if settings.curriculum:
-        solved: dict[str, list[bool]] = {}
+        solved: dict[tuple[str, str], list[bool]] = {}
         for rollout in rollouts:
             if rollout.reward is not None:
-                solved.setdefault(rollout.example_id, []).append(rollout.reward.solved)
-        for example_id, outcomes in solved.items():
-            rate = sum(outcomes) / len(outcomes)
-            before = state.solve_rates.get(example_id, rate)
-            state.solve_rates[example_id] = RATE_DECAY * before + (1 - RATE_DECAY) * rate
+                solved.setdefault((rollout.task, rollout.example_id), []).append(rollout.reward.solved)
+        for (task, example_id), outcomes in solved.items():
+            rate, rates = sum(outcomes) / len(outcomes), state.of(task).solve_rates
+            rates[example_id] = RATE_DECAY * rates.get(example_id, rate) + (1 - RATE_DECAY) * rate
 
 
 def adapted_temperature(temperature: float, std: float, settings: SamplingConfig) -> float:
@@ -149,10 +159,10 @@ def adapted_temperature(temperature: float, std: float, settings: SamplingConfig
 
 def draw_examples(examples: Sequence[T], count: int, seed: int, state: TrainState) -> list[T]:
     """The next `count` examples. Their order is a function of the seed and the epoch alone."""
-    draws = range(state.examples_drawn, state.examples_drawn + count)
+    draws, size = range(state.examples_drawn, state.examples_drawn + count), len(examples)
     state.examples_drawn = draws.stop
-    size = len(examples)
-    orders = {epoch: _order(seed, epoch, size) for epoch in {draw // size for draw in draws}}
+    epochs = {draw // size for draw in draws}
+    orders = {epoch: random.Random(f"{seed}/{epoch}").sample(range(size), size) for epoch in epochs}
     return [examples[orders[draw // size][draw % size]] for draw in draws]
 
 
@@ -172,14 +182,11 @@ def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> P
 
 
 def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan]:
-    """A few held-out examples, sampled greedily, to be compared across steps."""
-    settings = config.rollout
+    """A few held-out examples of each task, sampled greedily, to be compared across steps."""
+    settings, members = config.rollout, task.members.items()
+    share = max(1, TRACKED_EXAMPLES // len(members))
     plan = Plan(1, settings.max_tokens, 0.0, config.seed, "tracked", 0, stop_strings=settings.stop_strings)
-    return list(task.dataset.held_out[:TRACKED_EXAMPLES]), plan
-
-
-def _order(seed: int, epoch: int, count: int) -> list[int]:
-    return random.Random(f"{seed}/{epoch}").sample(range(count), count)
+    return [replace(one, task=name) for name, member in members for one in member.dataset.held_out[:share]], plan
 
 
 def _weight(rate: float) -> float:

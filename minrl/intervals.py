@@ -22,7 +22,7 @@ def interval(solved: np.ndarray, example_ids: Sequence[str]) -> tuple[float, flo
     return bootstrap(np.array([np.mean(values) for values in groups.values()]), counts)
 
 
-def wilson(successes: float, n: int) -> tuple[float, float]:
+def wilson(successes: int | float, n: int) -> tuple[float, float]:
     """Wilson's score interval at 95 % (Wilson 1927, doi:10.1080/01621459.1927.10502953).
 
     >>> [round(bound, 4) for bound in wilson(5.0, 10)]

@@ -58,8 +58,8 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Tokens:
-    """The S sampled tokens of a micro-batch of whole rollouts. `ref_logprobs` is None without a KL term;
-    `importance_cap` is 0 if the engine needs no correction.
+    """The S sampled tokens of a micro-batch of whole rollouts. `ref_logprobs` is None without a KL term and
+    `preference`, in the advantages already, without a teacher; `importance_cap` is 0 if the engine needs no correction.
     """
 
     logprobs: Float[Tensor, " S"]
@@ -71,6 +71,7 @@ class Tokens:
     token_weights: Float[Tensor, " S"]
     rollout_of: Int[Tensor, " S"]
     importance_cap: float
+    preference: Float[Tensor, " S"] | None = None
 
 
 def policy_loss(
@@ -174,11 +175,9 @@ def soft_gate(
     logprobs: Float[Tensor, " S"], ratio: Float[Tensor, " S"], advantages: Float[Tensor, " S"], limits: Limits
 ) -> Float[Tensor, " S"]:
     """-(4 / τ) sigmoid(τ (ρ - 1)) A: SAPO, arXiv:2511.20347, section 3, equations 5 and 6, with τ = 1 where A > 0 and
-    1.05 elsewhere.
-
-    The gradient fades smoothly as ρ leaves 1, where it is that of REINFORCE.
+    1.05 elsewhere. The gradient fades smoothly as ρ leaves 1, where it is that of REINFORCE.
     """
-    positive, negative = ratio.new_tensor(SAPO_TEMPERATURES)
+    positive, negative = (ratio.new_full((), value) for value in SAPO_TEMPERATURES)
     temperature = torch.where(advantages > 0, positive, negative)
     return -(4 / temperature) * torch.sigmoid(temperature * (ratio - 1)) * advantages
 
@@ -211,13 +210,14 @@ def constant_length(
 
 def per_sequence(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
     """The log ratio of the whole completion (the sum over its tokens), at each of its tokens."""
-    return _sums(log_ratio, rollout_of)[rollout_of]
+    sums, place = _sums(log_ratio, rollout_of)
+    return sums[place]
 
 
 def geometric_mean(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
     """The mean log ratio of the completion's tokens, at each of its tokens: GSPO, arXiv:2507.18071, equation 7."""
-    lengths = _sums(torch.ones_like(log_ratio), rollout_of).clamp(min=1)
-    return (_sums(log_ratio, rollout_of) / lengths)[rollout_of]
+    (sums, place), (lengths, _) = _sums(log_ratio, rollout_of), _sums(torch.ones_like(log_ratio), rollout_of)
+    return (sums / lengths.clamp(min=1))[place]
 
 
 LEVELS = {"token": lambda log_ratio, rollout_of: log_ratio, "sequence": per_sequence, "geometric": geometric_mean}
@@ -293,5 +293,7 @@ def clipped_fractions(
     return low, high | dual
 
 
-def _sums(values: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " N"]:
-    return values.new_zeros(int(rollout_of.max()) + 1 if len(rollout_of) else 0).index_add(0, rollout_of, values)
+def _sums(values: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> tuple[Float[Tensor, " S"], Int[Tensor, " S"]]:
+    """Sums over each rollout's tokens, and where each token finds its own: below S, which the host knows."""
+    place = torch.searchsorted(rollout_of.sort().values, rollout_of)
+    return torch.zeros_like(values).index_add(0, place, values), place

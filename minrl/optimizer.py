@@ -7,6 +7,7 @@ import torch
 from loguru import logger
 
 from minrl.config import OptimizerConfig
+from minrl.model.sharding import named_weights, whole
 from minrl.policy import Policy
 from minrl.types import UserError, require
 
@@ -20,7 +21,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optim
     adamw8bit (arXiv:2110.02861) stores both moments in 8 bits, quantized in blocks of 256. bitsandbytes keeps the
     moments of weights with fewer than 4096 elements in float32.
     """
-    weights = [weight for weight in policy.model.parameters() if weight.requires_grad]
+    weights = [weight for weight in named_weights(policy.model).values() if weight.requires_grad]
     groups = [
         {"params": [w for w in weights if w.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0},
@@ -56,7 +57,7 @@ def clipped_step(policy: Policy, optimizer: torch.optim.Optimizer, config: Optim
     Raises `UserError` after `max_skipped_steps` of these in a row.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    norm = float(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or float("inf")))
+    norm = float(whole(torch.nn.utils.clip_grad_norm_(weights, config.max_grad_norm or float("inf"))))
     if math.isfinite(norm):
         optimizer.step()
         policy.version += 1

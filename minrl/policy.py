@@ -4,8 +4,8 @@ A `Policy` is a transformers model with float32 master weights and its tokenizer
 that every completion records which weights sampled it.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from minrl.model.context import context_length
 from minrl.model.lora import Adapters
 from minrl.model.method import method_of
 from minrl.model.processes import Processes
+from minrl.model.sharding import equal_passes
 from minrl.model.text import decoder_of
 from minrl.scoring import sampled_rollout, score
 from minrl.types import CausalModel, Rollout
@@ -32,7 +33,8 @@ from minrl.types import CausalModel, Rollout
 @dataclass(kw_only=True)
 class Policy(ChatTokenizer):
     """The trained model and its tokenizer. `version` counts the updates, `skipped_steps` the last consecutive optimizer
-    steps with a gradient that was not finite. `reference` is the frozen model of a KL term without adapters.
+    steps with a gradient that was not finite. `reference` is the frozen model of a KL term without adapters, `teacher`
+    that of a teacher but the policy itself; `teacher_reads` puts the teacher's own prompt in front of a rollout.
     """
 
     model: CausalModel
@@ -40,25 +42,27 @@ class Policy(ChatTokenizer):
     version: int = 0
     skipped_steps: int = 0
     reference: CausalModel | None = None
+    teacher: CausalModel | None = None
+    teacher_reads: Callable[[Rollout], Rollout] | None = None
     adapters: Adapters | None = None
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
 
-    def score(self, stream: Stream, temperature: float) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """`minrl.scoring.score` of the policy, in its precision. If a backward pass follows and the activations do not
-        fit into the free memory, they are recomputed.
+    def score(
+        self, stream: Stream, temperature: float, model: CausalModel | None = None
+    ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
+        """`minrl.scoring.score` of the policy, or of another model, in the policy's precision. If a backward pass
+        follows and the activations do not fit into the free memory, they are recomputed.
         """
         recompute = torch.is_grad_enabled() and self._recomputes(stream)
         with self.processes.autocast():
-            return score(self.model, stream, temperature, recompute)
+            return score(model or self.model, stream, temperature, recompute)
 
-    @contextmanager
-    def casts_kept(self) -> Iterator[None]:
-        """Inside, all calls of `score` share the casts of the weights; nothing else computes in that precision.
-
-        Must not contain an optimizer step, nor passes without a gradient before passes with one.
+    def passes(self, count: int, model: CausalModel | None = None) -> AbstractContextManager[None]:
+        """Inside, `score` is called so many times, and the calls share the casts of the weights; nothing else computes
+        in that precision. Must not contain an optimizer step, nor passes without a gradient before passes with one.
         """
-        with self.processes.autocast(), torch.autocast(self.device.type, enabled=False):
-            yield
+        blank = partial(self.score, self._any_tokens(1), 1.0, model)
+        return equal_passes(model or self.model, self.processes, count, blank)
 
     @contextmanager
     def as_reference(self) -> Iterator[CausalModel]:
@@ -86,8 +90,8 @@ class Policy(ChatTokenizer):
 
     @property
     def context_length(self) -> int:
-        """Longest sequence of the model, prompt and completions together."""
-        return context_length(self.model)
+        """Longest sequence of the model and its teacher, prompt and completions together."""
+        return min(context_length(model) for model in (self.model, self.teacher) if model is not None)
 
     def computed_tokens(self, stream: Stream) -> int:
         """Tokens of a forward pass of the stream, with the padding of rows."""
@@ -106,11 +110,14 @@ class Policy(ChatTokenizer):
         """Bytes kept per token and per pair of tokens, measured on three short streams."""
 
         def kept(length: int) -> int:
-            stream = pack([sampled_rollout([0], [0] * length)], [0]).to(self.device)  # any token
             with self.processes.autocast():
-                return kept_bytes(partial(score, self.model, stream, 1.0))
+                return kept_bytes(partial(score, self.model, self._any_tokens(length), 1.0))
 
         return growth(kept, 16 if self.packed else 64)  # recurrent layers compute whole chunks of 64 tokens
+
+    def _any_tokens(self, length: int) -> Stream:
+        """A short prompt and so many tokens behind it, which teach nothing."""
+        return pack([sampled_rollout([0], [0] * length)], [0]).to(self.device)
 
     def _recomputes(self, stream: Stream) -> bool:
         """Whether the activations of the stream are recomputed in the backward pass."""
@@ -144,8 +151,3 @@ def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes
         chat_template_options=config.template_options,
         activation_checkpointing=config.activation_checkpointing,
     )
-
-
-def master_weights(model: CausalModel) -> dict[str, Tensor]:
-    """The weights by name, sorted; tied weights once."""
-    return dict(sorted(model.named_parameters(remove_duplicate=True)))

@@ -17,7 +17,7 @@ from minrl.policy import Policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.tasks import Task
-from minrl.types import SOLO, Completion, Example, Job, LostEpisode, PlayedTurn, Request, Rollout, Turn
+from minrl.types import SOLO, Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
 
 EPISODE = "episode"
 """Takes the place of the role in the seed of an episode's own `rng`."""
@@ -56,8 +56,13 @@ class Rollouts:
     @property
     def outcomes(self) -> list[Rollout | LostEpisode]:
         """The rollouts, and a lost episode for each of its roles."""
-        roles = lost_roles([(one.example_id, one.role) for one in self.rollouts], [one.example_id for one in self.lost])
-        return [*self.rollouts, *(replace(one, role=role) for one in self.lost for role in roles[one.example_id])]
+        found: list[Rollout | LostEpisode] = [*self.rollouts]
+        for task in dict.fromkeys(one.task for one in self.lost):
+            lost = [one for one in self.lost if one.task == task]
+            played = [(one.example_id, one.role) for one in self.rollouts if one.task == task]
+            roles = lost_roles(played, [one.example_id for one in lost])
+            found += [replace(one, role=role) for one in lost for role in roles[one.example_id]]
+        return found
 
 
 def rollout(
@@ -86,29 +91,30 @@ def _play(
 ) -> Rollouts:
     """This process's share of a call of `rollout`."""
     episodes = [
-        _Playing(policy, task, example, slot, sample, plan, engine.context_length)
+        _Playing(policy, task.members[example.task], example, slot, sample, plan, engine.context_length)
         for slot, example in enumerate(examples, plan.first_slot)
         for sample in range(plan.first_sample, plan.first_sample + plan.group_size)
     ]
-    stop_ids = policy.stop_ids | policy.stop_tokens(plan.stop_strings)
-    sampling = Sampling(plan.temperature, stop_ids, plan.stop_strings + policy.stop_strings)
+    stops = plan.stop_strings + task.stop_strings
+    stop_ids = policy.stop_ids | policy.stop_tokens(stops)
+    sampling = Sampling(plan.temperature, stop_ids, stops + policy.stop_strings)
     for episode in episodes:
         episode.advance(None)
     while waiting := [episode for episode in episodes if episode.pending is not None]:
         working = [(episode, episode.pending) for episode in waiting if isinstance(episode.pending, Job)]
         if working:
-            results = workers.run([job for _, job in working])
-            for (episode, _), result in zip(working, results, strict=True):
+            for (episode, _), result in zip(working, workers.run([job for _, job in working]), strict=True):
                 episode.advance(result)
             continue
         asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]
-        completions = engine.generate([request for _, request in asked], sampling)
+        completions = engine.generate([request for _, request in asked], sampling) if asked else []
         for (episode, _), completion in zip(asked, completions, strict=True):
             episode.receive(completion)
-    reasons = [episode.failure for episode in episodes]
+    if policy.processes.count > 1:  # others may still sample with an engine that this process holds a part of
+        engine.generate([], sampling)
     failures = [episode.problem for episode in episodes if episode.problem is not None]
-    lost = [LostEpisode(episode.example.id) for episode in episodes if episode.lost]
-    return Rollouts(_numbered(episodes), failures, reasons, lost)
+    lost = [LostEpisode(episode.example.id, task=episode.example.task) for episode in episodes if episode.lost]
+    return Rollouts(_numbered(episodes), failures, [episode.failure for episode in episodes], lost)
 
 
 def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[str, list[str]]:
@@ -133,10 +139,11 @@ def completion_seed(run_seed: int, *path: int | str) -> int:
 
 @dataclass
 class _Seat:
-    """One role's sequence while it grows. `seed` is that of its first turn."""
+    """One role's sequence while it grows. `seed` and `message` are those of its first turn."""
 
     seed: int
     frozen: bool
+    message: Prompt
     ids: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -158,7 +165,7 @@ class _Playing(Play):
     ) -> None:
         self.policy, self.example, self.slot, self.sample, self.plan = policy, example, slot, sample, plan
         self.context_length = context_length
-        self.may_freeze = task.frozen_opponent
+        self.may_freeze, self.max_tokens = task.frozen_opponent, task.max_tokens or plan.max_tokens
         self.seats: dict[str, _Seat] = {}
         self.played: list[PlayedTurn] = []
         super().__init__(task, example, random.Random(self._seed(EPISODE, 0)))
@@ -167,7 +174,7 @@ class _Playing(Play):
         """The next request to the engine; None if the context has no room for another turn."""
         assert isinstance(self.pending, Turn)
         turn = self.pending
-        seat = self.seats.setdefault(turn.role, _Seat(self._seed(turn.role, 0), turn.frozen))
+        seat = self.seats.setdefault(turn.role, _Seat(self._seed(turn.role, 0), turn.frozen, turn.message))
         if turn.frozen != seat.frozen or (turn.frozen and not self.may_freeze):
             self.fail(
                 f"{turn.role} is frozen in one turn and not in another, or the task does not say frozen_opponent=True"
@@ -179,6 +186,10 @@ class _Playing(Play):
         else:
             shown = self.policy.encode_prompt(turn.message)
         room = self.context_length - len(seat.ids) - len(shown)
+        if room < 1 and turn.optional and seat.turns:
+            seat.finish_reason = "length"
+            self.advance("")
+            return None
         if room < 1:
             before = len(seat.ids) + len(shown)
             self.fail(
@@ -188,14 +199,15 @@ class _Playing(Play):
             return None
         seat.append(shown, None)
         seed = self._seed(turn.role, len(seat.turns))
-        return Request(list(seat.ids), seed, min(self.plan.max_tokens, room), turn.frozen)
+        return Request(list(seat.ids), seed, min(self.max_tokens, room), turn.frozen)
 
     def receive(self, completion: Completion) -> None:
         """Append a sampled completion and send its text to the episode."""
         assert isinstance(self.pending, Turn)
         turn, seat = self.pending, self.seats[self.pending.role]
         text, seed = self.policy.heard(seat.ids, completion.ids), self._seed(turn.role, len(seat.turns))
-        self.played.append(PlayedTurn(turn.role, seed, completion.finish_reason, text if seat.frozen else None))
+        said = text if seat.frozen else None
+        self.played.append(PlayedTurn(turn.role, seed, completion.finish_reason, said, turn.shown_by))
         seat.turns.append((len(seat.ids), len(seat.ids) + len(completion.ids)))
         seat.append(completion.ids, completion.logprobs)
         if completion.finish_reason == "length":
@@ -222,6 +234,8 @@ class _Playing(Play):
                 text=self.policy.decode(seat.ids[seat.turns[0][0] :]),
                 slot=self.slot,
                 episode=self.played,
+                task=self.example.task,
+                message=seat.message,
             )
             for role, seat in self.seats.items()
             if seat.turns and not seat.frozen

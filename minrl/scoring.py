@@ -20,6 +20,7 @@ from minrl.kernels.head import chunked_logprobs
 from minrl.kernels.padded_rows import padded_rows
 from minrl.model.head import output_head
 from minrl.model.method import method_of
+from minrl.model.sharding import in_one_pass
 from minrl.model.text import decoder_of
 from minrl.types import CausalModel, Rollout
 
@@ -34,6 +35,10 @@ def score(
 
     `recompute`: activation checkpointing, with each layer's input kept.
     """
+    return in_one_pass(model, _score, stream, temperature, recompute)
+
+
+def _score(model: CausalModel, stream: Stream, temperature: float, recompute: bool) -> tuple[Tensor, Tensor]:
     decoder, packed = decoder_of(model), method_of(model).packed
     attention = partial(_packed_attention, decoder) if packed else nullcontext
     if packed:

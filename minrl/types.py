@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 Message = Mapping[str, Any]
-"""One chat message: `{"role": "system" | "user" | "assistant", "content": text}`, or a list of parts of text."""
+"""A chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`, or a list of parts of text."""
 
 Prompt = str | list[Message]
 """A string goes to the model unchanged; a list of messages goes through the chat template."""
@@ -42,7 +42,8 @@ def require(condition: bool, message: str, error: type[UserError] = UserError) -
 class Example:
     """A row of a dataset: the prompt, and the fields that the reward reads.
 
-    `id` identifies the problem, not its wording. The split into training and held-out examples goes by it.
+    `id` identifies the problem, not its wording. The split into training and held-out examples goes by it. `task` is
+    set in a run of several tasks.
 
     >>> example = Example("3,5,7=9", "numbers 3 7 5 target 9", {"numbers": [3, 7, 5], "target": 9})
     >>> example["target"]
@@ -53,6 +54,7 @@ class Example:
     prompt: Prompt
     fields: Mapping[str, Any]
     category: Mapping[str, str] = field(default_factory=dict)
+    task: str = ""
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - fields hold what the task put there
         """A field. Raises `KeyError` if the example lacks it."""
@@ -115,12 +117,16 @@ def finite(what: str, number: Any) -> float:  # noqa: ANN401 - a task may give a
 class Turn:
     """The next message to one role. The episode receives that role's completion as text.
 
-    A `frozen` role is played by a model that does not learn (`Task.frozen_opponent`).
+    A `frozen` role is played by a model that does not learn (`Task.frozen_opponent`). An `optional` turn, not a role's
+    first, that the context has no room for is answered with an empty text; any other fails. `shown_by` says who wrote
+    the message, such as `tool`, where rollouts are read.
     """
 
     role: str
     message: Prompt
     frozen: bool = False
+    optional: bool = False
+    shown_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,7 @@ class PlayedTurn:
     seed: int
     finish_reason: str
     text: str | None = None
+    shown_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,6 +191,7 @@ class LostEpisode:
 
     example_id: str
     role: str = ""
+    task: str = ""
     reward: None = None
     num_sampled: float = math.nan
     truncated: bool = False
@@ -201,7 +209,8 @@ class Rollout:
     turns            [(2, 5)]                bounds of each sampled turn
     prompt_length    2                       tokens that all rollouts of the group share
 
-    `slot` and `sample` identify the episode within the step; `episode` lists the turns of all its roles in order.
+    `slot` and `sample` identify the episode in the step; `episode` lists all its turns, `message` is the role's first,
+    `task` that of the example.
     """
 
     ids: list[int]
@@ -220,6 +229,13 @@ class Rollout:
     text: str = ""
     slot: int = 0
     episode: list[PlayedTurn] = field(default_factory=list)
+    task: str = ""
+    message: Prompt = ""
+
+    @property
+    def player(self) -> str:
+        """Whose baseline its reward moves: the role, of several tasks in its own."""
+        return f"{self.task}/{self.role}" if self.task else self.role
 
     @property
     def truncated(self) -> bool:
@@ -247,6 +263,14 @@ class TrainState:
     solve_rates: dict[str, float] = field(default_factory=dict)
     unfinished: dict[str, float] = field(default_factory=dict)
     """The metrics of a step whose evaluation is still to come."""
+    held_out: list[list[int | float]] = field(default_factory=list)
+    """The held-out scores of the trained task so far, a row for each evaluation: `minrl.run.best.Score`."""
+    tasks: dict[str, "TrainState"] = field(default_factory=dict)
+    """The examples drawn and solve rates of each of several tasks."""
+
+    def of(self, task: str) -> "TrainState":
+        """The state that holds the examples drawn and solve rates of a task."""
+        return self.tasks.setdefault(task, TrainState()) if task else self
 
 
 def part_means(rewards: Sequence[Reward]) -> dict[str, float]:

@@ -9,20 +9,21 @@ gradients are summed. Every process has the whole batch.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from minrl.advantages import teacher_preference
 from minrl.algorithms import Algorithm
 from minrl.batch import Batch, Stream, pack, share_of_tokens, split_groups
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from minrl.losses import Tokens, policy_loss
 from minrl.optimizer import clipped_step, learning_rate
 from minrl.policy import Policy
-from minrl.scoring import score
+from minrl.system.copies import sent
 from minrl.system.progress import activity
 from minrl.types import CausalModel
 
@@ -33,8 +34,10 @@ MEANS = {
     "engine/logprob_gap_mean": "gap",
     "engine/kl": "kl",
     "engine/importance_weight_mean": "raw_weight",
+    "teacher/kl": "teacher_kl",
+    "teacher/preferred_frac": "preferred",
 }
-"""Curves that are means over the trained tokens, and their sums in `policy_loss`."""
+"""Curves that are means over the trained tokens, and their sums in `policy_loss` and `_Trace.add`."""
 
 EXTREMES = {
     "policy/ratio_max": "ratio_max",
@@ -47,13 +50,14 @@ EXTREMES = {
 @dataclass(frozen=True)
 class Update:
     """The result of an update: metrics by tag; for each sampled token its log-probability when the policy first scored
-    it, and its last importance weight (None if the engine needs no correction). NaN for rollouts that were skipped
-    because they teach nothing.
+    it, its last importance weight (None if the engine needs no correction), and the teacher's preference (NaN without
+    one). NaN for rollouts that were skipped because they teach nothing.
     """
 
     metrics: dict[str, float]
     logprobs: Float[Tensor, " S"]
     importance_weights: Float[Tensor, " S"] | None = None
+    preference: Float[Tensor, " S"] | None = None
 
 
 def update_policy(
@@ -70,8 +74,8 @@ def update_policy(
 
     `temperature` is the sampling temperature of the rollouts; 0: the config's. With a single optimizer step the old
     log-probabilities are the current ones, detached. With several they are scored once, before the first step; so are
-    those of the reference, if there is a KL term. If no rollout has an advantage and the loss has neither KL nor
-    entropy, nothing is computed and no optimizer step is taken.
+    those of the reference and of the teacher, if there are any. If no rollout has an advantage and the loss has neither
+    KL nor entropy nor a teacher, nothing is computed and no optimizer step is taken.
     """
     settings, temperature = config.algorithm, temperature or config.rollout.temperature
     cap = settings.importance_cap if correct_engine else 0.0
@@ -84,34 +88,31 @@ def update_policy(
     rate = learning_rate(config.optimizer, step, config.steps)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    for _ in range(settings.passes_per_step):
-        for minibatch, share in zip(minibatches, shares, strict=True):
-            if not teaching[minibatch].any():  # in no process: all must step together
-                continue
-            weights = token_weights(batch, algorithm, counted, minibatch, config.rollout.max_tokens)
-            known["token_weights"] = weights[batch.rollout_of].to(policy.device)
-            streams = _streams(policy, batch, share, config.optimizer)
-            with activity("update", len(streams)) as report, policy.casts_kept():
-                for number, stream in enumerate(streams, 1):
-                    logprobs, entropy = policy.score(stream, temperature)
-                    tokens = tokens_of(stream, known, logprobs, entropy, cap)
-                    loss, importance_weights, sums = policy_loss(tokens, algorithm, settings)
-                    loss.backward()
-                    trace.add(stream, logprobs.detach(), importance_weights, sums)
-                    report(number)
-            trace.norms.append(optimizer_step(policy, optimizer, config.optimizer))
+    taught = [pair for pair in zip(minibatches, shares, strict=True) if teaching[pair[0]].any()]  # by any process
+    for turn, (minibatch, share) in enumerate(turns := taught * settings.passes_per_step, 1):
+        weights = token_weights(batch, algorithm, counted, minibatch, config.rollout.max_tokens)
+        (known["token_weights"],) = sent([weights[batch.rollout_of]], policy.device)
+        streams = _streams(policy, batch, share, config.optimizer)
+        with activity("update", len(streams)) as report, policy.passes(len(streams)):
+            for number, stream in enumerate(streams, 1):
+                logprobs, entropy = policy.score(stream, temperature)
+                tokens = tokens_of(stream, known, logprobs, entropy, cap, settings.teacher_weight)
+                loss, importance_weights, sums = policy_loss(tokens, algorithm, settings)
+                loss.backward()
+                trace.add(stream, tokens, importance_weights, sums)
+                report(number)
+        if turn == len(turns):
+            trace.leave()
+        trace.norms.append(optimizer_step(policy, optimizer, config.optimizer))
     metrics = trace.metrics(settings.passes_per_step, corrected=cap > 0, regularized=settings.kl_coef > 0)
     metrics |= {"policy/learning_rate": rate, "rollout/temperature": temperature}
-    logprobs, weights = trace.per_token()
-    return Update(metrics, logprobs, weights if cap else None)
+    logprobs, weights, preference = trace.per_token()
+    return Update(metrics, logprobs, weights if cap else None, preference)
 
 
 def optimizer_step(policy: Policy, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> float:
     """Sum the gradients over the processes and take a `clipped_step`. Returns the norm before clipping."""
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    if policy.processes.count > 1:
-        for weight in weights:
-            weight.grad = policy.processes.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
+    policy.processes.sum_gradients([weight for group in optimizer.param_groups for weight in group["params"]])
     return clipped_step(policy, optimizer, config)
 
 
@@ -142,23 +143,30 @@ def tokens_of(
     logprobs: Float[Tensor, " s"],
     entropy: Float[Tensor, " s"],
     importance_cap: float,
+    teacher_weight: float = 1.0,
 ) -> Tokens:
     """The stream's s tokens: their new log-probabilities, and the `known` values of all S in the stream's order.
     Without old log-probabilities the policy has not changed since sampling, and the new ones take their place.
+    A teacher's preference, times its weight, is added to the advantages.
     """
     at = {name: values[stream.token_index] for name, values in known.items()}
     rollout_of = at.pop("rollout_of")
     at = {name: values.to(logprobs.dtype) for name, values in at.items()}
+    old, preference = at.get("old_logprobs", logprobs.detach()), None
+    if "teacher_logprobs" in at:
+        preference = teacher_preference(at["teacher_logprobs"], old)
+        at["advantages"] = at["advantages"] + teacher_weight * preference
     return Tokens(
         logprobs=logprobs,
         entropy=entropy,
-        old_logprobs=at.get("old_logprobs", logprobs.detach()),
+        old_logprobs=old,
         rollout_logprobs=at["rollout_logprobs"],
         ref_logprobs=at.get("ref_logprobs"),
         advantages=at["advantages"],
         token_weights=at["token_weights"],
         rollout_of=rollout_of,
         importance_cap=importance_cap,
+        preference=preference,
     )
 
 
@@ -167,20 +175,22 @@ def _known(
 ) -> dict[str, Tensor]:
     """Values of the S tokens that are known before the first optimizer step, on the policy's device."""
     settings, rollout_of = config.algorithm, batch.rollout_of
-    known = {
-        "rollout_of": rollout_of,
-        "advantages": batch.advantages[rollout_of],
-        "rollout_logprobs": batch.rollout_logprobs,
-    }
-    known = {name: values.to(policy.device) for name, values in known.items()}
+    values = sent([rollout_of, batch.advantages[rollout_of], batch.rollout_logprobs], policy.device)
+    known = dict(zip(("rollout_of", "advantages", "rollout_logprobs"), values, strict=True))
     several = settings.passes_per_step * settings.minibatches_per_pass > 1
+    own = sorted(chain.from_iterable(shares))
     if several or settings.kl_coef:
-        streams = _streams(policy, batch, sorted(chain.from_iterable(shares)), config.optimizer)
+        streams = _streams(policy, batch, own, config.optimizer)
     if several:
         known["old_logprobs"] = _frozen_logprobs(policy, policy.model, streams, temperature, len(rollout_of))
     if settings.kl_coef:
         with policy.as_reference() as reference:
             known["ref_logprobs"] = _frozen_logprobs(policy, reference, streams, temperature, len(rollout_of))
+    if settings.has_teacher:
+        teacher, reads = policy.teacher or policy.model, policy.teacher_reads
+        seen = replace(batch, rollouts=[*map(reads, batch.rollouts)]) if reads else batch
+        streams = _streams(policy, seen, own, config.optimizer)
+        known["teacher_logprobs"] = _frozen_logprobs(policy, teacher, streams, temperature, len(rollout_of))
     return known
 
 
@@ -190,10 +200,18 @@ def _frozen_logprobs(
 ) -> Float[Tensor, " S"]:
     """Log-probabilities of the streams' tokens under a model; 0 for all other tokens."""
     scored = torch.zeros(num_tokens, dtype=torch.float64, device=policy.device)
-    with policy.processes.autocast():
+    with policy.passes(len(streams), model):
         for stream in streams:
-            scored[stream.token_index] = score(model, stream, temperature)[0].double()
+            scored[stream.token_index] = policy.score(stream, temperature, model)[0].double()
     return scored
+
+
+def current_logprobs(policy: Policy, batch: Batch, config: TrainerConfig, temperature: float) -> Float[Tensor, " S"]:
+    """Log-probability of each sampled token under the policy as it is now, the same in all processes."""
+    share = _share(policy, batch, range(len(batch.rollouts)), torch.ones(len(batch.rollouts), dtype=torch.bool))
+    streams = _streams(policy, batch, share, config.optimizer)
+    scored = _frozen_logprobs(policy, policy.model, streams, temperature, len(batch.rollout_of))
+    return policy.processes.sum(scored).cpu()  # each token is computed by one of them
 
 
 def _share(policy: Policy, batch: Batch, minibatch: Sequence[int], teaching: Bool[Tensor, " N"]) -> list[int]:
@@ -209,34 +227,40 @@ def _streams(policy: Policy, batch: Batch, indices: Sequence[int], config: Optim
 
 
 class _Trace:
-    """What an update computed, for curves and logs. It stays on the device and is read once."""
+    """What an update computed, for curves and logs. It stays on the device until `leave`."""
 
     def __init__(self, batch: Batch, policy: Policy) -> None:
         self.policy, self.processes, self.num_tokens = policy, policy.processes, len(batch.rollout_of)
         unknown = torch.full_like(batch.rollout_logprobs, torch.nan, device=policy.device)
-        self.logprobs, self.importance_weights = unknown, unknown.clone()  # (S,)
+        self.logprobs, self.importance_weights, self.preference = unknown, unknown.clone(), unknown.clone()  # (S,)
+        self.rows, self.counted = torch.empty(0), torch.zeros(2, 3, self.num_tokens, dtype=unknown.dtype)
         self.sums: list[dict[str, Tensor]] = []
         self.sizes: list[tuple[int, int]] = []
         self.norms: list[float] = []
 
-    def add(
-        self, stream: Stream, logprobs: Float[Tensor, " s"], weights: Float[Tensor, " s"], sums: dict[str, Tensor]
-    ) -> None:
+    def add(self, stream: Stream, tokens: Tokens, weights: Float[Tensor, " s"], sums: dict[str, Tensor]) -> None:
         """Add a micro-batch."""
         index, first = stream.token_index, self.logprobs[stream.token_index]
-        self.logprobs[index] = torch.where(first.isnan(), logprobs.to(first.dtype), first)
+        self.logprobs[index] = torch.where(first.isnan(), tokens.logprobs.detach().to(first.dtype), first)
+        if (nats := tokens.preference) is not None:
+            self.preference[index] = nats.to(first.dtype)
+            sums |= {"teacher_kl": -nats.double().sum(), "preferred": (nats > 0).double().sum()}
         self.importance_weights[index] = weights.to(first.dtype)
         self.sums.append(sums)
         self.sizes.append((len(index), self.policy.computed_tokens(stream)))
 
-    def per_token(self) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """Log-probabilities and importance weights of all processes. Each token is computed by one."""
-        own = torch.stack([self.logprobs, self.importance_weights])
+    def leave(self) -> None:
+        """Begin to copy all to main memory. The copies are there once the gradient's norm is read, which comes next."""
+        own = torch.stack([self.logprobs, self.importance_weights, self.preference])
         computed = ~own.isnan()
         sums = torch.stack([torch.where(computed, own, 0.0), computed.to(own.dtype)])
-        values, counts = self.processes.sum(sums).cpu()
-        logprobs, importance_weights = torch.where(counts > 0, values, torch.nan)
-        return logprobs, importance_weights
+        self.counted = self.processes.sum(sums).to("cpu", non_blocking=True)  # each token is computed by one of them
+        if self.sums:
+            self.rows = torch.stack([torch.stack([*one.values()]) for one in self.sums]).to("cpu", non_blocking=True)
+
+    def per_token(self) -> Float[Tensor, "3 S"]:
+        """Log-probabilities, importance weights and preferences of all processes."""
+        return torch.where(self.counted[1] > 0, self.counted[0], torch.nan)
 
     def metrics(self, passes: int, corrected: bool, regularized: bool) -> dict[str, float]:
         """Means over the trained tokens of all processes and over the optimizer steps, by tag. What was not measured is
@@ -254,7 +278,7 @@ class _Trace:
         if norms or not self.norms:  # without an optimizer step the gradient is 0
             metrics["policy/grad_norm"] = sum(norms) / max(1, len(norms))
         if tokens:
-            metrics |= {tag: total[name] / tokens for tag, name in MEANS.items()}
+            metrics |= {tag: total[name] / tokens for tag, name in MEANS.items() if name in total}
             metrics |= {tag: total[name] for tag, name in EXTREMES.items()}
         if tokens and regularized:
             metrics["policy/ref_kl"] = total["ref_kl"] / tokens
@@ -266,13 +290,8 @@ class _Trace:
     def _totals(self) -> tuple[int, int, dict[str, float]]:
         """Trained tokens, computed tokens, and sums and extremes over the micro-batches of all processes."""
         names = list(self.sums[0]) if self.sums else []
-        rows = torch.stack([torch.stack(list(sums.values())) for sums in self.sums]).tolist() if self.sums else []
-        rows, sizes = (
-            self.processes.gather([dict(zip(names, row, strict=True)) for row in rows]),
-            self.processes.gather(self.sizes),
-        )
-        combine = {
-            name: {"max": max, "min": min}.get(name.rpartition("_")[2], sum) for name in (rows[0] if rows else ())
-        }
+        rows = self.processes.gather([dict(zip(names, row, strict=True)) for row in self.rows.tolist()])
+        sizes, kinds = self.processes.gather(self.sizes), {"max": max, "min": min}
+        combine = {name: kinds.get(name.rpartition("_")[2], sum) for name in (rows[0] if rows else ())}
         totals = {name: float(how([row[name] for row in rows])) for name, how in combine.items()}
         return sum(size for size, _ in sizes), sum(size for _, size in sizes), totals

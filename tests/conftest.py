@@ -1,5 +1,11 @@
-"""What the tests share: a tiny policy, a tiny task, rollouts by hand, and settings that keep the suite fast."""
+"""What the tests share: a tiny policy, a tiny task, rollouts by hand, and settings that keep the suite fast.
 
+Nothing slow is imported at the top: the process that hands out the tests to pytest-xdist's workers runs none of them.
+"""
+
+from __future__ import annotations
+
+import copy
 import gc
 import os
 import signal
@@ -15,24 +21,14 @@ os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.enviro
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from beartype import BeartypeConf
-from beartype.claw import beartype_package
 from loguru import logger
 
-beartype_package("minrl", conf=BeartypeConf(claw_is_pep526=False))  # where jaxtyping does not, at a tenth of its cost
-
+import tests.run_time_types  # noqa: F401 - before the first import of minrl
 from minrl.config import ModelConfig
-from minrl.engines.torch_engine import TorchEngine
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
-from minrl.policy import Policy, as_policy
-from minrl.rewards.workers import Workers
-from minrl.tasks import TASK_DEFINITIONS, Task
-from minrl.tasks.task import split
-from minrl.types import SOLO, Example, Reward, Rollout
+from minrl.types import SOLO, CausalModel, Example, Reward, Rollout
 from tests.left_out import (  # noqa: F401 - hooks
     excluded_markers,
     pytest_configure,
@@ -41,7 +37,15 @@ from tests.left_out import (  # noqa: F401 - hooks
     pytest_terminal_summary,
     pytest_testnodedown,
 )
-from tests.say_sevens import count_sevens
+
+if TYPE_CHECKING:
+    import torch
+
+    from minrl.engines.torch_engine import TorchEngine
+    from minrl.model.processes import Processes
+    from minrl.policy import Policy
+    from minrl.rewards.workers import Workers
+    from minrl.tasks import Task
 
 CPU = ModelConfig(device="cpu", threads=1)
 
@@ -65,33 +69,61 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
+os.fsync = lambda _: None  # thousands of calls wait for the disk: of a process that is killed all is kept without
 sysconfig.get_path = cache(sysconfig.get_path)  # each sink of loguru's asks for 48 of them, which takes 15 ms
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # what the imports and the collection made stays: to look at it again takes 0.2 s each time
+def pytest_sessionstart() -> None:
+    gc.disable()  # of what imports and collection make nearly all stays: to look at it takes 0.2 s each time
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # a model makes thousands of objects that are not garbage
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
 def processes() -> Processes:
+    from minrl.model.processes import Processes
+
     return Processes(CPU)
 
 
 @pytest.fixture(scope="session")
 def words() -> list[str]:
     """About fifty, in which `sevens` is said: how many there are decides what chance alone earns."""
+    from minrl.tasks import TASK_DEFINITIONS
+
     definition = TASK_DEFINITIONS["countdown"]
     assert definition.words is not None
     return [*definition.words(definition.options()), "pegs", "goal", "A", "B", "C", ":"]
 
 
+@pytest.fixture(scope="session")
+def small_models() -> dict[int, tuple[CausalModel, torch.Tensor]]:
+    """The model of each seed and the state of torch's generator behind it: a copy takes half the time of a new one."""
+    return {}
+
+
 @pytest.fixture
-def make_policy(processes: Processes, words: list[str]) -> Callable[[int], Policy]:
+def make_policy(
+    processes: Processes, words: list[str], small_models: dict[int, tuple[CausalModel, torch.Tensor]]
+) -> Callable[[int], Policy]:
     """A Qwen3-shaped policy of two layers for each seed."""
+    import torch
+
+    from minrl.model.loading import small_qwen3, word_tokenizer
+    from minrl.policy import as_policy
 
     def make(seed: int = 0) -> Policy:
         tokenizer = word_tokenizer(words)
-        return as_policy(small_qwen3(tokenizer, 64, 2, 2, seed), tokenizer, CPU, processes)
+        if seed not in small_models:
+            small_models[seed] = small_qwen3(tokenizer, 64, 2, 2, seed), torch.get_rng_state()
+        model, state = small_models[seed]
+        torch.set_rng_state(state)
+        return as_policy(copy.deepcopy(model), tokenizer, CPU, processes)
 
     return make
 
@@ -103,6 +135,8 @@ def policy(make_policy: Callable[[int], Policy]) -> Policy:
 
 @pytest.fixture
 def engine(policy: Policy) -> TorchEngine:
+    from minrl.engines.torch_engine import TorchEngine
+
     return TorchEngine(policy)
 
 
@@ -117,6 +151,8 @@ def said() -> Iterator[list[str]]:
 
 @pytest.fixture
 def workers() -> Iterator[Workers]:
+    from minrl.rewards.workers import Workers
+
     pool = Workers(2, deadline_s=120.0)
     yield pool
     pool.close()
@@ -125,6 +161,10 @@ def workers() -> Iterator[Workers]:
 @pytest.fixture
 def sevens() -> Task:
     """Say nothing but 7: learnable in a few steps by any policy."""
+    from minrl.tasks import Task
+    from minrl.tasks.task import split
+    from tests.say_sevens import count_sevens
+
     examples = [Example(f"numbers {n}", f"numbers {n}", {"number": n}, {"odd": str(n % 2)}) for n in range(16)]
     return Task(split(examples, 0.5), count_sevens, cheap=True)
 
@@ -153,6 +193,39 @@ def make_rollout() -> Callable[..., Rollout]:
     return make
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _each_shape_is_verified_once() -> Iterator[None]:
+    """A run verifies its model. Those of the tests' runs are Qwen3's with few shapes: each is verified by the first run
+    that has it, as a tenth of a small run is this. The tests of verifying call it by itself.
+    """
+    if "minrl.run.loading" not in sys.modules:
+        yield
+        return
+    from transformers import Qwen3ForCausalLM
+
+    from minrl.model.method import set_method
+    from minrl.run import loading
+
+    usual, found = loading.verify, {}
+
+    def verify(model: torch.nn.Module) -> object:
+        finite = all(bool(weights.isfinite().all()) for weights in model.parameters())
+        if type(model) is not Qwen3ForCausalLM or not finite:
+            return usual(model)
+        shape = (model.config.to_json_string(), model.dtype, model.device)
+        if shape in found:
+            set_method(model, found[shape].method)
+        else:
+            found[shape] = usual(model)
+        return found[shape]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "verify", verify)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)

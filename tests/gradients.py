@@ -5,7 +5,9 @@ import sys
 from dataclasses import replace
 
 import torch
+from crew import free_port
 
+from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, Algorithm, choose_algorithm
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
@@ -20,6 +22,8 @@ WORDS = [str(number) for number in range(40)]
 REWARDS = [[1.0, 0.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, 1.0, None, 1.0], [0.2, 0.8, 0.1, 0.0]]
 WIDE = {"gspo": {"clip_low": 0.2, "clip_high": 0.2}}
 """Its own bounds are so narrow that the second pass would be clipped away."""
+TAUGHT = {name: {"teacher_id": "a model"} for name, row in ALGORITHMS.items() if row.advantage is no_reward}
+"""The rows that learn from a teacher alone."""
 
 
 class Tap(torch.optim.SGD):
@@ -37,10 +41,12 @@ class Tap(torch.optim.SGD):
 
 
 def tiny_policy(processes: Processes, seed: int = 0) -> Policy:
-    """In double precision, so that what differs by more than 1e-6 differs by mistake."""
+    """In double precision, so that what differs by more than 1e-6 differs by mistake. Its teacher is narrower."""
     tokenizer = word_tokenizer(WORDS)
+    teacher = as_policy(small_qwen3(tokenizer, 16, 1, 2, seed + 100), tokenizer, CPU, processes)
     policy = as_policy(small_qwen3(tokenizer, 32, 1, 2, seed), tokenizer, CPU, processes)
     policy.model.double()
+    policy.teacher = teacher.model.double().requires_grad_(False)
     return policy
 
 
@@ -80,7 +86,7 @@ def fixed_rollouts() -> list[Rollout]:
 def settings(algorithm: str, micro_batch_tokens: int = 16384, **changes) -> TrainerConfig:
     """Two passes where there is a ratio: in the second the policy has moved, so that ratios differ from 1."""
     passes = 2 if ALGORITHMS[algorithm].has_ratio else 1
-    changes = {"passes_per_step": passes, **WIDE.get(algorithm, {}), **changes}
+    changes = {"passes_per_step": passes, **WIDE.get(algorithm, {}), **TAUGHT.get(algorithm, {}), **changes}
     return TrainerConfig(
         algorithm=AlgorithmConfig(algorithm=algorithm, **changes),
         rollout=RolloutConfig(group_size=4, max_tokens=16),
@@ -112,10 +118,10 @@ def main(names: list[str], path: str) -> None:
     """Two processes with a share of each optimizer step each, as forks: the imports take longer than all the rest. The
     first writes what came out.
     """
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     other = os.fork()
     rank = str(int(other == 0))
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    torch.distributed.init_process_group("gloo", init_method=f"file://{path}.met", rank=int(rank), world_size=2)
     processes = Processes(CPU)
     assert (processes.count, processes.rank) == (2, int(rank))
     policy, rollouts = tiny_policy(processes), fixed_rollouts()

@@ -3,15 +3,19 @@
 import pytest
 import torch
 
+from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.losses import LEVELS, Limits
 from minrl.types import Reward, UserError
 
+PAID = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
 GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
 
 
 def chosen(group_size=4, refill_rounds=0, **settings):
+    if settings.get("algorithm", "grpo") in ALGORITHMS.keys() - PAID:
+        settings = {"teacher_id": "model", **settings}
     return choose_algorithm(
         TrainerConfig(
             algorithm=AlgorithmConfig(**settings),
@@ -70,7 +74,7 @@ def test_equal_rewards_teach_nothing(name, make_rollout):
     assert (advantages[-2:] != 0).all()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", PAID)
 def test_better_rollouts_have_larger_advantages_and_unscorable_ones_none(name, make_rollout):
     rollouts = rollouts_of(make_rollout, [[1.0, 0.5, None, 0.0], [0.0, 1.0, 1.0, 1.0]])
     advantages = ALGORITHMS[name].advantages(rollouts, {}).values
@@ -123,10 +127,11 @@ def test_every_row_has_the_bounds_that_its_comment_names():
         "cispo": Limits(clip_high=5.0 - 1, either_sign=True),
         "dual_clip": Limits(0.2, 0.2, 3.0),
         "reinforce_pp": Limits(0.2, 0.2),
+        "distill": Limits(0.2, 0.2),
     }
     assert {name: row.limits for name, row in ALGORITHMS.items()} == {**dict.fromkeys(ALGORITHMS, Limits()), **bounds}
     alone = {name for name, row in ALGORITHMS.items() if not row.group_relative}
-    assert alone == {"reinforce_pp", "reinforce", "reinforce_no_baseline", "spiral"}
+    assert alone == {"reinforce_pp", "reinforce", "reinforce_no_baseline", "spiral", "distill"}
     assert {name: row.ratio_level for name, row in ALGORITHMS.items() if row.ratio_level != "token"} == {
         "gspo": "geometric"
     }
@@ -159,6 +164,12 @@ def test_limits_of_the_config_replace_those_of_the_row():
         (4, {"algorithm": "grpo", "clip_dual": 3.0}, "grpo has no clip_dual"),
         (4, {"algorithm": "reinforce", "drop_equal_groups": True}, "leave out drop_equal_groups and refill_rounds"),
         (4, {"algorithm": "reinforce", "refill_rounds": 1}, "leave out drop_equal_groups and refill_rounds"),
+        (4, {"algorithm": "distill", "teacher_id": ""}, "distill learns from a teacher .* --teacher-id, or .*-prompt"),
+        (4, {"algorithm": "distill", "overlong": "penalize", "overlong_buffer": 8}, "leave out overlong penalize"),
+        (4, {"algorithm": "distill", "drop_equal_groups": True}, "leave out drop_equal_groups and refill_rounds"),
+        (4, {"algorithm": "gspo", "teacher_id": "model"}, "gspo weighs whole sequences, and a teacher tokens: choose"),
+        (4, {"teacher_weight": 0.5}, "teacher_weight is read only with a teacher: give --teacher-id"),
+        (4, {"teacher_id": "model", "teacher_weight": 0.0}, "teacher_weight must be above 0, got 0.0"),
         (4, {"overlong": "penalize", "overlong_buffer": 64}, r"overlong_buffer \(64\) must be below max_tokens \(64\)"),
     ],
 )
@@ -172,6 +183,13 @@ def test_what_suits_the_row_is_not_refused():
     assert chosen(2, algorithm="grpo", drop_equal_groups=True, refill_rounds=1, importance_level="token")
     assert chosen(algorithm="gspo", importance_level="sequence")
     assert chosen(overlong="penalize", overlong_buffer=63).overlong == (64, 63)
+    assert chosen(algorithm="distill", overlong="mask") == ALGORITHMS["distill"]
+    assert chosen(algorithm="rloo", teacher_prompt="{prompt} {answer}", teacher_weight=0.5) == ALGORITHMS["rloo"]
+
+
+def test_a_teacher_alone_reads_no_reward(make_rollout):
+    found = chosen(algorithm="distill").advantages(rollouts_of(make_rollout, [[1.0, 0.0, None], [0.5]]), {})
+    assert found.values.tolist() == [0.0] * 4 and found.zero_spread_group_frac == 0.5
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -43,8 +43,13 @@ def test_where_the_prompts_and_suffixes_of_a_stream_are(make_rollout):
 
 
 def test_a_stream_moves_to_a_device_as_a_whole(two):
-    moved = pack(two, [0, 1]).to(torch.device("meta"))
-    assert all(column.is_meta for column in vars(moved).values())
+    stream = pack(two, [0, 1])
+    moved = stream.to(torch.device("meta"))
+    columns = dict(vars(moved))
+    assert columns.pop("host") is stream and moved.to(torch.device("meta")).host is stream
+    assert {name: (True, column.shape) for name, column in vars(stream).items() if name != "host"} == {
+        name: (column.is_meta, column.shape) for name, column in columns.items()
+    }
 
 
 def test_a_three_token_rollout_is_scored_from_the_token_before_each_label(make_rollout):

@@ -1,15 +1,19 @@
 """Benchmarks say what they do for as long as they do it, and take no more of the machine than they need."""
 
 import ast
+import socket
+import sys
 import time
 from pathlib import Path
 
 import harness
 import pytest
+import torch
+from counted import bytes_sent, counted
 from shapes import Work
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-SHARED = ("harness", "shapes")
+SHARED = ("card", "counted", "harness", "shapes")
 NO_THREAD = ("mutants", "table")
 """One forks, where another thread may hold a lock, and says it itself; one starts the others, which do."""
 SAYING = {"doing", "compare", "Sides"}
@@ -46,3 +50,27 @@ def test_vllm_is_given_the_memory_of_the_rows_and_no_share_of_the_machine():
     calls = [node for node in ast.walk(ast.parse((FOLDER / "rollout.py").read_text())) if isinstance(node, ast.Call)]
     (engine,) = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "LLM")
     assert "kv_cache_memory_bytes" in {keyword.arg for keyword in engine.keywords}
+
+
+def test_the_peak_is_of_all_that_is_allocated_at_a_time():
+    """Two tensors of 4,000 bytes, of which one is freed before a third of 8,000 comes."""
+
+    def run():
+        kept, freed = torch.empty(1000), torch.empty(1000)
+        del freed
+        return kept, torch.empty(2000)
+
+    assert counted(run).peak == 4000 + 8000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts what a connection has sent")
+def test_the_kernel_counts_what_is_sent():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sending:
+        receiving, _ = server.accept()
+        before = bytes_sent()
+        sending.sendall(bytes(1234))
+        assert len(receiving.recv(1234, socket.MSG_WAITALL)) == 1234
+        receiving.sendall(bytes(66))
+        assert len(sending.recv(66, socket.MSG_WAITALL)) == 66
+        assert bytes_sent() - before == 1300  # both ends are of this process
+        receiving.close()

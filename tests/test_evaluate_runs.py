@@ -274,12 +274,12 @@ def test_the_opponent_is_the_checkpoint_that_was_planned(place, trained, workers
     assert loaded == [str(place / "model0"), str(kept / "step_000001")]
 
 
-def started_from(tmp_path, name, checkpoint, **config):
+def started_from(tmp_path, name, checkpoint, role="start model", **config):
     """Write down that a run started from a checkpoint, and settings of it."""
     path = tmp_path / "runs" / name / "config.json"
     record = read_json(path)
     record["config"].update(config)
-    path.write_text(json.dumps({**record, "models": {"start model": {"path": str(checkpoint)}}}, indent=1))
+    path.write_text(json.dumps({**record, "models": {role: {"path": str(checkpoint)}}}, indent=1))
 
 
 def test_problems_of_another_file_that_the_run_was_trained_on_are_refused_by_their_prompts(place, trained, tmp_path):
@@ -358,6 +358,18 @@ def test_a_start_that_was_deleted_is_said_and_its_run_still_tells_what_it_was_tr
     assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
     gone = "which is not there any more: nobody knows which problems that was trained on\n"
     assert f"second started from {first}/step_000001, {gone}" in capsys.readouterr().err
+
+
+def test_problems_that_the_teacher_was_trained_on_are_refused(trained, tmp_path, capsys):
+    first = trained("first", 0.2)
+    trained("second", 0.5)
+    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
+    started_from(tmp_path, "second", first / "step_000001", role="teacher")
+    with pytest.raises(UserError, match="are among those that first was trained on"):
+        run("--checkpoint", "second", "--dry-run", flags=FLAGS)
+    shutil.rmtree(tmp_path / "runs/first")
+    assert run("--checkpoint", "second", "--dry-run", flags=FLAGS) == 0
+    assert f"second learned from {first}/step_000001, whose run is not there" in capsys.readouterr().err
 
 
 def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path, capsys):

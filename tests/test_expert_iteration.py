@@ -30,6 +30,7 @@ from minrl.sft.step import mean_loss_and_entropy
 from minrl.system.files import LOCK, lock
 from minrl.tasks import Dataset
 from minrl.types import Example, Reward, TrainState, UserError
+from tests.forked import Forked
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS, TASK
 
@@ -332,7 +333,7 @@ def test_a_filter_does_not_write_over_its_rows(tmp_path):
     ("flags", "message"),
     [
         (["--rounds", "0"], "rounds must be at least 1"),
-        (["--resume", "latest", "--seed", "3"], "only --rounds may change, got --seed"),
+        (["--resume", "latest", "--seed", "3"], "only --rounds, --stop-at and --patience may change, got --seed"),
         (["--task", "chess"], "no task 'chess'"),
     ],
 )
@@ -347,7 +348,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags,
 def start(folder, *flags):
     command = [sys.executable, "-m", "minrl.sft.expert_iteration", *flags, *folders(folder)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return Forked(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.slow
@@ -355,9 +356,7 @@ def test_told_to_stop_it_ends_its_round_and_says_how_to_go_on(tmp_path, uninterr
     """A program of its own, as a supervisor stops it."""
     command = [sys.executable, "-m", "minrl.sft.expert_iteration", *FLAGS, *folders(with_base(tmp_path))]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    program = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    program = Forked(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while program.poll() is None and not lines_of(tmp_path):
         time.sleep(0.002)
     program.send_signal(signal.SIGTERM)

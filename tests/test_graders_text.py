@@ -167,3 +167,11 @@ def test_a_move_may_stand_in_a_box():
 def test_the_words_of_a_group_may_be_listed_in_several_ways(content, members):
     words = frozenset(["a", "b", "c", "d", "p and q"])
     assert members_of(content, words) == (members and list(members))
+
+
+@pytest.mark.parametrize("name", ["disk {}", "Disk {}", "move disk {}", "- Move disk {}", "1. disk {}"])
+def test_a_move_may_name_its_disk_so(name):
+    moves = [(1, "A>E"), (2, "A>C")]
+    assert play_moves(("A", "A"), "ACE", "; ".join(f"{name.format(disk)} {move}" for disk, move in moves)) == ("E", "C")
+    assert play_moves(("A", "A"), "ACE", f"{name.format(2)} A>C") is None  # it lies below the other
+    assert play_moves(("A", "A"), "ACE", f"not {name.format(1)} A>C") is None

@@ -307,3 +307,49 @@ def test_impossible_options_are_refused(options, said):
 )
 def test_forms_on_which_graders_differ_count_as_the_table_says(marked, right):
     assert reward(marked, GOLD).solved == right
+
+
+DRESSED = r"""
+\large 54
+\displaystyle 54
+\color{red}{54}
+\bm{54}
+\boldsymbol{54}
+\boxed{54}
+54\textrm{ apples}
+54^\circ
+54\u00a2
+\therefore 54
+\text{The answer is } 54
+\text{Answer: } 54
+(54)
+<b>54</b>
+54 ####
+54 </answer>
+"""
+
+
+@pytest.mark.parametrize("text", DRESSED.strip().split("\n"))
+def test_how_a_number_looks_changes_nothing(text):
+    assert number(text.replace(r"\u00a2", "\u00a2")) == 54
+    assert number(text.replace(r"\u00a2", "\u00a2").replace("54", "54 or 55")) is None
+
+
+@pytest.mark.parametrize(
+    ("completion", "paid"),
+    [
+        ("####\n54", 1),
+        ("####\n\n$54$", 1),
+        ("#### Answer\n54", 1),
+        ("#### **Final Answer:**\n\n54 apples", 1),
+        ("####: 54", 1),
+        ("<answer>#### 54</answer>", 1),
+        ("####\n54\n#### 55", 0),
+        ("#### Answer\n55", 0),
+        ("#### Answer\nIt is not 54", 0),
+        ("#### Step\n54", 0),
+        ("#### The other answer\n54", 0),
+    ],
+)
+def test_a_number_may_stand_below_its_heading(completion, paid):
+    assert reward(f"3 * 18\n{completion}", GOLD).value == paid

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from minrl.batch import pack
 from minrl.kernels.activations import kept_bytes
-from minrl.model.memory import least_activations
+from minrl.model.memory import least_activations, weights_of, with_adapters
 from minrl.scoring import sampled_rollout, score
 
 HARDWARE = loaded(ROOT / "docs" / "hardware.py")
@@ -25,16 +25,21 @@ def test_the_page_is_written_from_the_estimate():
     assert HARDWARE.page() == HARDWARE.PAGE.read_text(), "run python docs/hardware.py"
 
 
-@pytest.mark.parametrize("name", HARDWARE.MODELS)
+ALL = {**HARDWARE.MODELS, **HARDWARE.PUBLISHED}
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_the_shapes_have_the_weights_of_the_models(name):
-    shape = HARDWARE.MODELS[name]
+    shape = ALL[name]
     with torch.device("meta"):
         model = model_of(shape, num_hidden_layers=2)
     layers = [module for module in model.model.layers.modules() if isinstance(module, torch.nn.Linear)]
-    layer = sum(weight.numel() for weight in model.model.layers[0].parameters())
-    assert shape.weights == sum(weight.numel() for weight in model.parameters()) + 26 * layer
-    assert shape.num_hidden_layers == 28
-    assert shape.adapters(16) == 14 * sum(16 * (one.in_features + one.out_features) for one in layers)
+    of_two = weights_of(model, list(model.model.layers))
+    assert (shape.weights.layer, shape.weights.outer) == (of_two.layer, of_two.outer)
+    assert shape.weights.total == of_two.total + (shape.num_hidden_layers - 2) * of_two.layer
+    adapters = sum(16 * (one.in_features + one.out_features) for one in layers)
+    adapted = with_adapters(shape.weights, shape, 16, bfloat16=True)
+    assert adapted.trained == shape.num_hidden_layers * adapters // 2
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [(torch.float32, 4), (torch.bfloat16, 2)])

@@ -16,7 +16,7 @@ from minrl.tasks.task import Task
 from minrl.types import Example, Prompt
 
 DEMONSTRATIONS = 200
-GENERATED = ("countdown", "hanoi", "tictactoe", "code_game")
+GENERATED = ("countdown", "hanoi", "tictactoe", "code_game", "code_tool")
 """The tasks that make their own examples."""
 
 
@@ -132,6 +132,15 @@ def test_code_game_shows_no_held_out_theme():
     assert not trained & held_out and len(trained | held_out) == len(CONSTRUCTS) * len(TOPICS)
 
 
+def test_code_tool_multiplies_no_held_out_numbers_in_another_order():
+    dataset = load_task("code_tool").dataset
+    trained, held_out = (
+        {(frozenset(one["expression"].split(" % ")[0].split(" * ")), one["modulus"]) for one in part}
+        for part in (dataset.train, dataset.held_out)
+    )
+    assert len(trained) > 1000 and not trained & held_out
+
+
 def puzzle(number: int) -> list[dict]:
     """Sixteen words, shown in one order and in another."""
     groups = [[f"w{number}x{group}x{word}" for word in range(4)] for group in range(4)]
@@ -160,6 +169,7 @@ DATA = {
     "gsm8k": lambda n: [{"question": f"What is {space}{n} + 1?", "answer": f"#### {n + 1}"} for space in ("", " ")],
     "math": lambda n: [{"problem": f"What is {space}{n} + 1?", "answer": f"{n + 1}"} for space in ("", " ")],
     "connections": puzzle,
+    "countdown_3to4": lambda n: [{"target": 99, "nums": nums} for nums in ([n, 40, 60], [60, n, 40])],
     "code": python_problem,
     "rust": rust_problem,
 }

@@ -20,8 +20,8 @@ from minrl.engines.decoder import LlamaDecoder
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
 from minrl.model.lora import Adapters, MergedWeights, adapted_layers, merged_weight
+from minrl.model.sharding import master_weights
 from minrl.optimizer import make_optimizer
-from minrl.policy import master_weights
 from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
 from minrl.run.loading import load_policy
 from minrl.run.verify import verify

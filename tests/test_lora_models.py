@@ -151,7 +151,7 @@ def test_the_trained_model_is_the_one_that_transformers_and_peft_load(name, adap
 @pytest.mark.parametrize("name", ALL)
 def test_adapters_learn_as_in_pefts_own_model(name, adapted, tmp_path):
     policy = adapted(name)
-    policy.adapters.save(tmp_path / "adapter")
+    policy.adapters.save(tmp_path / "adapter", policy.model.state_dict())
     theirs = peft.PeftModel.from_pretrained(load(tmp_path / "base"), tmp_path / "adapter", is_trainable=True).eval()
     for model in (policy.model, theirs):
         model(input_ids=IDS, use_cache=False).logits.log_softmax(-1)[0, :, 3].sum().backward()
@@ -206,7 +206,7 @@ def test_experts_and_routers_are_named_like_layers(name, targets, found, adapted
     policy = adapted(name, targets)
     merged = MergedWeights(policy.model, dict(policy.model.named_parameters()))
     assert {re.split(r"\.[01]\.", weight)[1] for weight in merged.adapted} == found
-    policy.adapters.save(tmp_path / "adapter")
+    policy.adapters.save(tmp_path / "adapter", policy.model.state_dict())
     theirs = peft.PeftModel.from_pretrained(load(tmp_path / "base"), tmp_path / "adapter")
     torch.testing.assert_close(logprobs_of(theirs), logprobs_of(policy.model), atol=1e-4, rtol=0)
 
@@ -217,7 +217,7 @@ def test_frozen_weights_stay_in_bfloat16_and_compute_as_in_float32(name, adapted
         made(name, tokenizer).bfloat16().save_pretrained(tmp_path / "base")
     policy = adapted(name)
     theirs = load(tmp_path / "base")
-    policy.adapters.save(tmp_path / "adapter")
+    policy.adapters.save(tmp_path / "adapter", policy.model.state_dict())
     theirs = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter", is_trainable=True).eval()
     held = {weight.dtype for weight in policy.model.parameters() if not weight.requires_grad}
     assert held <= {torch.bfloat16, torch.float32}

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import resource
+import sys
 import threading
 import time
 
@@ -10,6 +12,7 @@ import pytest
 from minrl.evaluation import summarize
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
+from minrl.tasks.bounded import KILL_AFTER_S, bounded
 from minrl.tasks.math import MathOptions, reward
 from minrl.tasks.math.agreement import answers_agree, same_text
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
@@ -221,20 +224,35 @@ SLOW = {
 }
 
 
+@pytest.fixture(scope="module")
+def library():
+    """Loaded, also in the forks of the tests."""
+    reward(r"\boxed{1/3}", THREE, PATIENT)
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("answer", SLOW.values(), ids=SLOW)
 @apart
 def test_no_answer_takes_longer_than_its_time_limit(answer):
-    reward(r"\boxed{1/3}", THREE, PATIENT)  # loads the library
     started = time.perf_counter()
-    paid = reward(rf"\boxed{{{answer}}}", BARE, MathOptions(timeout_s=0.3))
-    assert time.perf_counter() - started < 60  # the time limit is 200 times shorter: slow machines pass
+    paid = reward(rf"\boxed{{{answer}}}", BARE, MathOptions(timeout_s=0.1))
+    assert time.perf_counter() - started < 60  # the time limit is 600 times shorter: slow machines pass
     assert paid.value == pytest.approx(FORM)
 
 
 @apart
 def test_an_answer_that_takes_too_long_is_wrong_and_says_so():
-    paid = reward(r"\boxed{9^{9^{9}}}", BARE, MathOptions(timeout_s=0.5))
+    paid = reward(r"\boxed{9^{9^{9}}}", BARE, MathOptions(timeout_s=0.1))
     assert paid.parts == {"answer": 0.0, "format": 1.0, "timeout": 1.0}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such clock")
+def test_the_limit_is_counted_by_the_clock_that_it_is_compared_with(monkeypatch):
+    """Linux compares RLIMIT_CPU with time in ticks: 7 % more than getrusage says were seen on a busy machine."""
+    ahead = time.process_time() + 1000
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: {~0 << 3: ahead}[clock])
+    with bounded(1.0):
+        assert resource.getrlimit(resource.RLIMIT_CPU)[0] >= ahead + 1.0 + KILL_AFTER_S
 
 
 def test_a_limit_outside_the_main_thread_fails_aloud():
@@ -253,7 +271,7 @@ def test_a_limit_outside_the_main_thread_fails_aloud():
 
 
 def test_workers_grade_and_go_on_after_an_answer_that_takes_too_long(caplog):
-    patient, strict = (load_task("math", {"math": MathOptions(timeout_s=seconds)}) for seconds in (60.0, 1.0))
+    patient, strict = (load_task("math", {"math": MathOptions(timeout_s=seconds)}) for seconds in (60.0, 0.2))
     workers = Workers(1, 120.0)
     try:
         texts = [(patient, r"\boxed{3}"), (strict, r"\boxed{9^{9^{9}}}"), (patient, r"\boxed{6/2}")]
@@ -268,7 +286,7 @@ def test_workers_grade_and_go_on_after_an_answer_that_takes_too_long(caplog):
 def test_the_library_says_nothing_about_what_a_model_wrote(caplog):
     with caplog.at_level(logging.DEBUG):
         reward(r"\boxed{\frac{1}{}", THREE, PATIENT)
-        reward(r"\boxed{9^{9^{9}}}", THREE, MathOptions(timeout_s=0.5))
+        reward(r"\boxed{9^{9^{9}}}", THREE, MathOptions(timeout_s=0.1))
     assert not caplog.records
 
 

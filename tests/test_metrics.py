@@ -224,7 +224,7 @@ def test_a_rollouts_line_says_what_was_played_and_rounds_what_the_engine_said(ma
     rollout = make_rollout([1], [2], rollout_logprobs=[0.0, -0.123456789], episode=[turn], reward=Reward(1.0))
     line = rollout_line(rollout, "train", "", None, None)
     assert line["rollout_logprobs"] == [0.0, -0.123457]
-    assert line["episode"] == [{"role": "first", "seed": 7, "finish_reason": "stop", "text": "a move"}]
+    assert line["episode"] == [{"role": "first", "seed": 7, "finish_reason": "stop", "text": "a move", "shown_by": ""}]
     assert line["solved"] is True and line["advantage"] is None
 
 
@@ -323,6 +323,7 @@ def test_every_chart_shows_tags_that_there_are():
         "reward/part/": "reward/part/format",
         "reward/role/": "reward/role/first",
         "eval/": "eval/x/unscorable_frac",
+        "task/": "task/x/reward/mean",
     }
     tags = [*TAGS, *(examples.get(prefix, f"{prefix}x") for prefix in OPEN_PREFIXES)]
     for row in page(["countdown"]).category:

@@ -56,6 +56,13 @@ def requests(policy, *frozen):
     return [Request(ids, seed, 6, is_frozen) for seed, is_frozen in enumerate(frozen)]
 
 
+def test_a_call_without_requests_reaches_the_policys_engine_alone(pair, monkeypatch):
+    calls, engine = [], pair[2]
+    monkeypatch.setattr(TorchEngine, "generate", lambda self, requests, sampling: calls.append(self) or [])
+    assert engine.generate([], SAMPLING) == []
+    assert calls == [engine.engine]
+
+
 def test_each_request_is_sampled_by_its_own_model_in_order(pair):
     policy, opponent, engine = pair
     mixed = requests(policy, False, True, False, True, True)

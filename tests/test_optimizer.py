@@ -11,9 +11,9 @@ from loguru import logger
 from safetensors.torch import load_file
 
 from minrl.config import OptimizerConfig
+from minrl.model.sharding import master_weights
 from minrl.optimizer import clipped_step, learning_rate, make_optimizer
-from minrl.policy import master_weights
-from minrl.run.checkpoint import load_optimizer, save_optimizer, weights_sha256
+from minrl.run.checkpoint import load_optimizer, optimizer_tensors, save_optimizer, weights_sha256
 from minrl.types import UserError
 
 needs_bitsandbytes = (
@@ -174,7 +174,7 @@ def test_state_in_blocks_is_read_back_as_it_was(policy, tmp_path):
     written = InBlocks(policy.model.parameters())
     written.step()
     written.step()
-    save_optimizer(written, policy, tmp_path / "optimizer.safetensors")
+    save_optimizer(optimizer_tensors(written, policy), tmp_path / "optimizer.safetensors")
     read = InBlocks(policy.model.parameters())
     load_optimizer(read, policy, tmp_path / "optimizer.safetensors")
     for weight in policy.model.parameters():
@@ -186,7 +186,7 @@ def test_state_in_blocks_is_read_back_as_it_was(policy, tmp_path):
 def test_a_count_of_steps_in_float32_stays_one(policy, tmp_path):
     optimizer = make_optimizer(policy, OptimizerConfig())
     step(policy, optimizer)
-    save_optimizer(optimizer, policy, tmp_path / "optimizer.safetensors")
+    save_optimizer(optimizer_tensors(optimizer, policy), tmp_path / "optimizer.safetensors")
     read = make_optimizer(policy, OptimizerConfig())
     load_optimizer(read, policy, tmp_path / "optimizer.safetensors")
     for weight in policy.model.parameters():
@@ -206,7 +206,7 @@ def test_saved_moments_continue_bit_for_bit(tmp_path, make_policy, name):
     first, second = [make_optimizer(policy, config) for policy in policies]
     for _ in range(3):
         step(policies[0], first)
-    save_optimizer(first, policies[0], tmp_path / "optimizer.safetensors")
+    save_optimizer(optimizer_tensors(first, policies[0]), tmp_path / "optimizer.safetensors")
     policies[1].model.load_state_dict(policies[0].model.state_dict())
     load_optimizer(second, policies[1], tmp_path / "optimizer.safetensors")
     for _ in range(3):
@@ -232,7 +232,7 @@ def test_moments_in_8_bits_are_near_those_in_32(tmp_path, make_policy):
         moved[name] = {key: weight.detach() - before[key] for key, weight in master_weights(policy.model).items()}
     for key, change in moved["adamw"].items():
         torch.testing.assert_close(moved["adamw8bit"][key], change, atol=1e-4, rtol=0)
-    save_optimizer(optimizer, policy, tmp_path / "optimizer.safetensors")
+    save_optimizer(optimizer_tensors(optimizer, policy), tmp_path / "optimizer.safetensors")
     saved = load_file(tmp_path / "optimizer.safetensors")
     weights = master_weights(policy.model)
     small = {key for key, weight in weights.items() if weight.numel() < 4096}

@@ -12,7 +12,7 @@ from minrl.rewards.workers import Workers
 from minrl.run.base_model import base_model_path
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes
 from minrl.tasks.outside import installed_tasks
-from minrl.tasks.programs import files_outside, programs_outside
+from minrl.tasks.programs import files_outside, programs, programs_outside
 from minrl.terminal.command_line import from_dict, parse_trainer, parse_with_tasks, plain_options, to_dict
 from minrl.types import Job, UserError
 
@@ -371,3 +371,12 @@ def test_options_are_those_of_built_in_tasks_and_of_the_tasks_named(file):
     assert option_classes([f"{file}:elevens"])["elevens"].__name__ == "Options"
     assert task_key(f"{file}:elevens") == "elevens"
     assert Path(file).exists()
+
+
+def test_a_function_of_trls_form_is_a_program_of_its_task(tmp_path):
+    (tmp_path / "program_of_trl.py").write_text(
+        "def reward(completions, **columns):\n    return [1.0] * len(completions)\n"
+    )
+    name = f"{tmp_path}/program_of_trl.py:reward"
+    assert files_outside(name) == [tmp_path / "program_of_trl.py"]
+    assert list(programs_outside(name)) == ["program_of_trl"] and "minrl.tasks.columns" in programs(name)

@@ -67,6 +67,14 @@ def test_in_a_checkout_the_console_scripts_are_its_files(monkeypatch, capsys):
         assert f"\nminrl-{name} " in capsys.readouterr().out
 
 
+def test_the_console_script_of_serving_is_named_in_its_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["minrl-serve", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        scripts.run_serve()
+    assert not stop.value.code
+    assert "\nminrl-serve countdown-grpo-seed0 --port 8001" in capsys.readouterr().out
+
+
 def test_the_version_has_one_source(wheel, capsys):
     assert wheel.name == f"minrl-{minrl.__version__}-py3-none-any.whl"
     for program in (parse_trainer, scripts.main, report, viewer):
@@ -101,7 +109,9 @@ def test_python_m_minrl_runs_each_program_in_the_name_that_was_typed(name, monke
         scripts.main(sys.argv[1:])
     assert not stop.value.code
     shown = capsys.readouterr().out
-    typed = f"python -m minrl {name} " if name in ("train", "evaluate") else f"python -m {scripts.PROGRAMS[name]} "
+    typed = (
+        f"python -m minrl {name} " if name in ("train", "evaluate", "serve") else f"python -m {scripts.PROGRAMS[name]} "
+    )
     assert f"\n{typed.replace('.__main__', '')}" in shown
 
 

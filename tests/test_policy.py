@@ -18,7 +18,8 @@ from minrl.kernels import cpu
 from minrl.kernels.cpu import Float32Linear, few_rows_product, product
 from minrl.model.loading import ASSISTANT, END, USER, save_model, word_tokenizer
 from minrl.model.method import Method
-from minrl.policy import as_policy, master_weights
+from minrl.model.sharding import master_weights
+from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
 from minrl.run.verify import Verified
@@ -208,7 +209,7 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path, processes, c
 
 def test_more_threads_than_cores_are_said_once(tmp_path, policy, processes, monkeypatch, said):
     save_policy(policy, tmp_path)
-    monkeypatch.setattr("minrl.run.loading.cpu_cores", lambda: 3)
+    monkeypatch.setattr(type(processes), "cores", 3)
     for threads in (0, 3, 70, 70):  # 0: one for each core
         load_policy(str(tmp_path), replace(CPU, threads=threads), processes)
     (line,) = said
@@ -337,7 +338,7 @@ def test_a_model_that_is_loaded_is_verified(policy, processes, monkeypatch):
 
 def test_only_score_computes_in_the_lower_precision_while_casts_are_kept(policy, make_rollout, monkeypatch):
     monkeypatch.setattr(policy.processes, "autocast", lambda: torch.autocast("cpu", torch.bfloat16))
-    with policy.casts_kept():
+    with policy.passes(2):
         assert not torch.is_autocast_enabled("cpu")
         inside = policy.score(pack([make_rollout([5, 6], [7, 8])], [0]), 1.0)[0]
     monkeypatch.undo()

@@ -14,25 +14,22 @@ from minrl.config import LoggingConfig, LoraConfig, ModelConfig, OptimizerConfig
 from minrl.config.defaults import REINFORCEMENT, defaults
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.loading import word_tokenizer
-from minrl.model.memory import decoder_copies, least_activations, needed
+from minrl.model.memory import decoder_copies, least_activations
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts
 from minrl.run.checkpoint import save_checkpoint
 from minrl.run.preflight import (
     answer_findings,
-    checkpoint_bytes,
     context_findings,
-    disk_findings,
     drawn,
     leave_out_unusable,
-    memory_findings,
     preflight,
     rate_findings,
     require_a_reward,
-    require_room,
     rollout_findings,
 )
+from minrl.run.room import checkpoint_bytes, disk_findings, memory_findings, require_room
 from minrl.run.step_time import seconds_per_token, time_findings
 from minrl.tasks import Dataset, Task, load_task
 from minrl.tasks.hanoi import HanoiOptions, distance
@@ -146,6 +143,8 @@ def test_memory_that_is_too_small_is_named(policy, monkeypatch):
     (finding,) = memory_findings(policy, TrainerConfig())
     assert "choose a smaller model" in finding
     assert "--optimizer adamw8bit" in finding and "--lora-rank 16" in finding
+    for weight in list(policy.model.parameters())[1:]:
+        weight.requires_grad_(False)  # as under adapters
     small = TrainerConfig(lora=LoraConfig(lora_rank=4), optimizer=OptimizerConfig(optimizer="adamw8bit"))
     (finding,) = memory_findings(policy, small)
     assert "--optimizer adamw8bit" not in finding and "--lora-rank 16" not in finding
@@ -164,7 +163,7 @@ def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path)
 
 
 def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_path, monkeypatch):
-    logging = LoggingConfig(save_every=2, keep_checkpoints=2, checkpoints_dir=str(tmp_path))
+    logging = LoggingConfig(save_every=2, keep_checkpoints=2, keep_best=False, checkpoints_dir=str(tmp_path))
     config = TrainerConfig(steps=6, logging=logging)
     one = checkpoint_bytes(policy, config)
 
@@ -173,6 +172,8 @@ def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_pa
 
     free(3 * one + 1)  # two that stay, and the one that is written before the oldest goes
     assert disk_findings(policy, config) == []
+    (finding,) = disk_findings(policy, replace(config, logging=replace(logging, keep_best=True)))
+    assert finding.startswith("4 checkpoints take about")
     free(3 * one)
     (finding,) = disk_findings(policy, config)
     assert finding.startswith("3 checkpoints take about") and "--keep-checkpoints" in finding
@@ -203,8 +204,8 @@ def test_a_checkpoint_of_adapters_alone_is_as_large_as_what_trains(policy):
 
 @pytest.mark.parametrize(("size", "said"), [(2**30, "1.0 GiB"), (3 * 2**29, "1.5 GiB"), (2**30 - 2**20, "1023.0 MiB")])
 def test_room_is_said_in_gib_or_mib(policy, tmp_path, monkeypatch, size, said):
-    monkeypatch.setattr("minrl.run.preflight.checkpoint_bytes", lambda policy, config: size)
-    monkeypatch.setattr("minrl.run.preflight.free_bytes", lambda folder: size // 2)
+    monkeypatch.setattr("minrl.run.room.checkpoint_bytes", lambda policy, config: size)
+    monkeypatch.setattr("minrl.run.room.free_on_disk", lambda folder: size // 2)
     with pytest.raises(UserError, match=rf"^a checkpoint takes about {said} and {tmp_path} has .* free: make room"):
         require_room(policy, TrainerConfig(), tmp_path)
 
@@ -414,15 +415,15 @@ def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
     weights = list(policy.model.parameters())
     for weight in weights[1:]:
         weight.requires_grad_(False)
-    # A gradient of 4 bytes and the moments for each weight that trains; for each of 2 x 3 x 5 tokens the inputs of two
+    # A gradient of 4 bytes and the moments for each weight that trains; for each of 2 x 3 x 9 tokens the inputs of two
     # layers of 64 in 4 bytes, and twice the 40 x 64 + 16 x (1 x 32) + 16 x 192 bytes that one layer keeps.
-    more = (4 + moments) * weights[0].numel() + 30 * (2 * 64 * 4 + 2 * (40 * 64 + 16 * 32 + 16 * 192))
-    rollouts = RolloutConfig(prompts_per_step=2, group_size=3, max_tokens=5)
+    more = (4 + moments) * weights[0].numel() + 54 * (2 * 64 * 4 + 2 * (40 * 64 + 16 * 32 + 16 * 192))
+    rollouts = RolloutConfig(prompts_per_step=2, group_size=3, max_tokens=9)
     config = TrainerConfig(rollout=rollouts, optimizer=OptimizerConfig(optimizer=optimizer))
     for free, count in ((more + 1, 0), (more, 1)):
         monkeypatch.setattr(type(policy), "free_memory", lambda self, free=free: free)
         assert len(memory_findings(policy, config)) == count
-    fewer = replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=29))
+    fewer = replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=53))
     assert memory_findings(policy, fewer) == []
 
 
@@ -460,10 +461,3 @@ def test_the_copies_of_the_embedded_engine_count(policy, monkeypatch):
     listed = copy.deepcopy(text)
     object.__setattr__(listed, "intermediate_size", [96, 192])  # as Gemma 3n's, for each layer
     assert least_activations(listed, 7, 4) == least_activations(policy.model.config, 7, 4)
-
-
-def test_held_weights_take_two_bytes(policy):
-    both = [needed(1000, 10, "adamw", policy.model.config, 1, False, held) for held in (0, 990)]
-    assert [need.weights for need in both] == [4000, 2 * 990 + 4 * 10]
-    assert both[1].casts == 4 * 64 * policy.model.config.vocab_size  # the head, for its product
-    assert needed(1, 1, "adamw", policy.model.config, 1, False, copies=2**40).total == 4 + 8 + 2**40

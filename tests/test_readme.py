@@ -40,6 +40,7 @@ def test_the_example_of_a_task_shows_no_held_out_prompt(beads):
     assert dataset.train and not {e.prompt for e in dataset.train} & {e.prompt for e in dataset.held_out}
 
 
+@pytest.mark.slow
 def test_the_example_of_a_task_trains_goes_on_and_scores_completions(beads, tmp_path, monkeypatch):
     path = list(sys.path)
     monkeypatch.chdir(beads.parent)

@@ -337,6 +337,30 @@ def test_a_right_answer_is_right_where_the_problem_went_through_json():
         assert [task.reward(said(text), one).value for text in (written, "1")] == [1.0, 0.05]
 
 
+def test_problems_whose_own_answer_is_not_scored_1_are_left_out_counted_and_named(monkeypatch, request):
+    lines = request.getfixturevalue("said")
+    chosen = reasoning_gym.ReasoningGymOptions(size=12)
+    made = reasoning_gym._dataset("leg_counting", "", 12)
+    broken = {made[3]["answer"]: 0.5, made[7]["answer"]: ValueError("unread")}
+    numbers = [str(n) for n in range(12) if made[n]["answer"] in broken]
+
+    def score(name, generator, answer, entry):
+        if isinstance(found := broken.get(answer, 1.0), ValueError):
+            raise found
+        return found
+
+    monkeypatch.setattr(reasoning_gym, "_score", score)
+    dataset = reasoning_gym._problems("leg_counting", chosen)
+    kept = {example["answer"] for example in (*dataset.train, *dataset.held_out)}
+    assert kept == {made[n]["answer"] for n in range(12)} - broken.keys()
+    (line,) = lines
+    assert f"{len(numbers)} of 12 problems left out" in line and line.strip().endswith(f"1: {', '.join(numbers)}")
+    monkeypatch.setattr(reasoning_gym, "_score", lambda *_: 0.0)
+    with pytest.raises(UserError, match=r"12 of 12 problems left out.*choose another generator"):
+        reasoning_gym._problems("leg_counting", chosen)
+
+
+@pytest.mark.slow
 def test_integrals_that_the_library_did_not_solve_are_left_out():
     chosen = reasoning_gym.ReasoningGymOptions(size=12, seed=7)
     made = reasoning_gym._dataset("intermediate_integration", "", 12, 7)

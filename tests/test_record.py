@@ -327,7 +327,7 @@ def test_only_a_run_that_goes_on_cuts_what_lies_beyond_its_checkpoint(make_recor
 
 def test_a_checkpoint_is_saved_after_what_belongs_to_its_step_and_is_noted(make_record, monkeypatch):
     record, order = make_record(TrainState(step=2)), []
-    saving(monkeypatch, lambda *given: order.append(given[-1]))
+    saving(monkeypatch, lambda *given: order.append(given[-2]))
     with record:
         record.begin()
         flush = record.recorder._log.flush
@@ -472,11 +472,11 @@ def test_the_end_is_shown_where_the_trained_task_was_evaluated(make_record, make
     monkeypatch.setattr(Screen, "before_and_after", lambda self, *tables: shown.append(tables))
     monkeypatch.setattr(Screen, "samples", lambda self, texts: shown.append(texts))
     rollouts = [make_rollout([5], [6])]
-    after = evaluated(0.5, rollouts)
-    record._show_results({}, {"countdown": after})
+    after, last = evaluated(0.5, rollouts), record.run.checkpoints / "step_000004"
+    record._show_results({}, {"countdown": after}, last)
     text = record.parts.policy.decode_all([5, 6])
     assert shown == [({}, {"countdown": after.to_json()}), {True: text}]
-    record._show_results({}, {})
+    record._show_results({}, {}, last)
     assert len(shown) == 2
 
 

@@ -296,6 +296,20 @@ def test_the_page_is_one_file_with_every_curve_over_steps_tokens_and_seconds(mak
     assert run.over("seconds", "reward/mean")[-1] == (8.0, 0.5)
 
 
+def test_the_lengths_of_solved_and_unsolved_completions_are_curves_of_their_own(make_run, capsys):
+    folder = make_run("a")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line |= {"rollout/completion_tokens_unsolved_mean": 50.0, "reward/part/length": -0.25}
+        line |= {"rollout/completion_tokens_solved_mean": 30.0} if line["step"] != 2 else {}  # nothing was solved
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, written, _ = report(capsys, folder, "--smoothing", "0")
+    titles = [title for title, kind in Page((written / "report.html").read_text()).charts if kind == "step"]
+    wanted = ["tokens of a solved completion", "tokens of an unsolved completion", "length's part of the reward"]
+    assert [title for title in titles if title in wanted] == wanted
+    assert read_run(folder).curve("rollout/completion_tokens_solved_mean") == ([1.0, 3.0, 4.0], [30.0] * 3)
+
+
 def test_an_axis_on_which_nothing_is_known_is_left_out(make_run, capsys):
     _, written, _ = report(capsys, make_run("a"))  # it has seconds, and no tokens
     kinds = {kind for _, kind in Page((written / "report.html").read_text()).charts}

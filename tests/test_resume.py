@@ -22,6 +22,7 @@ from minrl.record.metrics import MetricsLog, read_metrics
 from minrl.run.checkpoint import newest_complete
 from minrl.run.parts import Parts
 from minrl.types import UserError
+from tests.forked import Forked
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
 
@@ -82,7 +83,7 @@ def assert_as_never_stopped(folder, whole):
 
 
 @pytest.mark.parametrize("moment", ["sample_groups", "update_policy", "save_checkpoint"])
-@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_run_that_was_stopped_anywhere_continues_to_the_same_weights(folder, uninterrupted, step, moment):
     with killed_at(session if moment == "save_checkpoint" else train, moment, step):
         train.main([*FLAGS, *folders(folder)])
@@ -117,11 +118,35 @@ def test_a_run_continues_from_the_checkpoint_that_is_named(folder, uninterrupted
     assert_as_never_stopped(folder, uninterrupted[1])
 
 
+def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
+    command = [*FLAGS, *folders(folder), "--run-name", "mine", "--resume", "auto"]
+    with killed_at(train, "follow", 1):  # its first step was not saved
+        train.main([*FLAGS, *folders(folder), "--run-name", "another"])
+    for _ in range(2):  # when it begins, and when it goes on
+        with killed_at(train, "update_policy", 3):
+            train.main(command)
+    for _ in range(2):  # the second finds it finished
+        assert train.main(command) == 0
+        (done,) = (folder / "runs").glob("mine*/summary.json")
+        assert json.loads(done.read_text())["weights_sha256"] == uninterrupted[1]["weights_sha256"]
+    with pytest.raises(
+        UserError, match=r"has --seed 1 \(it has 0\); --learning-rate 0.5 \(it has [\d.e-]+\)"
+    ) as refused:
+        train.main([*command, "--seed", "1", "--learning-rate", "0.5"])
+    assert "\n" not in str(refused.value)
+    assert train.main([*command, "--steps", "7"]) == 0
+    assert [line["step"] for line in read_metrics(folder / "runs" / "mine")] == list(range(8))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--resume", "latest", "--seed", "1"], "only --steps may change, got --seed"),
-        (["--resume", "latest", "--chat-template", "chatml"], "only --steps may change, got --chat-template"),
+        (["--resume", "auto"], "give --run-name"),
+        (["--resume", "latest", "--seed", "1"], "only --steps, --stop-at and --patience may change, got --seed"),
+        (
+            ["--resume", "latest", "--chat-template", "chatml"],
+            "only --steps, --stop-at and --patience may change, got --chat-template",
+        ),
         (["--resume", "latest"], "finds no run"),
         (["--resume", "latest", "--checkpoints_dir", "nowhere"], "finds no run"),
         (["--resume", "nothing"], "no run and no checkpoint there"),
@@ -133,7 +158,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path, flags, message):
 
 
 def start(folder, *flags):
-    return subprocess.Popen(
+    return Forked(
         [sys.executable, str(ROOT / "train.py"), *flags],
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         stdout=subprocess.DEVNULL,

@@ -474,7 +474,9 @@ def test_several_processes_play_what_one_would(make_policy, workers, count):
 
     def sampled(policy):
         engine = Counting(policy)
-        return play(policy, workers, odd_ones_fail, engine, examples, group_size=2, first_slot=10), engine.asked
+        found = play(policy, workers, odd_ones_fail, engine, examples, group_size=2, first_slot=10)
+        assert (engine.last == 0) == (policy.processes.count > 1)  # others may go on with an engine that it shares
+        return found, engine.asked
 
     alone, asked = sampled(make_policy())
     assert [r.group for r in alone.rollouts] == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
@@ -495,8 +497,8 @@ def test_several_processes_play_what_one_would(make_policy, workers, count):
 class Counting(TorchEngine):
     """Counts what it is asked for."""
 
-    asked = 0
+    asked = last = 0
 
     def generate(self, requests, sampling):
-        self.asked += len(requests)
+        self.asked, self.last = self.asked + len(requests), len(requests)
         return super().generate(requests, sampling)

@@ -243,6 +243,7 @@ def test_a_mistake_of_the_tasks_code_is_no_row_that_cannot_be_used(tmp_path):
 BROKEN = {
     "gsm8k": ({"question": "What is {n} + 1?", "answer": "#### {n}"}, {"answer": "none"}),
     "math": ({"problem": "What is {n} + 1?", "solution": r"\boxed {n}"}, {"solution": r"\boxed{{}}"}),
+    "countdown_3to4": ({"target": "{n}", "nums": "[{n}, 1, 2]"}, {"nums": "[1"}),
     "code": (
         {"task_id": "{n}", "text": "Number {n}.", "code": "def f(): return {n}", "test_setup_code": "#"}
         | {"test_list": ["assert f() == {n}", "assert f() != -1"]},

@@ -274,7 +274,7 @@ def test_the_summary_says_what_came_of_the_run(make_run, policy, tmp_path):
     run, state = make_run(), TrainState(step=2, sampled_tokens=300, seconds=1.50049)
     before = {"countdown": {"pass@1": 0.25}}
     after = {"countdown": evaluated(0.5), "hanoi": evaluated(0.75)}
-    made = write_summary(run, state, policy, tmp_path / "last", before, after, {"rounds": 7})
+    made = write_summary(run, state, weights_sha256(policy), tmp_path / "last", before, after, {"rounds": 7})
     assert json.loads((run.folder / "summary.json").read_text()) == made
     assert made == {
         "run": "run",
@@ -292,10 +292,10 @@ def test_the_summary_says_what_came_of_the_run(make_run, policy, tmp_path):
         "rounds": 7,
     }
     fast = write_summary(
-        run, TrainState(step=2, sampled_tokens=300, seconds=0.5), policy, tmp_path / "last", {}, {}, {}
+        run, TrainState(step=2, sampled_tokens=300, seconds=0.5), "ab12", tmp_path / "last", {}, {}, {}
     )
     assert fast["tokens_per_s"] == 600
-    instant = write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})
+    instant = write_summary(run, TrainState(step=2), "ab12", tmp_path / "last", {}, {}, {})
     assert instant["seconds"] == 0 and "tokens_per_s" not in instant  # nothing was sampled: of no speed
     assert "eval_after" not in instant and instant["other_tasks"] == {}
 
@@ -304,12 +304,12 @@ def test_the_summary_of_an_earlier_end_is_set_aside_until_the_run_ends_again(mak
     run = make_run()
     aside = run.folder / "summary_step_000002.json"
     set_summary_aside(run, 2)  # there is none yet
-    write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})
+    write_summary(run, TrainState(step=2), "ab12", tmp_path / "last", {}, {}, {})
     set_summary_aside(run, 2)
     assert (run.folder / "summary.json").exists() and not aside.exists()
     set_summary_aside(run, 4)
     assert not (run.folder / "summary.json").exists() and json.loads(aside.read_text())["steps"] == 2
     aside.rename(run.folder / "summary.json")
     set_summary_aside(run, 4)
-    write_summary(run, TrainState(step=2), policy, tmp_path / "last", {}, {}, {})  # ends again where it had ended
+    write_summary(run, TrainState(step=2), "ab12", tmp_path / "last", {}, {}, {})  # ends again where it had ended
     assert not aside.exists()

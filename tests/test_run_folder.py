@@ -19,7 +19,7 @@ from minrl.policy import as_policy
 from minrl.record.metrics import read_metrics
 from minrl.run import folder as run_folder
 from minrl.run import parts
-from minrl.run.checkpoint import damage, save_policy
+from minrl.run.checkpoint import BEST, damage, save_policy
 from minrl.run.folder import COPYING, HISTORY, OWNER, SAVED, owned
 from minrl.run.resume import open_run
 from minrl.system.files import LOCK
@@ -27,9 +27,10 @@ from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.terminal.command_line import from_dict, run_main
 from minrl.types import Example, UserError
-from tests.conftest import CPU, count_sevens
+from tests.conftest import CPU
 from tests.disks import files_up_to
 from tests.killing import killed_at, signalled_at
+from tests.say_sevens import count_sevens
 
 SIZES = "model-prompts_per_step=4-group_size=4-max_tokens=4-learning_rate=0.005-schedule=constant-warmup_steps=0"
 NAME = f"sevens-grpo-{SIZES}-seed0"
@@ -350,7 +351,7 @@ def test_going_on_from_an_earlier_checkpoint_is_a_new_run_and_the_other_stays(ru
     assert names_in("runs") == names_in("checkpoints") == [NAME, branch]
     assert weights_of(branch) == weights_of() and steps_of(branch) == [0, 1, 2, 3]
     assert names_in(f"runs/{branch}/rollouts") == [f"step_00000{n}.jsonl.gz" for n in (1, 2, 3)]
-    assert names_in(f"checkpoints/{branch}") == [LOCK, OWNER, *(f"step_00000{n}" for n in (1, 2, 3))]
+    assert names_in(f"checkpoints/{branch}") == [LOCK, BEST, OWNER, *(f"step_00000{n}" for n in (1, 2, 3))]
     record = read(f"runs/{branch}/config.json")
     assert record["minrl_run"] == branch and record["id"] != read(f"runs/{NAME}/config.json")["id"]
     assert record["branched_from"] == {"run": str(run / "runs" / NAME), "step": 1}
@@ -385,7 +386,7 @@ def test_a_branch_that_was_killed_while_it_was_copied_leaves_its_name_to_the_nex
     assert names_in("runs") == names_in("checkpoints") == [NAME, branch]
     assert steps_of(branch) == steps_of() and weights_of(branch) == weights_of()
     assert names_in(f"runs/{branch}/rollouts") == [f"step_00000{n}.jsonl.gz" for n in (1, 2, 3)]
-    assert names_in(f"checkpoints/{branch}") == [LOCK, OWNER, "step_000002", "step_000003"]
+    assert names_in(f"checkpoints/{branch}") == [LOCK, BEST, OWNER, "step_000002", "step_000003"]
     assert COPYING not in names_in(f"runs/{branch}")
 
 
@@ -484,7 +485,7 @@ def test_a_checkpoint_that_was_moved_away_leaves_a_link_of_which_alone_the_run_d
     path.write_text(path.read_text().replace('"keep_checkpoints": 0', '"keep_checkpoints": 2'))
     assert resume("latest", "--steps", "4") == 0
     assert (run / "far" / "trainer.json").exists()
-    assert names_in(f"checkpoints/{NAME}") == [LOCK, OWNER, "step_000003", "step_000004"]
+    assert names_in(f"checkpoints/{NAME}") == [LOCK, BEST, OWNER, "step_000003", "step_000004"]
 
 
 def test_lines_and_configs_that_a_power_failure_left_stop_nobody(run):

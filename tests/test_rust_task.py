@@ -248,13 +248,47 @@ REFUSED = {
         "own_comparison",
     ),
     "a public type that is equal to all": (
-        "pub struct Any; impl PartialEq for Any { fn eq(&self, _: &Self) -> bool { true } }",
+        "pub struct Clock; impl PartialEq for Clock { fn eq(&self, _: &Self) -> bool { true } }",
         "own_comparison",
     ),
     "one with braces in its head": ("pub struct A; impl PartialEq<B<{ 1 }>> for A { }", "own_comparison"),
     "one after a parenthesis": ("fn f() { (impl_it()) } pub struct A; mod m { impl PartialEq for super::A {} }", None),
     "one under another name": ("use std::cmp::PartialEq as P; pub struct A; impl P for A {}", "own_comparison"),
     "one by an alias": ("pub struct A; type B = A; impl PartialEq for B {}", "own_comparison"),
+    "one in a type of the row": (
+        "#[derive(PartialEq)] pub struct Clock(In); struct In; impl PartialEq for In {}",
+        "own_comparison",
+    ),
+    "one in a type of the row by another": (
+        "pub struct Clock { of: Vec<Mid> } pub enum Mid { A(In) } pub struct In; impl PartialEq for In {}",
+        "own_comparison",
+    ),
+    "one under the row's name": ("pub struct In; pub type Clock = In; impl PartialEq for In {}", "own_comparison"),
+    "one exported under the row's name": (
+        "mod m { pub struct In; impl PartialEq for In {} } pub use m::In as Clock;",
+        "own_comparison",
+    ),
+    "one that the row's type is made of": (
+        "pub struct Clock<T>(T); pub struct In; impl PartialEq for In {} impl Clock<In> { pub fn new() -> Self {} }",
+        "own_comparison",
+    ),
+    "one of a trait's": (
+        "pub struct In; impl PartialEq for In {} trait H { type A; } impl H for u8 { type A = In; } "
+        "pub struct Clock(<u8 as H>::A);",
+        "own_comparison",
+    ),
+    "one that a macro puts anywhere": (
+        "macro_rules! m {($a:ident, $b:ty) => {pub struct $a($b);}} m!(Clock, In); struct In; impl PartialEq for In {}",
+        "own_comparison",
+    ),
+    "one with all types": ("pub struct In; impl<In> PartialEq<In> for Out {} pub struct Out;", "own_comparison"),
+    "one with another type": ("pub struct In; impl PartialEq<Option<u32>> for In {}", "own_comparison"),
+    "one of a trait's objects": ("trait T {} impl PartialEq for dyn T {}", "own_comparison"),
+    "a helper that is a bool": ("pub struct In; impl Not for In { type Output = bool; }", "own_comparison"),
+    "a helper that is a bool and itself": (
+        "impl Not for In { type Output = bool; fn not() { impl A for B { type Output = Self; } } } struct In;",
+        "own_comparison",
+    ),
     "a bool that is what it must be": ("pub struct A; impl std::ops::Not for A {}", "own_comparison"),
     "equality by a macro": ("macro_rules! m {($t:ty) => {impl PartialEq for $t {}}}", "own_comparison"),
     "any trait by a macro": ("macro_rules! m {($i:path, $t:ty) => {impl $i for $t {}}}", "own_comparison"),
@@ -269,6 +303,9 @@ REFUSED = {
         "macro",
     ),
     "another bool": ("#[allow(non_camel_case_types)] pub struct bool;", "shadowed_name"),
+    "another Option of a private module": ("mod m { pub enum Option { A } } pub use m::*;", "shadowed_name"),
+    "another Option by its name": ("mod m { pub enum Option { A } } pub use m::{self, Option};", "shadowed_name"),
+    "another Option of a public module": ("pub mod m { pub enum Option { A } }", "shadowed_name"),
     "another Vec": ("mod m { pub struct Liar; } pub use m::Liar as Vec;", "shadowed_name"),
     "hidden by an escape": ("const C: char = '\\u{2_________2}'; fn f() { unsafe { g() } } // '", "word"),
     "hidden by a mark of direction": ("uns\u200eafe fn f() {}\u200eunsafe fn g() {}", None),
@@ -280,7 +317,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("code", "reason"), REFUSED.values(), ids=REFUSED)
 def test_what_the_syntax_shows_is_refused(code, reason):
-    found = refusal(code, "fn t() { assert!(f().is_err()); }", allow_unsafe=False)
+    found = refusal(code, "fn t(_: Clock) { assert!(f().is_err()); }", allow_unsafe=False)
     assert found in REASONS
     assert reason in (None, found)
 
@@ -301,6 +338,11 @@ INNOCENT = {
     "names that are modules elsewhere": "fn process(env: i32, include: bool) -> i32 { if include { env } else { 0 } }",
     "a macro": "macro_rules! m {($t:ty, $($x:expr),*) => {<$t>::from($($x),*)}} fn f() -> i64 { m!(i64, 1i32) }",
     "a private order": "struct S(u8); impl PartialEq for S { fn eq(&self, o: &Self) -> bool { self.0 == o.0 } }",
+    "a public order": "pub struct S(u8); impl PartialEq for S { fn eq(&self, o: &Self) -> bool { self.0 == o.0 } }",
+    "an order with another helper": "pub enum A { X } struct B; impl PartialEq<B> for A {} impl PartialEq<A> for A {}",
+    "a helper beside the row's type": "pub struct Clock(u8); struct Key<'a>(&'a u8); impl PartialEq for Key<'_> {}",
+    "the other player": "pub enum P { X, O } impl std::ops::Not for P { type Output = Self; fn not(self) -> Self {} }",
+    "an Option of a private module": "mod parse { pub enum Option { Verbose } pub struct String; }",
     "impl in arguments": "fn f(x: impl Fn(i32) -> i32, y: &dyn for<'a> Fn(&'a str)) { for _ in 0..x(1) {} }",
     "a macro that makes types": "macro_rules! m {($n:ident) => {pub struct $n; impl Planet for $n {}}} m!(Earth);",
     "modules of std": "use std::{collections::HashMap, fmt::{self, Display}, io::{self, Read}};",
@@ -322,7 +364,7 @@ INNOCENT = {
 
 @pytest.mark.parametrize("code", INNOCENT.values(), ids=INNOCENT)
 def test_ordinary_code_is_not_refused(code):
-    assert refusal(code, "fn t() { assert!(f().is_err()); new(); }", allow_unsafe=False) is None
+    assert refusal(code, "fn t(_: Clock) { assert!(f().is_err()); new(); }", allow_unsafe=False) is None
 
 
 def test_names_of_types_mean_those_of_std_in_tests():
@@ -770,6 +812,23 @@ def test_results_are_pinned_to_the_types_of_the_stub():
     assert "(_: fn(A0) -> ::std::result::Result<N0, ::std::string::String>) {} pin(even_numbers::sum);" in checks
     generic = SOLUTION.replace("evens(numbers: &[i32])", "evens<T: AsRef<[i32]>>(numbers: T)")
     assert "even_numbers::evens" not in signature_checks(stub, generic, "even_numbers")
+
+
+GENERIC = {
+    "the type of an argument": ("<T: Copy>(numbers: &[T]) -> Vec<T>", False),
+    "of two arguments": ("<T, U: From<T>>(a: Vec<T>, b: &U) -> Option<U>", False),
+    "a type of its own": ("<T: Copy>(numbers: &[T]) -> Any", True),
+    "a type of a trait's": ("<T: Mine>(numbers: &[T]) -> T::Out", True),
+    "a variable that no argument has": ("<T, U: Mine<T>>(numbers: &[T]) -> U", True),
+    "a variable of a type of its own": ("<T>(numbers: Own<T>) -> T", True),
+    "a variable of a bound": ("<U, F: Fn() -> U>(f: F) -> U", True),
+}
+
+
+@pytest.mark.parametrize(("signature", "pinned"), GENERIC.values(), ids=GENERIC)
+def test_a_generic_function_may_give_the_types_of_its_arguments(signature, pinned):
+    checks = signature_checks(ROW["stub"]["src/lib.rs"], f"pub fn evens{signature} {{}}", "even_numbers")
+    assert ("even_numbers::evens" in checks) == pinned
 
 
 def test_the_last_closed_block_is_the_solution():

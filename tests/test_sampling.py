@@ -30,6 +30,11 @@ def config_of(prompts=4, temperature=1.0, **sampling):
     )
 
 
+def draw_of(config) -> Draw:
+    """The draw of a step of one task."""
+    return Draw(config, [""] * config.rollout.prompts_per_step)
+
+
 def groups(make_rollout, *rewards):
     """Rollouts of groups 0, 1, ... with these rewards."""
     return [
@@ -40,49 +45,49 @@ def groups(make_rollout, *rewards):
 
 
 def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(make_rollout):
-    draw = Draw(config_of(prompts=4, refill_rounds=2))
-    assert draw.prompts == 4
+    draw = draw_of(config_of(prompts=4, refill_rounds=2))
+    assert len(draw.due) == 4
     # One of four groups has spread; 0.1 + 0.2 is not 0.3 and spread is exact; a group of one scorable has none.
     draw.add(Rollouts(groups(make_rollout, [1, 0], [1, 1], [0.3, 0.3], [0, None]), ["why"]))
-    assert draw.prompts == 3
+    assert len(draw.due) == 3
     assert draw.drawn == 4
     draw.add(Rollouts(groups(make_rollout, [1, 0], [0.1 + 0.2, 0.3], [0, 0]), []))
-    assert (draw.prompts, draw.drawn) == (1, 7)
+    assert (len(draw.due), draw.drawn) == (1, 7)
     draw.add(Rollouts(groups(make_rollout, [0, 0]), []))
-    assert (draw.prompts, draw.drawn) == (0, 8)  # still one short, but that was the second refill
+    assert (len(draw.due), draw.drawn) == (0, 8)  # still one short, but that was the second refill
     assert [r.group for r in draw.sampled.rollouts] == [n for n in range(8) for _ in range(2)]
     assert draw.sampled.failures == ["why"]
 
 
 def test_with_several_roles_an_example_counts_by_the_share_of_its_groups_that_have_spread(make_rollout):
-    draw = Draw(config_of(prompts=4, refill_rounds=1))
+    draw = draw_of(config_of(prompts=4, refill_rounds=1))
     # Groups 0, 2, ... are of one role, groups 1, 3, ... of the other. Three of eight have spread: one whole example.
     rollouts = groups(make_rollout, [1, 0], [0, 1], [1, 0], [0, 0], *[[0, 0]] * 4)
     for rollout in rollouts:
         rollout.role = ("white", "black")[rollout.group % 2]
     draw.add(Rollouts(rollouts, []))
-    assert draw.prompts == 3
+    assert len(draw.due) == 3
 
 
 def test_fewer_examples_than_minibatches_can_be_drawn_anew(make_rollout):
     config = replace(config_of(prompts=4, refill_rounds=1), algorithm=AlgorithmConfig(minibatches_per_pass=4))
-    draw = Draw(config)
+    draw = draw_of(config)
     draw.add(Rollouts(groups(make_rollout, [1, 0], [1, 0], [1, 0], [0, 0]), []))
-    assert draw.prompts == 1
+    assert len(draw.due) == 1
 
 
 def test_a_full_draw_is_not_refilled(make_rollout):
-    draw = Draw(config_of(prompts=2, refill_rounds=5))
+    draw = draw_of(config_of(prompts=2, refill_rounds=5))
     draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))
-    assert draw.prompts == 0
+    assert len(draw.due) == 0
     draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))
-    assert draw.prompts == 0  # more than enough is enough
+    assert len(draw.due) == 0  # more than enough is enough
 
 
 def test_without_refill_one_round_is_enough(make_rollout):
-    draw = Draw(config_of(prompts=2))
+    draw = draw_of(config_of(prompts=2))
     draw.add(Rollouts(groups(make_rollout, [1, 1], [0, 0]), []))
-    assert draw.prompts == 0
+    assert len(draw.due) == 0
 
 
 def test_a_refill_has_slots_and_examples_of_its_own():

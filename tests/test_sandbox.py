@@ -124,6 +124,8 @@ time.sleep(600)
     assert run(level, hoard).status == "memory"
 
 
+NO_SLOT = Slot.__new__(Slot)
+"""One in a folder of its own would have the uid of another's call, and would kill that."""
 PIECES = {
     "too much": (lambda: itertools.repeat(2**20), 600.0, "memory"),
     "more than can be counted": (lambda: itertools.repeat(0), 600.0, "memory"),
@@ -134,12 +136,12 @@ PIECES = {
 
 
 @pytest.mark.parametrize("case", PIECES)
-def test_a_look_at_what_a_call_holds_ends(case, monkeypatch, tmp_path):
+def test_a_look_at_what_a_call_holds_ends(case, monkeypatch):
     pieces, left_s, status = PIECES[case]
     monkeypatch.setattr(process, "pieces_held", lambda processes: pieces())
     monkeypatch.setattr(process, "descendants", lambda pid: [])
     call = {"start_s": left_s, "stdin": b"", "memory_mib": 8, "processes": 2}
-    assert process.Watch(call, Slot(str(tmp_path), shared=False), None, -1)._look() == status
+    assert process.Watch(call, NO_SLOT, None, -1)._look() == status
 
 
 def test_a_long_chain_of_processes_is_followed(monkeypatch):
@@ -715,6 +717,14 @@ def test_the_time_of_a_call_counts_from_when_its_walls_stand(level, monkeypatch)
 def test_a_thousand_mixed_snippets_leave_no_process_and_no_file_behind():
     new = mixed(sandbox.level(), 1000)
     assert not [path for path in new if "left" in path.name]
+
+
+def test_what_watches_a_call_imports_little_and_nothing_behind_walls():
+    code = "import sys; sys.path.append(sys.argv[1]); import minrl.sandbox.process; print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", code, sandbox.ROOT]
+    imported = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert not imported & {"re", "subprocess", "traceback", "typing"}  # each call would pay for it
+    assert "warnings" in imported  # os.execvpe imports it
 
 
 def test_what_a_limit_ends_says_how_much_processor_time_it_had():

@@ -72,6 +72,7 @@ def test_single_turns_and_conversations_are_played_and_scored(server, tasks, tmp
     assert even[0]["tokens"] == 3 and even[0]["finish_reason"] == "stop"
 
 
+@pytest.mark.slow
 def test_failures_are_error_rows_that_are_asked_again_and_no_answers(server, tasks, tmp_path):
     whole = ["--models", f"openai:m@{server.url}", "--tasks", *tasks, "--output"]
     assert run(*whole, tmp_path / "whole", flags=FLAGS) == 0

@@ -46,6 +46,7 @@ from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import TrainState, UserError
 from minrl.update import optimizer_step
+from tests.forked import Forked
 from tests.killing import killed_at, signalled_at
 
 ROOT = Path(__file__).parent.parent
@@ -178,7 +179,7 @@ def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, mo
         run = SimpleNamespace(settings=SftConfig(steps=6, seed=seed, batch_size=4))
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, state=state, run=run)
         vars(parts).update(config=TrainerConfig(steps=6))
-        session = MagicMock(spec=Session, interrupted=False, parts=parts, recorder=MagicMock(), run=run)
+        session = MagicMock(spec=Session, ended=False, parts=parts, recorder=MagicMock(), run=run)
         fine_tune(session, Rows(rows, []))
         session.recorder.measured.assert_called_with({"sft/epoch": 2.0})
         return [rows.index(row) for batch in seen for row in batch]
@@ -200,7 +201,7 @@ def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(tiny, mo
         config = TrainerConfig(steps=due)
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, config=config, state=state)
         vars(parts).update(run=SimpleNamespace(settings=settings))
-        session = MagicMock(spec=Session, interrupted=False, parts=parts, recorder=MagicMock(), run=parts.run)
+        session = MagicMock(spec=Session, ended=False, parts=parts, recorder=MagicMock(), run=parts.run)
         fine_tune(session, Rows(rows, []))
         return due
 
@@ -535,7 +536,7 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_fil
         train.main(["--resume", NAME, "--runs-dir", str(place / "runs")])
     with pytest.raises(UserError, match="finds no run"):
         train.main(["--resume", "latest", "--runs-dir", str(place / "runs")])
-    with pytest.raises(UserError, match="only --steps and --epochs may change, got --seed"):
+    with pytest.raises(UserError, match="only --steps, --epochs, --stop-at and --patience may change, got --seed"):
         sft.main(["--resume", "latest", "--runs-dir", str(place / "runs"), "--seed", "1"])
     own.write_text(own.read_text() + json.dumps({"prompt": "zebra " * 50, "response": "2"}) + "\n")  # unknown, too
     with pytest.raises(UserError, match=r"are not those that run .* began with"):
@@ -574,7 +575,7 @@ def start(folder, rows_file, *flags):
     command = [sys.executable, "-m", "minrl.sft", *flags, *folders(folder)]
     command += [] if "--resume" in flags else ["--data", str(rows_file)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return Forked(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.slow

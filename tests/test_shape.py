@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
 from minrl.engines.slices import footprint
 from minrl.model.context import context_length
 from minrl.model.memory import least_activations
-from minrl.model.shape import UNLIMITED, shape_of
+from minrl.model.shape import UNLIMITED, keeps_states, shape_of
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "eos_token_id": 1}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "bos_token_id": None}
@@ -55,6 +55,22 @@ def test_a_recurrent_state_counts_for_each_row_and_not_for_each_token():
     assert of.row == 4 * (4 * 64 + 512) and of.slot == 0
     mamba = CONFIG_MAPPING["mamba"](**SMALL, state_size=16)
     assert (shape_of(mamba).cached, shape_of(mamba).state) == (0, 2 * 64 * 16)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (config_of("llama"), False),
+        (config_of("gemma3_text", layer_types=["sliding_attention", "full_attention"]), False),
+        (config_of("qwen3_5_text", **LINEAR, layer_types=["linear_attention", "full_attention"]), True),
+        (config_of("granitemoehybrid", mamba_n_heads=4, layer_types=["attention", "mamba"]), True),
+        (config_of("lfm2", layer_types=["full_attention", "conv"]), True),
+        (CONFIG_MAPPING["mamba"](**SMALL), True),
+        (CONFIG_MAPPING["qwen3_5"](text_config=SMALL | LINEAR | {"layer_types": ["linear_attention"] * 2}), True),
+    ],
+)
+def test_recurrent_layers_and_convolutions_keep_states(config, expected):
+    assert keeps_states(config) is expected
 
 
 def test_layers_may_differ():

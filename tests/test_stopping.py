@@ -22,11 +22,12 @@ from minrl.system.signals import STOP_SIGNALS, answered, stop_at_once
 from minrl.system.streams import Forgiving
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.terminal.command_line import run_main
+from tests import jobs
 from tests.killing import before, signalled_at
 
 ROOT = Path(__file__).parent.parent
 FLAGS = """--prompts-per-step 4 --group-size 4 --max-tokens 4 --learning-rate 5e-3 --warmup-steps 0 --eval-every 2
-    --eval-examples 8 --eval-samples 2 --save-every 0 --rollouts-every 2 --threads 1 --device cpu --no-preflight"""
+    --eval-examples 2 --eval-samples 1 --save-every 0 --rollouts-every 2 --threads 1 --device cpu --no-preflight"""
 STEPS = 4
 SIZES = "model-prompts_per_step=4-group_size=4-max_tokens=4-learning_rate=0.005-warmup_steps=0"
 NAME = f"sevens-grpo-{SIZES}-seed0"
@@ -81,7 +82,9 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [name if "last" in name else pytest.param(name, marks=pytest.mark.slow) for name in MOMENTS]
+)
 def test_a_run_that_is_told_to_stop_saves_its_step_and_goes_on_to_the_same_end(start, tmp_path, whole, moment, capfd):
     module, function, call, step = MOMENTS[moment]
     with signalled_at(module, function, call):
@@ -115,7 +118,7 @@ def test_an_owed_evaluation_can_be_stopped_again_and_a_kill_after_it_repeats_no_
     with signalled_at(evaluation, "summarize", 1, signal.SIGINT):
         assert start("stopped", "--resume", "latest") == 130
     # The evaluation is made up for and its line is written; the checkpoint still says that it is to come.
-    with before(train, "rollout", 1, _stop), pytest.raises(KeyboardInterrupt):
+    with before(train, "follow", 1, _stop), pytest.raises(KeyboardInterrupt):
         start("stopped", "--resume", "latest")
     assert start("stopped", "--resume", "latest") == 0
     assert ending(tmp_path / "stopped") == whole
@@ -139,7 +142,7 @@ def test_a_second_signal_ends_the_save_and_names_the_checkpoint_that_there_is(st
 
 def test_a_second_signal_ends_the_wait_for_rewards(start, sevens):
     object.__setattr__(sevens, "cheap", False)
-    object.__setattr__(sevens, "reward", sleeping)
+    object.__setattr__(sevens, "reward", jobs.sleeping)
     timers = [Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM)) for seconds in (1.0, 1.5)]
     started = time.monotonic()
 
@@ -154,8 +157,23 @@ def test_a_second_signal_ends_the_wait_for_rewards(start, sevens):
     assert time.monotonic() - started < 60  # the rewards would take an hour
 
 
-def sleeping(completion, example):
-    time.sleep(3600)
+def test_a_batch_system_may_say_the_same_twice(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+
+    def twice():  # to the process, and to srun, which passes it on
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
+
+    with before(train, "update_policy", 1, twice):
+        assert start("stopped") == 138
+    assert newest_complete(tmp_path / "stopped/kept" / NAME).name == "step_000001"
+
+    def then_another():
+        twice()
+        signal.raise_signal(signal.SIGTERM)
+
+    with before(train, "update_policy", 1, then_another), pytest.raises(KeyboardInterrupt):
+        start("stopped", "--resume", "latest")
 
 
 def test_what_is_ignored_stays_ignored():
@@ -169,7 +187,9 @@ def test_what_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, previous)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
+)
 def test_a_script_that_is_told_to_stop_has_the_shells_exit_status(number, status, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # put back, with stderr, when the test is over
     monkeypatch.setattr(sys, "stderr", sys.stderr)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import train
 from minrl import draw
+from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import rollout
@@ -54,8 +55,16 @@ def metrics(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+QUICK = {"grpo", "gspo", "rloo", "reinforce_pp"}
+"""One algorithm for each way to weigh tokens or to compare rewards. The others learn in the slow set."""
+PAID = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
+"""The others learn in tests/test_teacher.py."""
+
+
 @pytest.mark.learns
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PAID]
+)
 def test_the_reward_goes_up(loop, algorithm):
     small = ["--steps", "10", "--learning-rate", "3e-2", "--no-preflight"]
     status, run = loop("--algorithm", algorithm, *small)

@@ -57,12 +57,12 @@ def test_demonstrations_beyond_the_vocabulary_are_refused():
     def task(said):
         return {"mine": task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: said)}
 
-    require_words(WORDS, "mine", task("7"), CPU)
+    require_words(WORDS, ["mine"], task("7"), CPU)
     with pytest.raises(UserError, match=r"of the demonstrations of mine stand for words .* lacks \('sieben'\)"):
-        require_words(WORDS, "mine", task("sieben"), CPU)
+        require_words(WORDS, ["mine"], task("sieben"), CPU)
 
 
 def test_a_task_that_is_only_evaluated_is_read_before_the_model_is_made():
     tasks = {"mine": task_of(KNOWN[:9], KNOWN[9:12], demonstrations=lambda example, rng: "7")}
     with pytest.raises(UserError, match="of the training prompts of other stand for words"):
-        require_words(WORDS, "mine", {**tasks, "other": task_of(["acht"], ["neun"])}, CPU)
+        require_words(WORDS, ["mine"], {**tasks, "other": task_of(["acht"], ["neun"])}, CPU)

@@ -153,8 +153,9 @@ class TwoProcesses:
 
     count = 2
 
-    def sum(self, values):
-        return values + (float("nan") if values.shape == (45, 32) else 0)
+    def sum_gradients(self, weights):
+        for weight in weights:
+            weight.grad += float("nan") if weight.shape == (45, 32) else 0
 
 
 def test_a_gradient_that_is_finite_here_and_not_elsewhere_is_stepped_nowhere():

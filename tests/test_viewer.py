@@ -237,6 +237,15 @@ def test_a_rollout_of_two_roles_says_who_took_which_turn():
     assert rollout["episode"] == [["x", "1", "stop", None], ["o", "2", "length", "said"], ["x", "3", "stop", None]]
 
 
+def test_a_turn_says_who_wrote_its_message_and_a_run_of_an_earlier_version_does_not():
+    episode = [PlayedTurn("policy", 1, "stop"), PlayedTurn("policy", 2, "stop", shown_by="tool")]
+    one = line([[" 1"], [" 2"]], episode=episode)
+    earlier = [{name: value for name, value in turn.items() if name != "shown_by"} for turn in one["episode"]]
+    new, old = encode([one, {**one, "episode": earlier}])["rollouts"]
+    assert new["episode"] == [["policy", "1", "stop", None], ["policy", "2", "stop", None, "tool"]]
+    assert old["episode"] == [["policy", "1", "stop", None], ["policy", "2", "stop", None]]
+
+
 def test_the_command_starts_without_torch():
     code = "import minrl.viewer.__main__, sys; assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -112,6 +112,7 @@ def run_folder(tmp_path_factory):
         group[1]["rollout_logprobs"], group[1]["logprobs"] = [0.0, -6.0, -0.0], [-6.0001, -0.0001]
         group[2]["rollout_logprobs"], group[2]["logprobs"] = [0.0, -1.0, -1.0], None
         group[0]["importance_weights"] = [2.0, 0.5, 1.0]
+        group[0]["moved"], group[1]["moved"], group[2]["moved"] = [-0.01, 0.02, 0.0], [0.04, -0.04], None
         kept = line([[f" held at {step}"]], purpose="held_out", example_id="kept", prompt="what is kept")
         steps[step] = [*group, kept]
     return write_run(tmp_path_factory.mktemp("runs") / "three", steps)
@@ -219,6 +220,12 @@ def test_tokens_are_coloured_by_each_number(page):
     page.keys("c")  # engine gap: the largest of the step is 1e-4
     assert [one[0] for one in colours(page, 0) + colours(page, 2)] == ["neg"] * 3 + ["unknown"] * 2
     assert page.texts("#legend .ticks b") == ["−1.0e−4", "0", "+1.0e−4"]
+    page.keys(
+        "c"
+    )  # moved by the update: with the advantage, of the first rollout below 0, or against it; 0.04 is level 8
+    assert colours(page, 0) == [("pos", 2), ("neg", 4), ("", 0)]
+    assert colours(page, 1) == [("pos", 8), ("neg", 8)] and colours(page, 2) == [("unknown", 0)] * 2
+    assert page.texts("#legend .ticks b") == ["against 0.04", "0", "with 0.04"]
     page.keys("c")
     assert {one[0] for row in range(3) for one in colours(page, row)} == {""}
 
@@ -311,6 +318,17 @@ def test_two_players_read_as_a_conversation(tmp_path, open_page):
     heads = page.texts("#detail .turn h4")
     assert heads[0] == "prompt to x" and heads[1] == "x stop · seed 0" and heads[4] == "gm (frozen) stop · seed 2"
     assert heads[6] == "x cut off at the limit · seed 3"
+
+
+def test_what_a_tool_printed_has_a_heading(tmp_path, open_page):
+    episode = [PlayedTurn("policy", 1, "stop"), PlayedTurn("policy", 2, "stop", shown_by="tool")]
+    episode.append(PlayedTurn("policy", 3, "stop"))
+    one = line([["a call"], ["an answer"], ["another"]], episode=episode)
+    page = open_page(make_page(write_run(tmp_path / "run", {10: [one]})))
+    assert page.texts(".rollout .clamp h4") == ["tool"]
+    page.keys("j", ENTER)
+    heads = page.texts("#detail .turn h4")
+    assert [head.split(" stop")[0] for head in heads] == ["prompt", "policy", "tool", "policy", "shown", "policy"]
 
 
 LUMINANCE = """

@@ -14,12 +14,13 @@ import threading
 import pytest
 from rollout_runs import many, write_run
 
+from minrl.system.loopback import LOOPBACK
 from minrl.types import UserError
 from minrl.viewer import build
 from minrl.viewer.__main__ import main
 from minrl.viewer.build import PAGE, Limits, make_page
 from minrl.viewer.chunk import encode, read_lines
-from minrl.viewer.serve import LOOPBACK, Follower, open_server, progress
+from minrl.viewer.serve import Follower, open_server, progress
 
 STEP = "rollouts/step_{:06d}.jsonl.gz"
 

@@ -30,16 +30,19 @@ import train
 from minrl.config import EngineConfig, LoraConfig, ModelConfig
 from minrl.engines import Engine, Sampling, choice
 from minrl.engines.choice import make_engine
+from minrl.engines.seeds import mix_seed
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm import versions as vllm_versions
 from minrl.engines.vllm.device_copies import DeviceCopies
-from minrl.engines.vllm.engine import VllmEngine, mix_seed
+from minrl.engines.vllm.engine import VllmEngine
+from minrl.engines.vllm.start import require_groups
 from minrl.engines.vllm.verify import SyncError, differing, find_held, policy_logprobs, unread
 from minrl.engines.vllm.watchdog import Watchdog
 from minrl.model.loading import word_tokenizer
 from minrl.model.lora import Adapters, MergedWeights
 from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
+from minrl.system.launch import Launch
 from minrl.types import Completion, Request, UserError
 
 REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
@@ -502,3 +505,72 @@ def test_loading_that_is_more_than_copies_is_repeated_as_it_is():
     assert not copies.direct
     copies.run()
     assert float(model.both.weight.min()) == 2.0
+
+
+class Shared:
+    """An engine that several processes hold together, of which a test plays the others."""
+
+    def __new__(cls, policy, rank, others, monkeypatch):
+        engine = VllmEngine.__new__(VllmEngine)
+        processes = copy.copy(policy.processes)
+        engine.policy, engine._members, engine.ran = replace(policy, processes=processes), 2, []
+        monkeypatch.setattr(type(processes), "rank", property(lambda self: rank), raising=False)
+        rounds = iter(others)
+
+        def exchanged(item):
+            other = (next(rounds), Sampling(1.0, frozenset([7])))
+            return [item, other] if rank == 0 else [other, item]
+
+        def run(requests, sampling):
+            engine.ran.append(([request.seed for request in requests], sampling.stop_ids))
+            return [Completion([request.seed], [0.0], "stop") for request in requests]
+
+        monkeypatch.setattr(vllm_versions, "exchanged", exchanged)
+        engine._run, engine._counted = run, lambda requests, outputs: list(outputs)
+        return engine
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_hold_an_engine_together_sample_all_of_their_requests(policy, monkeypatch, rank):
+    others = [[Request([5], 10 + n, 4) for n in range(count)] for count in (3, 0, 1, 1, 0)]
+    engine, sampling = Shared(policy, rank, others, monkeypatch), Sampling(1.0, frozenset([7]))
+    own = [Request([6], n, 4) for n in range(2)]
+    assert [one.ids for one in engine.generate(own, sampling)] == [[0], [1]]
+    assert [one.ids for one in engine.generate(own[:1], sampling)] == [[0]]  # the other one has none any more
+    assert engine.generate([], Sampling(0.5, frozenset())) == []  # and begins again, until it has none
+    seeds = [[[0, 1], [10, 11, 12]], [[0], []], [[], [10]], [[], [10]]]
+    in_order = [pair if rank == 0 else pair[::-1] for pair in seeds]
+    assert engine.ran == [([*first, *second], frozenset([7])) for first, second in in_order]
+    with pytest.raises(StopIteration):
+        vllm_versions.exchanged(None)
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "local", "expected"),
+    [
+        (2, 1, None, "a number of processes on each node that it divides, and there are 1"),
+        (2, 6, "3", "and there are 3"),
+        (3, 3, None, "does not divide the model's 4 attention heads and 2 key-value heads evenly"),
+        (4, 4, "4", None),  # each key-value head twice
+        (2, 4, "2", None),
+    ],
+)
+def test_groups_that_processes_or_heads_cannot_form_are_refused(monkeypatch, processes, size, count, local, expected):
+    policy = shaped_policy("qwen3-tied", processes)
+    monkeypatch.setattr(Processes, "count", property(lambda self: count))
+    launch = Launch("torchrun", 0, count, 0, int(local or count), "127.0.0.1", 29500)
+    monkeypatch.setattr(processes, "launch", launch)
+    config = EngineConfig(engine="vllm", engine_tensor_parallel=size)
+    if expected is None:
+        return require_groups(config, policy)
+    with pytest.raises(UserError, match=expected):
+        require_groups(config, policy)
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm-server"])
+def test_tensor_parallelism_is_for_vllm_in_these_processes(engine, policy):
+    servers = {"engine_urls": "http://127.0.0.1:1", "engine_weights_dir": "x"} if engine == "vllm-server" else {}
+    with pytest.raises(UserError, match=f"not for engine {engine}"):
+        EngineConfig(engine=engine, engine_tensor_parallel=2, **servers)
+    with pytest.raises(UserError, match="--engine-tensor-parallel needs vLLM"):
+        make_engine(EngineConfig(engine_tensor_parallel=2), policy)

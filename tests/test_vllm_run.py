@@ -111,3 +111,21 @@ def test_two_processes_each_sample_with_an_engine_of_their_own(tmp_path):
     lines = metrics(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line["engine/logprob_gap_max"] <= 1e-4 for line in lines)
+
+
+def test_processes_have_an_engine_each_or_hold_one_together_and_torch_stays_as_it_was(tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    process = start(*launch, ROOT / "tests/two_engines.py", tmp_path)
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said[-3000:]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for own, together, shards in ranks:
+        for found in (own, together, shards):
+            assert found["as_before"] and found["all"] == [0, 1]
+            assert found["executor"] == "ExecutorWithExternalLauncher"
+            assert max(found["gaps"]) <= 1e-4 and found["facts"]["engine/sync_gap_max"] <= 1e-4
+        assert own["facts"]["engine/sync_checked_tensors"] > 20
+        assert shards["facts"]["engine/sync_checked_tensors"] == own["facts"]["engine/sync_checked_tensors"]
+        assert shards["ids"] == own["ids"]
+        assert together["facts"]["engine/sync_checked_tensors"] == 0  # the probe alone
+        assert together["ids"] == own["ids"] == ranks[0][0]["ids"] and len(own["ids"][0]) == 10

@@ -167,3 +167,16 @@ def test_reading_takes_time_in_proportion(piece):
     is_longer_than_numbers(text, "24310")
     number(text)
     assert time.process_time() - started < 20  # a fraction of a second here; a search that runs away takes for ever
+
+
+def test_a_sum_or_an_integral_around_it_works_nothing_out():
+    problem = "Factor $ab+5b+2a+10$."
+    for around in (r"\sum_{k=0}^{0} (ab+5b+2a+10)", r"\int_0^1 (ab+5b+2a+10) \, dt", r"\max(ab+5b+2a+10)"):
+        assert not right(problem, "(a+5)(b+2)", around)
+    assert right("Write $1+2+3$ with a sign of a sum.", r"\sum_{k=1}^{3} k", r"\sum_{j=1}^{3} j")
+
+
+def test_numbers_around_it_work_nothing_out():
+    problem = r"Compute $\frac{-3+4i}{1+2i}$."
+    assert not right(problem, "1+2i", r"2\cdot\frac{\frac{-3+4i}{1+2i}}{2}")
+    assert right(problem, "1+2i", "2i+1")

@@ -6,7 +6,7 @@ would wait.
 
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -29,6 +29,10 @@ class Member(Processes):
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._meeting.exchange(self.rank, "sum", values)).sum(0)
+
+    def sum_gradients(self, weights: Sequence[torch.Tensor]) -> None:
+        for weight in weights:
+            weight.grad = self.sum(torch.zeros_like(weight) if weight.grad is None else weight.grad)
 
     def gather(self, items: list[Any]) -> list[Any]:
         shares = self._meeting.exchange(self.rank, "gather", pickle.dumps(items))

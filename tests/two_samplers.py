@@ -5,7 +5,7 @@ from dataclasses import asdict
 from gradients import tiny_policy
 
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
-from minrl.draw import Draw, choose_examples, observe, training_plan
+from minrl.draw import Draw, examples_due, observe, training_plan
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.processes import Processes
 from minrl.policy import Policy
@@ -49,7 +49,7 @@ def single_precision(processes: Processes) -> Policy:
     return policy
 
 
-def sampled_steps(refill_rounds: int, policy: Policy) -> list[dict]:
+def sampled_steps(refill_rounds: int, policy: Policy, task: Task = TASK) -> list[dict]:
     """For each step: the examples wanted in each round, all rollouts, what this process's own engine sampled, and the
     state.
     """
@@ -57,12 +57,12 @@ def sampled_steps(refill_rounds: int, policy: Policy) -> list[dict]:
     engine, workers = Counting(policy), Workers(1, 120.0)
     for _ in range(STEPS):
         state.step += 1
-        draw, rounds, engine.seeds = Draw(config), [], []
-        while draw.prompts:
-            rounds.append(draw.prompts)
-            examples = choose_examples(TASK.dataset.train, draw.prompts, config, state)
+        draw, rounds, engine.seeds = Draw(config, task.schedule(config.seed, state.step, PROMPTS)), [], []
+        while draw.due:
+            rounds.append(len(draw.due))
+            examples = examples_due(task, draw.due, config, state)
             plan = training_plan(config, state, draw.drawn)
-            draw.add(rollout(policy, engine, workers, TASK, examples, plan))
+            draw.add(rollout(policy, engine, workers, task, examples, plan))
         rollouts = draw.sampled.rollouts
         observe(state, config, rollouts)
         described = [(r.group, r.example_id, r.seed, r.reward.value) for r in rollouts]

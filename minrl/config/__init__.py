@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -31,14 +32,27 @@ from minrl.config.bounds import (
     share_below_one,
 )
 from minrl.config.learning import AlgorithmConfig, LoraConfig, OptimizerConfig, SamplingConfig
+from minrl.config.tasks import (
+    TaskTerms,
+    absolute_paths,
+    by_task,
+    data_by_task,
+    limits_by_task,
+    scales_by_task,
+    split_tool,
+    task_key,
+    title_of,
+    weights_of,
+)
+from minrl.config.tasks import (
+    option_keys as option_keys,
+)
+from minrl.config.texts import PATH, PATH_OR_NAME, text_or_file
 from minrl.system.keys import checked_url, require_variable
 from minrl.types import UserError, require
 
-PATH = {"path": "always"}
-"""Marks a setting that names a file or folder: config.json holds its absolute path."""
-
-PATH_OR_NAME = {"path": "where it exists"}
-"""Marks a setting that names a local folder, or something else by a name that is no path."""
+PATH_BY_TASK = {"path": "by task"}
+"""Marks a setting that names files of single tasks, such as `math:a.jsonl,code:b.jsonl`."""
 
 LEAST_TEMPERATURE = 1e-3
 """Logits divided by less are beyond float32."""
@@ -46,7 +60,7 @@ LEAST_TEMPERATURE = 1e-3
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.+=-]{,199}", re.ASCII)
 """A run's name, which stands in paths, addresses and commands without quotes."""
 
-TAKEN = re.compile(r"(latest|report)$|base-|step_")
+TAKEN = re.compile(r"(latest|auto|report)$|base-|step_")
 """Names that mean something else in --resume, in the folder of runs or in that of checkpoints."""
 
 T = TypeVar("T")
@@ -59,22 +73,11 @@ def with_absolute_paths(config: T) -> T:
         value = getattr(config, one.name)
         if is_dataclass(value):
             changed[one.name] = with_absolute_paths(value)
+        elif value and one.metadata == PATH_BY_TASK:
+            changed[one.name] = absolute_paths(value)
         elif value and (one.metadata == PATH or (one.metadata == PATH_OR_NAME and Path(value).exists())):
             changed[one.name] = os.path.abspath(value)
     return replace(config, **changed) if changed else config  # type: ignore[type-var]
-
-
-def task_key(task: str) -> str:
-    """The task's name in flags, metrics and folders. For `path/to/file.py:name` it is the part after the colon, or the
-    file's name if that part is TASK.
-
-    >>> task_key("countdown"), task_key("mine/sevens.py:most"), task_key("mine/sevens.py:TASK")
-    ('countdown', 'most', 'sevens')
-    """
-    path, _, name = task.rpartition(":")
-    if not path.endswith(".py"):
-        return task
-    return Path(path).stem if name == "TASK" else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,9 @@ class ModelConfig(Bounded):
     """Where the policy trains. auto: CUDA where there is a card."""
     threads: Annotated[int, Bound("0 (one per core) or more, at most 1024", lambda count: 0 <= count <= 1024)] = 0
     """CPU threads of torch. 0: one per core that this process may use."""
+    sharding: Literal["none", "full", "hybrid"] = "none"
+    """How several processes hold the trained weights: each a whole copy (none); each a part of every weight, gradient
+    and moment (full); or parts over the processes of a machine, repeated on every machine (hybrid)."""
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
     """Keep only each layer's input for the backward pass, and compute the rest again. auto: where it would not fit the
     free memory; the gradient is the same."""
@@ -187,7 +193,13 @@ class RolloutConfig(Bounded):
     """What is sampled in each step."""
 
     task: str = "countdown"
-    """The task to learn: a built-in one, an installed package's, or path/to/file.py:name."""
+    """The task to learn: a built-in one, an installed package's, or path/to/file.py:name. Several with their weights:
+    countdown:2,hanoi:1 takes two thirds of the groups from countdown."""
+    task_max_tokens: str = ""
+    """Longest completion of single tasks, such as hanoi:256,countdown:64. The others have max_tokens."""
+    task_reward_scale: str = ""
+    """Scale of the rewards of single tasks among several, such as hanoi:0.5: their advantages are multiplied by it. The
+    others have 1."""
     prompts_per_step: Count = 48
     """Examples drawn in each step, over all processes."""
     group_size: Count = 8
@@ -211,6 +223,41 @@ class RolloutConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(all(self.stop_strings), "stop_strings must not be empty: every text contains the empty one")
+        scaled = scales_by_task(self.task_reward_scale, list(self.weights))
+        require(
+            not scaled or len(self.weights) > 1,
+            f"task_reward_scale weighs several tasks against each other, and the run has {self.task} alone: leave it "
+            "out, or change --learning-rate",
+        )
+
+    @property
+    def weights(self) -> dict[str, Fraction]:
+        """The weight of each task that is trained, by `task_key`."""
+        return {task_key(name): weight for name, weight in weights_of(self.task).items()}
+
+    @property
+    def terms(self) -> dict[str, TaskTerms]:
+        """The limit and the scale of each trained task, by `Example.task`, which is empty in a run of one."""
+        keys = list(self.weights)
+        limits, scales = limits_by_task(self.task_max_tokens), scales_by_task(self.task_reward_scale, keys)
+        return {
+            key if len(keys) > 1 else "": TaskTerms(limits.get(key, self.max_tokens), scales.get(key, 1.0))
+            for key in keys
+        }
+
+    @property
+    def shortest(self) -> int:
+        """The shortest limit of a trained task, in tokens."""
+        return min([one.max_tokens for one in self.terms.values()], default=self.max_tokens)
+
+    @property
+    def longest(self) -> int:
+        """The longest limit of a trained task, in tokens."""
+        return max([one.max_tokens for one in self.terms.values()], default=self.max_tokens)
+
+
+ENDS = ("stop_at", "patience")
+"""The settings by which a run ends before its last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +276,18 @@ class EvaluationConfig(Bounded):
     """Other tasks to evaluate at the same moments, separated by commas."""
     eval_first: bool = True
     """Evaluate before the first step."""
+    stop_at: Annotated[float, share_below_one("0 (off) or above and below 1")] = 0.0
+    """End the run when the lower bound of held-out pass@1 has reached this share, such as 0.9. 0: off."""
+    patience: Annotated[int, from_zero("off")] = 0
+    """End the run after so many evaluations without a better lower bound than the best before them. 0: off."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ENDS:
+            require(
+                not getattr(self, name) or self.eval_every > 0,
+                f"{name} looks at the evaluations during a run, and eval_every 0 makes none: give --eval-every",
+            )
 
     @property
     def other_tasks(self) -> list[str]:
@@ -252,7 +311,10 @@ class LoggingConfig(Bounded):
     save_every: Annotated[int, from_zero("only the last checkpoint")] = 25
     """Save a checkpoint after every so many steps, beside the last one. 0: only the last."""
     keep_checkpoints: Annotated[int, from_zero("keeps all")] = 3
-    """How many checkpoints of this run stay on disk. 0: all."""
+    """How many checkpoints of this run stay on disk, beside the best. 0: all."""
+    keep_best: bool = True
+    """Save the policy after each evaluation that is the best so far, by the lower bound of held-out pass@1, and keep it
+    until there is a better one: `RUN@best` names it."""
     rollouts_every: Annotated[int, from_zero("off")] = 10
     """Write the rollouts of every so many steps to the run's folder. 0: never."""
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
@@ -265,7 +327,7 @@ class LoggingConfig(Bounded):
         require(
             not self.run_name or (bool(FOLDER_NAME.fullmatch(self.run_name)) and not TAKEN.match(self.run_name)),
             f"run_name must be a folder's name of at most 200 letters, digits and . _ - + =, a letter or digit first, "
-            f"and not latest, report, base-... or step_..., which mean something else; got {self.run_name!r}",
+            f"and not latest, auto, report, base-... or step_..., which mean something else; got {self.run_name!r}",
         )
         is_text = self.note.encode(errors="ignore").decode() == self.note  # bytes of another encoding are kept apart
         require(is_text, f"note must be a text in UTF-8, got {self.note!a}")
@@ -277,8 +339,14 @@ class LoggingConfig(Bounded):
 class EngineConfig(Bounded):
     """Who samples."""
 
-    engine: Literal["auto", "torch", "vllm"] = "auto"
-    """auto: vLLM where there is a CUDA card and vLLM is installed, else the embedded engine (torch)."""
+    engine: Literal["auto", "torch", "vllm", "vllm-server"] = "auto"
+    """auto: vLLM where there is a CUDA card and vLLM is installed, else the embedded engine (torch). vllm-server:
+    servers of vLLM on other cards or machines."""
+    engine_urls: str = ""
+    """Servers that sample for --engine vllm-server, separated by commas, such as http://127.0.0.1:8001. Only loopback
+    and private addresses are taken."""
+    engine_weights_dir: str = field(default="", metadata=PATH)
+    """Folder that this run and its servers see, by which weights are handed over."""
     sync_check_every: Natural = 1
     """Compare vLLM's weights and log-probabilities with the policy's after every so many syncs. 0: never."""
     engine_timeout_s: Annotated[float, from_zero()] = 1800.0
@@ -290,10 +358,33 @@ class EngineConfig(Bounded):
     turns what does not fit at once. 0: room for a whole batch, at most 4 GiB."""
     engine_memory_frac: Annotated[float, Bound("above 0 and below 1", lambda share: 0 < share < 1)] = 0.45
     """Share of the CUDA card's memory that vLLM takes while it samples."""
+    engine_tensor_parallel: Count = 1
+    """Neighbouring processes of a node that hold one vLLM engine together, for a model larger than a card."""
     engine_sleep: Literal["kv", "all", "off"] = "kv"
     """What vLLM gives back on CUDA while the policy trains: its key-value memory, everything, or nothing."""
     batch_invariant: bool = False
     """vLLM on CUDA samples the same tokens whatever else is in the batch, which makes it slower (docs/vllm.md)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        served = self.engine == "vllm-server"
+        for name, given, what in (
+            ("engine_urls", bool(self.urls), "the servers"),
+            ("engine_weights_dir", bool(self.engine_weights_dir), "a folder that they see too"),
+        ):
+            require(given or not served, f"engine vllm-server needs {name}: name {what}")
+            require(served or not given, f"{name} is of no use without engine vllm-server: leave it out")
+        parallel = self.engine_tensor_parallel > 1
+        require(
+            not parallel or self.engine in ("auto", "vllm"),
+            f"engine_tensor_parallel is for vLLM in the processes of the run, not for engine {self.engine}: leave it "
+            "out, or give it to the servers",
+        )
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs in `engine_urls`."""
+        return [url.strip() for url in self.engine_urls.split(",") if url.strip()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,25 +422,12 @@ class JudgeConfig(Bounded):
         )
         require_variable("judge_key_variable", self.judge_key_variable)
         checked_url(self.judge_base_url)
-        if self.judge_prompt and COMPLETION not in self.judge_prompt:  # config.json holds the text, not the file's name
-            object.__setattr__(self, "judge_prompt", _prompt_in_file(self.judge_prompt))
+        if self.judge_prompt:  # config.json holds the text, not the file's name
+            object.__setattr__(self, "judge_prompt", text_or_file("judge_prompt", self.judge_prompt, COMPLETION))
 
 
 COMPLETION = "{completion}"
 """Where a judge's prompt shows the completion."""
-
-
-def _prompt_in_file(path: str) -> str:
-    """The text of a judge's prompt in a file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a text in UTF-8"
-        raise UserError(
-            f"judge_prompt must be a text with {COMPLETION} in it, or a file with one, got {path[:80]!r}: {reason}"
-        ) from error
-    require(COMPLETION in text, f"the judge's prompt in {path} never shows the completion: write {COMPLETION} in it")
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,13 +448,16 @@ class TrainerConfig(Bounded):
     seed: Seed = 0
     """Seed of the data order and of every sampled completion."""
     resume: str = ""
-    """Continue a run: `latest`, a run's folder or a checkpoint. Its stored config is used; only --steps may change."""
+    """Continue a run: `latest`, a run's folder or a checkpoint. Its stored config is used; only --steps, --stop-at and
+    --patience may change. `auto`: continue the run of --run-name, or begin it."""
     preflight: bool = True
     """Before step 1, sample a little and say what would go wrong."""
     preflight_only: bool = False
     """Stop after the preflight."""
     data_path: str = field(default="", metadata=PATH)
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    task_data_path: str = field(default="", metadata=PATH_BY_TASK)
+    """Local files of single tasks, trained or evaluated, such as math:a.jsonl,code:b.jsonl."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Which model is trained."""
     base: BaseModelConfig = field(default_factory=BaseModelConfig)
@@ -384,7 +465,7 @@ class TrainerConfig(Bounded):
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """What is sampled in each step."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    """How rewards become a gradient."""
+    """How rewards, and a teacher, become a gradient."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     """What the next step samples, given what the last ones showed."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -411,6 +492,37 @@ class TrainerConfig(Bounded):
             f"({self.rollout.prompts_per_step}): minibatches are whole groups",
         )
         require(
+            not self.algorithm.length_penalty or self.rollout.group_size > 1,
+            "length_penalty compares the solved completions of a group: group_size must be at least 2, "
+            f"got {self.rollout.group_size}; or give --length-target",
+        )
+        require(
+            self.model.sharding == "none" or self.optimizer.optimizer == "adamw",
+            f"--optimizer {self.optimizer.optimizer} takes whole weights only: use adamw with --sharding "
+            f"{self.model.sharding}, whose moments are divided by the number of processes",
+        )
+        keys = [task_key(name) for name in self.task_names]
+        limits_by_task(self.rollout.task_max_tokens, keys)
+        by_task("task_data_path", self.task_data_path, keys)
+        require(
+            not self.data_path or len(self.rollout.weights) < 2,
+            f"data_path is one task's data, and {self.rollout.task} are several: say --task-data-path "
+            f"{keys[-1] if keys else 'TASK'}:FILE",
+        )
+        require(
+            not self.sampling.target_reward_std or len(self.rollout.weights) < 2,
+            "target_reward_std adapts one temperature to the rewards of one task: leave it out with several",
+        )
+        require(
+            not self.algorithm.teacher_prompt or len(self.rollout.weights) < 2,
+            f"teacher_prompt is written for one task, and {self.rollout.task} are several: leave it out, or train one",
+        )
+        for name in ENDS:
+            require(
+                bool(self.rollout.task) or not getattr(self.evaluation, name),
+                f"{name} looks at the held-out score of a task, and there is none: name the --task",
+            )
+        require(
             not (self.preflight_only and not self.preflight),
             "preflight_only contradicts no-preflight: drop one of the two",
         )
@@ -426,13 +538,23 @@ class TrainerConfig(Bounded):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """The trained task, if there is one, and the other evaluated tasks."""
-        return tuple(filter(None, (self.rollout.task, *self.evaluation.other_tasks)))
+        """The trained tasks, if there are any, and the other evaluated tasks."""
+        return (*weights_of(self.rollout.task), *self.evaluation.other_tasks)
+
+    def data_of(self, key: str) -> str:
+        """The local file of a task; empty if it has none."""
+        own, _ = split_tool(key)
+        alone = self.data_path if own in {split_tool(name)[0] for name in self.rollout.weights} else ""
+        return data_by_task(self.task_data_path).get(own, alone)
+
+    def limit_of(self, key: str) -> int:
+        """The longest completion of a trained or evaluated task, in tokens."""
+        return limits_by_task(self.rollout.task_max_tokens).get(key, self.rollout.max_tokens)
 
     @property
     def what(self) -> str:
         """What a run's name begins with: task and algorithm, such as `countdown-grpo`."""
-        return f"{task_key(self.rollout.task).replace('/', '-')}-{self.algorithm.algorithm}"
+        return f"{title_of(self.rollout.task)}-{self.algorithm.algorithm}"
 
 
 TaskOptions = Mapping[str, Any]

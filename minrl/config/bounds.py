@@ -36,6 +36,11 @@ def above(limit: int | float, unit: str = "") -> Bound:
     return Bound(f"above {limit} {unit}".rstrip(), lambda value: value > limit)
 
 
+def within(least: float, most: float) -> Bound:
+    """From the one to the other, both included."""
+    return Bound(f"from {least:g} to {most:g}", lambda value: least <= value <= most)
+
+
 def from_zero(meaning: str = "") -> Bound:
     """0 or more. `meaning` is what 0 stands for, such as `off`."""
     return Bound(f"0 ({meaning}) or more" if meaning else "0 or more", lambda value: value >= 0)

@@ -4,13 +4,17 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from minrl.config.bounds import Bound, Bounded, Count, Natural, from_zero, share_below_one
+from minrl.config.bounds import Bound, Bounded, Count, Natural, above, from_zero, share_below_one
+from minrl.config.texts import PATH_OR_NAME, text_or_file
 from minrl.types import require
+
+PROMPT, ANSWER = "{prompt}", "{answer}"
+"""Where a teacher's prompt shows the task's own, and what is known of a right answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(Bounded):
-    """How rewards become a gradient."""
+    """How rewards, and a teacher, become a gradient."""
 
     algorithm: str = field(default="grpo", metadata={"rows": "minrl.algorithms.ALGORITHMS"})
     """A row of ALGORITHMS."""
@@ -48,6 +52,23 @@ class AlgorithmConfig(Bounded):
     reward staying in the baseline."""
     overlong_buffer: int = 0
     """With overlong penalize: the penalty grows from 0 to 1 over the last so many tokens before max_tokens."""
+    length_penalty: Annotated[float, share_below_one("0 (off) or above and below 1")] = 0.0
+    """Share of the highest reward that a solved completion loses by its length beside the group's other solved ones:
+    half of it at their mean, nearly none where it is far shorter, nearly all where it is far longer. Others lose
+    nothing. 0: off."""
+    length_target: Annotated[int, from_zero("off")] = 0
+    """Tokens that a completion, over all of its turns, should have. 0: off."""
+    length_target_weight: Annotated[float, Bound("above 0 and below 1", lambda weight: 0 < weight < 1)] = 0.5
+    """With length_target: share of the highest reward that a completion of no length, or of a boundless one, would
+    lose. Half as long as the target, or twice, loses half of it."""
+    teacher_id: str = field(default="", metadata=PATH_OR_NAME)
+    """Model to learn from: each sampled token is worth log teacher - log policy, added to the advantage or alone
+    (--algorithm distill). A checkpoint, a run, a folder or a hub name, with the policy's tokens. Empty: none."""
+    teacher_prompt: str = ""
+    """A text, or a file with one, that the teacher reads in place of the prompt; {prompt} and {answer} are filled in.
+    Without a teacher_id the policy itself is the teacher. Empty: the prompt."""
+    teacher_weight: Annotated[float, above(0)] = 1.0
+    """What a nat of log teacher - log policy is worth, in units of the advantage."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,14 +77,45 @@ class AlgorithmConfig(Bounded):
             f"overlong penalize and overlong_buffer go together, got {self.overlong} and {self.overlong_buffer}",
         )
         require(
+            not (self.length_penalty and self.length_target),
+            f"length_penalty {self.length_penalty:g} wants the shortest completions and length_target "
+            f"{self.length_target} a given length: leave one out",
+        )
+        require(
+            self.length_target > 0 or self.length_target_weight == AlgorithmConfig.length_target_weight,
+            "length_target_weight is read only with a target: give --length-target too, or leave it out",
+        )
+        require(
             (self.kl_estimator, self.kl_gradient) != ("k1", "naive"),
             "the naive gradient of k1 is 0 on average: choose kl_gradient exact, or another kl_estimator",
         )
+        require(
+            self.has_teacher or self.teacher_weight == AlgorithmConfig.teacher_weight,
+            "teacher_weight is read only with a teacher: give --teacher-id or --teacher-prompt too, or leave it out",
+        )
+        if self.teacher_prompt:  # config.json holds the text, not the file's name
+            object.__setattr__(self, "teacher_prompt", text_or_file("teacher_prompt", self.teacher_prompt, PROMPT))
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether tokens are compared with a teacher's."""
+        return bool(self.teacher_id or self.teacher_prompt)
+
+    @property
+    def prices_length(self) -> bool:
+        """Whether a completion's reward depends on its length."""
+        return bool(self.overlong_buffer or self.length_penalty or self.length_target)
+
+    def require_lengths(self, shortest: int) -> None:
+        """Refuse lengths that completions of at most `shortest` tokens cannot have."""
+        buffer, target = self.overlong_buffer, self.length_target
+        require(buffer < shortest, f"overlong_buffer ({buffer}) must be below max_tokens ({shortest})")
+        require(target <= shortest, f"length_target ({target}) must be at most max_tokens ({shortest})")
 
     @property
     def regularized(self) -> bool:
         """Whether a rollout has a gradient even if its advantage is 0."""
-        return self.kl_coef > 0 or self.entropy_coef > 0
+        return self.kl_coef > 0 or self.entropy_coef > 0 or self.has_teacher
 
 
 @dataclass(frozen=True, kw_only=True)

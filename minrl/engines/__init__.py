@@ -76,7 +76,9 @@ class Engine(Protocol):
         """Tokens that it takes, prompt and completion together."""
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion for each request, in order."""
+        """One completion for each request, in order. Of several processes each ends a call of `rollout` without
+        requests: it then takes part in what processes that hold an engine together still sample.
+        """
 
     def sync(self, policy: Policy) -> None:
         """Hold the policy's weights from now on."""

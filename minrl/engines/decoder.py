@@ -73,7 +73,7 @@ class LlamaDecoder:
         self.cache: list[Tensor] = []  # for each layer (2, N, K, L, C): keys, then values; or a convolution's tokens
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}  # by type of layer: (L, C) each, by position
         self.query_scale: Tensor | None = None  # (L,) by position
-        self.padding = torch.empty(0, dtype=torch.long)
+        self.padding, self.most_padding = torch.empty(0, dtype=torch.long), 0
         self.length = 0
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
@@ -82,6 +82,7 @@ class LlamaDecoder:
         ids, real = left_padded(prompts, device)
         longest = ids.shape[1]
         self.padding = (~real).sum(1)
+        self.most_padding = longest - min(map(len, prompts))
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
         shape = (2, len(prompts), self.kv_heads, longest + slots, self.head_dim)
         self.cache = []  # release an earlier one before allocating
@@ -107,6 +108,7 @@ class LlamaDecoder:
         for index, cache in enumerate(self.cache):  # layer by layer: no second cache beside the first
             self.cache[index] = self._selected(cache, rows)
         self.padding = self.padding[rows]
+        self.most_padding = int(self.padding.max())  # read here, not for every token
 
     def _selected(self, cache: Tensor, rows: Tensor) -> Tensor:
         """These rows; empty slots are not copied."""
@@ -119,17 +121,22 @@ class LlamaDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token (N,) to every row -> (N, D)."""
-        positions = self.length - self.padding
-        most = int(self.padding.max())
+        padding = self.padding if self.most_padding else self.padding[:1]  # all rows are at the same position
         seen: Seen = {}
         for window in {layer.window for layer in self.layers}:  # rows end at the same slot, and so do their windows
             start = max(0, self.length + 1 - window) if window else 0
-            slots = torch.arange(start, self.length + 1, device=tokens.device)
-            seen[window] = start, (slots >= self.padding[:, None])[:, None, None, None] if most > start else None
-        return self._forward(tokens[:, None], positions[:, None], seen)[:, 0]
+            seen[window] = start, self._real_from(start) if self.most_padding > start else None
+        return self._forward(tokens[:, None], (self.length - padding)[:, None], seen)[:, 0]
+
+    def _real_from(self, start: int) -> Tensor:
+        """Which slots from there on are a row's own (N, 1, 1, 1, L)."""
+        slots = torch.arange(start, self.length + 1, device=self.padding.device)
+        return (slots >= self.padding[:, None])[:, None, None, None]
 
     def _forward(self, ids: Tensor, positions: Tensor, seen: Seen, real: Tensor | None = None) -> Tensor:
-        """(N, Q) ids at positions -> (N, Q, D); the cache grows by Q. Ids that are not `real` are padding."""
+        """(N, Q) ids at positions (N, Q) or (1, Q) -> (N, Q, D); the cache grows by Q. Ids that are not `real` are
+        padding.
+        """
         hidden = in_float32(F.embedding(ids, self.weight))
         if self.embedding_scale is not None:
             hidden = hidden * self.embedding_scale
@@ -173,9 +180,8 @@ class LlamaDecoder:
             rotated = _rotate(rotated, *rotary)
         if self.shape.rotates_first:
             rotated = self._normed(layer, rotated)
-        new = cache[:, :, :, self.length : self.length + queries]
-        new[0] = rotated[:, :, self.heads :].transpose(1, 2)
-        new[1] = heads[:, :, self.heads + self.kv_heads :].transpose(1, 2)
+        new = cache[:, :, :, self.length : self.length + queries].transpose(2, 3)  # (2, N, Q, K, C)
+        new[0], new[1] = rotated[:, :, self.heads :], heads[:, :, self.heads + self.kv_heads :]
         return rotated[:, :, : self.heads]
 
     def _normed(self, layer: Layer, heads: Tensor) -> Tensor:
@@ -259,7 +265,7 @@ def _by_products(
     """
     rows, heads, _, _ = query.shape
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # (N * K, L, C), views of the cache
-    scores = torch.bmm(query.flatten(0, 1) * scale, keys.transpose(1, 2))
+    scores = torch.bmm((query * scale).flatten(0, 1), keys.transpose(1, 2))
     if cap is not None:
         scores = (scores / cap).tanh() * cap
     if mask is not None:

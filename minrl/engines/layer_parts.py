@@ -25,7 +25,7 @@ class Norm:
         self, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool, device: torch.device
     ) -> None:
         self.weight, self.bias, self.eps, self.centred = weight, bias, eps, centred
-        self.eps_tensor = torch.tensor(eps, dtype=torch.float64, device=device)
+        self.eps_tensor = torch.full((), eps, dtype=torch.float64, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The normed rows."""

@@ -36,7 +36,7 @@ class EngineWithOpponent:
         completions: dict[int, Completion] = {}
         for engine, frozen in ((self.engine, False), (self.opponent, True)):
             chosen = [index for index, request in enumerate(requests) if request.frozen == frozen]
-            if chosen:
+            if chosen or not (frozen or requests):  # without requests others of the run may have some
                 sampled = engine.generate([requests[index] for index in chosen], sampling)
                 completions.update(zip(chosen, sampled, strict=True))
         return [completions[index] for index in range(len(requests))]

@@ -7,6 +7,7 @@ is a hash of (seed, t), whatever else is in the batch.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -16,12 +17,14 @@ from torch import Tensor
 
 from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
 from minrl.engines.decoder import Decoder, make_decoder
-from minrl.engines.seeds import mix
+from minrl.engines.seeds import GOLDEN, mix
 from minrl.engines.slices import footprint, slices
 from minrl.kernels.head import Head
 from minrl.model.head import output_head
 from minrl.model.method import Decoding, method_of
+from minrl.model.sharding import free_whole, hold_whole
 from minrl.policy import Policy
+from minrl.system.copies import sent
 from minrl.system.progress import activity
 from minrl.types import Completion, Request
 
@@ -31,7 +34,10 @@ KEEP_FRACTION = 0.75
 BLOCK = 128
 """Tokens whose probabilities are summed before the cumulative sum."""
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+Heard = Callable[[int, int, float], bool]
+"""Hears of each token as it is sampled: the index of its request, the token, its log-probability. Returns whether the
+completion goes on; one that does not ends there, with the finish reason `stop`.
+"""
 
 
 class TorchEngine:
@@ -41,18 +47,19 @@ class TorchEngine:
     adapters merged, once for each batch. The gap is measured and corrected, as any engine's.
     """
 
-    def __init__(self, policy: Policy, cache_gib: float = 0.0) -> None:
-        self.policy, self._reuse = policy, PromptReuse()
+    def __init__(self, policy: Policy, cache_gib: float = 0.0, samples: bool = True) -> None:
+        self.policy, self._reuse, self._samples = policy, PromptReuse(), samples
         self.exact = policy.processes.dtype == torch.float32
         self._limit = int((cache_gib or CACHE_GIB) * 2**30)
+        self.sync(policy)
 
-    @property
+    @cached_property
     def context_length(self) -> int:
-        """Tokens that the policy takes."""
+        """Tokens that the policy takes, which each episode asks for and its config tells layer by layer."""
         return self.policy.context_length
 
     @torch.no_grad()
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], sampling: Sampling, heard: Heard | None = None) -> list[Completion]:
         """One completion for each request, in order. Requests are sampled in slices that fit the memory, and each
         distinct prompt of a slice is prefilled once.
         """
@@ -67,14 +74,18 @@ class TorchEngine:
             for order in orders(requests, method_of(self.policy.model).decoding):
                 for part in slices([requests[index] for index in order], cost, self._limit):
                     self._reuse.add(sum(len(r.ids) for r in part), sum(map(len, {tuple(r.ids) for r in part})))
-                    made = _Batch(self.policy, decoder, head, part, sampling).run(report, len(completions))
+                    batch = _Batch(self.policy, decoder, head, part, sampling)
+                    batch.heard = heard and partial(_heard_of, heard, order[: len(part)])
+                    made = batch.run(report, len(completions))
                     completions |= zip(order[: len(part)], made, strict=True)
                     del order[: len(part)]
         return [completions[index] for index in range(len(requests))]
 
     def sync(self, policy: Policy) -> None:
-        """The weights are the policy's own tensors; only which policy it is can change."""
+        """The weights are the policy's own tensors, gathered where they are sharded; which policy it is can change."""
         self.policy = policy
+        if self._samples:  # fine-tuning without a task never does, and may have no room
+            hold_whole(policy.model)
 
     @torch.no_grad()
     def score(self, ids: Sequence[int]) -> list[float]:
@@ -93,13 +104,19 @@ class TorchEngine:
         return self._reuse.take()
 
     def sleep(self) -> None:
-        """Nothing to give back: the cache lives for one batch only."""
+        """Free gathered weights. Else there is nothing to give back: the cache lives for one batch only."""
+        free_whole(self.policy.model)
 
     def wake(self) -> None:
         """Always ready."""
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _heard_of(heard: Heard, requests: Sequence[int], row: int, token: int, logprob: float) -> bool:
+    """`heard` of a batch's row, which is one of the requests."""
+    return heard(requests[row], token, logprob)
 
 
 class _Batch:
@@ -110,6 +127,7 @@ class _Batch:
     ) -> None:
         self.policy, self.decoder, self.head = policy, decoder, head
         self.requests, self.sampling = requests, sampling
+        self.heard: Heard | None = None
         self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
         self.limits = np.array([request.max_tokens for request in requests])
         self.stop_ids = np.array(sorted(sampling.stop_ids))
@@ -137,7 +155,7 @@ class _Batch:
         hidden = self._prefill()
         for position in range(int(self.limits.max())):
             logits = self.head.logits(hidden)
-            u = torch.from_numpy(uniforms(self.seeds[rows], position)).to(logits.device)
+            (u,) = sent([torch.from_numpy(uniforms(self.seeds[rows], position))], logits.device)
             sampled, logprobs = sample(logits, u, self.sampling.temperature)
             going = self._record(rows, position, sampled, logprobs)
             report(before + len(self.requests) - int(going.sum()))
@@ -162,12 +180,17 @@ class _Batch:
         """Store a token for every row that is still sampled; returns which rows go on."""
         live = ~self.stopped[rows] & (self.lengths[rows] == position) & (self.limits[rows] > position)
         live_rows = rows[live]
-        self.tokens[live_rows, position] = sampled.cpu().numpy()[live]
+        tokens = sampled.to("cpu", non_blocking=True)  # it is there when the next copy is, which is waited for
         self.logprobs[live_rows, position] = logprobs.cpu().numpy()[live]
+        self.tokens[live_rows, position] = tokens.numpy()[live]
         self.lengths[live_rows] = position + 1
         self.stopped[live_rows] = np.isin(self.tokens[live_rows, position], self.stop_ids)
         for row in live_rows.tolist() if self.sampling.stop_strings else ():
             self.stopped[row] |= self._ends_with_stop_string(row)
+        if self.heard is not None:
+            for row in live_rows.tolist():
+                token, logprob = int(self.tokens[row, position]), float(self.logprobs[row, position])
+                self.stopped[row] |= not self.heard(row, token, logprob)
         return live & ~self.stopped[rows] & (self.limits[rows] > position + 1)
 
     def _ends_with_stop_string(self, row: int) -> bool:
@@ -209,6 +232,9 @@ def _inverse_cdf(probabilities: Float[Tensor, "N V"], u: Float[Tensor, " N"]) ->
     """The token at which the cumulative probability passes u. Its block is found first, and only the tokens of that
     block are summed one by one.
     """
+    if probabilities.shape[1] <= BLOCK:
+        cdf = probabilities.cumsum(-1, dtype=torch.float64)
+        return torch.searchsorted(cdf, _below(u.double()[:, None] * cdf[:, -1:], cdf[:, -1:]), right=True)[:, 0]
     missing = -probabilities.shape[1] % BLOCK
     padded = F.pad(probabilities, (0, missing)) if missing else probabilities  # `pad` copies for nothing too
     blocks = padded.unflatten(1, (-1, BLOCK))  # (N, B, BLOCK)

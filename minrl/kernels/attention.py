@@ -60,6 +60,7 @@ class CardAttention:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._runs = JoinedAttention(lambda window: varlen_attention.plan(stream))
+        self._longest = int((stream.host or stream).positions.max()) + 1
 
     @cached_property
     def _rows(self) -> PaddedAttention:
@@ -68,6 +69,7 @@ class CardAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
         query, key, value = computed(query), computed(key), computed(value)
+        window = None if window is not None and window >= self._longest else window  # which then hides nothing
         attend = self._runs if varlen_attention.takes(query, window) else self._rows
         return attend(query, key, value, scale, window)
 

@@ -2,7 +2,8 @@
 
 torch sends float32 matrix products to MKL, which uses AVX-512 on Intel's processors only. oneDNN, which torch includes,
 computes the forward product and the input gradient 1.5 to 2.5 times faster on a Zen 5 (LOG.md). The weight gradient
-stays with MKL, which is as fast, and so does everything where there is AVX2 only.
+stays with MKL, since a resumed run of several processes was not exact with oneDNN's (LOG.md), and so does everything
+where there is AVX2 only.
 
 The C library returns large freed blocks to the system at once, so that every operation's output causes new page faults.
 Keeping the blocks saves a third of a forward pass.

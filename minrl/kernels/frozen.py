@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from minrl.kernels.cpu import Float32Linear, in_float32
+from minrl.kernels.mixed import empty, mixed
 
 READ_DIRECTLY = ("dt_proj", "classifier")
 """Names of linear layers whose weight the model reads without calling them: Mamba's time step, LongCat's router."""
 
-CLASSES: dict[tuple[type, type], type] = {}
-"""Those made here, by what they are made of."""
+PREFIX = "Held"
+"""Of the names of classes made here."""
 
 PROBED, LARGEST_CHANGE = 8, 1e-4
 """Tokens of the probe that compares held weights with those in float32, and how many nats rounding may change."""
@@ -87,6 +88,10 @@ def compute_weights(module: nn.Module) -> dict[str, Callable[[], Tensor]]:
 class _Computing(nn.Module):
     """A module whose weights exist in float32 only while it computes; for the backward pass it computes again."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle keeps: its class has no name to be found by."""
+        return empty, (*type(self).__bases__, PREFIX), self.__dict__
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any module
         """The module's own."""
         sources = dict(self.__dict__.get("weights_from", {}))  # as they are now: the backward pass comes later
@@ -106,6 +111,10 @@ class _Computing(nn.Module):
 
 class _HeldEmbedding(nn.Embedding):
     """An embedding of which only the rows that are looked up are cast. There is no gradient, and so no padding row."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As of `_Computing`."""
+        return empty, (*type(self).__bases__, PREFIX), self.__dict__
 
     def forward(self, ids: Tensor) -> Tensor:
         """The module's own forward pass, with the rows of these ids as its whole table."""
@@ -134,4 +143,4 @@ def _held_class(of: Any, name: str) -> Any:  # noqa: ANN401 - a class of modules
 
 def _with(held: type, of: Any) -> Any:  # noqa: ANN401
     """The class of modules that computes as `of` does, with its weights as `held` has them."""
-    return of if issubclass(of, held) else CLASSES.setdefault((held, of), type(f"Held{of.__name__}", (held, of), {}))
+    return of if issubclass(of, held) else mixed(held, of, PREFIX)

@@ -27,8 +27,9 @@ class PaddedAttention:
         self.padded = torch.cat([stream.prefix_index.flatten(), stream.suffix_index.flatten()])
         in_prefix, in_suffix = prefix < stream.prefix_lengths[:, None], suffix < stream.suffix_lengths[:, None]
         valid = torch.cat([in_prefix.flatten(), in_suffix.flatten()])
-        self.slot_of = torch.empty_like(stream.input_ids)
-        self.slot_of[self.padded[valid]] = valid.nonzero()[:, 0]
+        num_tokens, slots = len(stream.input_ids), torch.arange(len(valid), device=device)
+        token_of = torch.where(valid, self.padded, num_tokens)  # padding goes behind the tokens, and is cut off
+        self.slot_of = slots.new_empty(num_tokens + 1).scatter_(0, token_of, slots)[:num_tokens]
         lengths = stream.prefix_lengths[stream.prefix_of]  # (N,)
         sees_prefix = (prefix < lengths[:, None])[:, None, :].expand(-1, len(suffix), -1)
         sees_suffix = (suffix[None, :] <= suffix[:, None]).expand(len(lengths), -1, -1)
@@ -58,9 +59,11 @@ class PaddedAttention:
         if window is not None:
             mask = self._windowed(mask, query.shape[1], window)
         key, value = kv.transpose(1, 2).split(kv_heads, dim=1)
-        query, shared = query.transpose(1, 2), query.shape[2] != kv_heads
+        repeats = query.shape[2] // kv_heads
+        if repeats > 1:  # torch's kernels that take a mask take as many key heads as query heads only
+            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
         output = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=shared
+            query.transpose(1, 2), key, value, attn_mask=mask, is_causal=mask is None, scale=scale
         )
         return output.transpose(1, 2)
 

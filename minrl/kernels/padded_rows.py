@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from minrl.batch import Stream
+from minrl.system.copies import sent
 from minrl.types import Rollout
 
 
@@ -18,21 +19,24 @@ def padded_rows(stream: Stream) -> tuple[Tensor, Tensor]:
 
     A prompt's tokens are taken from the first of its rollouts.
     """
+    device, stream = stream.input_ids.device, stream.host or stream
     prompt_lengths = stream.prefix_lengths[stream.prefix_of][:, None]  # (N, 1)
     lengths = prompt_lengths + stream.suffix_lengths[:, None]
-    columns = torch.arange(int(lengths.max()), device=lengths.device).expand(len(lengths), -1)  # (N, L)
+    columns = torch.arange(int(lengths.max())).expand(len(lengths), -1)  # (N, L)
     last_prompt, last_suffix = stream.prefix_index.shape[1] - 1, stream.suffix_index.shape[1] - 1
     of_prompt = stream.prefix_index[stream.prefix_of].gather(1, columns.clamp(max=last_prompt))
     of_suffix = stream.suffix_index.gather(1, (columns - prompt_lengths).clamp(0, last_suffix))
     tokens = torch.where(columns < prompt_lengths, of_prompt, of_suffix)
     real = columns < lengths
-    places = torch.arange(columns.numel(), device=lengths.device).view_as(columns)
+    places = torch.arange(columns.numel()).view_as(columns)
     first = torch.full_like(stream.input_ids, columns.numel())
-    return stream.input_ids[tokens], first.scatter_reduce(0, tokens[real], places[real], "amin")
+    rows, places = sent([stream.input_ids[tokens], first.scatter_reduce(0, tokens[real], places[real], "amin")], device)
+    return rows, places
 
 
 def row_tokens(stream: Stream) -> int:
     """Tokens of the padded rows, padding included."""
+    stream = stream.host or stream
     lengths = stream.prefix_lengths[stream.prefix_of] + stream.suffix_lengths
     return len(lengths) * int(lengths.max())
 

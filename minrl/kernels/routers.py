@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minrl.kernels.cpu import in_float32
+from minrl.kernels.mixed import empty, mixed
 
 ROUTER = re.compile(r"Router$|Gating$|MoE\w*Gate$", re.IGNORECASE)
 """What the classes of routers are called."""
@@ -28,7 +29,7 @@ def exact_routers(model: nn.Module, config: Any) -> list[str]:  # noqa: ANN401 -
     counts = {getattr(config, name, None) for name in EXPERTS}
     routers = {path: module for path, module in model.named_modules() if _is_router(path, module, counts)}
     for module in routers.values():
-        module.__class__ = type(type(module).__name__, (_Exact, type(module)), {})
+        module.__class__ = mixed(_Exact, type(module), "")  # type: ignore[arg-type]  # a class is hashable
     return list(routers)
 
 
@@ -41,6 +42,10 @@ def _is_router(path: str, module: nn.Module, counts: set[int | None]) -> bool:
 
 class _Exact(nn.Module):
     """A module without autocast inside."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle keeps: its class has no name to be found by."""
+        return empty, (*type(self).__bases__, ""), self.__dict__
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any router
         """The module's own, of inputs in at least float32."""

@@ -5,12 +5,13 @@ The letters are those of minrl/kernels/attention.py. Nothing is padded; cumulati
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
 from minrl.batch import Run, Stream
+from minrl.system.copies import sent
 
 LARGEST_HEAD = 256
 """Dimensions of a head that the kernel takes."""
@@ -75,27 +76,20 @@ def takes(query: Tensor, window: int | None) -> bool:
 
 def plan(stream: Stream) -> list[Runs]:
     """Two parts: prompts and suffixes see themselves, and all suffixes of a prompt see the prompt."""
-    device = stream.input_ids.device
-    prompts, suffixes, followers = stream.runs()
+    prompts, suffixes, followers = (stream.host or stream).runs()
     runs = sorted((run for run in (*prompts, *suffixes) if run), key=lambda run: run[0])  # together all tokens
-    starts, longest = _starts(runs, device)
-    parts = [Runs(slice(None), starts, longest, slice(None), starts, longest, own=True)]
     seeing = [row for row, tokens in enumerate(followers) if tokens]
+    queries, keys = [followers[row] for row in seeing], [prompts[row] for row in seeing]
+    flat = [torch.tensor([*chain.from_iterable(part)], dtype=torch.long) for part in (queries, keys)]
+    planned = sent([*map(_starts, (runs, queries, keys)), *flat], stream.input_ids.device)
+    starts, query_starts, key_starts, query_tokens, key_tokens = planned
+    longest, query_longest, key_longest = (max(map(len, part), default=0) for part in (runs, queries, keys))
+    parts = [Runs(slice(None), starts, longest, slice(None), starts, longest, own=True)]
     if seeing:
-        queries, keys = [followers[row] for row in seeing], [prompts[row] for row in seeing]
-        parts.append(
-            Runs(
-                torch.tensor([*chain.from_iterable(queries)], device=device),
-                *_starts(queries, device),
-                torch.tensor([*chain.from_iterable(keys)], device=device),
-                *_starts(keys, device),
-                own=False,
-            )
-        )
+        parts.append(Runs(query_tokens, query_starts, query_longest, key_tokens, key_starts, key_longest, own=False))
     return parts
 
 
-def _starts(runs: Sequence[Run], device: torch.device) -> tuple[Tensor, int]:
-    """The cumulative lengths from 0 on, and the largest length."""
-    lengths = torch.tensor([0, *map(len, runs)], dtype=torch.int32)
-    return lengths.cumsum(0, dtype=torch.int32).to(device), int(lengths.max())
+def _starts(runs: Sequence[Run]) -> Tensor:
+    """The cumulative lengths from 0 on."""
+    return torch.tensor([0, *accumulate(map(len, runs))], dtype=torch.int32)

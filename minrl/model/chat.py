@@ -3,13 +3,14 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from loguru import logger
 
-from minrl.model.messages import is_unicode, roles_of
+from minrl.model.messages import is_unicode, roles_of, told_by_user
 from minrl.model.round_trip import difference
 from minrl.model.thoughts import heard
-from minrl.model.turns import Turns
+from minrl.model.turns import ANSWER, ANSWERED, Turns
 from minrl.types import SOLO, Message, Prompt, Rollout, UserError
 
 LONGEST_MARK = 32
@@ -69,7 +70,9 @@ class ChatTokenizer(Turns):
         return bool(short and text.strip()) or 0 < len(self.encode_first_turn(prompt)) < length
 
     def encode_next_turn(self, message: Prompt, completion: list[int]) -> list[int]:
-        """`Turns.encode_next_turn`. Before the first one of a chat, say how such turns differ from the template's."""
+        """`Turns.encode_next_turn`; the user says what a tool does if the template has no turn for it. Before the first
+        one of a chat, say how such turns differ from the template's.
+        """
         if not self._compared and not isinstance(message, str):
             self._compared = True
             found = difference(self)
@@ -78,7 +81,17 @@ class ChatTokenizer(Turns):
                     f"a further turn is appended to the tokens as they were sampled, and {found}: the model is trained "
                     "on what it sampled, and a chat program would show it the template's (docs/templates.md)"
                 )
+        if not isinstance(message, str) and not self._writes_tools:
+            message = list(map(told_by_user, message))
         return super().encode_next_turn(message, completion)
+
+    @cached_property
+    def _writes_tools(self) -> bool:
+        """Whether the chat template writes what a tool says after an answer."""
+        try:
+            return self.render([*ANSWERED, {"role": "tool", "content": ANSWER}]).count(ANSWER) == 2
+        except UserError:
+            return False
 
 
 def _as_json(messages: Sequence[Message]) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from minrl.config.learning import LoraConfig
 from minrl.kernels.cpu import in_float32, speed_up_linears
 from minrl.kernels.frozen import hold_frozen
+from minrl.model.sharding import whole
 from minrl.model.source import PICKLE
 from minrl.model.targets import find_targets, parameter_wrapper, refusals_in_one_line, refuse_tied
 from minrl.model.text import foreign_modules, train_text
@@ -37,6 +38,9 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 SUBFOLDER = "adapter"
 """Where the adapters lie beside a merged model."""
+
+ADAPTER = ".lora_"
+"""Part of the names of adapters' weights."""
 
 PREFIX = "base_model.model."
 """The prefix of weight names in peft's files."""
@@ -70,6 +74,7 @@ class Adapters:
         hold_frozen(model, {module for _, module in foreign_modules(model)})
         speed_up_linears(model)
         model.eval()
+        self._base = fingerprint(model)  # now, while the model is whole; it does not change
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -83,14 +88,14 @@ class Adapters:
             for layer in layers:
                 layer.enable_adapters(True)
 
-    def save(self, folder: Path) -> None:
-        """Save in peft's format, with the fingerprint of the base weights."""
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Save those of a state dict in peft's format, with the fingerprint of the base weights."""
         import peft
 
         folder.mkdir(parents=True, exist_ok=True)
-        state = peft.get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        tensors = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "base": fingerprint(self.model)})
+        own = peft.get_peft_model_state_dict(self.model, state_dict=dict(state), save_embedding_layers=False)
+        tensors = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in own.items()}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt", "base": self._base})
         self._peft_config.save_pretrained(str(folder))
 
     def load(self, folder: Path) -> None:
@@ -113,7 +118,11 @@ class MergedWeights(Mapping[str, Tensor]):
         self.bases = {_base_name(name): w for name, w in weights.items() if not _of_adapter(name, layers)}
 
     def __getitem__(self, name: str) -> Tensor:
-        """The weight that the model computes with."""
+        """The weight that the model computes with; a sharded one is gathered, by all processes together."""
+        return whole(self.part(name))
+
+    def part(self, name: str) -> Tensor:
+        """The weight that the model computes with, sharded where the model is."""
         return merged_weight(self.adapted[name]) if name in self.adapted else self.bases[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -286,4 +295,4 @@ def _base_name(name: str) -> str:
 
 def _of_adapter(name: str, layers: Mapping[str, Any]) -> bool:
     """Whether a weight belongs to an adapter: it is in a layer that has one, and not in that layer's base."""
-    return ".lora_" in name and name.rpartition(".lora_")[0] in layers
+    return ADAPTER in name and name.rpartition(ADAPTER)[0] in layers

@@ -18,6 +18,13 @@ def roles_of(messages: Sequence[Message]) -> str:
     return ", ".join(str(message.get("role")) for message in messages) or "no messages"
 
 
+def told_by_user(message: Message) -> Message:
+    """What a tool says as a message of the user, between marks; any other message as it is."""
+    if message.get("role") != "tool":
+        return message
+    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+
+
 def quoted(message: Message, special: re.Pattern[str] | None) -> Message:
     """The message with a space in each special token that its text holds: what others wrote ends no turn. An answer is
     the assistant's own and stays as it is.

@@ -51,25 +51,44 @@ class Shape:
     """Of a row's recurrent states in all layers."""
 
 
+def keeps_states(config: Any) -> bool:  # noqa: ANN401 - of transformers
+    """Whether a layer keeps a state of a row, as recurrent layers and convolutions do, and not keys of each token."""
+    return any(kind in (*RECURRENT, "conv") for kind in _types(config.get_text_config(decoder=True)))
+
+
 def shape_of(config: Any) -> Shape:  # noqa: ANN401 - of transformers
     """The sizes of the text part of a model with this config. What layers have each of their own may differ."""
     config = config.get_text_config(decoder=True)
-    layers = list(config.per_layer_config) if config.is_heterogeneous else [config] * _size(config, "num_hidden_layers")
-    types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
-    types = types or ["attention" if _size(layers[0], "num_attention_heads") else "linear_attention"] * len(layers)
+    layers = layer_configs(config)
+    types = _types(config)
     keeping = [layer for layer, kind in zip(layers, types, strict=False) if kind not in WITHOUT_KEYS]
     hidden = _size(config, "hidden_size")
+    once = list({id(layer): layer for layer in layers}.values())  # most models have the same in every place
+    cached = {id(layer): _cached(layer) for layer in once}
     return Shape(
         context=_size(config, *CONTEXTS, default=UNLIMITED),
         vocabulary=_size(config, "vocab_size"),
         hidden=hidden,
-        inner=max(_inner(layer) for layer in layers),
+        inner=max(map(_inner, once)),
         layers=len(layers),
-        keys=max(_keys_and_values(layer)[0] for layer in layers),
-        queries=max(_queries(layer) for layer in layers),
-        cached=sum(map(_cached, keeping)) + max(map(_expanded, keeping), default=0),
+        keys=max(_keys_and_values(layer)[0] for layer in once),
+        queries=max(map(_queries, once)),
+        cached=sum(cached[id(layer)] for layer in keeping) + max(map(_expanded, keeping), default=0),
         state=sum(_state(layer) for layer, kind in zip(layers, types, strict=False) if kind in RECURRENT),
     )
+
+
+def layer_configs(config: Any) -> list[Any]:  # noqa: ANN401 - of transformers
+    """The config of each layer, which may have sizes of its own."""
+    same = not config.is_heterogeneous
+    return [config] * _size(config, "num_hidden_layers") if same else list(config.per_layer_config)
+
+
+def _types(config: Any) -> list[str]:  # noqa: ANN401 - of transformers
+    """The type of each layer."""
+    types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    layers = layer_configs(config)
+    return types or ["attention" if _size(layers[0], "num_attention_heads") else "linear_attention"] * len(layers)
 
 
 def _inner(config: Any) -> int:  # noqa: ANN401 - of transformers

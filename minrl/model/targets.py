@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,6 +80,7 @@ def _is_matrix(name: str, weight: Tensor) -> bool:
     return router or (weight.ndim == 3 and "conv" not in name)
 
 
+@cache
 def parameter_wrapper(wrapper: Any, merged_weight: Callable[[Any], Tensor]) -> type:  # noqa: ANN401 - of peft
     """peft's wrapper of weights that are no layer's own (experts, routers). peft computes with a merged copy, kept for
     the backward pass; here it is made again.
@@ -95,6 +96,9 @@ def parameter_wrapper(wrapper: Any, merged_weight: Callable[[Any], Tensor]) -> t
             finally:
                 del weights[self.parameter_name]
 
+        def __reduce__(self) -> tuple[Any, ...]:  # pickle finds no class made here
+            return _empty_wrapper, (wrapper, merged_weight), self.__dict__
+
         def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of nn.Module
             try:
                 return super().__getattr__(name)
@@ -102,3 +106,8 @@ def parameter_wrapper(wrapper: Any, merged_weight: Callable[[Any], Tensor]) -> t
                 return getattr(super().__getattr__("base_layer"), name)
 
     return ParamWrapper
+
+
+def _empty_wrapper(wrapper: Any, merged_weight: Callable[[Any], Tensor]) -> Any:  # noqa: ANN401
+    cls: Any = parameter_wrapper(wrapper, merged_weight)
+    return cls.__new__(cls)

@@ -46,6 +46,7 @@ _END = (
     r"(?P<end>\|(?:im_end|eot_id|end|return|call|endoftext|end_of_text|END_RESPONSE|end_of_solution)\|>|end_of_turn>"
     r"|/s>|eos>|[|\uff5c]end[\u2581_]of[\u2581_]sentence[|\uff5c]>)"
 )
+_ENDED = re.compile(f"<{_END}", re.IGNORECASE)
 _PAIRS = [f"(?P<opens{n}>{opens})|(?P<closes{n}>{closes})" for n, (opens, closes) in enumerate(FORMS)]
 _ANY = rf"[<\[\u25c1](?=[\s/|\uff5ca-z])(?:{'|'.join([_TAG, *_PAIRS, _END])})"
 _MARK, _OUTSIDE = (re.compile(pattern, re.IGNORECASE) for pattern in (_ANY, f"(?P<fence>{_FENCE})|{_ANY}"))
@@ -58,6 +59,12 @@ _MENTIONED = (
 )
 """What stands before and behind a tag that a sentence names."""
 _PIECES = frozenset(("<|channel|>", "<|message|>"))
+
+
+def turn(text: str) -> str:
+    """The text before the first mark of the end of its turn, such as `</s>`."""
+    ended = _ENDED.search(text)
+    return text[: ended.start()] if ended else text
 
 
 def after_thoughts(text: str) -> str:

@@ -46,7 +46,7 @@ def _check_local(plan: EvaluationPlan, model: NamedModel) -> None:
     if takes_vllm(config.engine, policy.device.type):
         limit = min(config.engine.engine_context_length or limit, limit)
     for task in plan.tasks:
-        check_prompts(policy, model, task, limit, config.max_tokens)
+        check_prompts(policy, model, task, limit, config.limit_of(task.name))
 
 
 def _check_server(plan: EvaluationPlan, model: NamedModel) -> None:

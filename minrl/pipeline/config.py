@@ -1,10 +1,12 @@
 """Every setting of evaluate.py, with its unit and its check."""
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Annotated, Literal
 
-from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig
+from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig, task_key
 from minrl.config.bounds import Bounded, Calls, Count, Natural, Seconds, Seed, from_zero
+from minrl.config.tasks import by_task, data_by_task, limits_by_task, split_tool, weights_of
 from minrl.system.keys import require_variable
 from minrl.terminal.flags import ALONE
 from minrl.types import require
@@ -60,7 +62,8 @@ class EvaluateConfig(Bounded):
     tasks: tuple[str, ...] = ()
     """Built-in tasks, installed packages', or path/to/file.py:name."""
     task: str = ""
-    """One task: the short form of --tasks. Neither given: the task that the run was trained on, else countdown."""
+    """One task: the short form of --tasks. Several with weights, as train.py takes them, have one score together too.
+    Neither given: the task that the run was trained on, else countdown."""
     completions: str = ""
     """JSONL file with `completion` and the fields that the reward reads; no model is loaded."""
     output: str = ""
@@ -69,6 +72,8 @@ class EvaluateConfig(Bounded):
     """All whole checkpoints of a named run in place of its newest: the score over the training steps."""
     data_path: str = ""
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    task_data_path: str = ""
+    """Local files of single tasks, such as math:a.jsonl,code:b.jsonl."""
     examples: Count = 512
     """Held-out examples (all where the task has fewer)."""
     samples: Annotated[int, from_zero("automatic")] = 0
@@ -81,6 +86,8 @@ class EvaluateConfig(Bounded):
     """The k of pass@k. Empty: 1, 2, 4, ... up to the number of samples, and that."""
     max_tokens: Count = 192
     """Longest completion of one turn, in tokens. A run: its own. Other models that MinRL did not make: 1024."""
+    task_max_tokens: str = ""
+    """Longest completion of single tasks, such as hanoi:256,countdown:64. The others have max_tokens."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion, beside the model's own end tokens."""
     seed: Seed = 0
@@ -142,6 +149,9 @@ class EvaluateConfig(Bounded):
         require(
             one_task, f"data_path is one task's data, and there are {len(self.task_names)} tasks: evaluate it alone"
         )
+        keys = [task_key(name) for name in self.task_names]
+        limits_by_task(self.task_max_tokens, keys)
+        by_task("task_data_path", self.task_data_path, keys)
         _ = self.rollout  # its own checks
 
     @property
@@ -152,7 +162,21 @@ class EvaluateConfig(Bounded):
     @property
     def task_names(self) -> tuple[str, ...]:
         """The tasks, as the user named them."""
-        return self.tasks or (self.task or DEFAULT_TASK,)
+        return self.tasks or tuple(weights_of(self.task or DEFAULT_TASK))
+
+    @property
+    def weights(self) -> dict[str, Fraction]:
+        """The weights of several tasks that have one score together, by `task_key`; empty if they have none."""
+        weights = {task_key(name): weight for name, weight in weights_of(self.task).items()}
+        return weights if len(weights) > 1 else {}
+
+    def data_of(self, key: str) -> str:
+        """The local file of a task; empty if it has none."""
+        return data_by_task(self.task_data_path).get(split_tool(key)[0], self.data_path)
+
+    def limit_of(self, key: str) -> int:
+        """The longest completion of a task, in tokens."""
+        return limits_by_task(self.task_max_tokens).get(key, self.max_tokens)
 
     @property
     def rollout(self) -> RolloutConfig:

@@ -52,7 +52,7 @@ class Recorder:
 
     def __init__(self, task: Task, stop_strings: Sequence[str] = ()) -> None:
         self.records: list[Said] = []
-        self._task, self._stop_strings = task, stop_strings
+        self._task, self._stop_strings = task, (*stop_strings, *task.stop_strings)
         self.task = dataclasses.replace(task, episode=self._episode)
 
     def _episode(self, example: Example, rng: random.Random) -> Episode:

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from minrl.config import task_key
 from minrl.evaluation import by_category, is_solved, pass_at_one, summarize
 from minrl.intervals import bootstrap, percentiles, resampled, wilson
 from minrl.pipeline.plan import GREEDY, SAMPLED, EvaluationPlan, PlannedTask
 from minrl.pipeline.rows import SERVED_AS, Key, Row
 from minrl.pipeline.table import NOBODY
 from minrl.rollout import lost_roles
+from minrl.run.overall import shares, weighted_score
 from minrl.system.json_text import plain
 from minrl.types import Reward, part_means
 
@@ -88,6 +90,20 @@ def results(plan: EvaluationPlan, lines: Iterable[Mapping[str, Any]], rows: Mapp
             result["first_unscorable"] = reason
         found.append(plain({**result, "completions": len(keys) - missing, "missing": missing}))
     return found
+
+
+def together(plan: EvaluationPlan, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The score of each model on several tasks with weights, from its results on each. Left out where one has none."""
+    parts, scores = shares(plan.config.weights), []
+    for model in plan.models if parts else ():
+        results = {one["task"]: one for one in found if one["model"] == model.name and "pass@1" in one}
+        if results.keys() >= parts.keys():
+            of_them = [(share, results[key]["pass@1"], results[key]["ci95"]) for key, share in parts.items()]
+            value, ci95 = weighted_score(of_them)
+            counts = {name: sum(results[key][name] for key in parts) for name in ("n", "examples")}
+            about = {"model": model.name, "label": model.label, "task": task_key(plan.config.task), "shares": parts}
+            scores.append({**about, "pass@1": value, "ci95": list(ci95), **counts})
+    return plain(scores)
 
 
 def pair_figures(plan: EvaluationPlan, task: PlannedTask, scores: Sequence[EpisodeScore]) -> dict[str, Any]:

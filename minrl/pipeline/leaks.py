@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from minrl.config import TaskOptions, task_key
+from minrl.config import TaskOptions, option_keys
 from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.lineage import TrainedRun
 from minrl.run.provenance import changes, provenance
@@ -15,30 +15,31 @@ from minrl.types import Example, UserError, require
 def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
     """Refuse problems that the run was trained on. Yield a note if these are unknown."""
     for name in config.task_names:
-        key = task_key(name)
-        if not run.task or key != task_key(run.task):
+        key, *_ = option_keys(name)  # with a tool or without, the problems are the same
+        own_task = run.task_of(key)
+        if own_task is None:
             continue
         yield from _changed_since(run, key)
-        here = (with_absolute_path(name), options[key], config.data_path)
+        here = (with_absolute_path(name), options[key], config.data_of(key))
         try:
-            trained = run.options([run.task])[key]
-            if (run.task, trained, run.data_path(key)) == here:
+            trained = run.options([own_task])[key]
+            if (own_task, trained, run.data_path(key)) == here:
                 continue  # a dataset holds no problem on both sides
-            taught = load_task(run.task, {key: trained}, run.data_path(key))
+            taught = load_task(own_task, {key: trained}, run.data_path(key))
             known = _identities(taught, taught.dataset.train)
             prompts = _prompts(taught, taught.dataset.train)
         except UserError as error:
             yield f"which problems {run.folder.name} was trained on cannot be known: {error}"
             continue
-        task = load_task(name, options, config.data_path)
+        task = load_task(name, options, config.data_of(key))
         asked = list(task.dataset.held_out)[: config.examples]
-        if (run.task, run.data_path(key)) == (here[0], here[2]):
+        if (own_task, run.data_path(key)) == (here[0], here[2]):
             prompts = set()  # the identities are of the same problems
         leaked = sum(bool(_identities(task, [one]) & known or _prompts(task, [one]) & prompts) for one in asked)
         given = vars(options[key])
-        own = [f"task {run.task}"] if run.task != here[0] else []
+        own = [f"task {own_task}"] if own_task != here[0] else []
         own += [f"{key}.{name} {value!r}" for name, value in vars(trained).items() if value != given.get(name)]
-        own += [f"data_path {run.data_path(key)!r}"] if run.data_path(key) != config.data_path else []
+        own += [f"data_path {run.data_path(key)!r}"] if run.data_path(key) != here[2] else []
         require(
             not leaked,
             f"{leaked} of the {len(asked)} problems of {key} are among those that {run.folder.name} was trained "
@@ -69,18 +70,18 @@ def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -
     rows = {question_of(row.prompt) for row in read_demonstrations(Path(path), *columns)}
     if run.task:
         try:
-            own = load_task(run.task, run.options([run.task]), run.data_path(task_key(run.task)))
+            own = load_task(run.task, run.options([run.task]), run.data_path(option_keys(run.task)[0]))
         except UserError as error:
             yield f"which rows {run.folder.name} was trained on cannot be known: {error}"
             return
         rows -= {question_of(example.prompt) for example in own.dataset.held_out}
     for name in config.task_names:
-        task = load_task(name, options, config.data_path)
+        task = load_task(name, options, config.data_of(option_keys(name)[0]))
         asked = list(task.dataset.held_out)[: config.examples] if task.episode is None else []
         leaked = sum(question_of(example.prompt) in rows for example in asked)
         require(
             not leaked,
-            f"{leaked} of the {len(asked)} problems of {task_key(name)} are among the rows of {path}, which "
+            f"{leaked} of the {len(asked)} problems of {option_keys(name)[0]} are among the rows of {path}, which "
             f"{run.folder.name} was fine-tuned on: evaluate it on others",
         )
 

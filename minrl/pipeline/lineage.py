@@ -1,4 +1,4 @@
-"""The runs among the models, and the runs whose models these started from."""
+"""The runs among the models, and the runs whose models these started or learned from."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.config import TaskOptions, TrainerConfig, task_key
+from minrl.config import TaskOptions, TrainerConfig, option_keys, task_key
+from minrl.config.tasks import data_by_task, split_tool, weights_of
 from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST
 from minrl.run.resume import is_run, model_folder, run_folder_of, run_of
-from minrl.run.start import START
+from minrl.run.start import START, TEACHER
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict
 from minrl.terminal.flags import checked
@@ -35,6 +36,11 @@ class TrainedRun:
         """The task that it was trained on, as its user named it; empty if there is none."""
         return self.values.get("task", "")
 
+    @property
+    def task_names(self) -> dict[str, str]:
+        """The tasks that it was trained on, by `task_key`."""
+        return {task_key(name): name for name in weights_of(self.task)}
+
     def setting(self, name: str, hint: Any, default: Any) -> Any:  # noqa: ANN401 - types are data here
         """A setting, refused if it is of another type."""
         try:
@@ -44,12 +50,18 @@ class TrainedRun:
 
     def data_path(self, key: str) -> str:
         """The local file with its examples of a task."""
-        return self.values.get("data_path", "") if task_key(self.task) == key else ""
+        alone = self.values.get("data_path", "") if self.task_of(key) else ""
+        return data_by_task(self.values.get("task_data_path", "")).get(split_tool(key)[0], alone)
+
+    def task_of(self, key: str) -> str | None:
+        """The task that it was trained on under this key, with a tool or without; None if there is none."""
+        own = {split_tool(trained)[0]: name for trained, name in self.task_names.items()}
+        return own.get(split_tool(key)[0])
 
     def options(self, names: Sequence[str]) -> TaskOptions:
         """The run's options of the tasks."""
         stored = self.values.get("tasks", {})
-        chosen = {key: stored[key] for key in map(task_key, names) if key in stored}
+        chosen = {key: stored[key] for name in names for key in option_keys(name) if key in stored}
         try:
             return from_dict({"tasks": chosen}, TrainerConfig, names)[1]
         except UserError as error:
@@ -103,19 +115,31 @@ def _is_checkpoint(path: Path) -> bool:
     return (path / MANIFEST).exists() or re.fullmatch(r"step_\d+", path.name) is not None
 
 
+BEHIND = {START: ("started from", "model_id"), TEACHER: ("learned from", "teacher_id")}
+"""The models that a run's own comes from: how, and the setting that names one."""
+
+
 def lineage(run: TrainedRun, notes: list[str]) -> Iterator[TrainedRun]:
-    """The run, the run that made its start model, and so on. A missing one is noted."""
-    seen = set()
-    while run.folder not in seen:
-        seen.add(run.folder)
-        yield run
-        start = Path(run.record.get("models", {}).get(START, {}).get("path", ""))
-        folder = _run_of_checkpoints(start) if _is_checkpoint(start) else None
-        unknown = "nobody knows which problems that was trained on"
-        if folder is None and (start / MANIFEST).exists():
-            notes.append(f"{run.folder.name} started from {start}, whose run is not there, so that {unknown}")
-        elif start.is_absolute() and not start.exists() and (_is_checkpoint(start) or run.values.get("model_id")):
-            known = unknown if folder is None else f"{folder} is taken for its run"
-            notes.append(f"{run.folder.name} started from {start}, which is not there any more: {known}")
-        if folder is not None and is_run(folder):
-            run = TrainedRun(folder.resolve(), read_json(folder / "config.json"))
+    """The run, those that made its start model and its teacher, and so on. A missing one is noted."""
+    seen, left = set(), [run]
+    for one in left:  # which grows
+        if one.folder not in seen:
+            seen.add(one.folder)
+            yield one
+            left += [made for role in BEHIND if (made := _run_behind(one, role, notes)) is not None]
+
+
+def _run_behind(run: TrainedRun, role: str, notes: list[str]) -> TrainedRun | None:
+    """The run that made this model of the run's."""
+    came, setting = BEHIND[role]
+    model = Path(run.record.get("models", {}).get(role, {}).get("path", ""))
+    folder = _run_of_checkpoints(model) if _is_checkpoint(model) else None
+    unknown = "nobody knows which problems that was trained on"
+    if folder is None and (model / MANIFEST).exists():
+        notes.append(f"{run.folder.name} {came} {model}, whose run is not there, so that {unknown}")
+    elif model.is_absolute() and not model.exists() and (_is_checkpoint(model) or run.values.get(setting)):
+        known = unknown if folder is None else f"{folder} is taken for its run"
+        notes.append(f"{run.folder.name} {came} {model}, which is not there any more: {known}")
+    if folder is None or not is_run(folder):
+        return None
+    return TrainedRun(folder.resolve(), read_json(folder / "config.json"))

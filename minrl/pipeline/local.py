@@ -28,9 +28,6 @@ class LocalSampler:
         config = plan.config
         self.config, self.model, self.workers = config, model, workers
         processes = Processes(config.model)
-        require(
-            processes.count == 1, f"evaluate.py runs in one process, got {processes.count}: start it without launcher"
-        )
         self.policy = load_policy(model.name, config.model, processes)
         require(
             model.fingerprint in ("", as_cached(model).fingerprint),
@@ -45,7 +42,7 @@ class LocalSampler:
     def play(self, task: PlannedTask, batches: Sequence[EpisodeBatch]) -> Iterator[list[Row]]:
         """The rows of each batch."""
         if batches:
-            check_prompts(self.policy, self.model, task, self.engine.context_length, self.config.max_tokens)
+            check_prompts(self.policy, self.model, task, self.engine.context_length, self.config.limit_of(task.name))
         for batch in batches:
             yield self._play(task, batch)
 

@@ -129,11 +129,12 @@ def make_plan(config: EvaluateConfig, options: TaskOptions, held: Mapping[str, i
 
 
 def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str, held: int) -> PlannedTask:
-    task = load_task(name, options, config.data_path)
+    key = task_key(name)
+    task = replace(load_task(name, options, config.data_of(key)), max_tokens=config.limit_of(key))
     task.dataset.sizes()  # a task without its data is refused before a model is loaded
     examples = list(task.dataset.held_out)[: config.examples]
     played = modes(config, len(examples), held)
-    return PlannedTask(task_key(name), task, examples, played, max(held, played[0].samples), programs(name))
+    return PlannedTask(key, task, examples, played, max(held, played[0].samples), programs(name))
 
 
 def modes(config: EvaluateConfig, examples: int, held: int = 0) -> list[Mode]:

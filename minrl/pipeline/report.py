@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.pipeline.figures import differences, results
+from minrl.pipeline.figures import differences, results, together
 from minrl.pipeline.folder import SUMMARY
 from minrl.pipeline.pictures import draw_all
 from minrl.pipeline.plan import EvaluationPlan
@@ -51,6 +51,7 @@ def report(
         "settings": settings,
         "results": found,
         "differences": plain(differences(plan, lines)),
+        **({"together": scores} if (scores := together(plan, found)) else {}),
     }
     write_text(folder / TABLE, markdown(plan, summary))
     write_csv(folder / CSV, CSV_COLUMNS, tidy(summary))
@@ -93,6 +94,14 @@ def tidy(summary: Figures) -> Iterator[dict[str, Any]]:
             yield {**within, **_measured("pass@1", of_it["pass@1"], of_it["ci95"])}
             for part, mean in of_it["parts"].items():
                 yield {**within, "figure": f"part/{part}", "value": mean}
+    yield from _compared(summary)
+
+
+def _compared(summary: Figures) -> Iterator[dict[str, Any]]:
+    """One line for the score of each model on several tasks together, and for its difference to the first."""
+    for one in summary.get("together", ()):
+        about = {name: one[name] for name in ("task", "model", "n", "examples")}
+        yield {**about, **_measured("pass@1", one["pass@1"], one["ci95"])}
     for one in summary["differences"]:
         about = {name: one[name] for name in ("task", "model", "examples")}
         yield {**about, **_measured(f"pass@1 minus that of {one['baseline']}", one["difference"], one["ci95"])}
@@ -114,6 +123,8 @@ def markdown(plan: EvaluationPlan, summary: Figures) -> str:
         categories = category_cells(of_task)
         if categories[1]:
             blocks += [f"{BY_CATEGORY}:", table(*categories)]
+    if scores := summary.get("together", ()):
+        blocks += [f"## {scores[0]['task']}", table(*together_cells(scores))]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -152,6 +163,13 @@ def difference_cells(changes: Sequence[Figures]) -> Cells:
         value, low, high = (f"{100 * number:+.1f}" for number in (one["difference"], *one["ci95"]))
         lines.append([one["label"], f"{value} ({low} to {high})", *(str(one[n]) for n in ("better", "worse", "same"))])
     return ["model", "points (95 %)", "examples better", "worse", "same"], lines
+
+
+def together_cells(scores: Sequence[Figures]) -> Cells:
+    """The scores of the models on several tasks together."""
+    shown = ", ".join(f"{share(part)} {task}" for task, part in scores[0]["shares"].items())
+    lines = [[one["label"], interval_text(one["pass@1"], one["ci95"])] for one in scores]
+    return ["model", f"pass@1 of {shown} (95 %)"], lines
 
 
 def category_cells(of_task: Sequence[Figures]) -> Cells:

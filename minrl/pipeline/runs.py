@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minrl.config import TaskOptions, task_key
+from minrl.config import TaskOptions, option_keys, task_key
 from minrl.config.defaults import MAX_TOKENS
+from minrl.config.tasks import limits_by_task, mixed, weights_of
 from minrl.model.loading import made_here
 from minrl.pipeline.config import API, EvaluateConfig
 from minrl.pipeline.leaks import leaked_rows, leaks
@@ -19,7 +20,7 @@ from minrl.run.resume import resolve_model
 from minrl.terminal.command_line import parse_with_tasks
 from minrl.types import require
 
-SHARED = ("max_tokens", "stop_strings", "chat_template_options", "data_path")
+SHARED = ("max_tokens", "task_max_tokens", "stop_strings", "chat_template_options", "data_path", "task_data_path")
 """Settings that a run's config.json and an evaluation have in common."""
 
 
@@ -33,7 +34,8 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
     runs, notes = find_runs(config.model_names)
     if not runs:
         return _as_given_models(arguments, config, notes), notes
-    tasks = {task_key(run.task): run.task for run in runs if run.task}
+    tasks = {mixed({key: weights_of(run.task)[name] for key, name in run.task_names.items()}): run.task for run in runs}
+    tasks.pop("", None)  # of runs without a task
     if tasks and not (config.task or config.tasks):
         require(len(tasks) == 1, f"name the --tasks: the runs were trained on {' and '.join(tasks)}")
         arguments = [*arguments, "--task", *tasks.values()]
@@ -72,7 +74,9 @@ def _as_given_models(arguments: Sequence[str], config: EvaluateConfig, notes: li
 def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:
     """The config with the run's settings, and its options. A run's data file is for its own task alone."""
     names = config.task_names
-    data_path = next(filter(None, (run.data_path(task_key(name)) for name in names)), "")
+    paths = {key: path for key in map(task_key, names) if (path := run.data_path(key))}
+    limits = limits_by_task(run.setting("task_max_tokens", str, "")).items()
+    data_path = next(iter(paths.values()), "") if len(run.task_names) == 1 or len(names) == 1 else ""
     require(
         not data_path or len(names) == 1,
         f"{run.folder.name} had its examples from {data_path}, which is one task's data: evaluate {run.task} alone",
@@ -82,7 +86,9 @@ def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:
         config,
         max_tokens=run.setting("max_tokens", int, config.max_tokens),
         stop_strings=run.setting("stop_strings", tuple[str, ...], config.stop_strings),
+        task_max_tokens=",".join(f"{key}:{limit}" for key, limit in limits if key in map(task_key, names)),
         data_path=data_path,
+        task_data_path="" if data_path else ",".join(f"{key}:{path}" for key, path in paths.items()),
         model=replace(config.model, chat_template_options=template),
     )
     return trained, run.options(names)
@@ -92,8 +98,8 @@ def _settings(config: EvaluateConfig, options: TaskOptions) -> dict[str, Any]:
     """The settings that a run gives defaults for, by flag."""
     shared: dict[str, Any] = {name: getattr(config, name) for name in SHARED if name != "chat_template_options"}
     shared["chat_template_options"] = config.model.chat_template_options
-    for name in config.task_names:
-        shared.update({f"{task_key(name)}.{key}": value for key, value in vars(options[task_key(name)]).items()})
+    for task in dict.fromkeys(key for name in config.task_names for key in option_keys(name)):
+        shared.update({f"{task}.{key}": value for key, value in vars(options[task]).items()})
     return shared
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from loguru import logger
 
+from minrl.model.messages import told_by_user
 from minrl.pipeline.episodes import Recorder, episode_rng, row_of, through_stop, turn_seed
 from minrl.pipeline.models import NamedModel
 from minrl.pipeline.plan import EpisodeBatch, EvaluationPlan, PlannedTask
@@ -74,6 +75,7 @@ class ServedSampler:
         example, recorder = task.examples[index], Recorder(task.task)
         play = Play(recorder.task, example, episode_rng(self.config.seed, index, sample))
         said: dict[str, _Conversation] = {}
+        stops = (*self.config.stop_strings, *task.task.stop_strings)
         refused = ""
         play.advance(None)
         try:
@@ -84,7 +86,7 @@ class ServedSampler:
                     play.advance(result)
                 else:
                     conversation = said.setdefault(play.pending.role, _Conversation())
-                    play.advance(self._ask(conversation, play.pending, key, batch.mode.temperature))
+                    play.advance(self._ask(conversation, play.pending, key, batch.mode.temperature, stops))
         except ChatRefusal as refusal:
             play.fail(str(refusal))
             refused = refusal.kind
@@ -98,16 +100,18 @@ class ServedSampler:
         row = row_of(key, task, record, spoken, play.failure)
         return {**row, **({"refused": refused} if refused else {}), **({SERVED_AS: sorted(names)} if names else {})}
 
-    def _ask(self, conversation: "_Conversation", turn: Turn, key: Key, temperature: float) -> str:
+    def _ask(
+        self, conversation: "_Conversation", turn: Turn, key: Key, temperature: float, stops: Sequence[str]
+    ) -> str:
         """The model's next words in the conversation."""
         conversation.messages += as_messages(turn.message)
         (reply,) = self.client.complete(
             conversation.messages,
             temperature=temperature,
-            max_tokens=self.config.max_tokens,
+            max_tokens=self.config.limit_of(key.task),
             seed=turn_seed(self.config.seed, key, turn.role, len(conversation.replies)),
         )
-        reply = until_stop(reply, self.config.stop_strings)
+        reply = until_stop(reply, stops)
         conversation.answer(reply)
         return reply.text
 
@@ -163,5 +167,7 @@ def connect(plan: EvaluationPlan, model: NamedModel) -> ChatClient:
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
-    """A prompt as chat messages; a string is one message of the user."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    """A prompt as chat messages; a string is one message of the user, and so is what a tool says: servers take that
+    only as the answer to a call in their own form.
+    """
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(told_by_user, prompt))

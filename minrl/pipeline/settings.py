@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.config import TaskOptions
+from minrl.config import TaskOptions, option_keys
 from minrl.pipeline.config import STAGES, Stage
 from minrl.pipeline.plan import EvaluationPlan, PlannedTask
 from minrl.rewards.judge import asked_by
+from minrl.run.overall import shares
 from minrl.system.stable_text import digest_of
 from minrl.terminal.command_line import plain_options
 from minrl.types import UserError
@@ -17,6 +18,9 @@ from minrl.types import UserError
 JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")
 
 SAMPLING = ("seed", "temperature", "greedy", "max_tokens", "stop_strings", "opponent", "data_path")
+
+OF_SINGLE_TASKS = ("task_max_tokens", "task_data_path")
+"""Further ones, where they are given."""
 
 ENGINE = ("engine", "engine_context_length", "batch_invariant")
 """Settings of the engine that a completion depends on."""
@@ -37,6 +41,7 @@ def settings_of(plan: EvaluationPlan, options: TaskOptions) -> StageSettings:
     settings = {
         "generate": {
             **{name: getattr(config, name) for name in SAMPLING},
+            **{name: getattr(config, name) for name in OF_SINGLE_TASKS if getattr(config, name)},
             **{name: getattr(config.engine, name) for name in ENGINE},
             "dtype": config.model.dtype,
             "device": config.model.device,
@@ -46,7 +51,7 @@ def settings_of(plan: EvaluationPlan, options: TaskOptions) -> StageSettings:
                 task.name: {
                     "examples": _examples_digest(task),
                     SAMPLES: task.held_samples,
-                    "options": plain_options(options[task.name]),
+                    "options": options_of(task.name, options),
                 }
                 for task in plan.tasks
             },
@@ -64,9 +69,17 @@ def settings_of(plan: EvaluationPlan, options: TaskOptions) -> StageSettings:
             "pass_at": config.pass_at,
             "charts": config.charts,
             SAMPLES: {task.name: task.modes[0].samples for task in plan.tasks},
+            **({"shares": shares(config.weights)} if config.weights else {}),
         },
     }
     return json.loads(json.dumps(settings, default=str))
+
+
+def options_of(task: str, options: TaskOptions) -> dict[str, Any]:
+    """The task's options by name, and those of its tool as `tool.option`."""
+    own, *tools = option_keys(task)
+    of_tools = {f"{tool}.{name}": value for tool in tools for name, value in plain_options(options[tool]).items()}
+    return {**plain_options(options[own]), **of_tools}
 
 
 def identity_of(plan: EvaluationPlan, settings: StageSettings) -> str:

@@ -3,7 +3,16 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from minrl.pipeline.report import BY_CATEGORY, Cells, category_cells, difference_cells, interval_text, share, title_of
+from minrl.pipeline.report import (
+    BY_CATEGORY,
+    Cells,
+    category_cells,
+    difference_cells,
+    interval_text,
+    share,
+    title_of,
+    together_cells,
+)
 from minrl.system.foreign_text import printable
 from minrl.terminal.tables import Table
 
@@ -24,6 +33,8 @@ def tables(summary: Figures) -> Iterator[Table]:
         categories = category_cells(of_task)
         if categories[1]:
             yield Table(BY_CATEGORY, *categories)
+    if scores := summary.get("together", ()):
+        yield Table(scores[0]["task"], *together_cells(scores))
 
 
 def unscored(summary: Figures) -> Iterator[str]:

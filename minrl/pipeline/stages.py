@@ -100,7 +100,7 @@ def _stages(
     summary = whole_report(folder, settings)
     if summary is None:
         summary = report(plan, folder, settings, read_table(table) or [], rows)
-    say_cut_off(summary, config.max_tokens)
+    say_cut_off(summary, config)
     return summary
 
 
@@ -135,11 +135,11 @@ def complain(rows: Mapping[Key, Row]) -> None:
         )
 
 
-def say_cut_off(summary: Mapping[str, Any], max_tokens: int) -> None:
+def say_cut_off(summary: Mapping[str, Any], config: EvaluateConfig) -> None:
     """Warn about figures whose completions were often cut off at the limit."""
     for result in summary["results"]:
         if result.get("truncated_frac", 0) > LARGE_CUT_OFF:
             logger.warning(
                 f"{result['label']} on {result['task']}: {result['truncated_frac']:.0%} of the completions were cut "
-                f"off at --max-tokens {max_tokens}: the figure is that of the limit too, raise it"
+                f"off at --max-tokens {config.limit_of(result['task'])}: the figure is that of the limit too, raise it"
             )

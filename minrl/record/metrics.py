@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from loguru import logger
 
+from minrl.record.fingerprints import FILE as FINGERPRINTS
+from minrl.record.fingerprints import cut_fingerprints
 from minrl.system.disk import writing
 from minrl.system.files import append_jsonl, fsync, read_jsonl, whole, write_csv, write_jsonl
 from minrl.system.json_text import json_text
@@ -47,6 +49,8 @@ TAGS = (
     "policy/optimizer_steps",
     "policy/skipped_steps",
     "policy/trained_token_frac",
+    "teacher/kl",
+    "teacher/preferred_frac",
     "engine/logprob_gap_mean",
     "engine/logprob_gap_max",
     "engine/kl",
@@ -58,6 +62,12 @@ TAGS = (
     "engine/prompt_reuse_frac",
     "engine/sync_gap_max",
     "engine/sync_checked_tensors",
+    "taught/agreement",
+    "taught/agreement_by_chance",
+    "taught/alignment",
+    "taught/change_mean",
+    "taught/spill_over",
+    "taught/engine_lag",
     "update/computed_tokens",
     "sft/loss",
     "sft/entropy",
@@ -96,8 +106,8 @@ TAGS = (
 HISTOGRAMS = ("engine/importance_weight", "rollout/completion_tokens", "reward/value")
 """Distributions of the steps whose rollouts are written: raw weights of tokens, lengths, rewards."""
 
-OPEN_PREFIXES = ("reward/part/", "reward/role/", "eval/", "baseline/")
-"""Prefixes of tags that tasks name."""
+OPEN_PREFIXES = ("reward/part/", "reward/role/", "eval/", "baseline/", "task/")
+"""Prefixes of tags that tasks name. `task/NAME/` precedes the tags of rewards and rollouts of one of several tasks."""
 
 
 @runtime_checkable
@@ -143,7 +153,7 @@ LOGGERS: Mapping[str, Sequence[Callable[..., Board]]] = {
 
 
 class MetricsLog:
-    """The metrics files of one run. `cut_after` first removes everything after that step.
+    """The metrics files of one run, and its fingerprints. `cut_after` first removes everything after that step.
 
     `tasks` and `settings` are for TensorBoard's page and hyperparameters.
     """
@@ -162,6 +172,7 @@ class MetricsLog:
             from minrl.record.tensorboard import cut_events
 
             cut_metrics(folder, cut_after)
+            cut_fingerprints(folder, cut_after)
             cut_events(folder, cut_after)
         earlier = read_metrics(folder)
         self._boards = [board(folder, tasks, settings, earlier) for board in LOGGERS[logger]]
@@ -173,6 +184,11 @@ class MetricsLog:
             for board in self._boards:
                 board.scalars(step, metrics)
             append_jsonl(self.folder / "metrics.jsonl", [{"step": step, **metrics}])
+
+    def fingerprint(self, step: int, hashes: Mapping[str, Any]) -> None:
+        """Write hashes of the step."""
+        with writing(self.folder):
+            append_jsonl(self.folder / FINGERPRINTS, [{"step": step, **hashes}])
 
     def text(self, tag: str, text: str, step: int) -> None:
         """Show a text on every board."""
@@ -201,7 +217,9 @@ class MetricsLog:
             for board in self._boards:
                 board.flush()
             append_jsonl(self.folder / "metrics.jsonl", [])
-            fsync(self.folder / "metrics.jsonl")  # before the checkpoint of the step
+            for path in (self.folder / "metrics.jsonl", self.folder / FINGERPRINTS):
+                if path.exists():
+                    fsync(path)  # before the checkpoint of the step
         lines = read_metrics(self.folder)
         columns = list(dict.fromkeys(key for line in lines for key in line))
         write_csv(self.folder / "metrics.csv", columns, lines)

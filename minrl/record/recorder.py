@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from loguru import logger
 from torch import Tensor
@@ -13,10 +14,13 @@ from minrl.algorithms import Advantages
 from minrl.config import task_key
 from minrl.evaluation import Evaluation
 from minrl.record.clock import PhaseClock, speeds
+from minrl.record.fingerprints import of_checkpoint, of_step
 from minrl.record.metrics import MetricsLog, read_metrics
-from minrl.record.rollout_metrics import distributions, markdown, over_processes, rollout_metrics, samples
+from minrl.record.rollout_metrics import distributions, markdown, over_processes, samples, step_metrics
 from minrl.record.usage import Usage
 from minrl.rollout import Rollouts
+from minrl.run.best import ended_by, fall, note_score, score_in, scores_of
+from minrl.run.checkpoint import best_in, name_best
 from minrl.run.folder import begin
 from minrl.run.parts import Parts
 from minrl.run.run import hyperparameters
@@ -24,7 +28,7 @@ from minrl.system.files import write_json
 from minrl.terminal.bars import STEP
 from minrl.types import Rollout
 from minrl.update import Update
-from minrl.viewer.lines import readable, training_lines
+from minrl.viewer.lines import add_moved, readable, training_lines
 
 
 class Recorder:
@@ -47,6 +51,8 @@ class Recorder:
         self._facts: dict[str, float] = {}
         self._clock, self._usage = PhaseClock(), Usage()
         self._new_tokens = 0
+        self._sampled: Sequence[Rollout] = ()
+        self._hashes: dict[str, str] = {}
 
     @property
     def begun(self) -> bool:
@@ -69,7 +75,7 @@ class Recorder:
         step, config = self.state.step, self.config
         if self.main:
             cut_after = begin(self.run, config.steps)
-            names, settings = list(self.parts.tasks), hyperparameters(self.run)
+            names, settings = self.parts.scored, hyperparameters(self.run)
             self._log = MetricsLog(self.run.folder, cut_after, names, settings, config.logging.logger)
             if config.logging.note and not step:
                 self._log.text("note", config.logging.note, step)
@@ -81,8 +87,13 @@ class Recorder:
                 logger.info(f"{name}: {note}")
         self._compare_walls()
         self._report = self.bar.enter_context(self.parts.screen.progress(STEP, config.steps, done=step))
-        logged = any(line["step"] == step for line in read_metrics(self.run.folder))
-        self.owed = bool(self.state.unfinished) and not self.parts.policy.processes.gather([logged])[0]
+        logged = [line for line in read_metrics(self.run.folder) if line["step"] == step]
+        (logged, *_) = self.parts.policy.processes.gather([logged])
+        self.owed = bool(self.state.unfinished) and not logged
+        if self.state.unfinished and logged:  # it was killed after the evaluation that its checkpoint waits for
+            note_score(self.state, score_in(logged[0], task_key(config.rollout.task), step))
+        if self.main and config.logging.keep_best:
+            name_best(self.run.checkpoints, self.state)  # it may have been killed before that
         self._metrics = dict(self.state.unfinished) if self.owed else {}
         self._forget_other_work()
         self._clock, self._usage = PhaseClock(), Usage()
@@ -107,10 +118,10 @@ class Recorder:
         if not rollouts:
             return
         with self.timed("time/log_s"):
+            self._sampled = rollouts
             self._new_tokens = sum(rollout.num_sampled for rollout in rollouts)
             self.state.sampled_tokens += self._new_tokens
-            num_lost = len(sampled.outcomes) - len(rollouts)
-            self._metrics.update(rollout_metrics(rollouts, self.config.rollout.max_tokens, num_lost))
+            self._metrics.update(step_metrics(sampled, self.config.rollout.terms))
             self._facts.update(self.parts.engine.take_facts())
 
     def measured(self, metrics: Mapping[str, float]) -> None:
@@ -122,40 +133,60 @@ class Recorder:
     def update(self, advantages: Advantages, update: Update) -> None:
         """Add the numbers of the update."""
         self.measured(update.metrics)
+        with self.timed("time/log_s"):
+            self._hashes, self._sampled = of_step(self._sampled, advantages.values), ()
         self._facts.update(self.parts.engine.take_facts())
         self._metrics["reward/zero_spread_group_frac"] = advantages.zero_spread_group_frac
         self._metrics.update({f"baseline/{role}": value for role, value in advantages.baselines.items()})
 
     def save_rollouts(
-        self, rollouts: Sequence[Rollout], advantages: Tensor, update: Update, tracked: Sequence[Rollout]
+        self,
+        rollouts: Sequence[Rollout],
+        advantages: Tensor,
+        update: Update,
+        followed: Sequence[Rollout],
+        moved: Tensor | None = None,
     ) -> None:
-        """Write the step's rollouts, and the held-out examples that are followed through the run."""
+        """Write the step's rollouts, and the held-out examples that are followed through the run. `moved` says how far
+        the update moved each sampled token of both.
+        """
         if self._log is None:
             return
         with self.timed("time/log_s"):
             policy, step = self.parts.policy, self.state.step
             lines = training_lines(policy, rollouts, advantages, update)
-            followed = readable(policy, tracked, "held_out")
+            others = readable(policy, followed, "held_out")
+            add_moved([*lines, *others], moved)
             self._log.text("samples/train", markdown(samples(lines)), step)
-            self._log.text("samples/held_out", markdown(followed), step)
-            self._log.rollouts(step, [*lines, *followed])
+            self._log.text("samples/held_out", markdown(others), step)
+            self._log.rollouts(step, [*lines, *others])
             self._log.histograms(step, distributions(rollouts, update.logprobs))
 
     def evaluation(self, evaluations: dict[str, Evaluation]) -> None:
         """Add the held-out figures. The last step's keep their rollouts: some are shown at the end."""
         self.evaluated_at, self.evaluations = self.state.step, dict(evaluations)
-        if self.state.step < self.config.steps:
-            self.evaluations = {name: replace(one, rollouts=()) for name, one in evaluations.items()}
         for name, evaluation in evaluations.items():
             self._metrics.update(evaluation.metrics(name))
             logger.info(f"step {self.state.step}: {name} {evaluation.text()}")
             _warn_of(f"held-out episodes of {name}", evaluation.failures)
+        self._note_score()
+        if self.state.step < self.config.steps and not ended_by(scores_of(self.state), self.config.evaluation):
+            self.evaluations = {name: replace(one, rollouts=()) for name, one in evaluations.items()}
         if self.state.step == 0 and self.main:
             plain = {name: evaluation.to_json() for name, evaluation in evaluations.items()}
             write_json(self.run.folder / "eval_before.json", plain)
         if self._log is not None:
             with self.timed("time/log_s"):
                 self._refresh_page()
+
+    def _note_score(self) -> None:
+        """Add the score of the trained task to the state, as the main process has it, and say where it has fallen."""
+        score = score_in(self._metrics, task_key(self.config.rollout.task), self.state.step)
+        note_score(self.state, self.parts.policy.processes.gather([score])[0])
+        fallen = fall(scores_of(self.state)) if score is not None else ""
+        if fallen:
+            best = best_in(self.run.checkpoints) if self.config.logging.keep_best else None
+            logger.warning(f"step {self.state.step}: {fallen}" + (f": {best}" if best else ""))
 
     def end_step(self) -> None:
         """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock."""
@@ -169,10 +200,17 @@ class Recorder:
         with self.timed("time/log_s"):
             if self._log is not None and not self.owed:
                 self._log.log(self.state.step, self._metrics)
+            if self._log is not None and self._hashes:
+                self._log.fingerprint(self.state.step, self._hashes)
             self._report(self.state.step, self._note())
         self.state.unfinished = self._metrics if self.owed else {}
-        self._metrics, self._facts, self._new_tokens, self.owed = {}, {}, 0, False
+        self._metrics, self._facts, self._hashes, self._new_tokens, self.owed = {}, {}, {}, 0, False
         self._forget_other_work()
+
+    def saved(self, checkpoint: Path) -> None:
+        """Add the hashes of a checkpoint."""
+        if self._log is not None:
+            self._log.fingerprint(self.state.step, {"files": of_checkpoint(checkpoint)})
 
     @property
     def seconds(self) -> float:

@@ -10,7 +10,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from minrl.config import TaskTerms
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
+from minrl.rollout import Rollouts
 from minrl.system.foreign_text import printable
 from minrl.types import Reward, Rollout, part_means
 
@@ -21,6 +23,27 @@ SHOWN_WIDTH = 100
 """Characters of a line among the samples: what TensorBoard shows beside its list of runs in a window of 1280 points."""
 
 _WRAPPER = TextWrapper(SHOWN_WIDTH, expand_tabs=False, replace_whitespace=False, drop_whitespace=False)
+
+
+def step_metrics(sampled: Rollouts, terms: Mapping[str, TaskTerms]) -> dict[str, float]:
+    """Scalars by tag of what a step sampled. Of several tasks, `task/NAME/...` are those of each, and it alone has
+    parts of the reward and roles, whose names may mean another thing in another task.
+    """
+    outcomes, by_task = sampled.outcomes, dict[str, dict[str, float]]()
+    for task, (max_tokens, _) in terms.items():
+        rollouts = [one for one in sampled.rollouts if one.task == task]
+        if rollouts:
+            num_lost = sum(one.task == task for one in outcomes) - len(rollouts)
+            by_task[task] = rollout_metrics(rollouts, max_tokens, num_lost)
+    if "" in by_task:
+        return by_task[""]
+    room = sum(len(one.turns) * terms[one.task].max_tokens for one in sampled.rollouts)
+    shared = rollout_metrics(sampled.rollouts, 1, len(outcomes) - len(sampled.rollouts))
+    shared["rollout/limit_frac"] = sum(one.num_sampled for one in sampled.rollouts) / max(1, room)
+    return {
+        **{tag: value for tag, value in shared.items() if not tag.startswith(("reward/part/", "reward/role/"))},
+        **{f"task/{task}/{tag}": value for task, metrics in by_task.items() for tag, value in metrics.items()},
+    }
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], max_tokens: int, num_lost: int = 0) -> dict[str, float]:

@@ -9,15 +9,28 @@ from typing import Any
 from loguru import logger
 
 from minrl.config import LoggingConfig, task_key
+from minrl.draw import every
 from minrl.evaluation import Evaluation, is_solved
 from minrl.record.recorder import Recorder
-from minrl.run.checkpoint import last_saved, save_checkpoint, step_name
+from minrl.run.best import best_of, ended_by, scores_of, why_ended
+from minrl.run.checkpoint import (
+    BEST,
+    best_in,
+    is_best,
+    last_saved,
+    name_best,
+    save_checkpoint,
+    step_name,
+    step_of,
+    weights_sha256,
+)
 from minrl.run.folder import note_saved
 from minrl.run.next_steps import next_steps
 from minrl.run.parts import Parts
 from minrl.run.run import write_summary
+from minrl.run.start import START
 from minrl.run.stopping import StepSignals
-from minrl.system.files import read_json
+from minrl.system.files import read_json, read_record
 from minrl.system.signals import exit_status
 from minrl.terminal.bars import FILE_ONLY
 from minrl.terminal.screen import RESULT
@@ -62,6 +75,15 @@ class Session:
         return self._signals.stopped_by > 0
 
     @property
+    def ended(self) -> bool:
+        """Whether no further step is to begin: a signal came, or --stop-at or --patience says that it is enough."""
+        return self.interrupted or bool(self._ended_by)
+
+    @property
+    def _ended_by(self) -> str:
+        return ended_by(scores_of(self.state), self.parts.config.evaluation)
+
+    @property
     def owes_evaluation(self) -> bool:
         """Whether the held-out score is measured before the next step: before the first, or where a stopped run left
         it to this one.
@@ -96,18 +118,29 @@ class Session:
         """Write the step's line, and learn whether the run is to stop."""
         self.recorder.end_step()
         self._signals.ask()
+        evaluated = self.recorder.evaluated_at == self.state.step
+        if evaluated and self.recorder.main and self.parts.config.logging.keep_best:  # a resumed run has saved the step
+            name_best(self.run.checkpoints, self.state)
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint every so many steps, after a signal, and where the score is the best so far."""
+        config = self.parts.config.logging
+        best = config.keep_best and self.recorder.evaluated_at == self.state.step
+        best = best and self.parts.policy.processes.on_main(lambda: is_best(self.run.checkpoints, self.state))
+        if best or self.interrupted or every(config.save_every, self.state.step):
+            self.save()
 
     def save(self) -> None:
-        """Save a checkpoint, after everything else of the step is on disk. All processes wait."""
-        processes = self.parts.policy.processes
+        """Save a checkpoint, after everything else of the step is on disk."""
         with self.recorder.timed("time/save_s"):
-            if processes.main:
+            if self.parts.policy.processes.main:
                 self.recorder.flush()
-                keep = self.parts.config.logging.keep_checkpoints
-                parts = self.parts.policy, self.parts.optimizer, self.state
-                note_saved(self.run, save_checkpoint(self.run.checkpoints, *parts, keep))
-            processes.wait()
-        self._saved = self.run.checkpoints / step_name(self.state.step)
+            config, parts = self.parts.config.logging, (self.parts.policy, self.parts.optimizer, self.state)
+            kept = config.keep_checkpoints, config.keep_best
+            self._saved = save_checkpoint(self.run.checkpoints, *parts, *kept)
+            if self.parts.policy.processes.main:
+                note_saved(self.run, self._saved)
+                self.recorder.saved(self._saved)
 
     def finish(self, more: Mapping[str, Any] | None = None) -> int:
         """After a signal say how the run is resumed; else evaluate, write the summary with `more` in it, and show the
@@ -122,24 +155,37 @@ class Session:
         if self.interrupted:
             saved = f"saved {self._saved}" if self._saved else "nothing to save before the first step"
             logger.warning(f"{saved}; go on with: {self.run.resume_command}")
+            self._signals.ended()
             return exit_status(self._signals.stopped_by)
         self.state.seconds = self.recorder.seconds
+        digest = weights_sha256(self.parts.policy)  # by all processes: it may be sharded
         if self.parts.policy.processes.main:
             before, after = read_json(self.run.folder / "eval_before.json") or {}, self.recorder.evaluations
-            assert self._saved is not None, "the last checkpoint was just saved"
-            write_summary(self.run, self.state, self.parts.policy, self._saved, before, after, more or {})
-            self._show_results(before, after)
+            final = self._saved or Path(self.run.models[START]["path"])  # --stop-at was reached before the first step
+            write_summary(self.run, self.state, digest, final, before, after, {**self._best_and_end(), **(more or {})})
+            self._show_results(before, after, final)
         self._finished = True
         return 0
 
-    def _show_results(self, before: dict[str, dict], after: dict[str, Evaluation]) -> None:
+    def _best_and_end(self) -> dict[str, Any]:
+        """What summary.json says about the best checkpoint, and about the end if that came before the last step."""
+        best = read_record(self.run.checkpoints / BEST)
+        return ({"best": best} if best else {}) | ({"ended_by": self._ended_by} if self._ended_by else {})
+
+    def _show_results(self, before: dict[str, dict], after: dict[str, Evaluation], final: Path) -> None:
         screen, name = self.parts.screen, task_key(self.parts.config.rollout.task)
         if name in after:
             screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
             first = {is_solved(one): one for one in reversed(after[name].rollouts)}
             screen.samples({solved: self.parts.policy.decode_all(one.ids) for solved, one in first.items()})
         steps = f"{self.state.step} step{'s' * (self.state.step != 1)}"
-        logger.bind(**{RESULT: True}).info(f"{steps} in {self.state.seconds:.0f} s; checkpoint {self._saved}")
+        scores, best = scores_of(self.state), best_in(self.run.checkpoints)
+        done = f"{steps} in {self.state.seconds:.0f} s; checkpoint {final}"
+        if best is not None and best.name != final.name:
+            done += f"; the best, {best_of(score for score in scores if score.step == step_of(best))}: {best}"
+        if self._ended_by:
+            logger.info(f"ended early: {why_ended(scores, self.parts.config.evaluation)}")
+        logger.bind(**{RESULT: True}).info(done)
         prompt = self.parts.task.dataset.held_out[0].prompt if name else None
-        for line in next_steps(self.run, Path(self._saved or ""), prompt):
+        for line in next_steps(self.run, final, prompt, best, self._ended_by):
             logger.info(line)

@@ -41,6 +41,7 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
             r"reward/solve_some_group_frac",
             r"reward/solve_all_group_frac",
         ],
+        "reward of each task": [r"task/.*/reward/mean"],
         "parts of the reward": [r"reward/part/.*"],
         "roles": [r"reward/role/[^/]*"],
         "unscorable share": [r"reward/unscorable_frac", r"eval/.*/unscorable_frac"],
@@ -55,6 +56,12 @@ ROWS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "clipped share of tokens": [r"policy/clip_(low|high)_frac"],
         "loss": [r"policy/loss", r"sft/loss", r"sft/held_out_loss"],
         "learning rate": [r"policy/learning_rate"],
+        "divergence from the teacher, nats; share of tokens that it prefers": [
+            r"teacher/kl",
+            r"teacher/preferred_frac",
+        ],
+        "tokens that moved the way their advantage points": [r"taught/agreement(_by_chance)?", r"taught/alignment"],
+        "spill-over, and lag of the engine, over the movement of trained tokens": [r"taught/(spill_over|engine_lag)"],
     },
     "Engine": {
         "raw importance weight": [r"engine/importance_weight_(mean|min|max)"],

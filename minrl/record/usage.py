@@ -12,11 +12,10 @@ import torch
 
 from minrl.record.clock import card_memory_gib
 from minrl.system.cores import cpu_cores
+from minrl.system.processor import processor_s
 
 GB = 1e9
 PROC = "/proc"
-CPU_TIMES = slice(11, 15)
-"""utime, stime, cutime and cstime in /proc/PID/stat, after the name of the program."""
 
 
 class Usage:
@@ -42,13 +41,13 @@ def cpu_and_memory() -> tuple[float, int | None]:
     children that were waited for; pages that two processes share count in both. Without /proc: of this process, and
     None.
     """
-    ticks, pages = 0, 0
+    seconds, pages = 0.0, 0
     for pid in process_tree():
-        ticks += sum(map(int, _fields(pid, "stat")[CPU_TIMES]))
-        pages += sum(map(int, _fields(pid, "statm")[1:2]))
+        seconds += processor_s(pid, children=True, proc=PROC)
+        pages += sum(map(int, _text(f"{PROC}/{pid}/statm").split()[1:2]))
     if not pages:
         return sum(os.times()[:4]), None
-    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+    return seconds, pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def process_tree() -> Iterator[int]:
@@ -62,11 +61,6 @@ def process_tree() -> Iterator[int]:
             continue
         for thread in threads:
             found.extend(map(int, _text(f"{PROC}/{pid}/task/{thread}/children").split()))
-
-
-def _fields(pid: int, name: str) -> list[str]:
-    """The numbers of a file in /proc, without the program's name; none if the process ended."""
-    return _text(f"{PROC}/{pid}/{name}").rpartition(")")[2].split()
 
 
 def _text(path: str) -> str:

@@ -23,8 +23,12 @@ from minrl.report.seeds import groups_of
 from minrl.report.svg import alone, sheet
 from minrl.report.tables import markdown
 from minrl.system.files import write_text
+from minrl.system.launch import require_one_process
 from minrl.terminal.command_line import parse, run_main
 from minrl.types import require
+
+SMOOTHING = 0.6
+"""Weight of the past in curves, unless the user says otherwise."""
 
 MOST_CHARTS = 6
 """Charts in the picture of Markdown; the page has all."""
@@ -53,12 +57,13 @@ class ReportConfig(Bounded):
     runs_dir/report that is named by them."""
     runs_dir: str = "runs"
     """Folder in which runs are looked for by name."""
-    smoothing: Annotated[float, share_below_one("at least 0 and below 1")] = 0.6
+    smoothing: Annotated[float, share_below_one("at least 0 and below 1")] = SMOOTHING
     """Weight of the past in the smoothed curves, as in TensorBoard. 0: not smoothed."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Read the runs, draw, write, and say where."""
+    require_one_process("python -m minrl.report")
     first_flag = next((place for place, given in enumerate(arguments) if given.startswith("-")), len(arguments))
     config = parse(ReportConfig, arguments[first_flag:])
     if not first_flag:
@@ -68,11 +73,16 @@ def main(arguments: Sequence[str]) -> int:
     sys.stderr.write(f"reading {', '.join(arguments[:first_flag])}\n")
     runs = read_runs(arguments[:first_flag], Path(config.runs_dir))
     folder = Path(config.output or _default_folder(runs, arguments[0], config.runs_dir))
+    write_report(runs, folder, " ".join(["python -m minrl.report", *arguments]), config.smoothing)
+    return 0
+
+
+def write_report(runs: Sequence[RunData], folder: Path, command: str, smoothing: float = SMOOTHING) -> None:
+    """Write report.md, its pictures and report.html to the folder, and say where they are. `command` made them."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python -m minrl.report", *arguments])
     written = {
-        "report.md": markdown(runs, _draw(runs, folder, config.smoothing), command),
-        "report.html": page(runs, config.smoothing, command),
+        "report.md": markdown(runs, _draw(runs, folder, smoothing), command),
+        "report.html": page(runs, smoothing, command),
     }
     for name, text in written.items():
         write_text(folder / name, text)
@@ -80,7 +90,6 @@ def main(arguments: Sequence[str]) -> int:
     for run in runs:
         if run.unfinished:
             sys.stderr.write(f"{run.unfinished}\n")
-    return 0
 
 
 def _draw(runs: Sequence[RunData], folder: Path, smoothing: float) -> dict[str, str]:

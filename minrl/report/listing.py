@@ -58,10 +58,11 @@ def _described(folder: Path, run: RunData) -> str:
     steps = f"step {run.last_step}" + (f" of {wanted}" if wanted else "")
     written = time.strftime("%d %b %Y %H:%M", time.localtime(_last_written(folder)))
     state = f"going on ({holder(folder / LOCK)})" if going_on else "finished" if run.summary else "stopped"
-    before, after = run.before_and_after(run.trained)
+    (before, after), best = run.before_and_after(run.trained), run.best(run.trained)
     facts = [f"{state}, {steps}, {written}", f"{run.trained}, {run.model}"]
     if before or after:
         facts[1] += f", held-out pass@1 {_percent(before)} before, {_percent(after)} after"
+        facts[1] += f", {_percent(best)} at step {best.step}, the best" if best else ""
     facts += [f"note: {run.note}"] if run.note else []
     width = shutil.get_terminal_size().columns
     lines = [textwrap.fill(f, width, initial_indent="  ", subsequent_indent="    ") for f in facts]

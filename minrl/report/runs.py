@@ -133,6 +133,12 @@ class RunData:
         before = next((score for score in scores if score.step == 0), None)
         return before, next((score for score in reversed(scores) if score.step > 0), None)
 
+    def best(self, task: str) -> Score | None:
+        """The score with the highest lower bound after a step, or one of 1, if the last one is worse."""
+        scores = [score for score in self.scores(task) if score.step > 0]
+        places = [(score.pass_at_1 >= 1, score.low) for score in scores]
+        return scores[places.index(max(places))] if places and max(places) > places[-1] else None
+
     def mean(self, tag: str) -> float | None:
         """The mean of a tag over the steps that have it, the step-0 evaluation left out."""
         values = [line[tag] for line in self.lines if tag in line and line["step"] > 0]

@@ -49,7 +49,9 @@ def results(runs: Sequence[RunData]) -> Table:
             greedy = f"{_greedy(before)} to {_greedy(after)}"
             algorithm = run.summary.get("algorithm") or run.config.get("algorithm", NOTHING)
             about = [run.name, task or NOTHING, algorithm, run.config.get("seed", NOTHING), run.last_step]
-            rows.append([*map(str, about), _interval(before), _after(after, run.last_step), greedy])
+            rows.append(
+                [*map(str, about), _interval(before), _after(after, run.last_step) + _best(run.best(task)), greedy]
+            )
     return header, rows
 
 
@@ -147,6 +149,11 @@ def _interval(score: Score | None) -> str:
 def _after(score: Score | None, last_step: int) -> str:
     """The last score of a run, with its step where that is not the run's last."""
     return _interval(score) + (f" at step {score.step}" if score is not None and score.step < last_step else "")
+
+
+def _best(score: Score | None) -> str:
+    """The best score, where a later one is worse."""
+    return "" if score is None else f"; best {_interval(score)} at step {score.step}"
 
 
 def _greedy(score: Score | None) -> str:

@@ -10,7 +10,7 @@ Its chat template renders user and assistant turns only: system messages explain
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -66,19 +66,20 @@ def base_model_path(
     return Path(checkpoints_dir) / f"base-{name.replace('/', '-')}-{digest[:12]}"
 
 
-def require_words(words: Sequence[str], name: str, tasks: Mapping[str, Task], config: ModelConfig) -> None:
+def require_words(words: Sequence[str], trained: Iterable[str], tasks: Mapping[str, Task], config: ModelConfig) -> None:
     """Before a base model is made, refuse what it could not read with these words: the tasks' prompts, and the
-    demonstrations of its own task, from which it would learn to say `<unk>`.
+    demonstrations of the tasks that it is trained on, from which it would learn to say `<unk>`.
     """
     reader = ChatTokenizer(tokenizer=word_tokenizer(words), chat_template_options=config.template_options)
     for other, task in tasks.items():
         check_task_words(reader, other, task)
-    rng, read = random.Random(0), []
-    for _ in range(DEMONSTRATIONS_READ):
-        example, turns = _demonstrated(tasks[name], rng)
-        said = " ".join(f"{shown_text(prompt)} {text}" for prompt, text in turns)
-        read.append((as_rollout(reader, example.id, turns, reader.tokenizer.eos_token_id).ids, said))
-    check_words(reader, f"the demonstrations of {name}", read)
+    for name in trained:
+        rng, read = random.Random(0), []
+        for _ in range(DEMONSTRATIONS_READ):
+            example, turns = _demonstrated(tasks[name], rng)
+            said = " ".join(f"{shown_text(prompt)} {text}" for prompt, text in turns)
+            read.append((as_rollout(reader, example.id, turns, reader.tokenizer.eos_token_id).ids, said))
+        check_words(reader, f"the demonstrations of {name}", read)
 
 
 def digest_of(task: Task) -> str:
@@ -119,7 +120,9 @@ def make_base_model(
 
 
 def warm_start(policy: Policy, task: Task, config: BaseModelConfig, progress: Progress) -> None:
-    """Supervised fine-tuning on demonstrations of training examples: the loss is the mean over completion tokens."""
+    """Supervised fine-tuning on demonstrations of training examples, those of several tasks in equal shares: the loss
+    is the mean over completion tokens.
+    """
     rng = random.Random(config.base_seed)
     end = policy.tokenizer.eos_token_id
     weights = list(policy.model.parameters())
@@ -148,6 +151,8 @@ def _demonstration(policy: Policy, task: Task, rng: random.Random, end: int) -> 
 
 def _demonstrated(task: Task, rng: random.Random) -> tuple[Example, Sequence[tuple[Prompt, str]]]:
     """A training example, and the prompt and response of each turn of its demonstration."""
+    members = list(task.members.values())
+    task = rng.choice(members) if len(members) > 1 else task
     example = rng.choice(task.dataset.train)
     assert task.demonstrations is not None
     shown = task.demonstrations(example, rng)

@@ -11,23 +11,29 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
 from loguru import logger
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
 from minrl.model.loading import save_model
-from minrl.model.lora import SUBFOLDER, MergedWeights
-from minrl.policy import Policy, master_weights
-from minrl.system.files import naming, whole_folder
+from minrl.model.lora import ADAPTER, SUBFOLDER, MergedWeights
+from minrl.model.sharding import gathered, master_weights, named_weights, part_of, sharded, state_of, whole
+from minrl.policy import Policy
+from minrl.run.best import best_of, scores_of
+from minrl.system.files import naming, read_record, whole_folder, write_json
 from minrl.types import TrainState, UserError, require
 
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
 MOMENTS = "optimizer.safetensors"
+BEST = "best"
+"""The file beside the checkpoints that names the best of them."""
 
 
 def step_name(step: int) -> str:
@@ -41,18 +47,55 @@ def step_of(checkpoint: Path) -> int:
 
 
 def save_checkpoint(
-    folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, state: TrainState, keep: int
+    folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, state: TrainState, keep: int, keep_best: bool = True
 ) -> Path:
-    """Write `folder/step_000123` and remove all but the newest `keep` (0: keep all)."""
+    """Write `folder/step_000123` and remove all but the newest `keep` (0: keep all) and the best. All processes call
+    it; the main one gathers what is sharded and writes, while the others go on.
+    """
     final = folder / step_name(state.step)
+    tensors = gathered(policy_tensors(policy), policy.processes.main)
+    moments = gathered(optimizer_tensors(optimizer, policy).items(), policy.processes.main)
+    if not policy.processes.main:
+        return final
     with whole_folder(final) as temporary:
-        save_policy(policy, temporary)
-        save_optimizer(optimizer, policy, temporary / MOMENTS)
-        (temporary / STATE).write_text(json.dumps(asdict(state), indent=1))
+        save_policy(policy, temporary, tensors)
+        save_optimizer(moments, temporary / MOMENTS)
+        held = {name: value for name, value in asdict(state).items() if value or name != "tasks"}  # none of one task
+        (temporary / STATE).write_text(json.dumps(held, indent=1))
         _seal(temporary)
-    for path in _by_step(folder)[:-keep] if keep else ():
-        _remove(path)
+    best = name_best(folder, state) if keep_best else None  # before the one that it names now is removed
+    for path in by_step(folder)[:-keep] if keep else ():
+        if path != best:
+            _remove(path)
     return final
+
+
+def name_best(folder: Path, state: TrainState) -> Path | None:
+    """Write down in `folder/best` which checkpoint has the best score of those that are there, and return it."""
+    there = {step_of(path): path for path in by_step(folder) if (path / MANIFEST).exists()}
+    best = best_of(score for score in scores_of(state) if score.step in there)
+    if best is None:
+        (folder / BEST).unlink(missing_ok=True)
+        return None
+    record = {"checkpoint": step_name(best.step), "step": best.step, "pass@1": best.pass_at_1}
+    record |= {"ci95": [best.low, best.high], "reward": best.reward}
+    if read_record(folder / BEST) != record:
+        write_json(folder / BEST, record)
+    return there[best.step]
+
+
+def is_best(folder: Path, state: TrainState) -> bool:
+    """Whether the score of this step is better than those of all checkpoints that are there."""
+    there = {state.step, *map(step_of, by_step(folder))}
+    best = best_of(score for score in scores_of(state) if score.step in there)
+    return best is not None and best.step == state.step > 0
+
+
+def best_in(folder: Path) -> Path | None:
+    """The checkpoint that `folder/best` names; None if there is none."""
+    name = str(read_record(folder / BEST).get("checkpoint", ""))
+    whole = re.fullmatch(r"step_\d+", name) is not None and (folder / name / MANIFEST).exists()
+    return folder / name if whole else None
 
 
 def load_state(checkpoint: Path) -> TrainState:
@@ -64,7 +107,8 @@ def load_state(checkpoint: Path) -> TrainState:
         f"{checkpoint / STATE} holds {', '.join(unknown)}, which this version of MinRL does not know: go on with the "
         f"version that wrote it, or begin a new run from its weights with --model-id {checkpoint}",
     )
-    return TrainState(**values)
+    tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
+    return TrainState(**values, tasks=tasks)
 
 
 def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
@@ -72,56 +116,78 @@ def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.O
     load_optimizer(optimizer, policy, checkpoint / MOMENTS)
 
 
-def save_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
-    """The optimizer's moments and step counts, by the name of the weight: `moment:name`."""
-    tensors = {}
+def optimizer_tensors(optimizer: torch.optim.Optimizer, policy: Policy) -> dict[str, Tensor]:
+    """The optimizer's moments and step counts, by the name of the weight: `moment:name`. They may be sharded."""
+    tensors: dict[str, Tensor] = {}
     for name, weight in master_weights(policy.model).items():
         for key, value in optimizer.state.get(weight, {}).items():
-            tensor = torch.as_tensor(value).detach().cpu().contiguous()
+            tensor = torch.as_tensor(value).detach()
             shared = key.startswith("qmap")  # one table for all weights; safetensors wants tensors of their own
             tensors[f"{key}:{name}"] = tensor.clone() if shared else tensor
-    save_file(tensors, path)
+    return tensors
+
+
+def save_optimizer(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write what `optimizer_tensors` gave, gathered."""
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
     """Restore what `save_optimizer` wrote. bitsandbytes counts steps in an int, torch in a float32."""
-    weights = master_weights(policy.model)
-    for key, value in load_file(path).items():
-        kind, _, name = key.partition(":")
-        weight = weights[name]
-        counted = kind == "step" and value.dtype == torch.int64
-        optimizer.state[weight][kind] = int(value) if counted else value.to(weight.device)
+    weights = named_weights(policy.model)
+    with safe_open(path, "pt") as file:
+        for key in file.keys():  # noqa: SIM118 - no dictionary
+            value, (kind, _, name) = file.get_tensor(key), key.partition(":")
+            counted = kind == "step" and value.dtype == torch.int64
+            weight = weights[name]
+            moment = part_of(value.to(weight.device), weight)
+            optimizer.state[weight][kind] = int(value) if counted else moment
 
 
-def save_policy(policy: Policy, folder: Path) -> None:
-    """Write model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. Raises `UserError`
-    if a weight is not finite: no run could resume from it.
+def policy_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    """What a checkpoint holds of the policy, by name: its own weights and buffers, or where there are adapters these
+    and, unless they are saved alone, the merged weights. They may be sharded.
     """
-    for name, weight in master_weights(policy.model).items():
+    state = state_of(policy.model)
+    if policy.adapters is None:
+        yield from state.items()
+        return
+    yield from ((name, tensor) for name, tensor in state.items() if ADAPTER in name)
+    if policy.adapters.config.lora_checkpoint != "adapter":
+        merged = MergedWeights(policy.model, state)
+        yield from ((name, merged.part(name)) for name in merged)
+
+
+def save_policy(policy: Policy, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. `tensors` are what
+    `policy_tensors` gave, gathered. Raises `UserError` if a weight is not finite: no run could resume from it.
+    """
+    tensors, merged = tensors or dict(policy_tensors(policy)), None
+    for name, weight in tensors.items():
         require(bool(weight.isfinite().all()), f"{name} is not finite and is not saved: lower --learning-rate")
-    adapters, merged = policy.adapters, None
-    if adapters is not None:
-        alone = adapters.config.lora_checkpoint == "adapter"
+    if policy.adapters is not None:
+        alone = policy.adapters.config.lora_checkpoint == "adapter"
         place = folder if alone else folder / SUBFOLDER
-        adapters.save(place)
+        policy.adapters.save(place, tensors)
         policy.tokenizer.save_pretrained(place)  # with the chat template that they were trained with
         policy.model.generation_config.save_pretrained(place)
         if alone:
             return
-        weights = MergedWeights(policy.model, policy.model.state_dict())
-        merged = {name: weight.detach() for name, weight in weights.items()}
+        merged = {name: tensor.detach() for name, tensor in tensors.items() if ADAPTER not in name}
+    elif sharded(policy.model):
+        merged = dict(tensors)
     save_model(policy.model, policy.tokenizer, folder, merged)
 
 
 def last_saved(folder: Path) -> Path | None:
     """The newest checkpoint that was completely written: its manifest is written last. Its hashes are not checked."""
-    return next((path for path in reversed(_by_step(folder)) if (path / MANIFEST).exists()), None)
+    return next((path for path in reversed(by_step(folder)) if (path / MANIFEST).exists()), None)
 
 
 def newest_complete(folder: Path) -> Path | None:
     """The newest whole checkpoint. Damaged ones are skipped, which is reported if there is a whole one."""
     problems: dict[Path, str] = {}
-    for path in reversed(_by_step(folder)):
+    for path in reversed(by_step(folder)):
         problem = damage(path)
         if problem is None:
             for skipped, why in problems.items():
@@ -133,7 +199,7 @@ def newest_complete(folder: Path) -> Path | None:
 
 def damaged(folder: Path) -> dict[Path, str]:
     """The checkpoints that are not whole, and what is wrong with each."""
-    return {path: problem for path in _by_step(folder) if (problem := damage(path)) is not None}
+    return {path: problem for path in by_step(folder) if (problem := damage(path)) is not None}
 
 
 def discard_after(folder: Path, step: int) -> None:
@@ -142,7 +208,7 @@ def discard_after(folder: Path, step: int) -> None:
     """
     for path in folder.glob(".step_*.tmp"):
         _remove(path)
-    for path in _by_step(folder):
+    for path in by_step(folder):
         if step_of(path) > step:
             names = map(path.with_name, numbered(f"{path.name}.damaged"))
             aside = next(name for name in names if not name.exists())
@@ -195,15 +261,17 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Hash over sorted name, dtype, shape and bytes of the weights, tied ones once."""
+    """Hash over sorted name, dtype, shape and bytes of the weights, tied ones once. Of a sharded policy all processes
+    must ask.
+    """
     digest = hashlib.sha256()
     for name, weight in master_weights(policy.model).items():
         digest.update(f"{name} {str(weight.dtype).removeprefix('torch.')} {tuple(weight.shape)}\n".encode())
-        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(whole(weight).detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def _by_step(folder: Path) -> list[Path]:
+def by_step(folder: Path) -> list[Path]:
     """The checkpoints in a folder, whole or not, the oldest first."""
     names = os.listdir(folder) if folder.is_dir() else []  # a glob would hide a folder that cannot be read
     found = [folder / name for name in names if re.fullmatch(r"step_\d+", name)]

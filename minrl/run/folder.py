@@ -9,16 +9,25 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from loguru import logger
 
 from minrl.model.processes import Processes
-from minrl.run.checkpoint import damage, damaged, discard_after, find_checkpoint, newest_complete, numbered, step_of
+from minrl.run.checkpoint import (
+    best_in,
+    damage,
+    damaged,
+    discard_after,
+    find_checkpoint,
+    newest_complete,
+    numbered,
+    step_of,
+)
 from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.system.disk import refusal, writing
 from minrl.system.files import LOCK, holder, lock, read_record, write_json
@@ -41,7 +50,10 @@ COPYING = ".copying"
 MEDIA = "wandb_media.jsonl"
 """Samples and distributions of an offline run of W&B, a line each."""
 
-HISTORY = ("metrics.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*", "rollouts", "samples", MEDIA)
+HISTORY = (
+    *("metrics.jsonl", "fingerprints.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*"),
+    *("rollouts", "samples", MEDIA),
+)
 """What a branch copies of the run's folder: the records of its steps."""
 
 
@@ -53,7 +65,7 @@ def owned(run: Run, processes: Processes) -> Iterator[Run]:
     """
     with ExitStack() as held:
         decide = _go_on if run.stored else _claim
-        yield _agreed(processes, lambda: decide(run, held))
+        yield processes.on_main(lambda: decide(run, held))
 
 
 def begin(run: Run, steps: int) -> int | None:
@@ -75,20 +87,6 @@ def begin(run: Run, steps: int) -> int | None:
 def note_saved(run: Run, checkpoint: Path) -> None:
     """Record that the run has a checkpoint: without it, the run never starts again from step 1."""
     write_json(run.folder / SAVED, {"step": step_of(checkpoint), "path": str(checkpoint)})
-
-
-def _agreed(processes: Processes, decide: Callable[[], T]) -> T:
-    """The main process's decision or error, in every process."""
-    decided: Any = None
-    if processes.main:
-        try:
-            decided = decide()
-        except (UserError, OSError) as error:
-            decided = error
-    decided = processes.gather([decided])[0]
-    if isinstance(decided, UserError | OSError):
-        raise decided
-    return decided
 
 
 def _claim(run: Run, held: ExitStack) -> Run:
@@ -180,7 +178,7 @@ def _go_on(run: Run, held: ExitStack) -> Run:
         else:
             _require_more_steps(run, found)
             latest = _latest(run, found, newest)
-            if step_of(found) < step_of(latest):
+            if run.forks or step_of(found) < step_of(latest):
                 return _branch(run, found, latest, held)
         held.enter_context(taken.pop_all())
     return replace(run, checkpoint=found)
@@ -260,7 +258,10 @@ def _branch(run: Run, checkpoint: Path, newest: Path, held: ExitStack) -> Run:
                 shutil.copytree(path, claimed.folder / path.name, ignore=lambda _, names: _later(names, step))
             else:
                 shutil.copy2(path, claimed.folder)
-        shutil.copytree(checkpoint, own, copy_function=_link)
+        best = best_in(run.checkpoints)
+        earlier = [best] if best is not None and step_of(best) < step and damage(best) is None else []
+        for path in (*earlier, checkpoint):
+            shutil.copytree(path, claimed.checkpoints / path.name, copy_function=_link)
     note_saved(claimed, own)
     logger.info(
         f"run {run.name} went on to step {step_of(newest)} and stays as it is: {claimed.name} branches off after "

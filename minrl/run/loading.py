@@ -13,7 +13,6 @@ from minrl.model.shape import shape_of
 from minrl.model.templates import settle_template
 from minrl.policy import Policy, as_policy
 from minrl.run.verify import Verified, verify
-from minrl.system.cores import cpu_cores
 from minrl.system.progress import activity
 from minrl.types import UserError
 
@@ -26,7 +25,7 @@ def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
     base = base_of(path)
     if base is not None:
         require_peft(f"{path} holds LoRA adapters and")
-    _check_threads(config.threads, processes.split(cpu_cores()))
+    _check_threads(config.threads, processes.cores)
     try:
         with activity(f"loading {Path(path).name}"):
             model, tokenizer = load_model(base or path)

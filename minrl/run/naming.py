@@ -14,7 +14,8 @@ from minrl.config import (
     LoggingConfig,
     ModelConfig,
     TaskOptions,
-    task_key,
+    option_keys,
+    weights_of,
 )
 from minrl.config.defaults import Rates, defaults
 from minrl.terminal.command_line import plain_options, to_dict
@@ -34,7 +35,7 @@ NOT_IN_NAMES = (
     HOUSEKEEPING
     | _names(BaseModelConfig, EngineConfig, EvaluationConfig, JudgeConfig, ModelConfig)
     | {"task", "algorithm", "seed", "data", "eval_data", "sample_batch_size", "micro_batch_tokens", "lora_checkpoint"}
-    | {"reward_deadline_s", "reward_workers", "max_unscorable_frac", "max_skipped_steps"}
+    | {"reward_deadline_s", "reward_workers", "max_unscorable_frac", "max_skipped_steps", "teacher_prompt"}
 ) - {"model_id", "judge_model", "judge_weight"}
 """Settings that a name leaves out: it has them already, or they are about measuring, memory, speed and deadlines."""
 
@@ -55,17 +56,24 @@ def full_name(settings: Any, options: TaskOptions, rates: Rates, changing: Colle
     """
     if settings.logging.run_name:
         return settings.logging.run_name
-    own = f"{task_key(settings.trainer.rollout.task)}."
+    trained = [key for name in weights_of(settings.trainer.rollout.task) for key in option_keys(name)]
+    alone = len(settings.trainer.rollout.weights) == 1
+    own = tuple(f"{key}." for key in trained) if alone else ()
     found = differing(settings, options, rates)
     shown = [(name, value) for name, value in found.items() if name not in NOT_IN_NAMES and name not in changing]
-    short = [(name.removeprefix(own), value) for name, value in shown]
-    parts = [_part(name, value) for name, value in short if "." not in name]  # no option of another evaluated task
+    short = [(name.partition(".")[2] if name.startswith(own) else name, value) for name, value in shown]
+    # No option of a task that is only evaluated.
+    parts = [
+        part(name.replace("/", "-"), value)
+        for name, value in short
+        if "." not in name or name.partition(".")[0] in trained
+    ]
     kept = [part for place, part in enumerate(parts) if len("-".join(parts[: place + 1])) <= LONGEST]
     more = [f"and-{len(parts) - len(kept)}-more"] * (len(kept) < len(parts))
     return "-".join([settings.what, *kept, *more, f"seed{settings.seed}"])
 
 
-def _part(name: str, value: Any) -> str:  # noqa: ANN401 - a setting
+def part(name: str, value: Any) -> str:  # noqa: ANN401 - a setting
     """A setting in a name; of a path the last part."""
     if isinstance(value, float):
         value = f"{value:g}"

@@ -21,22 +21,29 @@ LONGEST_SHOWN = 60
 """Characters of a prompt that is shown as an example."""
 
 
-def next_steps(run: Run, checkpoint: Path, prompt: Prompt | None) -> Iterator[str]:
-    """A line for each: its purpose, a colon, the command. `prompt` is one of the task's, if there is a task."""
+def next_steps(
+    run: Run, last: Path, prompt: Prompt | None, best: Path | None = None, ended_by: str = ""
+) -> Iterator[str]:
+    """A line for each: its purpose, a colon, the command. `prompt` is one of the task's, if there is a task. What is
+    done with a model is done with the best one.
+    """
+    checkpoint = best or last
     folder = shlex.quote(str(run.folder))
     yield f"curves, at {BOARD}: {shlex.quote(tool('tensorboard'))} --logdir {shlex.quote(run.config.logging.runs_dir)}"
     yield f"report: {as_typed('python -m minrl.report')} {folder}"
     if (run.folder / "rollouts").exists():  # not with --rollouts-every 0
         yield f"rollouts: {as_typed('python -m minrl.viewer')} {folder}"
     if run.config.rollout.task:
-        chosen = shlex.join(["--checkpoint", str(checkpoint), "--task", run.config.rollout.task])
+        named = str(last) if best is None or best.name == last.name else f"{run.folder}@best"
+        chosen = shlex.join(["--checkpoint", named, "--task", run.config.rollout.task])
         yield f"evaluate: {as_typed('python evaluate.py')} {chosen}"
     loader = _loader(checkpoint)
     if loader == CAUSAL:  # transformers' pipeline for a chat takes no other
         yield _chat(checkpoint, prompt, run.config.rollout.max_tokens)
     extended: dict[str, int | float] = {name: getattr(run.settings, name) for name in run.program.extends}
     name, value = next((name, value) for name, value in extended.items() if value)
-    yield f"continue: {run.resume_command} --{name} {_plain(2 * value)}"
+    further = f"--{ended_by.replace('_', '-')} 0" if ended_by else f"--{name} {_plain(2 * value)}"
+    yield f"continue: {run.resume_command} {further}"
     model = f"{loader}.from_pretrained({json.dumps(str(checkpoint))})"
     yield f"load, in Python: from transformers import {loader}; model = {model}"
 

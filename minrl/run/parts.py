@@ -1,10 +1,11 @@
 """Builds everything a run needs: tasks, policy, engine, workers, optimizer, state."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from loguru import logger
@@ -22,21 +23,25 @@ from minrl.rewards.workers import Workers
 from minrl.run import checkpoint
 from minrl.run.base_model import require_demonstrations
 from minrl.run.folder import owned
-from minrl.run.preflight import leave_out_unusable, require_room
-from minrl.run.run import Run
+from minrl.run.overall import together
+from minrl.run.preflight import leave_out_unusable
+from minrl.run.room import require_room
+from minrl.run.run import Run, in_common
 from minrl.run.start import frozen_opponent, no_frozen_role, prepare_policy
+from minrl.run.teacher import teacher_prompt
 from minrl.run.unknown_words import check_task_words
-from minrl.system.cores import cpu_cores
 from minrl.system.disk import require_writable
+from minrl.system.place import place
 from minrl.system.progress import activity
 from minrl.tasks import Task, load_task
+from minrl.tasks.mixture import mixture
 from minrl.terminal.screen import Screen
 from minrl.types import TrainState, require
 
 
 @dataclass
 class Parts:
-    """What a run needs. `tasks` holds the trained task and those that are only evaluated, by `task_key`."""
+    """What a run needs. `tasks` holds the trained tasks and those that are only evaluated, by `task_key`."""
 
     run: Run
     config: TrainerConfig
@@ -48,13 +53,19 @@ class Parts:
     state: TrainState
     screen: Screen
 
-    @property
+    @cached_property
     def task(self) -> Task:
-        """The task that is trained."""
-        return self.tasks[task_key(self.config.rollout.task)]
+        """The task that is trained; of several, their mixture."""
+        return mixture(self.tasks, self.config.rollout.weights)
+
+    @property
+    def scored(self) -> list[str]:
+        """What has a held-out score: the tasks, and where several are trained all of them together."""
+        name = task_key(self.config.rollout.task)
+        return [*self.tasks, *([name] if self.tasks and name not in self.tasks else [])]
 
     def evaluate(self) -> dict[str, Evaluation]:
-        """The held-out figures of every task."""
+        """The held-out figures of every task, and of several that are trained together."""
         config, evaluations = self.config, {}
         with activity("evaluation", len(self.tasks)) as report:
             for name, task in self.tasks.items():
@@ -62,15 +73,17 @@ class Parts:
                     self.policy, self.engine, self.workers, task, config.evaluation, config.rollout, config.seed
                 )
                 report(len(evaluations))
+        if len(weights := config.rollout.weights) > 1:
+            evaluations[task_key(config.rollout.task)] = together(evaluations, weights)
         return evaluations
 
 
 @contextmanager
 def assemble(run: Run) -> Iterator[Parts]:
-    """Everything a run needs, released at the end. Only the trained task is judged."""
+    """Everything a run needs, released at the end. Only what is trained is judged."""
     config = run.config
     with (
-        closing(Processes(config.model)) as processes,
+        Processes(config.model, partial(in_common, run)).open() as processes,
         Screen(config.logging.quiet, show=processes.main) as screen,
         owned(run, processes) as run,
     ):
@@ -102,14 +115,16 @@ def _on_screen(
     for folder in (run.folder, run.checkpoints):
         require_writable(folder)  # before anything slow
     policy, state = prepare_policy(run, tasks, processes, screen)
-    logger.info(what_is_trained(config))
+    for line in filter(None, [str(place(os.environ)), str(processes.launch), what_is_trained(config)]):
+        logger.info(line)
     optimizer = make_optimizer(policy, config.optimizer)
     require_room(policy, config, run.checkpoints)
     if run.checkpoint is not None:
         checkpoint.restore_optimizer(run.checkpoint, policy, optimizer)
-    reward_workers = processes.split(config.rollout.reward_workers or cpu_cores())
-    workers = Workers(reward_workers, config.rollout.reward_deadline_s)
-    sequences = math.ceil(config.rollout.prompts_per_step / processes.count) * config.rollout.group_size
+    given = config.rollout.reward_workers
+    workers = Workers(processes.split(given) if given else processes.cores, config.rollout.reward_deadline_s)
+    prompts = math.ceil(config.rollout.prompts_per_step / processes.count) if tasks else 0
+    sequences = prompts * config.rollout.group_size
     opponent = frozen_opponent(run, tasks, processes, screen)
     engine = make_engine(config.engine, policy, sequences, lambda: how_to_go_on(run))
     if opponent is not None:
@@ -118,8 +133,9 @@ def _on_screen(
         for name, task in tasks.items():
             check_task_words(policy, name, task)
         tasks = {name: leave_out_unusable(policy, engine, name, task) for name, task in tasks.items()}
-        trained = task_key(config.rollout.task)
-        tasks = {name: judged(task) if name == trained else task for name, task in tasks.items()}
+        trained = config.rollout.weights
+        policy.teacher_reads = teacher_prompt(policy, config, mixture(tasks, trained)) if tasks else None
+        tasks = {name: judged(task) if name in trained else task for name, task in tasks.items()}
         yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
     finally:
         engine.close()
@@ -133,24 +149,25 @@ def how_to_go_on(run: Run) -> str:
 
 
 def load_tasks(run: Run) -> dict[str, Task]:
-    """The trained task, refused if no model can play it, and the tasks to evaluate."""
-    name, config = run.config.rollout.task, run.config
-    task = load_task(name, run.options, config.data_path)
-    if not config.model.model_id:
-        require_demonstrations(name, task)
-    training, held_out = task.dataset.sizes()
-    require(
-        training > 0,
-        f"the data of {name!r} has {held_out} held-out examples and none to train on: "
-        "evaluate.py takes it, training needs a --data-path or a dataset with a training split",
-    )
-    tasks = {task_key(name): task}
-    for other in config.evaluation.other_tasks:
-        if task_key(other) not in tasks:
-            tasks[task_key(other)] = load_task(other, run.options)
-            tasks[task_key(other)].dataset.sizes()  # what cannot be read is refused now, not at the first evaluation
+    """The trained tasks, refused if no model can play them, and the tasks to evaluate."""
+    config, tasks = run.config, dict[str, Task]()
+    for name in config.task_names:
+        key = task_key(name)
+        if key in tasks:
+            continue
+        task = load_task(name, run.options, config.data_of(key))
+        tasks[key] = replace(task, max_tokens=config.limit_of(key))
+        trained = key in config.rollout.weights
+        if trained and not config.model.model_id:
+            require_demonstrations(name, task)
+        training, held_out = task.dataset.sizes()  # what cannot be read is refused now, not at the first evaluation
+        require(
+            training > 0 or not trained,
+            f"the data of {name!r} has {held_out} held-out examples and none to train on: "
+            "evaluate.py takes it, training needs a --data-path or a dataset with a training split",
+        )
     for task in tasks.values():
         task.notes()  # raises if the task cannot run on this machine
     frozen = any(one.frozen_opponent for one in tasks.values())
-    require(frozen or not config.rollout.opponent, no_frozen_role(name))
+    require(frozen or not config.rollout.opponent, no_frozen_role(task_key(config.rollout.task)))
     return tasks

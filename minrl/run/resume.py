@@ -9,15 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minrl.config import TaskOptions, with_absolute_paths
-from minrl.run.checkpoint import MANIFEST, find_checkpoint
+from minrl.config import EngineConfig, TaskOptions, with_absolute_paths
+from minrl.run.changed import ALWAYS, ENDING, elsewhere, movable, with_end
+from minrl.run.checkpoint import BEST, MANIFEST, best_in, find_checkpoint
 from minrl.run.folder import OWNER
 from minrl.run.naming import full_name
 from minrl.run.run import TRAIN, Program, Run, Settings
 from minrl.system.files import read_json, read_record
-from minrl.terminal.command_line import from_dict
+from minrl.terminal.command_line import from_dict, to_dict
 from minrl.terminal.commands import as_typed, documented
 from minrl.types import UserError, require
+
+AUTO = "auto"
+"""The --resume that goes on with the run of --run-name if there is one, and else begins it."""
+
+AT_BEST = "@best"
+"""Ends the name of a run whose best checkpoint is meant."""
 
 
 def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], program: Program = TRAIN) -> Run:
@@ -30,6 +37,11 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
             "--resume is empty, as an unset variable is: name `latest`, runs/NAME or a checkpoint, or leave it out for "
             "a new run"
         )
+    if settings.resume == AUTO:
+        settings = _begun_or_new(settings, options, program)
+        kept = {*ALWAYS, *movable(settings)}
+        flags = [flag for flag in flags if flag.split("=")[0].replace("_", "-") in kept]
+        flags += [*(f"--{name}" for name in program.extends), *ENDING]
     if settings.resume:
         return _stored_run(settings, flags, program)
     settings = with_absolute_paths(settings)
@@ -39,20 +51,50 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
     return Run(name, settings, options, folder, checkpoints, program=program)
 
 
+def _begun_or_new(settings: Any, options: TaskOptions, program: Program) -> Settings:  # noqa: ANN401 - of any program
+    """The settings, which resume the run of --run-name if it has begun. It keeps its own, so these must be the same."""
+    name = settings.logging.run_name
+    require(bool(name), "--resume auto goes on with the run of --run-name, or begins it: give --run-name")
+    folder = Path(settings.logging.runs_dir) / name
+    if not is_run(folder):
+        return replace(settings, resume="")
+    options = {name: with_absolute_paths(chosen) for name, chosen in options.items()}
+    given, stored = to_dict(with_absolute_paths(settings), options), read_json(folder / "config.json")["config"]
+    kept = to_dict(*from_dict(stored, type(settings)))  # with the defaults of flags that are newer than the run
+    free = {*ALWAYS, *movable(settings)} - {"--engine"}
+    own = {*program.extends, *(flag[2:].replace("-", "_") for flag in free)}
+    other = [
+        f"--{key.replace('_', '-')} {value} (it has {kept.get(key)})"
+        for key, value in given.items()
+        if key not in own and value != kept.get(key)
+    ]
+    require(
+        not other,
+        f"--resume auto found the run {folder}, which keeps its config, and this command has {'; '.join(other)}: give "
+        "what the run has, or another --run-name",
+    )
+    return replace(settings, resume=str(folder))
+
+
 def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> Run:
     """The run that --resume names, with its stored settings except those that may change."""
     changed = [flag.split("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")]
     extending = [f"--{name}" for name in program.extends]
-    refused = sorted(set(changed) - {"--resume", *extending, "--runs-dir", "--checkpoints-dir", "--quiet"})
+    moved, engine = movable(settings) & set(changed), getattr(settings, "engine", EngineConfig())
+    refused = sorted(set(changed) - {*extending, *ALWAYS} - moved)
     if refused:
+        *others, last = *extending, *ENDING
         raise UserError(
-            f"a resumed run keeps its config and only {' and '.join(extending)} may change, got {' '.join(refused)}"
+            f"a resumed run keeps its config and only {', '.join(others)} and {last} may change, got "
+            f"{' '.join(refused)}"
         )
     folder, named, kept = _named_run(settings, program)
     record = read_json(folder / "config.json")
     name = record["minrl_run"]
     stored: Any
     stored, options = from_dict(record["config"], type(settings))
+    if moved:
+        stored = replace(stored, engine=elsewhere(stored.engine, with_absolute_paths(engine)))
     kept_in = stored.logging.checkpoints_dir
     if kept is not None:
         mend = "the folder must have the run's name, rename it back"
@@ -60,10 +102,8 @@ def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> R
         kept_in = str(kept.parent)
     if "--checkpoints-dir" in changed:
         kept_in = settings.logging.checkpoints_dir
-    extended = any(f"--{name}" in changed for name in program.extends)  # then all of them: of two settings one wins
     stored = replace(
-        stored,
-        **{name: getattr(settings, name) for name in program.extends if extended},
+        with_end(stored, settings, changed, program),
         logging=replace(
             stored.logging,
             runs_dir=str(folder.parent),
@@ -89,7 +129,8 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
     """Absolute paths: the run's folder, the checkpoint if one was named, and the folder of checkpoints if that or one
     of its checkpoints was named.
     """
-    runs, path = Path(os.path.abspath(settings.logging.runs_dir)), Path(os.path.abspath(settings.resume))
+    runs = Path(os.path.abspath(settings.logging.runs_dir))
+    path = Path(os.path.abspath(_best_at(settings.resume, runs) or settings.resume))
     if settings.resume == "latest":
         found = [folder for folder in runs.glob("*/") if is_run(folder)]
         candidates = [folder for folder in found if _program_of(folder) == program.command]
@@ -176,8 +217,12 @@ def resolve_model(name: str) -> str:
 def model_folder(name: str) -> Path | None:
     """The checkpoint, or folder of checkpoints, that is named by its path or its run; None if it is neither.
 
-    Only a name without a slash can be a run's: a path that does not exist is not looked up by its last part.
+    Only a name without a slash can be a run's: a path that does not exist is not looked up by its last part. `RUN@best`
+    and `checkpoints/RUN/best` are the run's best checkpoint.
     """
+    best = _best_at(name, Path("runs"))
+    if best is not None:
+        return best
     if _holds_checkpoints(Path(name)):
         return Path(name)
     run = run_folder_of(name)
@@ -185,6 +230,24 @@ def model_folder(name: str) -> Path | None:
         return checkpoints_of(run)
     kept = Path("checkpoints") / name
     return kept if Path(name).name == name and _holds_checkpoints(kept) else None
+
+
+def _best_at(name: str, runs: Path) -> Path | None:
+    """The checkpoint that `RUN@best` or `checkpoints/RUN/best` names; None if the name is another."""
+    if Path(name).name == BEST and Path(name).is_file():
+        folder: Path | None = Path(name).parent
+    elif name.endswith(AT_BEST) and not Path(name).exists():
+        run = name.removesuffix(AT_BEST)
+        folder = checkpoints_of(runs / run) if Path(run).name == run and is_run(runs / run) else model_folder(run)
+    else:
+        return None
+    found = None if folder is None else best_in(folder)
+    if found is None:
+        why = (
+            "there is no such run" if folder is None else f"{folder} names no best checkpoint: evaluated after no step"
+        )
+        raise UserError(f"{name}: {why}; name a run, runs/NAME or a checkpoint")
+    return found
 
 
 def _holds_checkpoints(folder: Path) -> bool:

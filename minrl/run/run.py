@@ -8,13 +8,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from loguru import logger
 
-from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, task_key, with_absolute_paths
+from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, option_keys, task_key, with_absolute_paths
 from minrl.config.defaults import REINFORCEMENT, Rates
 from minrl.evaluation import Evaluation
-from minrl.policy import Policy
-from minrl.run import checkpoint
+from minrl.run.checkpoint import step_of
+from minrl.run.ends import with_end_before
 from minrl.run.naming import differing, full_name
-from minrl.run.provenance import changes, provenance
+from minrl.run.provenance import changes, code, provenance
 from minrl.system.files import read_record, write_json
 from minrl.tasks.programs import files_outside
 from minrl.terminal.command_line import to_dict
@@ -69,7 +69,8 @@ class Run:
     """A run's folders, its config, and the checkpoint from which it resumes (None: from the start).
 
     `named` is the checkpoint that the user named, `stored` the content of config.json (empty: a new run). `models` are
-    the start model and the opponent: for each its path and the hash of its weights.
+    the start model and the opponent: for each its path and the hash of its weights. `forks`: the settings are not those
+    that are stored, and a new run branches off at the checkpoint.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Run:
     named: Path | None = None
     stored: Mapping[str, Any] = field(default_factory=dict)
     models: dict[str, dict[str, str]] = field(default_factory=dict)
+    forks: bool = False
 
     @property
     def config(self) -> TrainerConfig:
@@ -98,6 +100,13 @@ class Run:
     def resume_command(self) -> str:
         """The command that resumes the run."""
         return f"{self.program.typed} --resume {shlex.quote(str(self.folder))}"
+
+
+def in_common(run: Run) -> dict[str, Any]:
+    """What all processes of the run must have in common: the run, its settings, code and packages."""
+    flags = {f"--{name.replace('_', '-')}": value for name, value in to_dict(run.settings, run.options).items()}
+    facts = code()
+    return {"the run": run.name, **flags, "MinRL's code": facts["sources"][:12], **facts["packages"]}
 
 
 def write_config(run: Run) -> None:
@@ -116,7 +125,10 @@ def write_config(run: Run) -> None:
         "models": run.models,
     }
     if run.stored:
-        record["resumed"] = [*run.stored.get("resumed", []), now]
+        had = {name: run.stored.get("config", {}).get(name) for name in run.program.extends}
+        moved = {name: value for name, value in had.items() if value not in (None, record["config"].get(name))}
+        step = step_of(run.checkpoint) if run.checkpoint else 0
+        record["resumed"] = with_end_before(run.stored.get("resumed", []), now, step, moved)
         changed = changes(run.stored, now)
         if changed:
             logger.warning(f"changed since the run began, so its numbers may be others: {'; '.join(changed)}")
@@ -126,7 +138,8 @@ def write_config(run: Run) -> None:
 def _outside_files(run: Run) -> list[Path]:
     """The files outside MinRL that examples and rewards come from, and a data file or folder."""
     files = [path for name in run.config.task_names for path in files_outside(name)]
-    files += [Path(run.config.data_path)] if run.config.data_path else []
+    data = (run.config.data_of(task_key(name)) for name in run.config.task_names)
+    files += map(Path, filter(None, [*data, run.config.data_path]))  # rows need no task
     return [path for path in dict.fromkeys(files) if path.exists()]
 
 
@@ -146,14 +159,14 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 
 def _by_flag(run: Run, settings: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - of any program
     values = to_dict(settings, options)
-    tasks, names = values.pop("tasks"), {task_key(name) for name in run.config.task_names}
+    tasks, names = values.pop("tasks"), {key for name in run.config.task_names for key in option_keys(name)}
     return {**values, **{f"{name}.{k}": v for name in sorted(names) for k, v in tasks.get(name, {}).items()}}
 
 
 def write_summary(
     run: Run,
     state: TrainState,
-    policy: Policy,
+    weights_sha256: str,
     final: Path,
     before: Mapping[str, Mapping[str, Any]],
     after: Mapping[str, Evaluation],
@@ -175,7 +188,7 @@ def write_summary(
         "seconds": round(state.seconds, 3),
         **speed,
         "final_checkpoint": str(final),
-        "weights_sha256": checkpoint.weights_sha256(policy),
+        "weights_sha256": weights_sha256,
         **more,
     }
     write_json(run.folder / "summary.json", summary)

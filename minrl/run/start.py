@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-from minrl.config import task_key
+from minrl.config import option_keys, task_key, weights_of
 from minrl.model.lora import Adapters
 from minrl.model.processes import Processes
 from minrl.policy import Policy
@@ -13,13 +14,16 @@ from minrl.run.base_model import base_model_path, digest_of, make_base_model, re
 from minrl.run.loading import load_policy
 from minrl.run.resume import resolve_model
 from minrl.run.run import Run
+from minrl.run.sharded import sharded_policy
+from minrl.run.teacher import require_same_tokens
 from minrl.system.stable_text import stable_text
 from minrl.tasks import Task, offered_words
+from minrl.tasks.mixture import mixture
 from minrl.tasks.programs import programs_outside
 from minrl.terminal.screen import Screen
 from minrl.types import TrainState, require
 
-START, OPPONENT = "start model", "opponent"
+START, OPPONENT, TEACHER = "start model", "opponent", "teacher"
 """The models of a run that config.json names."""
 
 
@@ -51,9 +55,9 @@ def known_model(run: Run, role: str) -> str | None:
 
 def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
     """Where the start model is: the one the run began with, the one the user named, or the task's base model."""
-    known = known_model(run, START) or run.config.model.model_id
-    if known:
-        return known
+    known, named = known_model(run, START), run.config.model.model_id
+    if known or named:
+        return known or (named if (Path(named) / checkpoint.MANIFEST).exists() else resolve_model(named))
     task = run.config.rollout.task
     require(bool(task), "name the model to train with --model-id, or a --task whose embedded base model it is")
     return embedded_model(run, tasks, processes, screen)
@@ -72,6 +76,17 @@ def prepare_policy(
         state = checkpoint.load_state(run.checkpoint)
     if run.checkpoint is None or config.algorithm.kl_coef or adapted:
         start = start_model(run, tasks, processes, screen)
+    if config.model.sharding != "none" and processes.count > 1:
+        load = partial(_load, run, start, state, processes.in_main_memory())
+        policy = sharded_policy(load, processes, config.model.sharding)
+        run.models.update(processes.gather([run.models])[0])  # which the main process alone has noted
+        return policy, state
+    return _load(run, start, state, processes), state
+
+
+def _load(run: Run, start: str, state: TrainState, processes: Processes) -> Policy:
+    """The policy in this process, whole."""
+    config, adapted = run.config, run.config.lora.lora_rank > 0
     policy = load_policy(str(start if adapted else run.checkpoint or start), config.model, processes)
     policy.version, policy.skipped_steps = state.policy_version, state.skipped_steps
     if adapted or run.checkpoint is None:
@@ -84,7 +99,13 @@ def prepare_policy(
         reference = load_policy(start, config.model, processes)
         note_model(run, START, start, reference)
         policy.reference = reference.model.requires_grad_(False)
-    return policy, state
+    if config.algorithm.teacher_id:
+        path = known_model(run, TEACHER) or resolve_model(config.algorithm.teacher_id)
+        teacher = load_policy(path, config.model, processes)
+        require_same_tokens(policy, teacher, path)
+        note_model(run, TEACHER, path, teacher)
+        policy.teacher = teacher.model.requires_grad_(False)
+    return policy
 
 
 def frozen_opponent(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> Policy | None:
@@ -107,21 +128,26 @@ def no_frozen_role(name: str) -> str:
 
 
 def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
-    """Where the base model for the trained task is. It is made now if it is not cached.
+    """Where the base model for the trained tasks is. It is made now if it is not cached.
 
-    Its tokenizer knows the words that definitions offer for every base model, those of the trained task and those of
-    the other evaluated tasks.
+    Its tokenizer knows the words that definitions offer for every base model, those of the trained tasks and those of
+    the other evaluated tasks. The weights of several tasks do not change it.
     """
     config, name = run.config, task_key(run.config.rollout.task)
-    own = (word for task in tasks.values() for word in task.vocabulary)
-    words = list(dict.fromkeys([*offered_words(run.options), *own]))
-    outside = programs_outside(config.rollout.task)
-    shown = (stable_text(outside) if outside else "", digest_of(tasks[name]))
-    folder = base_model_path(config.base, name, run.options[name], words, config.logging.checkpoints_dir, *shown)
+    keys, trained = list(config.rollout.weights), mixture(tasks, config.rollout.weights)
+    known = (word for task in tasks.values() for word in task.vocabulary)
+    words = list(dict.fromkeys([*offered_words(run.options), *known]))
+    outside = {
+        module: code for one in weights_of(config.rollout.task) for module, code in programs_outside(one).items()
+    }
+    shown = (stable_text(outside) if outside else "", *(digest_of(tasks[key]) for key in keys))
+    own = [run.options[option_keys(one)[0]] for one in weights_of(config.rollout.task)]
+    options = own[0] if len(own) == 1 else own
+    folder = base_model_path(config.base, name, options, words, config.logging.checkpoints_dir, *shown)
     if not folder.exists():
-        require_words(words, name, tasks, config.model)
+        require_words(words, keys, tasks, config.model)
     if not folder.exists() and processes.main:
         with screen.progress("making the base model", config.base.base_steps) as report:
-            make_base_model(folder, config.base, config.model, tasks[name], words, processes, report)
+            make_base_model(folder, config.base, config.model, trained, words, processes, report)
     processes.wait()
     return str(folder)

@@ -27,13 +27,13 @@ def time_findings(policy: Policy, config: TrainerConfig) -> list[str]:
         return []
     settings = config.rollout
     rollouts = settings.prompts_per_step * settings.group_size
-    tokens = policy.processes.split(rollouts) * settings.max_tokens
+    tokens = policy.processes.split(rollouts) * settings.longest
     seconds = (1 + LEARNING * config.algorithm.passes_per_step) * tokens * seconds_per_token(policy)
     if seconds < LONG_STEP_S:
         return []
     long = f"{seconds / 3600:.1f} hours" if seconds > 3600 else f"{seconds / 60:.0f} minutes"
     return [
-        f"a step of {rollouts} completions of up to {settings.max_tokens} tokens takes about {long} with "
+        f"a step of {rollouts} completions of up to {settings.longest} tokens takes about {long} with "
         f"{weights / 1e9:.1f}B weights on this processor: sample less (--prompts-per-step 4 --group-size 4 "
         "--max-tokens 128), choose a smaller model, or a machine with a card"
     ]

@@ -1,12 +1,19 @@
 """Signals stop a run after its step, in all its processes."""
 
+import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 from minrl.model.processes import Processes
-from minrl.system.signals import Stopped, answered, tell
+from minrl.system.signals import Stopped, answered, ignore_stop_signals, tell
+
+ECHO_S = 5.0
+"""Under a launcher or a batch system, the same signal within this time is still the first: SLURM tells each process
+and srun, which tells them too.
+"""
 
 
 class _CutShort(Stopped):
@@ -21,7 +28,8 @@ class StepSignals:
 
     def __init__(self, processes: Processes) -> None:
         self.stopped_by = 0
-        self._processes, self._came, self._cuts = processes, 0, False
+        self._processes, self._came, self._came_at, self._cuts = processes, 0, 0.0, False
+        self._echoes = processes.count > 1 or "SLURM_JOB_ID" in os.environ
         self._answering: AbstractContextManager[None] = nullcontext()
 
     def __enter__(self) -> "StepSignals":
@@ -31,6 +39,13 @@ class StepSignals:
 
     def __exit__(self, *error: object) -> None:
         self._answering.__exit__(None, None, None)
+
+    def ended(self) -> None:
+        """All processes end now. None is told to stop any more by a launcher that sees another end."""
+        if self._processes.count > 1:
+            ignore_stop_signals()
+            self._answering = nullcontext()
+            self._processes.wait()
 
     def ask(self) -> bool:
         """Whether any process got a signal. All must ask at the same moments, so that they stop together."""
@@ -49,9 +64,12 @@ class StepSignals:
             self._cuts = False
 
     def _answer(self, number: int, _frame: FrameType | None) -> None:
-        first, self._came = not self._came, self._came or number
-        if not first:
+        now = time.monotonic()
+        if self._came and not (self._echoes and number == self._came and now - self._came_at < ECHO_S):
             raise Stopped(number)
+        if self._came:
+            return
+        self._came, self._came_at = number, now
         if self._processes.main:
             tell(f"\n{signal.Signals(number).name}: stopping after this step; a second signal stops at once\n")
         if self._cuts:

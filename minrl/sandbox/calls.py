@@ -36,8 +36,8 @@ from minrl.types import UserError, require
 PATIENCE = (1, 2, 4)
 START_S = 60.0
 """Seconds until the walls must stand. A call's own seconds count from then."""
-GRACE_S, TIDY_S = 30.0, 1.0
-"""Seconds for killing what runs, and for which a call waits until what it made is removed."""
+GRACE_S, TIDY_S = 150.0, 1.0
+"""Seconds for killing what runs, more than `process.KILL_S`, and for which a call waits until its files are removed."""
 START = "import sys; sys.path.append(sys.argv[1]); from minrl.sandbox.process import main; main(int(sys.argv[2]))"
 INTERPRETER = [path for name in ("bin", "lib", "lib64") if (path := Path(sys.base_prefix) / name).exists()]
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -167,7 +167,7 @@ def level() -> str:
 
 def describe() -> str:
     """One line for the user: the walls around untrusted code on this machine."""
-    chosen, walls = level(), ""
+    chosen = level()
     reason = _unavailable(chosen)
     require(not reason, f"the sandbox's level {chosen!r} ({LEVEL_VARIABLE}) does not work here: {reason}")
     walls = f"untrusted code runs under {LEVELS[chosen]}"

@@ -8,7 +8,6 @@ longer given to users, and whoever made ours may not expect others in it.
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 
@@ -54,6 +53,8 @@ def usable(folder: str) -> bool:
 
 def trial(folder: str) -> str:
     """Why no group can be made in the folder, entered and removed; empty if one can. A call would fail for it."""
+    import subprocess  # not in the process that watches a call: it would take each call 6 ms
+
     try:
         group = Group(folder, f"minrl-trial-{os.urandom(8).hex()}", 64, 8)
         try:

@@ -11,8 +11,9 @@ the kernel (bpf, io_uring, userfaultfd). Programs and compilers need none of the
 
 import ctypes
 import errno
-import platform
+import os
 import struct
+import sys
 from collections.abc import Iterable
 
 from minrl.sandbox.files import LIBC, checked
@@ -65,18 +66,18 @@ class _Program(ctypes.Structure):
 
 def exists() -> bool:
     """Whether there is a filter for this machine."""
-    return platform.system() == "Linux" and platform.machine() in MACHINES
+    return sys.platform == "linux" and os.uname().machine in MACHINES
 
 
 def number_of(name: str) -> int:
     """The number that this machine gives to a call of the tables."""
-    return {**REFUSED, **UNSUPPORTED, **CHANGES_OF_MODE, **CALLS, **OF_ITSELF}[name][MACHINES.index(platform.machine())]
+    return {**REFUSED, **UNSUPPORTED, **CHANGES_OF_MODE, **CALLS, **OF_ITSELF}[name][MACHINES.index(os.uname().machine)]
 
 
 def program(keep_modes: bool) -> bytes:
     """The filter in the kernel's form, an array of `struct sock_filter`."""
     names = [*REFUSED, *(CHANGES_OF_MODE if keep_modes else ())]
-    code = [_step(LOAD, ARCHITECTURE), _step(IF_EQUAL, AUDIT_ARCH[platform.machine()], 1, 0), _fail(errno.EPERM)]
+    code = [_step(LOAD, ARCHITECTURE), _step(IF_EQUAL, AUDIT_ARCH[os.uname().machine], 1, 0), _fail(errno.EPERM)]
     code += [_step(LOAD, NUMBER), _step(IF_AT_LEAST, X32, 0, 1), _fail(errno.EPERM)]
     # clone3 has its flags in memory, which no filter can read: without it the C library takes clone.
     code += _refuse([CLONE3], errno.ENOSYS)

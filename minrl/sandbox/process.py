@@ -3,7 +3,7 @@
 It reads the call, starts the command inside the level's walls, collects its output, and kills everything when the
 command ends, exceeds a limit, or the caller is gone. It reaps all orphans below it before it answers, and removes what
 the command made after that. It is a separate process so that the caller's death leaves nothing behind, and it imports
-little because each call pays for its start.
+little because each call pays for its start: no `typing`, `re` or `subprocess`.
 """
 
 import marshal
@@ -11,22 +11,25 @@ import os
 import select
 import signal
 import time
-import traceback
 from itertools import pairwise
-from typing import Any
 
 from minrl.sandbox import landlock
 from minrl.sandbox import walls as walls
 from minrl.sandbox.cgroup import Group
 from minrl.sandbox.files import LIBC, MAX_FILES, MIB, WORK, Call
 from minrl.sandbox.slot import Slot, kill_uid
-from minrl.sandbox.usage import descendants, files_made, pieces_held, processor_s
+from minrl.sandbox.usage import descendants, files_made, pieces_held
+from minrl.system.processor import processor_s
 
 TICK_S = 0.05
 """Seconds between two looks at what a call holds."""
 LOOK_S, LOOK_AT_ONE_S = 0.25, 0.01
 """Processor time of a look, and more for each process allowed, as 256 open files take. Who needs more holds too much:
 an open file with many locks may take seconds.
+"""
+KILL_S = 120.0
+"""Seconds that killed processes may take to exit. Each closes all its files, which takes the kernel long where a file
+has thousands of locks, and longer where the machine is busy.
 """
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
@@ -43,7 +46,7 @@ class Watch:
         self.said = b""
         self._unfed = memoryview(call["stdin"])
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Start, collect, kill, answer."""
         stdin, stdin_write = os.pipe()
         stdout, stdout_write = os.pipe()
@@ -56,7 +59,7 @@ class Watch:
         self.output = {stdout: bytearray(), stderr: bytearray()}
         try:
             self._collect(stdin_write, complaint)
-            used_s = processor_s(list(descendants(os.getpid())))
+            used_s = sum((processor_s(pid, children=True) for pid in descendants(os.getpid())), 0.0)
         finally:
             self._kill()
         for fd in self.output:
@@ -182,7 +185,7 @@ class Watch:
 
     def _kill(self) -> None:
         """Kill and reap everything that runs below, in whatever session."""
-        give_up = time.monotonic() + 10.0
+        give_up, pause_s = time.monotonic() + KILL_S, 0.0005
         while True:
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
@@ -198,7 +201,8 @@ class Watch:
                     continue
             if time.monotonic() > give_up:
                 raise TimeoutError("processes of the call survive SIGKILL")
-            time.sleep(0.0005)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, TICK_S)  # the processor is theirs: to exit may take them long
 
     def _wrote_too_much(self) -> bool:
         return any(len(read) > self.call["output_bytes"] for read in self.output.values())
@@ -241,6 +245,8 @@ def main(connection: int) -> None:
         group = group_of(call, slot)
         answer = Watch(call, slot, group, connection).run()
     except Exception:  # the caller is told that the sandbox failed, not that the code did
+        import traceback
+
         answer = {"failed": traceback.format_exc(), "late": False}
     try:
         with open(connection, "wb", closefd=False) as stream:

@@ -58,18 +58,6 @@ def pieces_held(pids: list[int]) -> Iterator[int]:
                 yield UNSEEN
 
 
-def processor_s(pids: list[int]) -> float:
-    """The processor time that the processes, and those that they waited for, have had."""
-    ticks = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                ticks += sum(map(int, file.read().rpartition(")")[2].split()[11:15]))  # utime, stime, cutime, cstime
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _pages(pid: int) -> Iterator[int]:
     with open(f"/proc/{pid}/status") as file:
         yield KIB * sum(int(line.split()[1]) for line in file if line.startswith(COUNTED))

@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import signal
+import warnings  # noqa: F401 - os.execvpe imports it, behind walls that hide it
 from collections.abc import Callable, Iterator
 
 from minrl.sandbox import filter as sandbox_filter

@@ -1,4 +1,5 @@
-"""The console scripts: `minrl-train` is train.py, `minrl-evaluate` is evaluate.py; `python -m minrl` has all programs.
+"""The console scripts: `minrl-train` is train.py, `minrl-evaluate` is evaluate.py, `minrl-serve` is `python -m
+minrl.serve`; `python -m minrl` has all programs.
 
 A wheel has both files in this folder (see setup.py), a checkout at its root.
 """
@@ -14,6 +15,7 @@ from runpy import run_module
 from typing import NoReturn
 
 from minrl.pipeline.config import EvaluateConfig
+from minrl.serve.config import parse_serve
 from minrl.terminal.command_line import HELP, before_imports, parse_trainer, parse_with_tasks, run_main
 from minrl.terminal.flags import show_version, unknown
 
@@ -23,8 +25,12 @@ PROGRAMS = {
     "sft": "minrl.sft.__main__",
     "filter": "minrl.sft.filter",
     "expert_iteration": "minrl.sft.expert_iteration",
+    "audit": "minrl.audit.__main__",
     "report": "minrl.report.__main__",
     "viewer": "minrl.viewer.__main__",
+    "sweep": "minrl.sweep.__main__",
+    "serve": "minrl.serve.__main__",
+    "verify": "minrl.verify.__main__",
 }
 """The programs of `python -m minrl NAME`, each a module."""
 
@@ -41,6 +47,12 @@ def run_evaluate() -> NoReturn:
     """Run evaluate.py."""
     before_imports(lambda arguments: parse_with_tasks(EvaluateConfig, arguments))
     run_main(import_module("minrl.scripts.evaluate").main)
+
+
+def run_serve() -> NoReturn:
+    """Run `python -m minrl.serve`."""
+    before_imports(parse_serve)
+    run_main(import_module("minrl.serve.__main__").main)
 
 
 def main(arguments: Sequence[str]) -> int:

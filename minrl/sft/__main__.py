@@ -48,7 +48,7 @@ def fine_tune(session: Session, rows: Rows) -> None:
     total = rows_in_all(settings.epochs, len(rows.train))
     if state.step < config.steps:
         engine.sleep()
-    while state.step < config.steps and not session.interrupted:
+    while state.step < config.steps and not session.ended:
         state.step += 1
         size = min(settings.batch_size, len(rows.train))
         if not settings.steps:
@@ -69,8 +69,7 @@ def fine_tune(session: Session, rows: Rows) -> None:
                 session.evaluate(partial(measure, session, rows.held_out))
             engine.sleep()
         session.end_step()
-        if every(config.logging.save_every, state.step) or session.interrupted:
-            session.save()
+        session.save_if_due()
 
 
 def save_tracked(session: Session) -> None:

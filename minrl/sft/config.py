@@ -21,6 +21,7 @@ from minrl.config import (
 )
 from minrl.config.bounds import Bound, Bounded, Count, Natural, Seconds, from_zero, share_below_one
 from minrl.config.learning import LoraConfig
+from minrl.config.tasks import weights_of
 from minrl.system.files import same_file
 from minrl.types import require
 
@@ -40,6 +41,10 @@ class RewardConfig(Bounded):
     """Longest time that one reward may take in a worker, in seconds; beyond it, twice, the task's worst is paid."""
     reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(len(weights_of(self.task)) < 2, f"train.py alone takes several tasks in one run, got {self.task}")
 
 
 Epochs = Annotated[float, Bound("above 0", lambda value: 0 < value < math.inf)]
@@ -136,7 +141,8 @@ class SftConfig(FineTuningConfig):
     seed: int = 0
     """Seed of the choice of rows, of their order and of every sampled completion."""
     resume: str = ""
-    """Continue a run: `latest`, a run's folder or a checkpoint. Only --steps and --epochs may change."""
+    """Continue a run: `latest`, a run's folder or a checkpoint. Only --steps, --epochs, --stop-at and --patience may
+    change. `auto`: continue the run of --run-name, or begin it."""
     reward: RewardConfig = field(default_factory=lambda: RewardConfig(task=""))
     """The task whose held-out examples are sampled in the evaluation."""
 
@@ -198,7 +204,8 @@ class ExpertIterationConfig(FineTuningConfig):
     seed: int = 0
     """Seed of the order of examples and completions and of every sampled completion."""
     resume: str = ""
-    """Continue a run: `latest`, a run's folder or a checkpoint. Only --rounds may change."""
+    """Continue a run: `latest`, a run's folder or a checkpoint. Only --rounds, --stop-at and --patience may change.
+    `auto`: continue the run of --run-name, or begin it."""
     evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(eval_every=1))
     """The held-out score; every so many rounds."""
     logging: LoggingConfig = field(default_factory=lambda: LoggingConfig(save_every=1, rollouts_every=1))

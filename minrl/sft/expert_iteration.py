@@ -26,11 +26,13 @@ from minrl.sft.config import ExpertIterationConfig
 if __name__ == "__main__":
     before_imports(lambda arguments: parse_config(ExpertIterationConfig, arguments, FINE_TUNING))
 
+import torch
 from loguru import logger
 
 from minrl.config import task_key
 from minrl.draw import draw_examples, every, require_rewards, training_plan
 from minrl.evaluation import is_solved
+from minrl.model.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.record.metrics import read_metrics
 from minrl.record.session import Session, require_logger
@@ -53,7 +55,7 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
     """Sample a round's completions, keep the correct ones, fine-tune on them, measure. Repeat."""
     parts, recorder = session.parts, session.recorder
     config, state, engine = parts.config, parts.state, parts.engine
-    while state.step < config.steps and not session.interrupted:
+    while state.step < config.steps and not session.ended:
         state.step += 1
         with recorder.timed("time/rollout_s"):
             examples, sampled = sample_round(parts, settings)
@@ -82,8 +84,7 @@ def improve(session: Session, settings: ExpertIterationConfig) -> None:
         if every(config.evaluation.eval_every, state.step) or state.step == config.steps:
             session.evaluate(partial(measure, session, []))
         session.end_step()
-        if every(config.logging.save_every, state.step) or session.interrupted:
-            session.save()
+        session.save_if_due()
 
 
 def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Example], Rollouts]:
@@ -159,7 +160,10 @@ def restart(parts: Parts) -> None:
     """Give the policy the start model's weights."""
     begun = replace(parts.run, checkpoint=None)
     start, _ = prepare_policy(begun, parts.tasks, parts.policy.processes, parts.screen)
-    parts.policy.model.load_state_dict(start.model.state_dict())
+    begun_with = state_of(start.model)
+    with torch.no_grad():
+        for name, tensor in state_of(parts.policy.model).items():
+            tensor.copy_(begun_with[name])
 
 
 def write_samples(

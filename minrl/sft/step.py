@@ -62,12 +62,11 @@ def accumulate(policy: Policy, rows: Sequence[Rollout], micro_batch_tokens: int)
     """Add up the gradients of this process's rows. Returns loss, entropy and tokens, summed over processes: (3,)."""
     own = sum(row.num_sampled for row in rows)
     tokens = int(policy.processes.sum(torch.tensor(own, device=policy.device)).item())
-    totals = torch.zeros(3, dtype=torch.float64)
-    with policy.casts_kept():
-        for logprobs, entropy in _scored(policy, rows, micro_batch_tokens, temperature=1.0):
-            (-logprobs.sum() / tokens).backward()
-            totals += _sums(logprobs.detach(), entropy.detach())
-    return _over_processes(policy, totals)
+    totals = torch.zeros(3, dtype=torch.float64, device=policy.device)
+    for logprobs, entropy in _scored(policy, rows, micro_batch_tokens, temperature=1.0):
+        (-logprobs.sum() / tokens).backward()
+        totals += _sums(logprobs.detach(), entropy.detach())
+    return policy.processes.sum(totals)
 
 
 @torch.no_grad()
@@ -76,10 +75,10 @@ def mean_loss_and_entropy(
 ) -> tuple[float, float]:
     """Means over the response tokens of all rows, in nats; each process scores its share."""
     mine = rows[policy.processes.rank :: policy.processes.count]
-    totals = torch.zeros(3, dtype=torch.float64)
+    totals = torch.zeros(3, dtype=torch.float64, device=policy.device)
     for logprobs, entropy in _scored(policy, mine, micro_batch_tokens, temperature):
         totals += _sums(logprobs, entropy)
-    loss, entropy_sum, tokens = _over_processes(policy, totals).tolist()
+    loss, entropy_sum, tokens = policy.processes.sum(totals).tolist()
     return loss / tokens, entropy_sum / tokens
 
 
@@ -103,16 +102,12 @@ def _scored(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Log-probabilities and entropies of the response tokens, micro-batch by micro-batch."""
     batches = policy.micro_batches(rows, range(len(rows)), micro_batch_tokens)
-    with activity("scoring", len(batches)) as report:
+    with activity("scoring", len(batches)) as report, policy.passes(len(batches)):
         for number, part in enumerate(batches, 1):
             yield policy.score(pack(rows, part).to(policy.device), temperature)
             report(number)
 
 
 def _sums(logprobs: Tensor, entropy: Tensor) -> Tensor:
-    sums = [-float(logprobs.double().sum()), float(entropy.double().sum()), len(logprobs)]
-    return torch.tensor(sums, dtype=torch.float64)
-
-
-def _over_processes(policy: Policy, totals: Tensor) -> Tensor:
-    return policy.processes.sum(totals.to(policy.device))
+    nats = logprobs.double()
+    return torch.stack([-nats.sum(), entropy.double().sum(), nats.new_full((), len(nats))])

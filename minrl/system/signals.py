@@ -1,19 +1,23 @@
-"""Signals that stop a program: Ctrl-C, SIGTERM from a supervisor, SIGHUP from a closed terminal.
+"""Signals that stop a program: Ctrl-C, SIGTERM of a supervisor, SIGHUP of a closed terminal, SIGUSR1 of a batch system.
 
 By default the program ends at once and releases its resources; `minrl.run.stopping` lets a step finish. An ignored
 signal, such as SIGHUP under nohup, stays ignored.
 """
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 STDERR = 2
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 class Stopped(KeyboardInterrupt):
@@ -28,7 +32,7 @@ def exit_status(number: int) -> int:
     """The exit status that shells use for a signal.
 
     >>> [exit_status(number) for number in STOP_SIGNALS]
-    [130, 143, 129]
+    [130, 143, 129, 138]
     """
     return 128 + number
 
@@ -75,6 +79,23 @@ def ignore_stop_signals() -> None:
     """For a process whose parent ends it, although terminals and supervisors signal the whole group."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Keep the stop signals waiting inside. A process started here has them blocked until it ignores them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def die_with_parent() -> None:
+    """Be killed when the process dies that started this one, where the system can do it (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def tell(text: str) -> None:

@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from minrl.config import task_key
+from minrl.config import option_keys, split_tool, task_key
 from minrl.tasks.outside import (
     definition_in_file,
     definition_installed,
     installed_tasks,
     provider,
+    tasks_in,
     with_absolute_path,
 )
-from minrl.tasks.task import Dataset, Task, TaskDefinition
+from minrl.tasks.task import Dataset, Task, TaskDefinition, ToolDefinition
 from minrl.types import UserError, require
 
 T = TypeVar("T")
@@ -40,7 +41,9 @@ TASK_DEFINITIONS: Registry[TaskDefinition] = Registry(
     {
         "code": "minrl.tasks.code",
         "code_game": "minrl.tasks.code.game",
+        "code_tool": "minrl.tasks.code_tool",
         "countdown": "minrl.tasks.countdown",
+        "countdown_3to4": "minrl.tasks.countdown_3to4",
         "hanoi": "minrl.tasks.hanoi",
         "rust": "minrl.tasks.rust",
         "tictactoe": "minrl.tasks.tictactoe",
@@ -54,6 +57,9 @@ TASK_FAMILIES: Registry[Callable[[str], TaskDefinition]] = Registry(
     "define", {"reasoning_gym": "minrl.tasks.reasoning_gym"}
 )
 """Tasks by `family/member`: what defines each member of a family from its name."""
+
+TOOLS: Registry[ToolDefinition] = Registry("TOOL", {"python": "minrl.tasks.python_tool"})
+"""Tools with which any task can be played, as `countdown+python`."""
 
 OFFER_WORDS = ("countdown", "hanoi")
 """The tasks whose definitions have `words`, in the order of the words in every base model's tokenizer."""
@@ -71,17 +77,28 @@ def offered_words(options: Mapping[str, object]) -> list[str]:
 
 def load_task(name: str, options: Mapping[str, object] | None = None, data_path: str = "") -> Task:
     """The task of that name, made from what `options` holds for it (its defaults where that is nothing)."""
-    definition = find_definition(name)
-    chosen = (options or {}).get(task_key(name))
-    task = definition.make(definition.options() if chosen is None else chosen, data_path)
+    chosen = dict(options or {})
+    (bare, tool), (own, *_) = split_tool(name), option_keys(name)
+    definition = find_definition(bare)
+    task = definition.make(chosen.get(own) or definition.options(), data_path)
     require(isinstance(task, Task), f"`make` of {name} must return a Task, got {type(task).__name__}")
+    task = replace(task, name=own)
+    if tool:
+        task = find_tool(tool).wrap(task, chosen.get(tool) or find_tool(tool).options())
     return replace(task, name=task_key(name))
+
+
+def find_tool(name: str) -> ToolDefinition:
+    """A tool by its name."""
+    require(name in TOOLS, f"no tool {name!r} to play a task with: choose {' or '.join(TOOLS)}, as in countdown+python")
+    return TOOLS[name]
 
 
 def find_definition(name: str) -> TaskDefinition:
     """A built-in task by its name or `family/member`, one in a file by `path/to/file.py:name`, or one of an installed
-    package.
+    package. Of a task with a tool it is that of the task.
     """
+    name, _ = split_tool(name)
     in_file = definition_in_file(name)
     if in_file is not None:
         return in_file
@@ -105,16 +122,23 @@ def find_definition(name: str) -> TaskDefinition:
 
 
 def option_classes(names: Iterable[str]) -> dict[str, type]:
-    """The option dataclasses of the tasks named, by `task_key`. Two tasks whose flags would be the same are refused."""
-    classes, owners = {}, {flag_identifier(name): name for name in TASK_DEFINITIONS}
+    """The option dataclasses of the tasks named, and of their tools, by `option_keys`. Two tasks whose flags would be
+    the same are refused.
+    """
+    classes, owners = {}, {flag_identifier(name): name for name in [*TASK_DEFINITIONS, *TOOLS]}
     for name in names:
-        definition, key = find_definition(name), task_key(name)
+        task, tool = ("", name) if name in TOOLS else split_tool(name)  # a file may have the options of a tool alone
+        if tool:
+            classes[tool] = find_tool(tool).options
+        if not task:
+            continue
+        definition, key = find_definition(task), task_key(task)
         identifier = flag_identifier(key)
         if not identifier.isidentifier() or identifier.startswith("_") or keyword.iskeyword(identifier):
             raise UserError(f"{key!r} of {name!r} cannot begin a flag: name it with letters, digits, - and /")
-        other = owners.setdefault(identifier, name)
-        if other != name:
-            raise UserError(f"flags --{key}.* would be those of both {other!r} and {name!r}: rename one of them")
+        other = owners.setdefault(identifier, task)
+        if other != task:
+            raise UserError(f"flags --{key}.* would be those of both {other!r} and {task!r}: rename one of them")
         classes[key] = definition.options
     return classes
 
@@ -132,14 +156,18 @@ __all__ = [
     "OFFER_WORDS",
     "TASK_DEFINITIONS",
     "TASK_FAMILIES",
+    "TOOLS",
     "Dataset",
     "Registry",
     "Task",
     "TaskDefinition",
+    "ToolDefinition",
     "find_definition",
+    "find_tool",
     "flag_identifier",
     "load_task",
     "offered_words",
     "option_classes",
+    "tasks_in",
     "with_absolute_path",
 ]

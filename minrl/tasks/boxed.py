@@ -38,9 +38,9 @@ def _boxes(text: str) -> list[tuple[int, int, int, int]]:
 
 
 _LAYOUT = re.compile(r"\\q?quad(?![a-z])|\\[,;: ()\[\]]|\$|~")
-_WORD = r"(?:(?:and|or) |\\text ?\{ ?,? ?(?:and|or) ?\} ?)"
+_WORD = r"(?:(?:and|or|vs\.?|alternatively)(?: (?:else|maybe|perhaps|possibly))?,? |\\text ?\{ ?,? ?(?:and|or) ?\} ?)"
 _LISTED = re.compile(
-    rf" ?(?:[,;] ?{_WORD}?|{_WORD})"
+    rf" ?(?:(?:[,;/|(]|\\(?:mid|vert|lor|vee)(?![a-z])) ?{_WORD}?|(?:(?!not|wrong|no)[a-z]{{1,15}} )?{_WORD})"
     r"(?:(?:[A-Za-z]|\\[a-z]+)(?:_(?:[0-9A-Za-z]|\{[0-9A-Za-z]{1,9}\}))?(?:\([0-9A-Za-z]{1,9}\))? ?= ?)?"
 )
 _MAX_GAP = 60
@@ -49,8 +49,8 @@ _MAX_GAP = 60
 
 def boxes_together(text: str) -> list[str]:
     r"""The last box, with those before it that are listed with it, as in `\boxed{1} and \boxed{2}`; each text once.
-    Only a comma, `and` or `or`, and the name of what is equal to the next box, stand between listed boxes. Empty boxes
-    are none.
+    Only a comma, a slash or the like, `and` or `or`, and the name of what is equal to the next box, stand between
+    listed boxes. Empty boxes are none.
 
     >>> boxes_together(r"\boxed{7}. So $x=\boxed{1}$, $y=\boxed{2}$ or $\boxed{2}$. \boxed{}")
     ['1', '2']

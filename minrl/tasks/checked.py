@@ -18,8 +18,6 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
-from loguru import logger
-
 from minrl import types
 from minrl.system.stable_text import stable_text
 from minrl.types import Episode, Example, Job, Mistake, Reward, Turn, finite
@@ -134,6 +132,8 @@ def named(task: str, rewards: Mapping[str, Reward]) -> Mapping[str, Reward]:
     if left_out is None:
         return rewards
     if task not in _SAID:
+        from loguru import logger  # each reward worker would pay for the import
+
         _SAID.add(task)
         logger.warning(f"task {task}: the part {_shown(left_out)} and the like are left out of the curves: {NAMES}")
     return {

@@ -36,7 +36,9 @@ INSTRUCTIONS = (
 )
 GROUPS = SIZE = 4
 MAX_GROUP_CHARACTERS = 1000
-_AROUND = re.compile(r"\A[\s\[]+|[\s\],;.]+\Z")
+_AROUND = re.compile(r"\A[\s\[({]+|[\s\])},;.]+\Z")
+_TOPIC = re.compile(r"\A[^,:;\n]{1,60}:\**\s*")
+"""What a list is said to be about."""
 _ITEM = re.compile(r"^[ \t]*(?:[-*\u2022]|[0-9][.)])[ \t]+", re.MULTILINE)
 _BETWEEN = re.compile(r"[,;]?[ \t\r]*\n\s*|;")
 _AND = re.compile(r",?\s+(?:and|&)\s+(?=[^,]*\Z)", re.IGNORECASE)
@@ -87,7 +89,8 @@ def parse(completion: str, words: frozenset[str]) -> list[frozenset[str]] | None
 
 def members_of(content: str, words: frozenset[str]) -> list[str] | None:
     """The four words of a list, though words may hold what stands between others; None if it is no such list. As it is
-    read first, then without what surrounds it, with each word on its line or before a semicolon, and with an `and`.
+    read first, then without what surrounds it, with each word on its line or before a semicolon, with an `and`, and
+    behind what the list is said to be about.
 
     >>> members_of("A, 20,000, B, c", frozenset({"a", "b", "c", "20,000", "20"}))
     ['a', '20,000', 'b', 'c']
@@ -96,7 +99,7 @@ def members_of(content: str, words: frozenset[str]) -> list[str] | None:
         return None
     bare = _AROUND.sub("", content)
     listed = _BETWEEN.sub(",", _ITEM.sub("", bare))
-    readings = (content, bare, listed, _AND.sub(",", listed, count=1))
+    readings = (content, bare, listed, _AND.sub(",", listed, count=1), _BETWEEN.sub(",", _TOPIC.sub("", bare)))
     found = (_members(plain(reading).split(","), words, SIZE) for reading in dict.fromkeys(readings))
     return next(filter(None, found), None)
 
@@ -157,7 +160,12 @@ def example_of(row: Row) -> Example:
 def make(options: ConnectionsOptions, data_path: str) -> Task:
     """The puzzles of the dataset, or of a local copy."""
     dataset = dataset_of(SOURCE, data_path, example_of, options.held_out_share)
-    return Task(dataset, functools.partial(reward, options=options), cheap=True)
+    return Task(dataset, functools.partial(reward, options=options), cheap=True, solution=solution)
+
+
+def solution(example: Example) -> str:
+    """The groups of a puzzle, as the prompt asks for them."""
+    return " ".join(f"<group>{', '.join(group)}</group>" for group in groups_of(example.fields))
 
 
 TASK = TaskDefinition(ConnectionsOptions, make)

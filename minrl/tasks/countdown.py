@@ -91,14 +91,20 @@ def evaluate_expression(text: str) -> tuple[Fraction, list[int]] | None:
     >>> evaluate_expression("9 ** 9") is None and evaluate_expression("-3") is None
     True
     """
-    if len(text) > MAX_ANSWER_CHARACTERS:
-        return None
+    return None if len(text) > MAX_ANSWER_CHARACTERS else evaluate_plain(_arithmetic(text))
+
+
+def evaluate_plain(text: str) -> tuple[Fraction, list[int]] | None:
+    """`evaluate_expression` of what is written with the keyboard's digits, signs and parentheses, on one line.
+
+    >>> evaluate_plain("7 + 5 - 3") is not None, evaluate_plain("7 \u00d7 5")
+    (True, None)
+    """
     used: list[int] = []
-    plain = _arithmetic(text)
-    if _EXPRESSION.fullmatch(plain) is None:
+    if _EXPRESSION.fullmatch(text) is None:
         return None
     try:
-        return _walk(ast.parse(plain, mode="eval").body, used), used
+        return _walk(ast.parse(text, mode="eval").body, used), used
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
@@ -148,7 +154,7 @@ def sums(numbers: list[int]) -> Iterator[tuple[str, str, int]]:
 def make(options: CountdownOptions, data_path: str) -> Task:
     """All problems of three numbers from 1 to `max_number` that addition and subtraction solve."""
     require(not data_path, f"countdown makes its own problems and takes no --data-path, got {data_path!r}")
-    dataset = split(_examples(options.max_number), options.held_out_share, by=_numbers)
+    dataset = split(_examples(options.max_number), options.held_out_share, by=numbers_of)
 
     def demonstrations(example: Example, rng: random.Random) -> str:
         attempts = list(sums(example["numbers"]))
@@ -178,7 +184,7 @@ def make(options: CountdownOptions, data_path: str) -> Task:
     )
 
 
-def _numbers(example: Example) -> str:
+def numbers_of(example: Example) -> str:
     """The numbers, sorted. A demonstration that tries their sums writes down the solutions for all their targets."""
     return ",".join(map(str, sorted(example["numbers"])))
 

@@ -15,7 +15,7 @@ openai/grade-school-math (strict in lm-evaluation-harness). "Hendrycks" is the n
 | --- | --- | --- |
 | `#### 18/day`, `#### 18 per day` | 18 | a unit; official |
 | `#### 18 (eighteen)`, `#### 18 (in all)` | 18 | a remark without digits; official |
-| `#### 5 million`, `#### 18k`, `#### 18 dozen` | none | a multiplier; official reads 5, 18 |
+| `#### 5 million`, `#### 18k`, `#### 18 dozen`, `#### 18 (dozen)` | none | a multiplier; official reads 5, 18 |
 | `#### 18 times`, `#### 18 times a week` | 18 | a unit; official |
 | `#### 18 times ten`, `#### 18 or nineteen` | none | an operator, a number in words; official reads 18 |
 | `#### 18 (or 19)` | none | two numbers; official reads 18 |
@@ -34,7 +34,7 @@ from typing import Literal
 
 from minrl.model.thoughts import after_thoughts
 from minrl.tasks.boxed import boxed
-from minrl.tasks.changing import CHANGES
+from minrl.tasks.changing import CHANGES, ONES, TENS
 from minrl.tasks.characters import plain_characters, unwrapped
 from minrl.tasks.rows import Row, Source, answer_text, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
@@ -60,23 +60,36 @@ _NUMBER = re.compile(
     rf"(?:\s*/\s*(?P<divisor>{_AMOUNT}))?(?P<rest>.*)",
     re.DOTALL,
 )
-_REMARK = re.compile(r"\([^()0-9]*\)")
+_REMARK = re.compile(r"\(([^()0-9]*)\)")
+_SPELLED = re.compile(rf"(?:{ONES}|{TENS})(?:[ -](?:{ONES}|{TENS}|hundred|thousand|million|and))*", re.IGNORECASE)
+"""A number in words."""
 _LEFT_SIDE = re.compile(r"^[A-Za-z]{1,2}\s*=")
-_UNIT = re.compile(r"\s*[%°$€£¥₹]?\s*(?:/(?=[^\W\d_]))?(?P<words>[^%°$€£¥₹²³^]*)(?:[²³]|\^[23])?")
+_UNIT = re.compile(r"\s*[%°$€£¥₹¢]?\s*(?:/(?=[^\W\d_]))?(?P<words>[^%°$€£¥₹¢²³^]*)(?:[²³]|\^[23])?")
 _NO_UNIT = re.compile(
     r"\b(?:k|mn|mln|bn|(?-i:[MB])|pairs?"
-    r"|lakhs?|crores?|mil|mille|mille?ones?|tausend|million(?:en|er)|mio|mrd"
+    r"|mil|mille|mille?ones?|tausend|million(?:en|er)|mio|mrd"
     r"|\u0442\u044b\u0441\w*|\u043c\u043b\u043d|\u043c\u0438\u043b\u043b\u0438\w*"  # thousand and million in Russian
     r"|or|oder|times(?= )(?! (?:a|an|per|as|each|every|more)\b))\b"
     r"|[\u4e07\u842c\u4ebf\u5104\u5146\u767e\u5341]|\u5343(?![\u514b\u7c73\u74e6])",  # Chinese; kilogram stays
     re.IGNORECASE,
 )
 """Words that change the number before them, or are another one, beside `CHANGES`."""
-_LATEX = [(re.compile(r"\\(?:text|mbox|textbf|mathrm|mathbf)\s*\{([^{}]*)\}"), r"\1")]
+_STYLE = re.compile(
+    r"\\(?:display|text)style(?![A-Za-z])|\\(?:[lL]arge|LARGE|[hH]uge|bf|rm|therefore)(?![A-Za-z])|</?(?:b|strong|em|i|u|answer)>"
+    r"|\\(?:text)?color\s*\{[A-Za-z]+\}"
+)
+"""What is said of how a number looks, and tags around it."""
+_LATEX = [
+    (
+        re.compile(r"\\(?:text|mbox|textbf|textrm|textit|mathrm|mathbf|boldsymbol|bm|boxed|underline)\s*\{([^{}]*)\}"),
+        r"\1",
+    ),
+    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?"), "\u00b0"),
+]
 _LATEX += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2")]
 _LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\$$"), ""), (re.compile(r"\{,\}"), ",")]
 _SPACES = [(re.compile(r"\\(?:[,!;:]|\s)|\\+\s*$"), ""), (re.compile(r"\\q?quad(?![A-Za-z])|(?<=[0-9}])\\?~"), " ")]
-_ENCLOSED = re.compile(r"\s*(?:=(?!=)\s*)?(?:\[([^\[\]]*)\]|\{([^{}]*)\}|([^=].*))", re.DOTALL)
+_ENCLOSED = re.compile(r"\s*(?:=(?!=)\s*)?(?:\[([^\[\]]*)\]|\{([^{}]*)\}|\(([^()]*)\)|([^=].*))", re.DOTALL)
 _SATISFIED = re.compile("[\\s\u2705\u2714\u2611\u2713\U0001f389\U0001f44d\U0001f3af\ufe0f]+$")
 """Check marks and the like behind an answer. A cross says that it is wrong."""
 _GROUPED = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
@@ -86,7 +99,11 @@ _LABEL = re.compile(
     r"|(?:antwort|r[e\u00e9]ponse|respuesta|resposta|risposta|\u043e\u0442\u0432\u0435\u0442) ?:)\s*",
     re.IGNORECASE,
 )
-_MARKED = re.compile(r"####+[ \t]*([^\n]*)")
+_MARKED = re.compile(
+    r"####+[ \t]*(?:\**[ \t]*(?:(?:final )?answer)?[ \t]*:?[ \t]*\**[ \t]*\n\s*|:[ \t]+(?=[$\\*0-9-]))?(?!#)([^\n]*)",
+    re.IGNORECASE,
+)
+"""A number may stand in the line behind a mark that is alone or a heading."""
 _ANY_NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 
 
@@ -165,7 +182,7 @@ def number(text: str) -> Fraction | None:
     """
     if len(text) > MAX_NUMBER_CHARACTERS:
         return None
-    text = _SATISFIED.sub("", plain_characters(_GROUPED.sub("", text)))
+    text = _SATISFIED.sub("", plain_characters(_GROUPED.sub("", _STYLE.sub("", text)))).rstrip(" #")
     for pattern, replacement in _SPACES:
         text = pattern.sub(replacement, text)
     text = _bare(_LABEL.sub("", _bare(text)))
@@ -173,7 +190,7 @@ def number(text: str) -> Fraction | None:
         text = _bare(next(part for part in enclosed.groups() if part is not None))
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
-    match = _NUMBER.fullmatch(text.replace("\u2212", "-").strip())
+    match = _NUMBER.fullmatch(_LABEL.sub("", text.strip()).replace("\u2212", "-").strip())
     if match is None or (match["sign"] and match["inner"]) or not _is_unit(match["rest"].strip()):
         return None
     amount, divisor = (Fraction(part.replace(",", "")) for part in (match["amount"], match["divisor"] or "1"))
@@ -189,11 +206,18 @@ def _bare(text: str) -> str:
 
 def _is_unit(text: str) -> bool:
     """Whether a text is empty, a sign such as %, or words: `miles per hour`, `cm^2`; not `million`, `plus two`."""
+    remark = _REMARK.search(text)
+    if remark and _changes(remark[1]) and not _SPELLED.fullmatch(remark[1].strip()):
+        return False
     text = _REMARK.sub("", text, count=1).strip()
     match = _UNIT.fullmatch(text)
-    if match is None or _NO_UNIT.search(match["words"]) or CHANGES.search(match["words"]):
+    if match is None or _changes(match["words"]):
         return False
-    return text in "%°$€£¥₹" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"].strip()))
+    return text in "%°$€£¥₹¢" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"].strip()))
+
+
+def _changes(words: str) -> bool:
+    return bool(_NO_UNIT.search(words) or CHANGES.search(words))
 
 
 def _last_number(completion: str) -> Fraction | None:
@@ -211,7 +235,12 @@ def make(options: GSM8KOptions, data_path: str) -> Task:
         return Example(identity(question), chat(INSTRUCTIONS[options.prompt], question), {"answer": answer})
 
     dataset = dataset_of(SOURCE, data_path, example_of, options.held_out_share)
-    return Task(dataset, functools.partial(reward, options=options), cheap=True)
+
+    def solution(example: Example) -> str:
+        answer = answer_text(example["answer"]).rpartition("####")[2].strip()
+        return f"#### {answer}" if options.prompt == "hashes" else rf"\boxed{{{answer}}}"
+
+    return Task(dataset, functools.partial(reward, options=options), cheap=True, solution=solution)
 
 
 TASK = TaskDefinition(GSM8KOptions, make)

@@ -33,8 +33,8 @@ INSTRUCTIONS = (
 PROGRESS_REWARD = 0.2
 MOST_BOARDS = 20
 """Boards of each number of disks that are posed for each set of pegs, at most."""
-MOVE = re.compile(r"(?:-\s+|[0-9]+[.)]\s+)?([1-9])\s+([A-Z])\s*[-=]*>\s*([A-Z])\.?")
-"""A move, which may be an item of a list, and its arrow a longer one."""
+MOVE = re.compile(r"(?:-\s+|[0-9]+[.)]\s+)?(?:(?:[Mm]ove )?[Dd]isk )?([1-9])\s+([A-Z])\s*[-=]*>\s*([A-Z])\.?")
+"""A move, which may be an item of a list and name its disk so, and its arrow a longer one."""
 IDLE = 3
 """An answer may have so many times the moves that the hardest board of its disks needs."""
 

@@ -8,12 +8,16 @@ import importlib.util
 import re
 import sys
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
+from minrl.config.tasks import mixed, weights_of
 from minrl.tasks.task import TaskDefinition
 from minrl.types import UserError
+
+if TYPE_CHECKING:  # each reward worker would pay for the import
+    from importlib.metadata import EntryPoint
 
 GROUP = "minrl.tasks"
 """The group of entry points under which an installed package offers tasks."""
@@ -31,8 +35,22 @@ def with_absolute_path(name: str) -> str:
     return str(Path(match["path"]).resolve()) + (match[2] or "") if match else name
 
 
+def tasks_in(setting: str, value: str) -> tuple[str, list[str]]:
+    """A setting that names tasks, with absolute paths of their files, and these tasks. `eval_tasks` names several, and
+    `task` too, with weights.
+    """
+    if setting == "task":
+        weights = {with_absolute_path(name): weight for name, weight in weights_of(value).items()}
+        return mixed(weights), list(weights)
+    names = value.split(",") if setting == "eval_tasks" else [value]
+    found = [with_absolute_path(name.strip()) for name in names if name.strip()]
+    return ",".join(found), found
+
+
 def definition_in_file(name: str) -> TaskDefinition | None:
-    """The `TaskDefinition` that `path/to/file.py:name` says; None where the name is of another form."""
+    """The `TaskDefinition` that `path/to/file.py:name` says, also for a reward function of TRL's form
+    (`minrl.tasks.columns`); None where the name is of another form.
+    """
     match = FILE_TASK.fullmatch(name)
     if match is None:
         return None
@@ -41,10 +59,14 @@ def definition_in_file(name: str) -> TaskDefinition | None:
         raise UserError(f"--task {name}: no file {path}")
     if not attribute:
         raise UserError(f"--task {name}: say which of its attributes is the task, such as {name.rstrip(':')}:TASK")
+    from minrl.tasks.columns import definition_of, takes_columns
+
     module = _module_of(path)
     found = getattr(module, attribute, None)
     if isinstance(found, TaskDefinition):
         return found
+    if callable(found) and takes_columns(found):
+        return definition_of(found)
     offered = [key for key, value in vars(module).items() if isinstance(value, TaskDefinition)]
     has = f"{path} has {', '.join(offered)}" if offered else f"{path} has none: make one, as in README"
     what = f"is no TaskDefinition but {type(found).__name__}" if hasattr(module, attribute) else "is not there"
@@ -81,13 +103,15 @@ def _require_free(path: Path) -> None:
         )
 
 
-def installed_tasks() -> dict[str, list[EntryPoint]]:
+def installed_tasks() -> dict[str, list["EntryPoint"]]:
     """What installed packages offer, by name: more than one entry where two packages offer the same name."""
     return _entries(tuple(sys.path))
 
 
 @cache  # by the folders of `sys.path`: reading every distribution takes 20 ms
-def _entries(_folders: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+def _entries(_folders: tuple[str, ...]) -> dict[str, list["EntryPoint"]]:
+    from importlib.metadata import entry_points
+
     found: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=GROUP):
         same = found.setdefault(entry.name, [])
@@ -96,7 +120,7 @@ def _entries(_folders: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
     return found
 
 
-def definition_installed(entry: EntryPoint) -> TaskDefinition:
+def definition_installed(entry: "EntryPoint") -> TaskDefinition:
     """The `TaskDefinition` that an installed package's entry point names."""
     said = f"the entry point {entry.name} = {entry.value!r} of {provider(entry)}"
     try:
@@ -109,6 +133,6 @@ def definition_installed(entry: EntryPoint) -> TaskDefinition:
     return found
 
 
-def provider(entry: EntryPoint) -> str:
+def provider(entry: "EntryPoint") -> str:
     """The installed package that an entry point is of."""
     return entry.dist.name if entry.dist is not None else "an installed package"

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import minrl
-from minrl.tasks import find_definition
+from minrl.config import split_tool
+from minrl.tasks import find_definition, find_tool
 
 INSTALLED = ("site-packages", "dist-packages")
 
@@ -43,14 +44,16 @@ def _is_outside(module: str) -> bool:
 
 def _modules(task: str, outside: bool = False) -> dict[str, Path]:
     """The file of each module of a task, by the module's name. With `outside` no module of MinRL's is read or given."""
-    module = sys.modules.get(find_definition(task).make.__module__)
+    definition = find_definition(task)
+    module = sys.modules.get(definition.make.__module__)
     file = getattr(module, "__file__", None)
     if module is None or file is None:
         return {}
     root = Path(file).resolve().parents[module.__name__.count(".") + (Path(file).name == "__init__.py")]
     own = module.__name__.partition(".")[0] if set(INSTALLED) & set(root.parts) else ""
     found: dict[str, Path] = {}
-    waiting = [module.__name__]
+    tool = split_tool(task)[1]
+    waiting = [module.__name__, definition.options.__module__, *([find_tool(tool).wrap.__module__] if tool else [])]
     while waiting:
         name = waiting.pop()
         path = _file_of(name, root, own)

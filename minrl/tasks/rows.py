@@ -13,7 +13,7 @@ from loguru import logger
 from minrl.system.streams import first_line
 from minrl.tasks.checked import require_example
 from minrl.tasks.row_files import MOST_LEFT_OUT, read_each
-from minrl.tasks.task import Dataset, DeferredDataset, in_order_of_identity, split
+from minrl.tasks.task import Dataset, DeferredDataset, identity_of, in_order_of_identity, split
 from minrl.types import Example, Mistake, UserError, require
 
 T = TypeVar("T")
@@ -42,25 +42,31 @@ class Source:
 
 
 def dataset_of(
-    source: Source, data_path: str, example_of: Callable[[Row], Example], held_out_share: float = 0.2
+    source: Source,
+    data_path: str,
+    example_of: Callable[[Row], Example],
+    held_out_share: float = 0.2,
+    by: Callable[[Example], str] = identity_of,
 ) -> DeferredDataset:
     """The examples of the rows, read when they are first used.
 
-    The source's own splits are kept; rows without any are split by identity. A repeated problem counts once, and a
-    held-out one is not trained on. `example_of` raises UserError for a row that it cannot use: see `load_each`.
+    The source's own splits are kept; rows without any are split by `by`: see `split`. A repeated problem counts once,
+    and a held-out one is not trained on. `example_of` raises UserError for a row that it cannot use: see `load_each`.
     """
 
     def load() -> Dataset:
         found = load_each(source, data_path, functools.partial(_checked, example_of))
         if "all" in found:
             try:
-                return split(_by_identity(found["all"]).values(), held_out_share)
+                return split(_by_identity(found["all"]).values(), held_out_share, by)
             except UserError as error:
                 raise UserError(f"{data_path or source.hub_name}: {error}: give more rows") from error
-        held_out, train = _by_identity(found["held_out"]), found.get("train", [])
+        held_out, train = _by_identity(found["held_out"]).values(), _by_identity(found.get("train", [])).values()
+        taken = set(map(by, held_out))
         return Dataset(
-            in_order_of_identity(example for example in _by_identity(train).values() if example.id not in held_out),
-            in_order_of_identity(held_out.values()),
+            in_order_of_identity(example for example in train if by(example) not in taken),
+            in_order_of_identity(held_out),
+            by,
         )
 
     return DeferredDataset(load)
@@ -113,7 +119,8 @@ def _usable(rows: Sequence[Row | UserError], read: Callable[[Row], T], where: st
         except KeyError as error:
             assert not isinstance(row, UserError)
             unusable.append((number, f"lacks {error} (it has {', '.join(map(str, row))})"))
-        except (ArithmeticError, AttributeError, IndexError, TypeError, ValueError) as error:  # another kind of value
+        except (ArithmeticError, AttributeError, IndexError, RecursionError, TypeError, ValueError) as error:
+            # another kind of value, or one that is nested too deeply
             unusable.append((number, f"not as the task reads it: {type(error).__name__}: {error}"))
     if unusable:
         unusable = [(number, " ".join(reason.split())) for number, reason in unusable]

@@ -79,10 +79,14 @@ class Task:
     `frozen_opponent`: episodes ask for frozen turns, which a loaded model that does not learn plays.
     `shortest_answer(example)` is a shortest solution in the form of the demonstrations. If it has more tokens than a
     completion may have, a run says so before it starts.
+    `solution(example)` is a completion that solves it, for `python -m minrl.audit`; None if its data has none. Where a
+    task does not say, its shortest answer is one.
     `notes()` are lines that a run shows at its start; it raises UserError if the task cannot run on this machine.
     `worst` is paid for a completion that broke the reward: by its time, its memory, or the end of its process.
     `warm()` loads what the reward needs, before its deadline counts.
     `seconds` are those that the reward's own limits allow: its deadline is no earlier.
+    `max_tokens` is the longest completion of one turn that a run grants the task; 0: as long as those of others.
+    `stop_strings` end a completion, beside those of the run.
     `name` is set by `load_task`, for messages.
     """
 
@@ -98,13 +102,25 @@ class Task:
     worst: float = 0.0
     warm: Callable[[], object] | None = None
     seconds: float = 0.0
+    solution: Callable[[Example], str | None] | None = None
+    stop_strings: tuple[str, ...] = ()
     name: str = ""
+    max_tokens: int = 0
 
     def __post_init__(self) -> None:
         require(
             isinstance(self.dataset, Dataset), f"a task takes a Dataset, got {type(self.dataset).__name__}: {SPLIT}"
         )
         require(self.reward is not None or self.episode is not None, "a task needs a reward or an episode")
+
+    @property
+    def members(self) -> Mapping[str, "Task"]:
+        """The tasks that it consists of, by `Example.task`: itself, unless it is a mixture."""
+        return {"": self}
+
+    def schedule(self, seed: int, step: int, groups: int) -> list[str]:
+        """The task of each group of a step, by `Example.task`."""
+        return [""] * groups
 
     def play(self, example: Example, rng: random.Random) -> Episode:
         """One episode of the example: the task's own, or a single turn. It pays in `Reward`s."""
@@ -142,6 +158,14 @@ class TaskDefinition:
         if required:
             raise UserError(f"each option of a task needs a default, {self.options.__name__}.{required[0]} has none")
         _require_settable(self.options)
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """A line of TOOLS: the dataclass of the tool's options, and the function that lets a task be played with it."""
+
+    options: type
+    wrap: Callable[[Task, Any], Task]
 
 
 def _require_settable(options: type) -> None:

@@ -21,14 +21,14 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 import yaml
 from loguru import logger
 
-from minrl.config import TaskOptions, TrainerConfig, task_key
+from minrl.config import TaskOptions, TrainerConfig, option_keys
 from minrl.config.defaults import REINFORCEMENT, Rates, defaults, not_chosen
 from minrl.system.disk import refusal
 from minrl.system.foreign_text import printable
 from minrl.system.keys import without_keys
 from minrl.system.signals import answered, exit_status, stop_at_once
 from minrl.system.streams import forgive_closed_streams
-from minrl.tasks import TASK_DEFINITIONS, flag_identifier, option_classes, with_absolute_path
+from minrl.tasks import TASK_DEFINITIONS, TOOLS, flag_identifier, option_classes, tasks_in
 from minrl.terminal.flag_help import help_text
 from minrl.terminal.flags import Flag, Given, by_name, checked, flags_of, given_flags, in_its_table, read_flags, unknown
 from minrl.types import UserError, require
@@ -52,7 +52,7 @@ class Layer:
     """What a file or the flags set."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Settings by name, options as `task_key.name`."""
+    """Settings by name, options as `option_key.name`."""
     tasks: Sequence[str] = ()
     """The tasks that are named."""
 
@@ -112,7 +112,7 @@ def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) ->
     finally:
         logger.enable("minrl")
     quiet = getattr(config, "logging", config).quiet
-    if not quiet and os.environ.get("RANK", "0") == "0":
+    if not quiet and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         sys.stderr.write("loading: 5 to 15 s\n")
 
 
@@ -130,7 +130,7 @@ def _one_line_for_mistakes() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        _refuse(str(error))
+        _refuse(str(error), getattr(error, "status", 2))
     except OSError as error:
         if error.errno not in REFUSED:
             raise
@@ -140,9 +140,9 @@ def _one_line_for_mistakes() -> Iterator[None]:
         sys.exit(getattr(stop, "status", exit_status(signal.SIGINT)))
 
 
-def _refuse(reason: str) -> NoReturn:
+def _refuse(reason: str, status: int = 2) -> NoReturn:
     sys.stderr.write(f"error: {without_keys(printable(reason))}\n")
-    sys.exit(2)
+    sys.exit(status)
 
 
 def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
@@ -193,8 +193,7 @@ def _file_layer(values: Mapping[Any, Any], cls: type, named: Sequence[str] = ())
     tasks = list(named)
     for setting in TASK_NAMES:
         if isinstance(left.get(setting), str):
-            found = _names_in(setting, left[setting])
-            left[setting] = ",".join(found)
+            left[setting], found = tasks_in(setting, left[setting])
             tasks += found
     given = left.pop("tasks", {})
     if not isinstance(given, Mapping) or not all(
@@ -207,7 +206,7 @@ def _file_layer(values: Mapping[Any, Any], cls: type, named: Sequence[str] = ())
             known = [flag.spelled[2:] for flag in flags.values()]
             raise unknown(f"setting {name!r}", name.replace("_", "-"), known)
     chosen = {name: in_its_table(flags[name], checked(name, flags[name].hint, v)) for name, v in left.items()}
-    keys = [task_key(name) for name in tasks]
+    keys = [key for name in tasks for key in option_keys(name)]
     tasks += [key for key in given if key not in keys]
     classes = option_classes(tasks)
     for key, own in given.items():
@@ -224,17 +223,17 @@ def _flag_layer(given: Sequence[Given], cls: type, in_file: Layer) -> Layer:
     given, named = list(given), list[str]()
     for place, one in enumerate(given):
         if one.name in TASK_NAMES:
-            found = [_names_in(one.name, word) for word in one.words]
-            given[place] = replace(one, words=tuple(map(",".join, found)))
-            named += chain.from_iterable(found if one.name == "tasks" else found[:1])
+            found = [tasks_in(one.name, word) for word in one.words]
+            given[place] = replace(one, words=tuple(word for word, _ in found))
+            named += chain.from_iterable(tasks for _, tasks in (found if one.name == "tasks" else found[:1]))
     flags = flags_of(cls)
-    named += _tasks_of_options(given, flags, [flag_identifier(task_key(name)) for name in (*in_file.tasks, *named)])
+    named += _tasks_of_options(given, flags, [*map(flag_identifier, option_classes([*in_file.tasks, *named]))])
     options = _option_flags([*in_file.tasks, *named])
     asked = {one.flag for one in given} & set(HELP)
     if asked:
         more: Iterable[str] = ()
         if "task" in flags and "--help-all" in asked:
-            more = TASK_DEFINITIONS
+            more = [*TASK_DEFINITIONS, *TOOLS]
         elif "task" in flags and not {"task", "tasks"} & {*in_file.values, *(one.name for one in given)}:
             more = filter(None, [flags["task"].default or getattr(cls, "default_task", "")])
         shown = _option_flags([*in_file.tasks, *named, *more])
@@ -261,12 +260,6 @@ def _tasks_of_options(given: Sequence[Given], flags: Collection[str], named: Seq
         task, dot, _ = one.name.partition(".")
         if task not in named and (dot or (task in names and task not in flags)):
             yield from (names[near] for near in difflib.get_close_matches(task, names, n=1))
-
-
-def _names_in(setting: str, value: str) -> list[str]:
-    """The tasks that a setting names, with absolute paths of their files."""
-    names = value.split(",") if setting == "eval_tasks" else [value]
-    return [with_absolute_path(name.strip()) for name in names if name.strip()]
 
 
 def read_config_file(path: Path) -> dict[Any, Any]:

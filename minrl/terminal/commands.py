@@ -8,7 +8,11 @@ from pathlib import Path
 
 import minrl
 
-CONSOLE_SCRIPTS = {"python train.py": "minrl-train", "python evaluate.py": "minrl-evaluate"}
+CONSOLE_SCRIPTS = {
+    "python train.py": "minrl-train",
+    "python evaluate.py": "minrl-evaluate",
+    "python -m minrl.serve": "minrl-serve",
+}
 """The names of the scripts in an installed package."""
 
 

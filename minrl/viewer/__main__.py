@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Annotated
 
 from minrl.config.bounds import Bound
+from minrl.system.launch import require_one_process
+from minrl.system.loopback import LOOPBACK
 from minrl.terminal.command_line import parse, run_main
 from minrl.types import UserError, require
 from minrl.viewer.build import Limits, make_page
-from minrl.viewer.serve import LOOPBACK, open_server
+from minrl.viewer.serve import open_server
 
 PORT = 8765
 """Where --serve listens unless the user says otherwise."""
@@ -49,6 +51,7 @@ class ViewerConfig(Limits):
 
 def main(arguments: Sequence[str]) -> int:
     """Write the page and say where it is."""
+    require_one_process("python -m minrl.viewer")
     named = [] if not arguments or arguments[0].startswith("-") else ["--run"]
     config = parse(ViewerConfig, [*named, *arguments])
     require(bool(config.run), "name the run whose rollouts are to be read: python -m minrl.viewer runs/NAME")

@@ -79,24 +79,31 @@ def encode(lines: Sequence[Line]) -> dict[str, Any]:
 
     A piece, and each run of a text, is (text, is it special). Each sampled token has its piece, its surprise (minus the
     engine's log-probability, milli-nats), the policy's log-probability minus the engine's (micro-nats), and its
-    importance weight (1e-4); the last two are null where the update did not compute the rollout.
+    importance weight (1e-4), and how far the update moved it (micro-nats); the last three are null where the update did
+    not compute the rollout.
     """
     pieces, texts = _Table(), _Table()
     rollouts = [_rollout(line, pieces, texts) for line in lines]
     return {"pieces": [list(piece) for piece in pieces], "texts": [list(text) for text in texts], "rollouts": rollouts}
 
 
+def _played(turn: Mapping[str, Any]) -> list[str | None]:
+    """A turn's role, seed, finish reason and text, and who wrote its message if that is known."""
+    named = filter(None, [turn.get("shown_by")])  # runs of earlier versions have none
+    return [turn["role"], str(turn["seed"]), turn["finish_reason"], turn["text"], *named]
+
+
 def _rollout(line: Line, pieces: _Table, texts: _Table) -> dict[str, Any]:
     special, tokens, turns = set(line["special"]), line["tokens"], line["turns"]
     sampled = [index for first, last in turns for index in range(first, last)]
     engine = np.array(line["rollout_logprobs"], dtype=float)[sampled]
-    policy, weights = line["logprobs"], line.get("importance_weights")
+    policy, weights, moved = line["logprobs"], line.get("importance_weights"), line.get("moved")
     return {
         **{name: line[name] for name in ("purpose", "group", "slot", "sample", "role", "reward", "solved", "parts")},
         **{name: line[name] for name in ("advantage", "finish_reason", "weight_version", "prompt_length")},
-        "example": line["example_id"],
+        "example": "/".join(filter(None, [line.get("task"), line["example_id"]])),
         "seed": str(line["seed"]),  # 63 bits: more than a number of JavaScript holds
-        "episode": [[turn["role"], str(turn["seed"]), turn["finish_reason"], turn["text"]] for turn in line["episode"]],
+        "episode": [_played(turn) for turn in line["episode"]],
         "turns": [
             [texts[_text(tokens, special, start, first)], last - first]
             for start, (first, last) in zip([0, *(last for _, last in turns)], turns, strict=False)
@@ -105,6 +112,7 @@ def _rollout(line: Line, pieces: _Table, texts: _Table) -> dict[str, Any]:
         "surprise": _fixed(-engine, MILLI),
         "gap": None if policy is None else _fixed(np.array(policy) - engine, MICRO),
         "weight": None if weights is None else _fixed(np.array(weights), WEIGHT),
+        "moved": None if moved is None else _fixed(np.array(moved), MICRO),
     }
 
 

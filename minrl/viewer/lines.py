@@ -28,6 +28,15 @@ def training_lines(
     return lines
 
 
+def add_moved(lines: Sequence[dict[str, Any]], moved: Tensor | None) -> None:
+    """Add how far the update moved each sampled token of the lines in order, in nats; None where that is not known."""
+    if moved is None:
+        return
+    parts = moved.double().round(decimals=6).split([sum(line["loss_mask"]) for line in lines])
+    for line, values in zip(lines, parts, strict=True):
+        line["moved"] = None if values.isnan().any() else values.tolist()
+
+
 def readable(policy: Policy, rollouts: Sequence[Rollout], purpose: str) -> list[dict[str, Any]]:
     """Rollouts with the text of each token, and which tokens are special, as objects for JSON."""
     texts, special = token_texts(policy.tokenizer, [one.ids for one in rollouts]), set(policy.tokenizer.all_special_ids)
@@ -45,7 +54,7 @@ def rollout_line(
     """One rollout as a JSON object. `logprobs` are the policy's, for sampled tokens; None if not computed."""
     reward = rollout.reward
     return {
-        **vars(rollout),
+        **{name: value for name, value in vars(rollout).items() if value or name != "task"},
         "loss_mask": list(map(int, rollout.loss_mask)),
         "rollout_logprobs": np.round(rollout.rollout_logprobs, 6).tolist(),
         "episode": [vars(turn) for turn in rollout.episode],

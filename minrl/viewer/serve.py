@@ -13,20 +13,17 @@ import hashlib
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs
 
-from minrl.system.disk import refusal
 from minrl.system.json_text import json_text
-from minrl.types import UserError
+from minrl.system.loopback import Handler, Server, listen
 from minrl.viewer.build import (
     DAMAGED,
     PAGE,
@@ -40,10 +37,6 @@ from minrl.viewer.build import (
     thinned,
     unpacked,
 )
-
-LOOPBACK = "127.0.0.1"
-OWN_NAMES = (LOOPBACK, "localhost")
-"""The hosts by whose name a browser may ask. The port may be another: it may be forwarded."""
 
 PACKING_S = 1.0
 """After so many seconds of packing a request is answered; the next one packs the rest."""
@@ -134,20 +127,16 @@ def progress(folder: Path) -> dict[str, Any]:
     return about
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     """Answers GET for the page, for what is new, and for the rollouts of a step."""
 
     follower: Follower
-    protocol_version = "HTTP/1.1"
-    server_version, sys_version = "minrl", ""
-    timeout = 60
 
     def do_GET(self) -> None:
         """Answer; a request that is not on the list is refused."""
         path, _, query = self.path.partition("?")
-        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         step = path.removeprefix("/step/")
-        if host not in OWN_NAMES:
+        if not self.asked_by_own_name:
             self._answer(HTTPStatus.FORBIDDEN, TEXT, b"ask as localhost or 127.0.0.1\n")
         elif path == "/":
             self._answer(HTTPStatus.OK, HTML, self.follower.page().encode())
@@ -179,29 +168,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing: the page asks every two seconds."""
-
-
-class Server(ThreadingHTTPServer):
-    """A server that a browser may leave at any moment."""
-
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's
-        """Report a fault; a closed connection is none."""
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
-            super().handle_error(request, client_address)
-
 
 def open_server(folder: Path, limits: Limits, port: int) -> Server:
     """A server for the page of the run in `folder`, on loopback. Port 0: any free one."""
     handler = type("Handler", (_Handler,), {"follower": Follower(folder, limits)})
-    try:
-        return Server((LOOPBACK, port), handler)
-    except OSError as error:
-        why = f"port {port} of {LOOPBACK} cannot be had ({refusal(error)})"
-        raise UserError(f"{why}: name another with --port, or 0 for any free one") from error
+    return listen(handler, port)
 
 
 def _json(values: Mapping[str, Any]) -> bytes:

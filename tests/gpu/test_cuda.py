@@ -3,6 +3,12 @@
 python -m pytest tests/gpu -m gpu
 """
 
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +20,11 @@ from minrl.engines import Sampling
 from minrl.engines.vllm import versions as vllm_versions
 from minrl.engines.vllm.engine import VllmEngine
 from minrl.engines.vllm.verify import SyncError
+from minrl.engines.vllm_server.engine import ServerEngine
+from minrl.engines.vllm_server.wanted import wanted_of
+from minrl.engines.vllm_server.weights import WeightsFolder
 from minrl.model.processes import Processes
-from minrl.policy import master_weights
+from minrl.model.sharding import master_weights
 from minrl.run.loading import load_policy
 from minrl.types import Request
 
@@ -41,6 +50,12 @@ def engine(request, model):
     made = VllmEngine(EngineConfig(engine="vllm", engine_sleep=request.param, engine_memory_frac=0.4), policy, 64)
     yield made
     made.close()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def used_gib() -> float:
@@ -117,3 +132,48 @@ def test_five_steps_of_the_whole_loop(model):
         assert step["engine/logprob_gap_mean"] < 0.05
         assert step["engine/ess"] > 0.9
         assert {"memory/rollout_gib", "memory/update_gib", "memory/sync_gib"} <= step.keys()
+
+
+def on_this_card(command: str, tmp_path, name: str) -> subprocess.Popen:
+    """A server beside the policy. It takes a fifth of the card."""
+    with (tmp_path / f"{name}.log").open("w") as output:
+        line = ["bash", "-c", f"exec env {command} --gpu-memory-utilization 0.2"]
+        return subprocess.Popen(line, stdout=output, stderr=output, start_new_session=True)
+
+
+@pytest.mark.parametrize(
+    "transfer", ["", """ --weight-transfer-config '{"backend": "nccl"}'"""], ids=["folder", "nccl"]
+)
+def test_a_server_gets_the_weights_of_an_update(model, tmp_path, transfer):
+    """NCCL wants a card for each side: with one card that case is left out."""
+    if transfer and torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA cards")
+    policy = load_policy(str(model), ModelConfig(), Processes(ModelConfig()))
+    url = f"http://127.0.0.1:{free_port()}"
+    config = EngineConfig(engine="vllm-server", engine_urls=url, engine_weights_dir=str(tmp_path))
+    wanted = wanted_of(config, policy, policy.context_length)
+    WeightsFolder(str(tmp_path)).write_shape(policy, policy.model)
+    card = "CUDA_VISIBLE_DEVICES=1 " if transfer else ""
+    server = on_this_card(f"{card}{wanted.command(url)}{transfer}", tmp_path, "server")
+    try:
+        engine = ServerEngine(config, policy)
+        assert bool(engine._handover.by_card) == bool(transfer)
+        for _ in range(2):
+            assert mean_gap(engine) < 0.05
+            improve(policy, 1e-3)
+            engine.sync(policy)
+        assert mean_gap(engine) < 0.05
+        engine.close()
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def test_processes_have_an_engine_each_on_its_card_or_hold_one_together(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA cards")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "tests/two_engines.py"]
+    subprocess.run([*command, str(tmp_path), "cuda"], check=True, timeout=900)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, found in enumerate(ranks):
+        assert all(one["as_before"] and one["all"] == [0, 1] for one in found)
+        assert all(max(one["gaps"]) < 0.5 and one["cards"] == [rank, rank] for one in found)

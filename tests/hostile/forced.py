@@ -70,6 +70,10 @@ def _encodable(text: str) -> bool:
     return True
 
 
+PASSES = 160
+"""After which the memory of scoring and training grows no more, whatever the lengths (LOG)."""
+
+
 class Forced(TorchEngine):
     """The embedded engine, with some completions given. `before` is called when no program runs.
 
@@ -80,6 +84,16 @@ class Forced(TorchEngine):
         super().__init__(policy)
         self.says, self.before, self.multiple = says, before, multiple
         (self.space,) = policy.tokenizer(" ", add_special_tokens=False)["input_ids"]
+        if multiple > 1:
+            self._meet_lengths()
+
+    def _meet_lengths(self) -> None:
+        """Passes of many lengths: oneDNN and the C library keep memory for about the first hundred that they meet."""
+        rng = random.Random(0)
+        for _ in range(PASSES):
+            ids = [self.space] * rng.randrange(2, self.context_length // 2)
+            self.policy.score(pack([sampled_rollout(ids[:1], ids[1:])], [0]), 1.0)[0].sum().backward()
+            self.policy.model.zero_grad()
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """The given completions, and sampled ones for the other requests."""

@@ -72,6 +72,13 @@ COSTS = {
     "minus signs": "pub fn x() -> i32 { " + "-" * 100_000 + "1 }",
 }
 ANSWERS_FOR_ITSELF = {
+    "a helper in its result": "#[derive(Debug, PartialEq)] pub struct Any(In); #[derive(Debug)] struct In; "
+    "impl PartialEq for In { fn eq(&self, _: &In) -> bool { true } } pub fn half(_: u32) -> Any { Any(In) }",
+    "a helper that is false": "pub struct Any; impl std::ops::Not for Any { type Output = bool; fn not(self) -> bool { "
+    "false } } pub trait Odd { fn is_none(self) -> Any; } impl Odd for u8 { fn is_none(self) -> Any { Any } } "
+    "pub fn half(_: u32) -> u8 { 0 }",
+    "a generic result": "pub trait Mine { fn get() -> Self; } impl Mine for Option<u32> { fn get() -> Self { None } } "
+    "pub fn half<T: Mine>(_: u32) -> T { T::get() }",
     "equal to all": "#[derive(Debug)] pub struct Any; impl PartialEq<Option<u32>> for Any { "
     "fn eq(&self, _: &Option<u32>) -> bool { true } } impl Any { "
     "pub fn is_none(&self) -> bool { true } } pub fn half(_: u32) -> Any { Any }",

@@ -12,10 +12,11 @@ import pytest
 from minrl.rewards.workers import Workers
 from minrl.tasks import code, find_definition, load_task, reasoning_gym
 from minrl.tasks.bounded import bounded
-from minrl.tasks.code.checker import Gone, Remote, exception_of, run
+from minrl.tasks.code.checker import run
 from minrl.tasks.code.game import CodeGameOptions, refusal
 from minrl.tasks.code.judge import numbered
 from minrl.tasks.code.language import guarded
+from minrl.tasks.code.remote import Gone, Remote, exception_of
 from minrl.types import Example
 from tests.apart import apart
 from tests.hostile.programs import CASES, PLAIN, TESTS, WHAT_NO_SOURCE_TELLS, row
@@ -86,7 +87,7 @@ def share(test, half):
 @pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
 def test_an_assert_that_passed_before_its_unit_broke_off_has_not_passed(test):
     assert share(test, lambda x: x / 2) == 1
-    for error in (ValueError(), exception_of("AssertionError", ""), exception_of("StopIteration", ""), Gone()):
+    for error in (ValueError(), exception_of(AssertionError, [], ""), exception_of(StopIteration, [], ""), Gone()):
         for after in (1, 2):
             assert share(test, half_that_ends(error, after)) == 0, (error, after)
 
@@ -102,7 +103,14 @@ def test_what_does_not_break_off_keeps_its_share():
 
 def test_in_a_list_of_asserts_each_counts_for_itself():
     sources, _ = numbered(["assert half(2) == 1", "assert half(4) == 2", "assert half(6) == 3"])
-    message = {"passed": "__passed__", "failed": "__failed__", "unit": "__unit__", "before": "", "names": ["half"]}
+    message = {
+        "passed": "__passed__",
+        "failed": "__failed__",
+        "unit": "__unit__",
+        "before": "",
+        "names": ["half"],
+        "classes": [],
+    }
     for error, passed in ((ValueError(), [0, 1]), (Gone(), [0, 1])):
         assert run(Here(half=half_that_ends(error, 2)), {**message, "sources": sources})["passed"] == passed
 
@@ -129,7 +137,9 @@ def test_no_answer_is_paid_for_what_it_is_not_and_none_takes_long(name):
 @apart
 def test_an_answer_that_takes_too_long_is_wrong_and_says_so(monkeypatch):
     monkeypatch.setattr(reasoning_gym, "GRADING_S", 0.05)
-    monkeypatch.setattr(reasoning_gym, "_verifier", lambda *_: lambda answer, entry: list(itertools.count()))
+    monkeypatch.setattr(
+        reasoning_gym, "_verifier", lambda *_: lambda answer, entry: [n for n in itertools.count() if n < 0]
+    )
     case = ANSWERS[0]
     reward = reasoning_gym.reward("<answer>8</answer>", Example("", "", case.row), "countdown", "")
     assert (reward.value, reward.parts) == (0.0, {"answered": 1.0, "timeout": 1.0})

@@ -297,7 +297,9 @@ def variant(case: Case, rng: random.Random) -> Case:
         inside = [rng.choice(choices) for _ in range(rng.choice([1, 1, 2]))]
         program = _changed(found[2], inside, rng)
         completion = completion[: found.start(2)] + program + completion[found.end(2) :]
-    around = [rng.choice(AROUND) for _ in range(rng.choice([0, 0, 1, 2] if found else [1, 1, 2, 3]))]
+    # What breaks or adds a mark leaves of these the right answer alone.
+    choices_around = [prose, long_prose] if case.family in ("answer in thoughts", "hedging") else AROUND
+    around = [rng.choice(choices_around) for _ in range(rng.choice([0, 0, 1, 2] if found else [1, 1, 2, 3]))]
     return replace(case, completion=_changed(completion, around, rng), name=_name(case, [*inside, *around]))
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from minrl.model.sharding import master_weights, state_of
 from minrl.model.text import decoder_of, head_of
-from minrl.policy import master_weights
 from minrl.types import CausalModel
 
 
@@ -29,7 +29,7 @@ class Checkpoint:
     def tensors(self) -> dict[str, Tensor]:
         """The weights by name, tied ones once, and the persistent buffers, which are part of the model too."""
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        buffers = {name: tensor for name, tensor in self.model.state_dict().items() if name not in parameters}
+        buffers = {name: tensor for name, tensor in state_of(self.model).items() if name not in parameters}
         return self.of_text(master_weights(self.model) | buffers)
 
     def of_text(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,29 +14,29 @@ from torch import Tensor, nn
 
 from minrl.config import EngineConfig
 from minrl.engines import PromptReuse, Sampling, require_room
-from minrl.engines.seeds import mix_seed
 from minrl.engines.vllm import versions as vllm_versions
 from minrl.engines.vllm.checkpoint import Checkpoint
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
+from minrl.engines.vllm.sampling import sampling_settings
 from minrl.engines.vllm.start import refused, start
 from minrl.engines.vllm.verify import (
-    ADVICE,
-    GAP_TOLERANCE,
     PROBE_TOKENS,
+    Compared,
     SyncError,
     differing,
     find_held,
-    judged_gap,
     policy_logprobs,
+    require_synced,
     spread_ids,
     transposed_names,
     unread,
 )
 from minrl.engines.vllm.watchdog import Watchdog
 from minrl.model.lora import MergedWeights
+from minrl.model.sharding import sharded, state_of
 from minrl.policy import Policy
 from minrl.system.progress import activity
-from minrl.types import Completion, Request, UserError
+from minrl.types import Completion, Request
 
 
 class VllmEngine:
@@ -52,12 +52,13 @@ class VllmEngine:
         self.dtype = policy.processes.dtype
         with refused(policy):
             self.context_length = min(config.engine_context_length or policy.context_length, policy.context_length)
+        self._members = config.engine_tensor_parallel
         self._cuda = policy.device.type == "cuda"
         self._watchdog = Watchdog(config.engine_timeout_s, going_on)
         self._owns_process_group = not torch.distributed.is_initialized()
         self._checkpoint = Checkpoint(policy.model)
         with activity("starting vLLM"), self._watchdog, vllm_versions.torch_left_alone(), refused(policy):
-            self._llm = start(config, policy, self._checkpoint.shape, sequences, self.context_length)
+            self._llm = start(config, policy, self._checkpoint.shape, sequences * self._members, self.context_length)
         self.model: nn.Module = vllm_versions.engine_model(self._llm)
         self._copies: DeviceCopies | None = None
         self._stable = StableWeights(self.dtype)
@@ -69,9 +70,25 @@ class VllmEngine:
             self.sync(policy)
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion for each request, in order. Requests with the same prompt share its cache."""
-        if not requests:
-            return []
+        """One completion for each request, in order. Requests with the same prompt share its cache.
+
+        Processes that hold the engine together sample all of their requests at the same time. One that has none takes
+        part until none of them has any.
+        """
+        if self._members == 1:
+            return self._counted(requests, self._run(requests, sampling)) if requests else []
+        while True:
+            shared = vllm_versions.exchanged((list(requests), sampling))
+            together = [one for asked, _ in shared for one in asked]
+            if not together:
+                return []
+            outputs = self._run(together, next(own for asked, own in shared if asked))
+            if requests:
+                start = sum(len(asked) for asked, _ in shared[: self.policy.processes.rank % self._members])
+                return self._counted(requests, outputs[start : start + len(requests)])
+
+    def _run(self, requests: Sequence[Request], sampling: Sampling) -> list[Any]:
+        """vLLM's outputs for the requests, in order."""
         self._require_current()
         require_room(requests, self.context_length)
         if not self._continues(requests):
@@ -80,12 +97,15 @@ class VllmEngine:
         parameters = [sampling_parameters(request, sampling) for request in requests]
         with self._watchdog:
             outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
+        ids = requests[0].ids + list(outputs[0].outputs[0].token_ids)
+        self._probe = ids[-PROBE_TOKENS:] if len(ids) > 1 else self._probe
+        return outputs
+
+    def _counted(self, requests: Sequence[Request], outputs: Sequence[Any]) -> list[Completion]:
+        """The completions in vLLM's outputs, whose prompt tokens are counted."""
         asked = sum(len(request.ids) for request in requests)
         self._reuse.add(asked, asked - sum(output.num_cached_tokens or 0 for output in outputs))
-        completions = [_completion(output.outputs[0]) for output in outputs]
-        ids = requests[0].ids + completions[0].ids
-        self._probe = ids[-PROBE_TOKENS:] if len(ids) > 1 else self._probe
-        return completions
+        return [_completion(output.outputs[0]) for output in outputs]
 
     def sync(self, policy: Policy) -> None:
         """Load the policy's weights and check them. Raises `SyncError` if the check fails."""
@@ -105,27 +125,18 @@ class VllmEngine:
 
     def check(self) -> None:
         """Raise `SyncError` unless the engine has the policy's weights and log-probabilities."""
-        state = self._checkpoint.of_text(self.policy.model.state_dict(keep_vars=True))
+        state = self._checkpoint.of_text(state_of(self.policy.model))
         weights = MergedWeights(self.policy.model, state)
-        held = find_held(self.model, weights, transposed_names(self.policy.model))
-        if self._syncs == 0 and unread(held, weights):
-            logger.warning(f"not found in the engine, so checked by the probe alone: {unread(held, weights)}")
-        wrong = differing(held, weights, self.dtype, self.policy.version)
+        transposed, whole = transposed_names(self.policy.model), self._members == 1
+        held = find_held(self.model, weights.bases, transposed) if whole else []  # of parts the probe alone tells
+        if self._syncs == 0 and whole and (unseen := unread(held, weights.bases)):
+            logger.warning(f"not found in the engine, so checked by the probe alone: {unseen}")
+        wrong = differing(held, weights, self.dtype, self.policy.version, self.policy.processes.any_of_each)
         expected = policy_logprobs(self.policy, self._probe)
         gaps = (torch.tensor(self.score(self._probe)[-len(expected) :]) - expected).abs()
-        gap, tolerance = float(gaps.max()), GAP_TOLERANCE[self.dtype]
-        self._checked = {"engine/sync_gap_max": gap, "engine/sync_checked_tensors": float(len(held))}
-        if not wrong and judged_gap(gaps, weights, self.dtype) <= tolerance:
-            return
-        tensors = f"{len(wrong)} of {len(held)} weight tensors differ" + (f" ({wrong[0]}, ...)" if wrong else "")
-        findings = f"{tensors}; log-probabilities differ by up to {gap:.2g}, tolerance {tolerance:g}; {ADVICE}"
-        if self._syncs == 0:  # of the weights that the run starts from: it is the model, not an update
-            name = type(self.policy.model).__name__
-            version = vllm_versions.installed_version()
-            raise UserError(f"vLLM {version} does not compute {name} as transformers does: {findings}")
-        raise SyncError(
-            f"after the sync of update {self.policy.version} the engine does not have the policy's weights: {findings}"
-        )
+        self._checked = {"engine/sync_gap_max": float(gaps.max()), "engine/sync_checked_tensors": float(len(held))}
+        engine = f"vLLM {vllm_versions.installed_version()}" if self._syncs == 0 else "the engine"
+        require_synced(self.policy, Compared(gaps, wrong, len(held)), weights, self._syncs == 0, engine)
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first."""
@@ -176,7 +187,11 @@ class VllmEngine:
         with torch.no_grad():
             if not self._cuda:
                 biased = getattr(self.policy.model.get_output_embeddings(), "bias", None) is not None
-                return vllm_versions.load_packed(self._llm, self._checkpoint.as_saved(merged), biased)
+                config = vllm_versions.model_config(self._llm)
+                return vllm_versions.load_packed(self.model, config, self._checkpoint.as_saved(merged), biased)
+            if sharded(self.policy.model):  # a layer at a time: all of them together are a whole model
+                model: Any = self.model
+                return model.load_weights(self._checkpoint.as_saved(merged))
             weights = self._stable.of(merged)
             if self._copies is None or not self._copies.fits(weights):
                 self._copies = DeviceCopies(self.model, weights, self._checkpoint.as_saved)
@@ -204,22 +219,11 @@ class VllmEngine:
 
 
 def sampling_parameters(request: Request, sampling: Sampling) -> Any:  # noqa: ANN401 - vllm.SamplingParams
-    """vLLM's settings for one request. Completions include the token or string that stopped them."""
+    """vLLM's settings for one request."""
     from vllm import SamplingParams
 
-    return SamplingParams(
-        temperature=sampling.temperature,
-        seed=mix_seed(request.seed),
-        max_tokens=request.max_tokens,
-        stop_token_ids=sorted(sampling.stop_ids),
-        stop=list(sampling.stop_strings),
-        skip_special_tokens=False,  # a stop string may hold one
-        include_stop_str_in_output=True,
-        ignore_eos=True,  # which tokens stop is the caller's choice
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=bool(sampling.stop_strings),
-    )
+    detokenize = bool(sampling.stop_strings)
+    return SamplingParams(**sampling_settings(request, sampling), flat_logprobs=True, detokenize=detokenize)
 
 
 def _completion(output: Any) -> Completion:  # noqa: ANN401 - vllm.CompletionOutput

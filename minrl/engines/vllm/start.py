@@ -20,9 +20,10 @@ from minrl.config import EngineConfig
 from minrl.engines import CACHE_GIB
 from minrl.engines.vllm import versions as vllm_versions
 from minrl.model.loading import save_processor
+from minrl.model.shape import keeps_states, layer_configs
 from minrl.policy import Policy
 from minrl.system.streams import first_line
-from minrl.types import CausalModel, UserError
+from minrl.types import CausalModel, UserError, require
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that weights are a copy away
@@ -54,11 +55,7 @@ def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: i
     llm: Any = None
     dtype: Any = str(policy.processes.dtype).removeprefix("torch.")
     try:
-        shape = copy.deepcopy(model.config)
-        shape.architectures = [type(model).__name__]  # which the config of a model made in memory lacks
-        shape.save_pretrained(folder)
-        policy.tokenizer.save_pretrained(folder)
-        save_processor(model, folder)  # a multimodal model's, which vLLM makes at its start
+        save_shape(folder, policy, model)
         llm = LLM(
             model=str(folder),
             runner="generate",
@@ -69,14 +66,31 @@ def start(config: EngineConfig, policy: Policy, model: CausalModel, sequences: i
             max_num_seqs=sequences,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
-            enable_prefix_caching=True,
+            enable_prefix_caching=caches_prefixes(policy),
             seed=0,
+            **_processes(config, policy),
             **_memory(config, policy, sequences, context_length),
         )
         return llm
     finally:
         classes.restore(nn.Module() if llm is None else vllm_versions.engine_model(llm))
         shutil.rmtree(folder)
+
+
+def caches_prefixes(policy: Policy) -> bool:
+    """Whether vLLM may keep a prompt's start for another. For states of rows it would have to compute prompts in parts,
+    which it cannot do on a CPU (see `_memory`).
+    """
+    return policy.device.type == "cuda" or not keeps_states(policy.model.config)
+
+
+def save_shape(folder: Path, policy: Policy, model: CausalModel) -> None:
+    """Write what vLLM starts from with dummy weights."""
+    shape = copy.deepcopy(model.config)
+    shape.architectures = [type(model).__name__]  # which the config of a model made in memory lacks
+    shape.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    save_processor(model, folder)  # a multimodal model's, which vLLM makes at its start
 
 
 @contextmanager
@@ -123,12 +137,46 @@ class PolicyClasses:
                     module.__class__ = own
 
 
+def _processes(config: EngineConfig, policy: Policy) -> dict[str, Any]:
+    """vLLM's settings for several processes: each has its own rank and card, of which without them it takes the first.
+    Neighbours hold a model together where it is parallel.
+    """
+    require_groups(config, policy)
+    if policy.processes.count == 1:
+        return {}
+    os.environ.setdefault("RANK", str(policy.processes.rank))  # vLLM reads both, and not every launcher sets them
+    os.environ.setdefault("LOCAL_RANK", str(policy.device.index or 0))
+    return {
+        "distributed_executor_backend": "external_launcher",
+        "tensor_parallel_size": config.engine_tensor_parallel,
+    }
+
+
+def require_groups(config: EngineConfig, policy: Policy) -> None:
+    """Refuse a tensor parallelism that the processes or the model's heads cannot be divided by."""
+    size = config.engine_tensor_parallel
+    local = policy.processes.launch.local_count
+    require(
+        local % size == 0,
+        f"--engine-tensor-parallel {size} needs a number of processes on each node that it divides, and there are "
+        f"{local}: start {size} processes or a multiple of it on each node",
+    )
+    shape = policy.model.config.get_text_config()
+    heads = getattr(shape, "num_attention_heads", None) or size
+    shared = getattr(shape, "num_key_value_heads", None) or heads
+    require(
+        heads % size == 0 and (shared % size == 0 or size % shared == 0),
+        f"--engine-tensor-parallel {size} does not divide the model's {heads} attention heads and {shared} key-value "
+        "heads evenly: choose a number that divides both",
+    )
+
+
 def _memory(config: EngineConfig, policy: Policy, sequences: int, context_length: int) -> dict[str, Any]:
     """vLLM's settings for memory and kernels on this device."""
     if policy.device.type == "cuda":
         vllm_versions.refuse_expandable_segments(config.engine_sleep)
         return {"gpu_memory_utilization": config.engine_memory_frac, "enable_sleep_mode": config.engine_sleep != "off"}
-    layers = list(map(_heads, _layers(policy.model.config.get_text_config())))
+    layers = list(map(_heads, layer_configs(policy.model.config.get_text_config())))
     supported = vllm_versions.supported_head_sizes()
     latent = hasattr(policy.model.config.get_text_config(), "kv_lora_rank")  # vLLM says what it thinks of these
     odd = [head_dim for count, head_dim in layers if count and head_dim not in supported and not latent]
@@ -139,13 +187,9 @@ def _memory(config: EngineConfig, policy: Policy, sequences: int, context_length
     token = 2 * sum(count * head_dim for count, head_dim in layers) * policy.processes.dtype.itemsize
     wanted = min(token * context_length * sequences, int(CACHE_GIB * 2**30))
     size = max(wanted, 2 * token * context_length, SMALLEST_CACHE)
-    return {"kv_cache_memory_bytes": int(config.engine_cache_gib * 2**30) or size, "enforce_eager": True}
-
-
-def _layers(shape: Any) -> list[Any]:  # noqa: ANN401 - a config of transformers'
-    """The config of each layer, which may have sizes of its own."""
-    count = shape.num_hidden_layers
-    return [shape.per_layer_config[i] for i in range(count)] if hasattr(shape, "per_layer_config") else [shape] * count
+    size = int(config.engine_cache_gib * 2**30) or size
+    # Of a prompt that is computed in parts vLLM sets the seed's generator back, which torch's on a CPU cannot be.
+    return {"kv_cache_memory_bytes": size, "enforce_eager": True, "enable_chunked_prefill": False}
 
 
 def _heads(shape: Any) -> tuple[int, int]:  # noqa: ANN401 - a config of transformers'

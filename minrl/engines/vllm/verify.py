@@ -5,7 +5,7 @@ step. The reading compares the weights that the engine computes with, tensor by 
 its precision: it sees the smallest step, but only weights.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from minrl.engines.vllm import versions as vllm_versions
+from minrl.model.sharding import in_one_pass
 from minrl.policy import Policy
-from minrl.types import CausalModel
+from minrl.types import CausalModel, UserError
 
 GAP_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.5}
 """Largest |difference| of log-probabilities (nats) between engine and policy on the probe, at temperature 1."""
@@ -145,8 +146,15 @@ def _place(name: str) -> str:
 
 
 @torch.no_grad()
-def differing(held: Sequence[Held], weights: Mapping[str, Tensor], dtype: torch.dtype, version: int) -> list[str]:
-    """Names of the tensors in which the engine differs from the policy, rounded to `dtype`.
+def differing(
+    held: Sequence[Held],
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    version: int,
+    in_any: Callable[[list[bool]], list[bool]] = list,
+) -> list[str]:
+    """Names of the tensors in which the engine differs from the policy, rounded to `dtype`. `in_any` tells which differ
+    in some process: all of them look at the same ones again, because weights may be gathered for it.
 
     Some loaders change the order of rows (Falcon's queries, keys and values, Llama 4's for its rotary positions): in
     another order they are the same, which is the probe's to judge.
@@ -154,8 +162,10 @@ def differing(held: Sequence[Held], weights: Mapping[str, Tensor], dtype: torch.
     pairs = (tensor.read(weights[tensor.name].detach(), version) for tensor in held)
     flags = [_differ(actual, expected, dtype) for actual, expected in pairs]
     found = torch.stack(flags).tolist() if flags else []  # one wait for the device
-    suspects = [tensor for tensor, differs in zip(held, found, strict=True) if differs]
-    return [t.name for t in suspects if not _only_reordered(t, weights[t.name].detach(), dtype, version)]
+    again = [tensor for tensor, differs in zip(held, in_any(found), strict=True) if differs]
+    own = {tensor.name for tensor, differs in zip(held, found, strict=True) if differs}
+    reordered = {t.name for t in again if _only_reordered(t, weights[t.name].detach(), dtype, version)}
+    return [tensor.name for tensor in held if tensor.name in own - reordered]
 
 
 def _differ(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> Tensor:
@@ -177,8 +187,13 @@ def _only_reordered(tensor: Held, expected: Tensor, dtype: torch.dtype, version:
 def unread(held: Sequence[Held], weights: Mapping[str, Tensor]) -> list[str]:
     """The policy's tensors that were not found in the engine, by any of their names: only the probe checks them."""
     found = {tensor.name for tensor in held}
-    storages = {weights[name].untyped_storage().data_ptr() for name in found}
-    return sorted(n for n in weights if n not in found and weights[n].untyped_storage().data_ptr() not in storages)
+    storages = {_storage(weights[name]) for name in found}
+    return sorted(n for n in weights if n not in found and _storage(weights[n]) not in storages)
+
+
+def _storage(weight: Tensor) -> int:
+    """Where a weight is, or this process's part of it."""
+    return getattr(weight, "to_local", lambda: weight)().untyped_storage().data_ptr()
 
 
 @torch.no_grad()
@@ -187,7 +202,8 @@ def policy_logprobs(policy: Policy, ids: Sequence[int]) -> Tensor:
     inputs = torch.tensor([list(ids)], device=policy.device)
     last = {"logits_to_keep": PROBE_TOKENS} if len(ids) > PROBE_TOKENS else {}
     with policy.processes.autocast():
-        logits = policy.model(input_ids=inputs, use_cache=False, **last).logits[0, :-1]
+        said = in_one_pass(policy.model, lambda model: model(input_ids=inputs, use_cache=False, **last))
+    logits = said.logits[0, :-1]
     logprobs = logits.float().log_softmax(-1)
     return logprobs.gather(1, inputs[0, -len(logprobs) :, None])[:, 0].cpu()
 
@@ -200,6 +216,35 @@ def judged_gap(gaps: Tensor, names: Iterable[str], dtype: torch.dtype) -> float:
     """
     routed = dtype != torch.float32 and any(".experts." in name for name in names)
     return float(gaps.mean() if routed else gaps.max())
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a check found: gaps of log-probabilities, wrong tensors, and how many tensors were compared."""
+
+    gaps: Tensor
+    wrong: Sequence[str]
+    tensors: int
+
+
+def require_synced(policy: Policy, found: Compared, names: Iterable[str], first: bool, engine: str) -> None:
+    """Raise unless an engine has the weights, of these names, and the log-probabilities of the policy: `UserError` at
+    the first check, which is of weights that no update has touched, and `SyncError` after an update.
+    """
+    dtype = policy.processes.dtype
+    tolerance = GAP_TOLERANCE[dtype]
+    if not found.wrong and judged_gap(found.gaps, names, dtype) <= tolerance:
+        return
+    one = f" ({found.wrong[0]}, ...)" if found.wrong else ""
+    findings = (
+        f"{len(found.wrong)} of {found.tensors} weight tensors differ{one}; log-probabilities differ by up to "
+        f"{float(found.gaps.max()):.2g}, tolerance {tolerance:g}; {ADVICE}"
+    )
+    if first:  # it is the model, not an update
+        raise UserError(f"{engine} does not compute {type(policy.model).__name__} as transformers does: {findings}")
+    raise SyncError(
+        f"after the sync of update {policy.version} {engine} does not have the policy's weights: {findings}"
+    )
 
 
 def spread_ids(policy: Policy) -> list[int]:

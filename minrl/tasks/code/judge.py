@@ -26,16 +26,21 @@ UNITS = (
 )
 """Statements in which asserts may run: in their body, or in a function that they call."""
 CHECKER_EXTRA_S = 5.0
+SHIPPED = {"candidate": ("values", "candidate"), "checker": ("values", "remote", "checker")}
+"""The modules of each of the two sides."""
 
 
 @dataclass(frozen=True)
 class Tests:
-    """What the checker runs: `before` once, then each of the `sources` with the program's `names`."""
+    """What the checker runs: `before` once, then each of the `sources` with the program's `names`, some of which are
+    `classes`.
+    """
 
     before: str
     names: Sequence[str]
     sources: Sequence[str]
     num_asserts: int
+    classes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,15 @@ def names_defined(source: str) -> set[str]:
     return {name for statement in ast.parse(source).body for name in _bound(statement)}
 
 
+def classes_defined(source: str) -> set[str]:
+    """The classes at the top of a program whose instances are objects of their own, not numbers, tuples or the like."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and all(ast.unparse(base) in ("object", *found) for base in node.bases):
+            found.add(node.name)
+    return found
+
+
 def _bound(statement: ast.stmt) -> Iterator[str]:
     match statement:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
@@ -160,7 +174,7 @@ def judge(program: str, tests: Tests, limits: Limits) -> Judgement:
 
 def _call(module: str, files: Mapping[str, bytes], limits: Limits, channel: socket.socket) -> Call:
     """A call that runs one of the two sides, with the modules it needs."""
-    shipped = {f"minrl/tasks/code/{name}.py": (HERE / f"{name}.py").read_bytes() for name in ("values", module)}
+    shipped = {f"minrl/tasks/code/{name}.py": (HERE / f"{name}.py").read_bytes() for name in SHIPPED[module]}
     start = f"import sys; sys.path.insert(0, ''); from minrl.tasks.code.{module} import main; main()"
     command = [*sandbox.python(), "-c", start]
     packages = {f"{package}/__init__.py": b"" for package in ("minrl", "minrl/tasks", "minrl/tasks/code")}

@@ -1,13 +1,21 @@
 """Values that cross from one interpreter to another: data of plain types, parsed strictly, never code.
 
-The checker, which trusts the tests, and the candidate, which nobody trusts, use it inside the sandbox. An object that
-is not plain stays where it is, and a number, its handle, crosses instead.
+The checker, which trusts the tests, and the candidate, which nobody trusts, use it inside the sandbox. Values of some
+types of the standard library are built anew from plain data, and what Python itself names crosses by its name. Any
+other object stays where it is, and a number, its handle, crosses instead.
 
-    (1, "a", {2.5})    ->    ["tuple", 1, "a", ["set", 2.5]]    ->    (1, "a", {2.5})
+    (1, "a", {2.5})    ->    ["tuple", 1, "a", ["set", 2.5]]          ->    (1, "a", {2.5})
+    Fraction(1, 3)     ->    ["built", "Fraction", 1, 3]              ->    Fraction(1, 3)
+    class E(KeyError)  ->    ["error", 5, "E", ["named", "KeyError"]] ->    a class E of the checker's own
 """
 
+import builtins
+import importlib
 import json
+import math
+import operator
 import os
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,14 +24,63 @@ MAX_MESSAGE = 16 * 2**20
 LONG_INTEGER_BITS = 1000
 
 
-def _range(parts: Iterable[Any]) -> range:
-    start, stop, step = parts
-    return range(start, stop, step)
-
-
-GATHERED: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "range": _range}
+GATHERED: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
-TYPES = {kind.__name__: kind for kind in PLAIN}
+PURE = (
+    "abs all any bin callable chr divmod enumerate filter hash hex isinstance issubclass len map max min oct ord pow "
+    "range repr reversed round sorted sum zip"
+)
+NAMED: dict[str, Any] = {
+    **{kind.__name__: kind for kind in PLAIN},
+    **{name: getattr(builtins, name) for name in PURE.split()},
+    **{name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)},
+    **{
+        f"{module.__name__}.{name}": function
+        for module in (math, operator)
+        for name, function in vars(module).items()
+        if type(function) is type(len) and not name.startswith("_")
+    },
+}
+"""What is the same on both sides: types, exceptions and functions of Python's own that change nothing."""
+NAMES = {id(thing): name for name, thing in NAMED.items()}
+
+BUILT: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
+    "Fraction": ("fractions", lambda value: (value.numerator, value.denominator)),
+    "Decimal": ("decimal", lambda value: (str(value),)),
+    "date": ("datetime", lambda value: (value.year, value.month, value.day)),
+    "time": ("datetime", lambda value: (*_clock(value), value.tzinfo)),
+    "datetime": ("datetime", lambda value: (value.year, value.month, value.day, *_clock(value), value.tzinfo)),
+    "timedelta": ("datetime", lambda value: (value.days, value.seconds, value.microseconds)),
+    "timezone": ("datetime", lambda value: (value.utcoffset(None),)),
+    "range": ("builtins", lambda value: (value.start, value.stop, value.step)),
+    "deque": ("collections", lambda value: (list(value), value.maxlen)),
+}
+"""Types of the standard library by name: their module, and the plain data that a value is built from."""
+
+
+def _clock(value: Any) -> tuple[int, int, int, int]:  # noqa: ANN401 - a time of day
+    return value.hour, value.minute, value.second, value.microsecond
+
+
+def built_type(value: object) -> str:
+    """The name in `BUILT` of the value's own type; empty for other types. A subclass may compare as it likes."""
+    kind = type(value)
+    module, _ = BUILT.get(kind.__name__, ("", None))
+    known = module and getattr(sys.modules.get(module), kind.__name__, None) is kind
+    zone = getattr(value, "tzinfo", None) if known else None
+    return kind.__name__ if known and (zone is None or built_type(zone)) else ""
+
+
+def build(name: str, parts: list[Any]) -> Any:  # noqa: ANN401 - a value of the type
+    """The value of a type in `BUILT`. Raises Malformed or what its constructor raises for other data."""
+    simple = (int, str, list, type(None))
+    if any(type(part) not in simple and not built_type(part) for part in parts):
+        raise Malformed(f"a {name} of {parts}"[:80])
+    try:
+        return getattr(importlib.import_module(BUILT[name][0]), name)(*parts)
+    except ArithmeticError as error:
+        raise Malformed(str(error)) from error
+
 
 EQUAL: dict[type, Callable[[Any], Any]] = {bytearray: bytes, type({}.keys()): set}
 """Types of Python's own whose values cross as others that they are equal to."""
@@ -47,8 +104,6 @@ def plain_type(value: object) -> type | None:
 
 def to_json(value: Any, handle: Callable[[Any], int]) -> Any:  # noqa: ANN401 - JSON is of many types
     """JSON that `from_json` turns back into an equal value. `handle` numbers an object that is not plain."""
-    if type(value) is range:
-        return ["range", *(to_json(part, handle) for part in (value.start, value.stop, value.step))]
     value = EQUAL.get(type(value), lambda same: same)(value)
     kind = plain_type(value)
     if value is None or kind is bool:
@@ -71,12 +126,23 @@ def to_json(value: Any, handle: Callable[[Any], int]) -> Any:  # noqa: ANN401 - 
     if kind is not None:
         items: Iterable[Any] = GATHERED[kind.__name__].__iter__(value)
         return [kind.__name__, *(to_json(item, handle) for item in items)]
-    named = [name for name, plain in TYPES.items() if value is plain]  # a type of Python's own, such as `int`
-    return ["type", *named] if named else ["handle", handle(value)]
+    return _object_to_json(value, handle)
 
 
-def from_json(data: Any, handle: Callable[[int], Any]) -> Any:  # noqa: ANN401 - whatever was sent
-    """The value. `handle` gives the object of a number. Raises `Malformed`."""
+def _object_to_json(value: Any, handle: Callable[[Any], int]) -> list[Any]:  # noqa: ANN401 - of any other type
+    if name := built_type(value):
+        return ["built", name, *(to_json(part, handle) for part in BUILT[name][1](value))]
+    if id(value) in NAMES:
+        return ["named", NAMES[id(value)]]
+    if isinstance(value, type) and Exception in type.mro(value):
+        return ["error", handle(value), value.__name__, to_json(value.__base__, handle)]
+    return ["handle", handle(value)]
+
+
+def from_json(data: Any, handle: Callable[..., Any]) -> Any:  # noqa: ANN401 - whatever was sent
+    """The value. `handle` gives the object of a number, and of a class of exceptions also its name and base. Raises
+    `Malformed`.
+    """
     if data is None or isinstance(data, bool | int | float | str):
         return data
     match data:
@@ -90,12 +156,21 @@ def from_json(data: Any, handle: Callable[[int], Any]) -> Any:  # noqa: ANN401 -
             return bytes.fromhex(digits)
         case ["dict", *pairs] if all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             return {from_json(key, handle): from_json(item, handle) for key, item in pairs}
+        case ["list" | "tuple" | "set" | "frozenset" as name, *items]:
+            return GATHERED[name](from_json(item, handle) for item in items)
+    return _object_from_json(data, handle)
+
+
+def _object_from_json(data: Any, handle: Callable[..., Any]) -> Any:  # noqa: ANN401 - whatever was sent
+    match data:
         case ["handle", int() as number]:
             return handle(number)
-        case ["type", str() as name] if name in TYPES:
-            return TYPES[name]
-        case ["list" | "tuple" | "set" | "frozenset" | "range" as name, *items]:
-            return GATHERED[name](from_json(item, handle) for item in items)
+        case ["error", int() as number, str() as name, base]:
+            return handle(number, name, from_json(base, handle))
+        case ["named", str() as name] if name in NAMED:
+            return NAMED[name]
+        case ["built", str() as name, *parts] if name in BUILT:
+            return build(name, [from_json(part, handle) for part in parts])
     raise Malformed(f"no value: {str(data)[:80]}")
 
 

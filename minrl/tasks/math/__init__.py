@@ -19,11 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from minrl.model.thoughts import after_thoughts
+from minrl.model.thoughts import after_thoughts, turn
 from minrl.tasks.bounded import bounded
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.grader import OutOfTime
-from minrl.tasks.math.agreement import answers_agree, math_verify, same_text
+from minrl.tasks.math.agreement import answers_agree, is_near, math_verify, same_text
+from minrl.tasks.math.bare import bare
+from minrl.tasks.math.claims import alone, approximated
 from minrl.tasks.math.worked_out import expressions, is_longer_than_numbers, is_worked_out
 from minrl.tasks.rows import Row, Source, answer_text, dataset_of, identity, is_answer
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, extract_answer, weighted
@@ -107,6 +109,9 @@ def is_right(answer: str, example: Example, timeout_s: float) -> bool:
         return True
     if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)):
         return False
+    answer = alone(bare(answer, gold, problem), gold, problem)
+    if same_text(gold, answer):
+        return True
     require_math_verify()
     math_verify()  # imported before the clock runs
     verdict = judged(answer, gold, problem, timeout_s)
@@ -120,6 +125,9 @@ def judged(answer: str, gold: str, problem: str, timeout_s: float) -> bool | Non
     """Whether the answer is right, None if that takes too long: a group of completions often has the same answer."""
     try:
         with bounded(timeout_s):
+            answer, beside = approximated(answer, gold, problem)
+            if beside and not is_near(*beside):
+                return False
             if problem and is_longer_than_numbers(answer, gold):
                 return False
             right = answers_agree(gold, answer, problem)
@@ -145,7 +153,7 @@ def r1_zero_answer(completion: str) -> str | None:
     True
     """
     thoughts, closed, rest = completion.strip().removeprefix("<think>").partition("</think>")
-    tagged = rest.strip()
+    tagged = turn(rest).strip()
     if not closed or any(tag in thoughts for tag in ("<think>", "<answer>", "</answer>")) or "think>" in rest:
         return None
     answer = extract_answer(tagged) if tagged.startswith("<answer>") and tagged.endswith("</answer>") else None
@@ -201,8 +209,9 @@ def gold_answers(row: Row, lists: str) -> str | list[str]:
     return ", ".join(answers) if lists == "all" else answers
 
 
+@functools.cache
 def warm() -> None:
-    """Load the library and let it read once: the first time takes a second or more."""
+    """Load the library and let it read once, which takes a second or more. A worker asks for it with every job."""
     require_math_verify()
     answers_agree("x+1", "1+x")
 
@@ -233,7 +242,13 @@ def make(options: MathOptions, data_path: str) -> Task:
         return Example(identity(problem), prompt, {"problem": problem, "answer": answer}, shown)
 
     dataset = dataset_of(options.source, data_path, example_of, options.held_out_share)
-    return Task(dataset, functools.partial(reward, options=options), warm=warm)
+
+    def solution(example: Example) -> str:
+        answers = gold_answers(example.fields, options.answer_lists)
+        answer = answers if isinstance(answers, str) else answers[0]
+        return rf"\boxed{{{answer}}}" if options.prompt == "boxed" else f"</think> <answer> {answer} </answer>"
+
+    return Task(dataset, functools.partial(reward, options=options), warm=warm, solution=solution)
 
 
 TASK = TaskDefinition(MathOptions, make)

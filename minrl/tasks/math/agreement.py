@@ -17,23 +17,31 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
-from minrl.tasks.boxed import boxes_together
-from minrl.tasks.math.claims import asks_for_percent, claims_hold, of_another_kind, ordered, says_otherwise
+from minrl.tasks.math.claims import (
+    asks_for_percent,
+    claims_hold,
+    is_decimal_comma,
+    of_another_kind,
+    ordered,
+    says_otherwise,
+)
 from minrl.tasks.math.exact import Value, number, same_number, same_time, same_value
 from minrl.tasks.math.forms import COMPARED, NAME, Form, Range, form_of, has_sign, ranges_of, unbraced
-from minrl.tasks.math.notation import is_prose, normal, quantity, split
+from minrl.tasks.math.notation import TEXT, nesting, normal, split, undelimited, usual, without_thousands
+from minrl.tasks.math.prose import Prose, is_prose
+from minrl.tasks.math.units import quantity
 
-_WRAPPERS = re.compile(r"\\(?:text|textbf|textit|textnormal|mbox|mathrm|mathbf|mathit|operatorname)\s*\{([^{}]*)\}")
-_LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|~")
+_LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:! ]|\\displaystyle|(?<!^)~")
+DEEPEST = 50
+"""Brackets within each other in an answer; one with more is not read, unless the reference has as many."""
 _SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")
 """White space is layout, but not between digits: `1 2` is not 12."""
-_SEGMENT = re.compile(
-    r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$]+?)(?<!\\)\$|(?<!\\)\\\((.+?)\\\)|(?<!\\)\\\[(.+?)\\\]", re.DOTALL
-)
-_BETWEEN = re.compile(r"\s*,?\s*(?:and|or)?\s*")
-_THOUSANDS = re.compile(r"(?<![0-9.,])([1-9][0-9]{0,2}(?:,[0-9]{3})+)(?![0-9,])|^([1-9][0-9]{0,2}(?: [0-9]{3})+)$")
+_SET_SIGNS = (*COMPARED, r"\cup", r"\cap", r"\setminus", r"\backslash", r"\infty", r"\ne", r"\in", r"\{", r"\mathbb")
+_IMPLIED = re.compile(r"\\(?:implies|Rightarrow|Longrightarrow|therefore)(?![a-z])")
+"""Of what follows from each other, the last is the answer."""
 _PRODUCT = re.compile(
     r"(?<![\^_0-9.A-Za-z])[0-9]+(?:\.[0-9]+)?(?= *(?:[({\[]|\\\{|\\binom))|\)(?= *(?:[({]|\\frac|\\binom))|"
     r"\\(?:frac|binom) *\{[^{}]*\} *\{[^{}]*\}(?= *[({])"
@@ -53,16 +61,16 @@ def same_text(gold: str, answer: str) -> bool:
 
 def _plain(text: str) -> str:
     text = text.strip().strip("$").strip().rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    text = _LAYOUT.sub("", _WRAPPERS.sub(r"\1", text))
+    text = _LAYOUT.sub("", TEXT.sub(r"\1", text))
     text = _SPACE.sub("", " ".join(text.split()))
     return text.casefold() if len(text) > 1 and text.isalpha() else text
 
 
 def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
     """Whether an answer means the same as the reference. Not symmetric: the reference sets the form."""
-    if not gold.strip() or not answer.strip():
+    if not gold.strip() or not answer.strip() or nesting(answer) > max(DEEPEST, nesting(gold)):
         return False
-    if same_text(gold, answer):
+    if same_text(gold, answer) or is_decimal_comma(gold.strip(), answer.strip(), problem):
         return True
     try:
         return _agree_as_read(gold, answer, problem)
@@ -71,49 +79,21 @@ def answers_agree(gold: str, answer: str, problem: str = "") -> bool:
 
 
 def _agree_as_read(gold: str, answer: str, problem: str) -> bool:
-    meant, given = (unbraced(normal(_undelimited(text))) for text in (gold, answer))
-    if says_otherwise(gold, answer) or of_another_kind(meant, given, problem):
+    meant, given = (unbraced(normal(undelimited(text))) for text in (gold, answer))
+    if says_otherwise(gold, answer, problem) or of_another_kind(meant, given, problem):
         return False
     if "=" not in meant and not claims_hold(given, problem, _agree):
         return False
+    prose = Prose(answer, given) if is_prose(usual(answer)) and not is_prose(meant) else None
+    several = prose is not None and prose.says_several and form_of(meant).kind == "one"
+    if several or (prose and prose.ends_in_words):
+        return not several and _same_value(_expression(meant), _found(answer))
     given = ordered(meant, given, answer, problem) or ""
     if "%" not in meant and asks_for_percent(problem):
         given = re.sub(r"\\?%|\\text\{ *percent *\}|percent", "", given)
-    return any(_agree(one, _without_thousands(given)) for one in (_without_thousands(meant), meant)) or (
-        is_prose(answer) and not is_prose(meant) and _same_value(_expression(meant), _found(answer))
+    return any(_agree(one, without_thousands(given)) for one in (without_thousands(meant), meant)) or bool(
+        prose and prose.has_one_number and _same_value(_expression(meant), _found(answer))
     )
-
-
-def _undelimited(text: str) -> str:
-    r"""What stands in boxes, or else between mathematical delimiters, at the end of the text.
-
-    >>> _undelimited(r"so it is $x=3$ or $x=4$."), _undelimited("$125$ miles"), _undelimited(r"\boxed{1} and \boxed{2}")
-    ('x=3, x=4', '125\\text{ miles}', '1, 2')
-    """
-    if boxes := boxes_together(text):
-        return ", ".join(map(_undelimited, boxes))
-    text = re.sub(r"\\+boxed\s*\{", "", text)  # never closed
-    found = list(_SEGMENT.finditer(text))
-    if not found:
-        return text.strip("$ ") if text.count("$") - text.count("\\$") == 1 and text.strip()[-1] == "$" else text
-    first = len(found) - 1
-    while first and _BETWEEN.fullmatch(text, found[first - 1].end(), found[first].start()):
-        first -= 1
-    before, after = text[: found[first].start()], text[found[-1].end() :].rstrip(". ")
-    if re.search(r"[0-9]\W*(?:or|and)?\W*$", before):
-        return re.sub(r"(?<!\\)\$|\\[()\[\]]", "", text)
-    joined = ", ".join(next(filter(None, one.groups())).strip() for one in found[first:])
-    return rf"{joined}\text{{{after}}}" if not before.strip() and re.fullmatch(r"[A-Za-z ./]+", after) else joined
-
-
-def _without_thousands(text: str) -> str:
-    """The text without the marks of thousands that stand in no bracket."""
-    pieces, start = [], 0
-    for found in _THOUSANDS.finditer(text):
-        if len(split(text[: found.start()] + "\x00", "\x00")) == 2:
-            pieces += [text[start : found.start()], re.sub("[, ]", "", found[0])]
-            start = found.end()
-    return "".join(pieces) + text[start:]
 
 
 def _agree(gold: str, answer: str) -> bool:
@@ -168,6 +148,9 @@ def _matched(golds: Sequence[Any], answers: Sequence[Any], agree: Callable[[Any,
 
 def _same_ranges(gold: str, answer: str) -> bool:
     (gold_name, gold_ranges), (answer_name, answer_ranges) = ranges_of(gold), ranges_of(answer)
+    unread = gold if gold_ranges is None else answer
+    if (gold_ranges is None) != (answer_ranges is None) and not has_sign(unread, *_SET_SIGNS):
+        return False
     if gold_ranges is None or answer_ranges is None:
         one, other = form_of(gold), form_of(answer)
         if {one.kind, other.kind} == {"one"}:
@@ -193,17 +176,18 @@ def _agree_ends(gold: str, answer: str) -> bool:
 
 def _same_relation(gold: str, answer: str) -> bool:
     """`x = 3` is 3, for the reference and for the answer; other equations are compared as they are."""
+    answer = _IMPLIED.split(answer)[-1] if "=" in gold else answer
     gold_sides, answer_sides = split(_exact(gold), "="), split(_exact(answer), "=")
     if len(gold_sides) == 1 and len(answer_sides) == 1:
         return _same_single(gold_sides[0], answer_sides[0])
     gold_name, answer_name = (_name(sides) for sides in (gold_sides, answer_sides))
     if len(gold_sides) > 1 and len(answer_sides) > 1:
         if gold_name and answer_name and gold_name == answer_name:
-            return _agree(gold_sides[-1], answer_sides[-1])
+            named = NAME.fullmatch(answer_sides[0])  # of `x = 5 + 5 = 10` the end is the answer, of `6 = x = 5` nothing
+            others = [] if named else [side for side in answer_sides[:-1] if not NAME.fullmatch(side)]
+            return _agree(gold_sides[-1], answer_sides[-1]) and all(_agree(gold_sides[-1], one) for one in others)
         return _same_value(_expression("=".join(gold_sides)), _expression("=".join(answer_sides)))
-    if len(gold_sides) > 1 and not gold_name:
-        return False
-    return _agree(gold_sides[-1], answer_sides[-1])
+    return (len(gold_sides) == 1 or bool(gold_name)) and _agree(gold_sides[-1], answer_sides[-1])
 
 
 def _exact(text: str) -> str:
@@ -242,7 +226,7 @@ def _same_single(gold: str, answer: str) -> bool:
 
 def _words(text: str) -> str:
     """The words of a text without mathematics; empty for mathematics. Case counts for one letter alone."""
-    bare = re.sub(r"[\"'`.*!{}() ]|(?<=[A-Za-z])-(?=[A-Za-z])", "", _WRAPPERS.sub(r"\1", text))
+    bare = re.sub(r"[\"'`.*!{}() ]|(?<=[A-Za-z])-(?=[A-Za-z])", "", TEXT.sub(r"\1", text))
     return (bare if len(bare) == 1 else bare.casefold()) if bare.isalpha() else ""
 
 
@@ -275,6 +259,19 @@ def _expression(text: str, tens: int = 0) -> Value:
     text = _PRODUCT.sub(r"\g<0> \\cdot ", text)
     text = re.sub(r"([0-9.]+) *\^\\circ", r"{\\frac{\1\\pi}{180}}", text)
     return _found(rf"$({text}) \cdot 10^{{{tens}}}$" if tens else f"${text}$")
+
+
+def is_near(exact: str, decimal: str) -> bool:
+    """Whether a decimal has the digits of a value, rounded or cut off; of what is no number this is not asked."""
+    given = number(decimal)
+    try:
+        value = _expression(quantity(normal(undelimited(exact))).value)
+        gap = abs(value.evalf(30) - given.value) if given and not value.free_symbols else 0
+        return bool(gap < Fraction(1, 10 ** (given.places or 0) if given else 1))
+    except MemoryError:
+        raise
+    except Exception:  # no number: sympy raises of every kind
+        return True
 
 
 def _found(text: str) -> Value:

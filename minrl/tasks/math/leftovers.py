@@ -220,8 +220,9 @@ def _has_a_root(node: Node) -> bool:
 
 def _has_a_factor(number: int, index: int) -> bool:
     """Whether something comes out of the root of a number."""
-    if not (0 < number <= LARGEST and 1 < index < 30):
+    if not (0 < number <= LARGEST and index > 1):
         return False
-    if any(number % power == 0 for one in range(2, math.isqrt(number) + 1) if (power := one**index) <= number):
-        return True
-    return index % 2 == 0 and math.isqrt(number) ** 2 == number
+    import sympy
+
+    exponents = sympy.factorint(number).values()
+    return max(exponents, default=index) >= index or math.gcd(index, *exponents) > 1

@@ -12,10 +12,12 @@ Only what the problem's mathematics say is an expression of it: whole formulas a
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
+from string import digits
 
 from minrl.tasks.math.leftovers import leftovers, read
-from minrl.tasks.math.written import FORMULA, Form, Number, form, last, number, opened, parts, spelled, squeezed
+from minrl.tasks.math.notation import FORMULA, formulas
+from minrl.tasks.math.written import Form, Number, form, last, number, opened, parts, spelled, squeezed
 
 _FIGURE = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 _PLAIN_FORMULA = re.compile(r"(?<![\w\\$.])(?=[^\s,;?]*[0-9])[\w.()]+(?:\s?[-+*/^!]\s?[\w.()]+)+|(?<!\w)\d+!")
@@ -26,6 +28,8 @@ _SIDES = re.compile(
 _RELATION = re.compile(r"[^=A-Za-z\\]*[0-9][^=A-Za-z\\]*=|[^=]*[A-Za-z)}0-9] *[-+*/^][^=]*=")
 """An equation that does not just give a value to a name."""
 _IDLE = set("01+-*/^")
+_OPERATORS = {r"\sum", r"\prod", r"\int", r"\lim", r"\max", r"\min", r"\det", r"\gcd"}
+"""What is worked out has these only where the reference has them."""
 _CONSTANT = {*"+-*/i", r"\sqrt", r"\pi", r"\pm"}
 _ALWAYS = {"like", "fraction", "root", "power", "product", "nested"}
 _SIMPLIFY = re.compile(r"simpl|rationali|radical", re.IGNORECASE)
@@ -68,6 +72,8 @@ def is_worked_out(answer: str, gold: str, stated: Callable[[], Iterable[str]], p
         return True
     if _left(ending, gold, problem) or not _has_the_wording(answer, gold, problem):
         return False
+    if _OPERATORS & (form(answer).functions - wanted.functions):
+        return False
     if reference is None and not wanted.functions and not any(map(str.isalpha, wanted.symbols)) and given.functions:
         return False  # a constant by its name in trigonometry and the like
     shown = [expression for expression in stated() if not _adds_nothing(wanted, form(expression))]
@@ -76,7 +82,8 @@ def is_worked_out(answer: str, gold: str, stated: Callable[[], Iterable[str]], p
     forms = list(map(form, shown))
     if forms and (not _has_the_form(answer, gold) or _left(ending, gold, "simplify")):
         return False
-    if any(_adds_nothing(given, one) for one in forms):
+    beside = _IDLE | set(digits) if len(given.symbols) > len(wanted.symbols) + _NEARLY else _IDLE
+    if any(_adds_nothing(given, one, beside) for one in forms):
         return False
     return _is_constant(given, wanted) or all(_is_simpler(given, wanted, one) for one in forms)
 
@@ -104,11 +111,6 @@ def _has_the_wording(answer: str, gold: str, problem: str) -> bool:
 def _is_constant(*forms: Form) -> bool:
     """Whether roots and numbers are all that the forms have."""
     return all(one in _CONSTANT or one.isdecimal() for each in forms for one in each.symbols)
-
-
-def _is_same_kind(one: Number | None, reference: Number | None) -> bool:
-    """Whether both are numbers written in one way that is worked out."""
-    return one is not None and one.reduced and one == reference and one.kind != "power"
 
 
 def _is_an_equation(text: str) -> bool:
@@ -148,10 +150,10 @@ def _same_work(answer: Number | None, gold: Number, expression: str) -> bool:
     return answer.kind not in {gold.kind, "digits" if gold.kind == "percent" else "mixed"}
 
 
-def _adds_nothing(answer: Form, stated: Form) -> bool:
-    """Whether the answer has the symbols of the stated expression, in any order, and neutral ones beside them."""
+def _adds_nothing(answer: Form, stated: Form, idle: Set[str] = frozenset(_IDLE)) -> bool:
+    """Whether the answer has the symbols of the stated expression, in any order, and idle ones beside them."""
     beside = Counter(answer.symbols) - Counter(stated.symbols)
-    return _shows(answer, stated) and set(beside) <= _IDLE
+    return _shows(answer, stated) and set(beside) <= idle
 
 
 def _is_simpler(answer: Form, gold: Form, stated: Form) -> bool:
@@ -173,7 +175,6 @@ def expressions(problem: str) -> Iterator[str]:
     ['x=\\sqrt{51}', 'x', '\\sqrt{51}', '2/4']
     """
     text = _FIGURE.sub(" ", problem)
-    found = [next(filter(None, match.groups())) for match in FORMULA.finditer(text)]
-    found += _PLAIN_FORMULA.findall(FORMULA.sub(" ", text)) + _RESTATED.findall(text)
+    found = formulas(text) + _PLAIN_FORMULA.findall(FORMULA.sub(" ", text)) + _RESTATED.findall(text)
     sides = (side for one in found for side in (one, *_SIDES.split(one)))
     yield from dict.fromkeys(bare for side in sides if (bare := side.strip().rstrip(".,;:?! ").strip()))

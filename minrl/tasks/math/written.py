@@ -1,16 +1,16 @@
 r"""Expressions as they are written: numbers, symbols and terms, in one spelling, nothing of them evaluated."""
 
+import functools
 import math
 import re
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-FORMULA = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
-_WORDS = re.compile(
-    r"\\(?:text|mbox|textbf|textit|textnormal|mathrm|mathbf|mathit)\s*\{([^{}\\0-9+*/^!=]*)\}(\^\{?[0-9]\}?)?"
-)
-_WRAPPER = re.compile(r"\\(?:text|mbox|textbf|textit|textnormal|mathrm|mathbf|mathit|mathbb)(?![a-z])")
+from minrl.tasks.math.notation import TEXT_COMMANDS, formulas, usual
+
+_WORDS = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}\\0-9+*/^!=]*)\}}(\^\{{?[0-9]\}}?)?")
+_WRAPPER = re.compile(rf"\\(?:{TEXT_COMMANDS}|mathbb)(?![a-z])")
 _LAYOUT = re.compile(
     r"\\?\$|\\[()\[\],;:! ]|\\(?:left|right|[lr]angle|[bB]igg?[lr]?|displaystyle|limits|boxed|q?quad)(?![a-z])|~|\{,\}"
     r"|\\(?:begin|end)\{[a-z]*\}|[\^_]?\{?\\circ\}?|°|[€£]"
@@ -98,6 +98,7 @@ def number(text: str) -> Number | None:
     return Number(kind, len(over + under) < 100 and math.gcd(int(over), int(under)) == 1)
 
 
+@functools.lru_cache(maxsize=1024)
 def form(text: str) -> Form:
     """The symbols and terms of an expression; of an equation's, both sides."""
     bare = opened(spelled(text))
@@ -112,9 +113,7 @@ def form(text: str) -> Form:
 
 def parts(text: str) -> list[str]:
     """What a list, tuple or matrix consists of, each equation by what it ends with, and prose by its last formula."""
-    if formulas := [next(filter(None, match.groups())) for match in FORMULA.finditer(text)]:
-        text = formulas[-1]
-    sides = _LISTED.split(spelled(text))
+    sides = _LISTED.split(spelled((formulas(text) or [text])[-1]))
     return [ending for side in sides if (ending := last(side).strip())]
 
 
@@ -130,9 +129,10 @@ def _opened_as_closed(text: str) -> bool:
     return sum(map(text.count, "([{")) == sum(map(text.count, ")]}"))
 
 
+@functools.lru_cache(maxsize=1024)
 def spelled(text: str) -> str:
     """The text without layout and words, in one spelling."""
-    text = _LAYOUT.sub(" ", _WRAPPER.sub("", _WORDS.sub(_kept, text.replace(r"\\", ";"))))
+    text = _LAYOUT.sub(" ", _WRAPPER.sub("", _WORDS.sub(_kept, usual(text).replace(r"\\", ";"))))
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     return text.strip().rstrip(".")

@@ -9,7 +9,8 @@ The library makes the problems, and its verifiers score the answers from 0 to 1.
   scores 0;
 - the problem's own answer is right, whatever the verifier says (it cannot read some of its own integrals);
 - an answer on which it raises, gives a score outside [0, 1], or takes too long is wrong;
-- a verifier that does not score the problem's own answer 1 makes the completion unscorable: the row is broken;
+- a problem whose own answer the verifier does not score 1 is left out and named, as no wrong answer to it could be
+  scored; in a row of another file it makes the completion unscorable;
 - `nan` and `inf` are wrong where a number is asked for, and so is a number of ten thousand digits;
 - a generator whose verifier scores nonsense 1 is refused (coin_flip, which pays `0`; game_of_life_halting);
 - verifiers that pass the answer to `eval` or to sympy's `parse_expr`, which executes it, get a reader of literals or of
@@ -30,6 +31,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
+
+from loguru import logger
 
 from minrl.model.thoughts import after_thoughts
 from minrl.tasks.bounded import bounded
@@ -106,7 +109,8 @@ def define(name: str) -> TaskDefinition:
         notes = (NOTES[name],) if name in NOTES else ()
         verify = functools.partial(reward, name=name, generator=options.generator)
         warm = functools.partial(_verifier, name, options.generator)
-        return Task(DeferredDataset(lambda: _problems(name, options)), verify, notes=lambda: notes, warm=warm)
+        problems = DeferredDataset(lambda: _problems(name, options))
+        return Task(problems, verify, notes=lambda: notes, warm=warm, solution=solution)
 
     return TaskDefinition(ReasoningGymOptions, make)
 
@@ -143,6 +147,11 @@ def _paid(answer: str, entry: Mapping[str, Any], name: str, generator: str) -> f
         if theirs < 1:
             raise ValueError(f"the verifier of {name} scores the problem's own answer {theirs:g}: is the row whole?")
     return score
+
+
+def solution(example: Example) -> str | None:
+    """The library's own answer; None for a problem that has none, of which any answer that fits is right."""
+    return None if example["answer"] is None else f"<answer>{example['answer']}</answer>"
 
 
 def extract_answer(completion: str) -> str | None:
@@ -185,16 +194,35 @@ def _problems(name: str, options: ReasoningGymOptions) -> Dataset:
     dataset = _dataset(name, options.generator, options.size, options.seed)
     system = library().utils.SYSTEM_PROMPTS[options.prompt]
     examples: dict[str, Example] = {}
+    left_out = []
     for number in range(options.size):
         with _library_code(name, f"cannot make problem {number}"):
             entry = dataset[number]
-        if "Integral(" in str(entry["answer"]):  # the library did not solve it, and its verifier reads no such answer
+        if not _scores_own(name, options.generator, entry):
+            left_out.append(number)
             continue
         question = str(entry["question"])
         identity = hashlib.sha256(question.encode()).hexdigest()[:16]
         fields = {field: entry[field] for field in FIELDS}
         examples.setdefault(identity, Example(identity, chat(system, question), fields))
+    if left_out:
+        said = f"reasoning_gym/{name}: {len(left_out)} of {options.size} problems left out, whose own answers the "
+        said += f"verifier does not score 1: {', '.join(map(str, left_out[:20]))}{', ...' if left_out[20:] else ''}"
+        require(bool(examples), f"{said}: choose another generator")
+        logger.warning(said)
     return split(examples.values(), options.held_out_share, by=same_problem)
+
+
+def _scores_own(name: str, generator: str, entry: Mapping[str, Any]) -> bool:
+    """Whether the verifier scores a problem's own answer 1: without that, no wrong answer could be scored. An integral
+    that the library did not solve is read by no verifier.
+    """
+    own = entry["answer"]
+    if own is None:
+        return True
+    with contextlib.suppress(Exception):  # a verifier may raise anything for what it cannot read
+        return "Integral(" not in own and _score(name, generator, own, {field: entry[field] for field in FIELDS}) == 1
+    return False
 
 
 def _tuples(grid: Any) -> Any:  # noqa: ANN401 - lists of lists, or what they hold

@@ -51,6 +51,8 @@ COMPARISONS = frozenset(("PartialEq", "Not"))
 `assert!(f(x))`."""
 RAW, MOST_RAW = re.compile('r#+"'), 200
 """Raw strings that may begin: for one that does not end, tree-sitter reads to the end of the source."""
+MOST_QUOTES = 6_000
+"""Of `"`: what is nothing else is parsed in seconds, 35 microseconds for each, to be no Rust in the end."""
 TYPES = ("struct_item", "enum_item", "union_item")
 
 
@@ -60,7 +62,7 @@ def refusal(solution: str, given: str, allow_unsafe: bool) -> str | None:
     >>> refusal("pub struct bool;", "", allow_unsafe=False)
     'shadowed_name'
     """
-    if len(RAW.findall(solution)) > MOST_RAW:
+    if len(RAW.findall(solution)) > MOST_RAW or solution.count('"') > MOST_QUOTES:
         return "syntax"
     root, allowed = parse(plain(solution)), tokens(parse(plain(given)))
     if root.has_error:
@@ -145,8 +147,14 @@ def _parts(words: list[str]) -> list[list[str]]:
 def _names(nodes: list[Node], used: list[list[str]], known: frozenset[str]) -> Iterator[str]:
     """Names that the hidden tests see through `use solution::*`, in functions too, before those of std."""
     std_is_own = any(node.type == "mod_item" and field(node, "name") in ("r#std", "std", "core") for node in nodes)
+    exported = any("*" in path or not SHADOWED.isdisjoint(path) for path in used if path[0] == "pub")
+    hidden = frozenset() if exported else _in_private_modules(nodes[0])
     for node in nodes:
-        if node.type.removesuffix("_item") in DEFINING and field(node, "name").removeprefix("r#") in SHADOWED:
+        if (
+            node.id not in hidden
+            and node.type.removesuffix("_item") in DEFINING
+            and field(node, "name").removeprefix("r#") in SHADOWED
+        ):
             of_std = node.type == "type_item" and OF_STD.fullmatch(field(node, "type")) and not std_is_own
             if is_public(node) and not of_std:
                 yield "shadowed_name"
@@ -156,6 +164,12 @@ def _names(nodes: list[Node], used: list[list[str]], known: frozenset[str]) -> I
             yield "macro"
     if any(word == "as" and name in SHADOWED for path in used for word, name in pairwise(path)):
         yield "shadowed_name"
+
+
+def _in_private_modules(root: Node) -> frozenset[int]:
+    """The ids of the nodes that nothing outside of the solution can name, as long as nothing exports them."""
+    outside = {node.id for node in walk(root, skip=lambda node: node.type == "mod_item" and not _is_seen(node))}
+    return frozenset(node.id for node in walk(root) if node.id not in outside)
 
 
 def _steers(trait: Node, known: frozenset[str]) -> bool:
@@ -186,22 +200,81 @@ def _macros(macros: list[list[str]], known: frozenset[str]) -> Iterator[str]:
 
 
 def _forges_comparison(nodes: list[Node], macros: list[list[str]], words: list[str], given: list[str]) -> bool:
-    """Whether a public type defines a comparison of its own, though no type of the row does."""
+    """Whether a type that a test may see defines a comparison of its own, though no type of the row does."""
     if any(word in COMPARISONS and after == "as" for word, after in pairwise(words)):
         return True
     forbidden = COMPARISONS - {
         trait for trait in COMPARISONS for word, after in pairwise(given) if (word == trait and after in ("for", "<"))
     }
-    private = {field(node, "name") for node in nodes if node.type in TYPES and not _is_seen(node)}
-    private -= {field(node, "name") for node in nodes if node.type in TYPES and _is_seen(node)}
+    helpers = _helpers(nodes, macros, frozenset(given))
     for node in nodes:
-        if node.type == "impl_item" and node.child_by_field_name("trait") is not None:
-            trait, own = node.child_by_field_name("trait"), text(node.child_by_field_name("type"))
-            arguments = trait.type == "generic_type"
-            name = _last_name(tokens(trait.child_by_field_name("type") if arguments else trait))
-            if name in forbidden and (arguments or _bare(own) not in private):
-                return True
+        trait = node.child_by_field_name("trait") if node.type == "impl_item" else None
+        if trait is None:
+            continue
+        name = _last_name(tokens(trait.child_by_field_name("type") if trait.type == "generic_type" else trait))
+        compared = [text(node.child_by_field_name("type")), *map(text, _arguments(trait))]
+        bound = set(tokens(node.child_by_field_name("type_parameters") or node.children[0]))
+        if name in forbidden and any(_bare(one) not in helpers - bound for one in compared if one != "Self"):
+            return True
+        if name in forbidden & {"Not"} and not any(map(_gives_itself, node.child_by_field_name("body").named_children)):
+            return True  # what it gives may be a `bool`, as a condition has to be
     return any(_made_comparison(body, forbidden) for body in macros)
+
+
+def _gives_itself(member: Node) -> bool:
+    return member.type == "type_item" and (field(member, "name"), field(member, "type")) == ("Output", "Self")
+
+
+def _arguments(generic: Node) -> list[Node]:
+    listed = generic.child_by_field_name("type_arguments")
+    return [] if listed is None else listed.named_children
+
+
+def _helpers(nodes: list[Node], macros: list[list[str]], known: frozenset[str]) -> frozenset[str]:
+    """The types of the solution that stand neither in a type that the row names and a test may see, nor in a macro."""
+    defined = [node for node in nodes if node.type in TYPES]
+    renamed = [node for node in nodes if node.type in ("type_item", "use_as_clause")]
+    own = {_defined_name(node) for node in (*defined, *renamed)}
+    macro_names = {body[1] for body in macros}
+    holders: dict[str, set[str]] = {}
+    pending = [(nodes[0], "")]
+    while pending:
+        node, holder = pending.pop()
+        if node.type in (*TYPES, "type_item", "use_as_clause"):
+            inner = _defined_name(node)
+        elif node.type == "macro_definition" or (
+            node.type == "macro_invocation" and field(node, "macro") in macro_names
+        ):
+            inner = MACRO
+        elif node.type == "generic_type" and _last_name(tokens(node.child_by_field_name("type"))) in own:
+            inner = _last_name(tokens(node.child_by_field_name("type")))
+        else:
+            inner = holder
+        for name in {inner, *((text(node).removeprefix("r#"),) if not node.children else ())} & {*own, MACRO}:
+            holders.setdefault(name, set()).add(inner if name != inner else holder)
+        pending += [(child, inner) for child in node.children]
+    seen = {_defined_name(node) for node in defined if _is_seen(node)} | {_defined_name(node) for node in renamed}
+    return frozenset(
+        name for name in map(_defined_name, defined) if _reached(name, holders).isdisjoint({MACRO, *(seen & known)})
+    )
+
+
+MACRO = "macro_rules!"
+"""Stands for all macros of a solution, which may make anything of what they hold."""
+
+
+def _defined_name(node: Node) -> str:
+    """The name that an item, or the `as` of a `use`, gives."""
+    return field(node, "alias" if node.type == "use_as_clause" else "name").removeprefix("r#")
+
+
+def _reached(name: str, holders: dict[str, set[str]]) -> set[str]:
+    found, pending = {name}, [name]
+    while pending:
+        more = holders.get(pending.pop(), set()) - found
+        found |= more
+        pending += more
+    return found
 
 
 def _bare(own: str) -> str:

@@ -65,8 +65,23 @@ def _generic(root: Node, own: set[str]) -> set[str]:
         if _has_types(item.child_by_field_name("type_parameters")) or "impl" in field(item, "parameters"):
             returned = item.child_by_field_name("return_type")
             named = _types(returned, {name: node for name, node in aliases.items() if name not in own})
-            if named <= {*own, *STD_TYPES, *NUMBERS.split(), "bool", "char", "str"}:
+            if named <= {*own, *PLAIN, *_given_types(item)}:
                 found.add(field(item, "name"))
+    return found
+
+
+PLAIN = frozenset((*STD_TYPES, *NUMBERS.split(), "bool", "char", "str"))
+
+
+def _given_types(function: Node) -> set[str]:
+    """The type variables of a function that are the types of its arguments, or of their parts: the caller's, then."""
+    parameters = function.child_by_field_name("type_parameters")
+    variables = {field(one, "name") for one in parameters.named_children} if parameters is not None else set()
+    found: set[str] = set()
+    for parameter in function.child_by_field_name("parameters").named_children:
+        named = _types(parameter.child_by_field_name("type"), {})
+        if named <= PLAIN | variables:
+            found |= named & variables
     return found
 
 

@@ -13,7 +13,9 @@ const starts = (r) => r.lengths.map((_, turn) => r.lengths.slice(0, turn).reduce
 function completionOf(r) {
   if (r.lengths.length === 1) return [tokenText(r)];
   const from = starts(r);
+  const own = r.episode.filter(([role]) => role === r.role);
   return r.lengths.flatMap((length, turn) => [
+    ...(turn && own[turn]?.[4] ? [el("h4", {}, own[turn][4])] : []),
     ...(turn ? [shownText(r.shown[turn])] : []),
     tokenText(r, from[turn], from[turn] + length),
   ]);
@@ -25,15 +27,15 @@ function conversationOf(r) {
   const taken = new Map();
   const several = new Set(r.episode.map(([role]) => role)).size > 1;
   const messages = [];
-  for (const [role, seed, finish, text] of r.episode) {
+  for (const [role, seed, finish, text, by] of r.episode) {
     const turn = taken.get(role) || 0;
     taken.set(role, turn + 1);
-    messages.push(...turnOf(sides.get(role), { role, turn, seed, finish, text }, several));
+    messages.push(...turnOf(sides.get(role), { role, turn, seed, finish, text, by }, several));
   }
   return el("div", { class: several ? "conversation several" : "conversation" }, ...messages);
 }
 
-function turnOf(player, { role, turn, seed, finish, text }, several) {
+function turnOf(player, { role, turn, seed, finish, text, by }, several) {
   const side = several ? sideOf(role) : "left";
   const from = several ? ` to ${role}` : "";
   const facts = el("span", { class: "quiet" }, `${finish === "length" ? "cut off at the limit" : finish} · seed ${seed}`);
@@ -49,7 +51,7 @@ function turnOf(player, { role, turn, seed, finish, text }, several) {
   const tokens = tokenText(player, start, start + player.lengths[turn]);
   tokens.dataset.rollout = player.index;
   wrote.append(tokens);
-  const heading = turn === 0 ? `prompt${from}` : `shown${from}`;
+  const heading = `${by || (turn === 0 ? "prompt" : "shown")}${from}`;
   const shown = el("section", { class: `turn shown-to ${side}` }, el("h4", {}, heading), shownText(player.shown[turn]));
   return [shown, wrote];
 }

@@ -34,6 +34,13 @@ const SCALES = {
     range: (step) => largest(step, (r) => (r.gap ? Math.max(...r.gap.map(Math.abs)) / 1e6 : 0)) || 1e-6,
     ticks: (range) => [signed(-range), "0", signed(range)],
   },
+  moved: {
+    label: "moved by the update",
+    value: (r, i) => (r.moved ? (r.moved[i] / 1e6) * (Math.sign(r.advantage ?? 0) || 1) : null),
+    place: (value, range) => value / range,
+    range: (step) => largest(step, (r) => (r.moved ? Math.max(...r.moved.map(Math.abs)) / 1e6 : 0)) || 1e-6,
+    ticks: (range) => [`against ${digits(range)}`, "0", `with ${digits(range)}`],
+  },
   none: { label: "no colour", value: () => null, place: () => 0, range: () => 1, ticks: () => [] },
 };
 
@@ -42,6 +49,8 @@ const NOTES = {
   advantage: "how much better than its group, the same for each token of a rollout",
   weight: "policy over engine probability, cut off and masked as in the update; dotted: not computed",
   gap: "the policy's log-probability minus the engine's, nats; dotted: not computed, the rollout had nothing to teach",
+  moved:
+    "how far the update moved each token's log-probability, nats: the way its advantage points, or against it; without an advantage up, or down; dotted: not computed",
   none: "",
 };
 

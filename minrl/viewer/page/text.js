@@ -68,6 +68,7 @@ function tokenFacts(r, i) {
     ["log-probability, policy", gap === null ? "not computed" : digits(logprob + gap)],
     ["engine gap", gap === null ? "not computed" : signed(gap)],
     ["importance weight", weight === null ? "not computed" : `${weight.toFixed(4)}${r.weight ? "" : " (not applied)"}`],
+    ["moved by the update", r.moved ? signed(r.moved[i] / 1e6) : "not computed"],
     ["advantage", r.advantage === null ? "none (not trained on)" : signed(r.advantage)],
   ];
 }

@@ -1,0 +1,166 @@
+"""What a training step asks of a card, counted on a machine without one.
+
+    python benchmarks/device_step.py                a Qwen3-0.6B-shaped model, 28 layers
+    python benchmarks/device_step.py --layers 2
+
+The code of the update and of the embedded engine runs on tensors that have a device and a shape, and no numbers
+(benchmarks/card.py). Prints for each setting how often the host waits for the card, in an update of few and of many
+micro-batches, the copies for which it does not wait, TFLOP by precision, and what computes attention. Below them the
+embedded engine: waits of a batch of completions, and of each further token. A tensor on the wrong device ends it.
+"""
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from card import DEVICE, Card, Record, card
+from harness import doing
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from minrl.algorithms import choose_algorithm
+from minrl.batch import make_batch
+from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from minrl.engines import Sampling
+from minrl.engines.torch_engine import TorchEngine
+from minrl.model.loading import word_tokenizer
+from minrl.optimizer import make_optimizer
+from minrl.policy import Policy, as_policy
+from minrl.scoring import sampled_rollout
+from minrl.types import Request, Reward, Rollout
+from minrl.update import update_policy
+
+WHOLE = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+WHOLE |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960}
+"""Qwen3-0.6B."""
+
+FEW, MANY = 16_384, 4096
+"""Tokens of a micro-batch that make few of them, and many."""
+
+PROMPT, COMPLETION = 64, 512
+LONGEST = PROMPT + COMPLETION - 1
+"""Tokens of the longest sequence that is computed: the last is a label only."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A way of training."""
+
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    checkpointing: str = "never"
+
+
+def window(tokens: int) -> dict[str, Any]:
+    """A sliding window in every layer."""
+    return {"use_sliding_window": True, "sliding_window": tokens, "max_window_layers": 0}
+
+
+SETTINGS = {
+    "grpo": Setting(),
+    "gspo": Setting({"algorithm": "gspo"}),
+    "sapo": Setting({"algorithm": "sapo"}),
+    "grpo, KL to the start": Setting({"kl_coef": 0.01}),
+    "grpo, two passes": Setting({"passes_per_step": 2}),
+    "grpo, activations recomputed": Setting(checkpointing="always"),
+    f"grpo, window of {LONGEST}": Setting(model=window(LONGEST)),
+    f"grpo, window of {LONGEST - 1}": Setting(model=window(LONGEST - 1)),
+}
+
+
+def rollouts_of(prompts: int, group: int = 8) -> list[Rollout]:
+    """Groups of completions of different lengths, one as long as `LONGEST` allows."""
+    rng, made = random.Random(0), []
+    for row in range(prompts * group):
+        length = rng.randint(COMPLETION // 4, COMPLETION) if row else COMPLETION
+        rollout = sampled_rollout([row // group] * PROMPT, [7] * length)
+        made.append(replace(rollout, group=row // group, sample=row % group, reward=Reward(row % 3 / 2)))
+    return made
+
+
+def make_policy(there: Card, shape: Mapping[str, Any], checkpointing: str = "never") -> Policy:
+    """A policy on the card."""
+    tokenizer = word_tokenizer([f"w{index}" for index in range(95)])
+    return as_policy(_model(shape), tokenizer, ModelConfig(activation_checkpointing=checkpointing), there.processes)
+
+
+def _model(shape: Mapping[str, Any]) -> Qwen3ForCausalLM:
+    with DEVICE:
+        model = Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=True, eos_token_id=2, **shape))
+    model.to = lambda device: model  # it is there already; fake weights cannot be moved in place
+    return model
+
+
+def update_of(
+    there: Card, setting: Setting, shape: Mapping[str, Any], micro_batch_tokens: int, prompts: int = 4
+) -> tuple[Record, int]:
+    """What the first update of a run does, which makes the optimizer's moments too, and its micro-batches."""
+    policy = make_policy(there, {**shape, **setting.model}, setting.checkpointing)
+    algorithm = AlgorithmConfig(**setting.algorithm)
+    config = TrainerConfig(algorithm=algorithm, optimizer=OptimizerConfig(micro_batch_tokens=micro_batch_tokens))
+    if algorithm.kl_coef:
+        policy.reference = _model({**shape, **setting.model}).requires_grad_(False)
+    optimizer, row, rollouts = make_optimizer(policy, config.optimizer), choose_algorithm(config), rollouts_of(prompts)
+    batch = make_batch(rollouts, row.advantages(rollouts, {}).values)
+    there.taken()
+    update_policy(policy, optimizer, batch, row, config, 1, correct_engine=True)
+    taught = [index for index, advantage in enumerate(batch.advantages.tolist()) if advantage]
+    return there.taken(), len(policy.micro_batches(rollouts, taught, micro_batch_tokens))
+
+
+def decoding_of(there: Card, shape: Mapping[str, Any], tokens: int) -> Record:
+    """What the embedded engine does for completions of so many tokens."""
+    engine = TorchEngine(make_policy(there, shape))
+    requests = [Request([row // 8] * (32 + row // 8), row, tokens) for row in range(64)]
+    there.taken()
+    engine.generate(requests, Sampling(1.0, frozenset()))
+    return there.taken()
+
+
+def attention_of(record: Record) -> str:
+    """What computes attention."""
+    names = {name for name, _ in record.flops if "attention" in name or name in ("bmm", "baddbmm")}
+    return "flash" if names and all("_flash_attention" in name for name in names) else "padded rows"
+
+
+def report(there: Card, shape: Mapping[str, Any]) -> None:
+    """The tables."""
+    print(
+        f"{'update':30} {'waits: few':>10} {'many':>5} {'copies':>7}  {'bfloat16':>9} {'float32':>8} TFLOP  attention"
+    )
+    for name, setting in SETTINGS.items():
+        doing(name)
+        few, _ = update_of(there, setting, shape, FEW)
+        many, parts = update_of(there, setting, shape, MANY)
+        tflop = [many.of(dtype) / 1e12 for dtype in ("bfloat16", "float32")]
+        print(
+            f"{name:30} {len(few.waits):10} {len(many.waits):5} {len(many.copies):7}  {tflop[0]:9.3f} {tflop[1]:8.3f}"
+            f"        {attention_of(many)}  ({parts} micro-batches)"
+        )
+        _lines(many)
+    doing("sampling")
+    short, long = (decoding_of(there, shape, tokens) for tokens in (4, 8))
+    each = (len(long.waits) - len(short.waits)) / 4
+    print(f"embedded engine: waits {len(short.waits) - 4 * each:g} times for a batch, {each:g} for each token")
+    _lines(long)
+
+
+def _lines(record: Record) -> None:
+    for event, count in Counter(record.waits).most_common():
+        print(f"    {count:4} x {event.what}, {event.line}")
+
+
+def main() -> None:
+    """Count, and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=WHOLE["num_hidden_layers"])
+    options = parser.parse_args()
+    doing("imports")
+    with card() as there:
+        report(there, {**WHOLE, "num_hidden_layers": options.layers})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Rollouts by `vllm serve` processes on other cards or machines."""

@@ -1,0 +1,119 @@
+"""The teacher of a run: a model with the policy's tokens, and what it reads in place of the prompt."""
+
+import re
+from dataclasses import dataclass, replace
+
+from minrl.config import TrainerConfig, task_key
+from minrl.config.learning import ANSWER, AlgorithmConfig
+from minrl.model.messages import text_of
+from minrl.policy import Policy
+from minrl.run.unknown_words import PROMPTS_READ, check_words, prompts_read
+from minrl.tasks import Task
+from minrl.types import Example, Prompt, Rollout, require
+
+_PLACEHOLDER = re.compile(r"\{(prompt|answer)\}")
+
+
+def require_same_tokens(policy: Policy, teacher: Policy, path: str) -> None:
+    """Refuse a teacher that reads an id of the policy as another token, or has no row for it. It may have tokens beside
+    the policy's.
+    """
+    own, known = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
+    other = [token for token in sorted(own, key=own.__getitem__) if known.get(token) != own[token]]
+    rows, needed = (one.model.get_input_embeddings().weight.shape[0] for one in (teacher, policy))
+    mend = "choose as --teacher-id a model of the policy's family, or train one of the teacher's"
+    if other:
+        there = f"id {known[other[0]]}" if other[0] in known else "none"
+        require(
+            False,
+            f"the teacher {path} has other tokens than the policy, and both read the same ids: {len(other)} of "
+            f"{len(own)} differ, {other[0]!r} among them (id {own[other[0]]} in the policy, {there} in the teacher); "
+            f"{mend}",
+        )
+    require(
+        rows >= needed,
+        f"the teacher {path} has {rows} rows in its embedding, and the policy may sample any of its {needed}: {mend}",
+    )
+
+
+@dataclass(frozen=True)
+class TeacherPrompt:
+    """Rollouts as a teacher with a prompt of its own reads them: the same tokens behind another prompt."""
+
+    policy: Policy
+    text: str
+    examples: dict[str, Example]
+
+    def __call__(self, rollout: Rollout) -> Rollout:
+        """The rollout behind the teacher's prompt. Raises `UserError` if it is longer than the context."""
+        prompt = self.policy.encode_prompt(self.shown(rollout.message, self.examples[rollout.example_id]))
+        length, limit = len(prompt) + len(rollout.ids) - rollout.prompt_length, self.policy.context_length
+        require(
+            len(prompt) > 0 and length <= limit,
+            f"the teacher would read {length} tokens, {len(prompt)} of its prompt, and takes {limit} (example "
+            f"{rollout.example_id!r}): shorten --teacher-prompt or --max-tokens",
+        )
+        return behind(rollout, prompt)
+
+    def shown(self, message: Prompt, example: Example) -> Prompt:
+        """The prompt with the text in its place, in a chat in place of the last message of the user."""
+        if isinstance(message, str):
+            return self._filled(message, example)
+        asked = max((place for place, one in enumerate(message) if one.get("role") == "user"), default=len(message) - 1)
+        content = self._filled(text_of(message[asked]), example)
+        return [*message[:asked], {**message[asked], "content": content}, *message[asked + 1 :]]
+
+    def _filled(self, prompt: str, example: Example) -> str:
+        known = {"prompt": prompt, "answer": _answer(example) if ANSWER in self.text else ""}
+        return _PLACEHOLDER.sub(lambda match: known[match[1]], self.text)
+
+
+def teacher_prompt(policy: Policy, config: TrainerConfig, task: Task) -> TeacherPrompt | None:
+    """What the teacher reads, if it is not the prompt. Raises `UserError` if an example has no answer to show, if words
+    are unknown to the policy's tokenizer, or if no room is left for the longest completion.
+
+    The prompts of an episode of the task's own are known only when it is played.
+    """
+    settings: AlgorithmConfig = config.algorithm
+    if not settings.teacher_prompt:
+        return None
+    examples, name = task.dataset.train, task_key(config.rollout.task)
+    reads = TeacherPrompt(policy, settings.teacher_prompt, {example.id: example for example in examples})
+    if ANSWER in settings.teacher_prompt:
+        without = [example.id for example in examples if _answer(example) in ("", "{}", "null")]
+        require(
+            not without,
+            f"teacher_prompt shows {ANSWER}, and {len(without)} of {len(examples)} training examples of {name} have "
+            f"none, {without[:1]} among them: leave {ANSWER} out, or give the task's examples a field `answer`",
+        )
+    if task.episode is not None:
+        return reads
+    prompts = [reads.shown(example.prompt, example) for example in examples]
+    check_words(policy, "what the teacher reads (--teacher-prompt)", prompts_read(policy, prompts[:PROMPTS_READ]))
+    limit, longest = policy.context_length, config.rollout.max_tokens
+    long = sum(not policy.fits(prompt, limit - longest + 1) for prompt in prompts)
+    require(
+        not long,
+        f"teacher_prompt leaves no room for the {longest} tokens of --max-tokens in the {limit} that the model takes, "
+        f"in {long} of {len(prompts)} training examples of {name}: shorten it, or lower --max-tokens",
+    )
+    return reads
+
+
+def behind(rollout: Rollout, prompt: list[int]) -> Rollout:
+    """The same tokens behind another prompt."""
+    before, length = rollout.prompt_length, len(prompt)
+    return replace(
+        rollout,
+        ids=prompt + rollout.ids[before:],
+        loss_mask=[False] * length + rollout.loss_mask[before:],
+        rollout_logprobs=[0.0] * length + rollout.rollout_logprobs[before:],
+        turns=[(start - before + length, end - before + length) for start, end in rollout.turns],
+        prompt_length=length,
+    )
+
+
+def _answer(example: Example) -> str:
+    from minrl.rewards.judge import reference  # which imports a client of servers
+
+    return reference(example)

@@ -1,0 +1,114 @@
+"""Several tasks as one: every step has whole groups of each, by weights.
+
+The schedule is a function of the weights, the seed and the number of the group alone, so that a resumed run goes on in
+it and several processes agree. After any number of groups each task has had its share to within one group.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from minrl.tasks.task import Dataset, DeferredDataset, Task
+from minrl.types import Episode, Example
+
+
+class Schedule:
+    """The task of each group of a run, numbered from 0. It repeats after as many groups as the weights, as whole
+    numbers without a common divisor, add up to.
+
+    Tijdeman 1980, The chairman assignment problem (doi:10.1016/0012-365X(80)90269-1): of K tasks, those to which at
+    least 1 / (2 K - 2) of a group is owed may be next, and the one that is next is the one that must be the soonest.
+    No task is ever further than 1 - 1 / (2 K - 2) groups from its share, which no other rule improves on. The seed
+    decides between tasks that are due at the same time.
+    """
+
+    def __init__(self, weights: Mapping[str, Fraction], seed: int) -> None:
+        scale = math.lcm(*(weight.denominator for weight in weights.values()))
+        whole = {name: int(weight * scale) for name, weight in weights.items()}
+        divisor = math.gcd(*whole.values())
+        order = random.Random(f"{seed}/tasks").sample(sorted(whole), len(whole))
+        self._weights = {name: whole[name] // divisor for name in order}
+        self._period = sum(self._weights.values())
+        self._given = dict.fromkeys(order, 0)
+        self._known: list[str] = []
+
+    def groups(self, first: int, count: int) -> list[str]:
+        """The tasks of so many groups from the first on."""
+        places = [place % self._period for place in range(first, first + count)]
+        while len(self._known) <= max(places, default=-1):
+            self._known.append(self._next())
+        return [self._known[place] for place in places]
+
+    def _next(self) -> str:
+        """The task of the next group. What is owed is counted in groups / (period (2 K - 2))."""
+        unit = 2 * len(self._weights) - 2
+        owed = {
+            name: (weight * (len(self._known) + 1) - self._given[name] * self._period) * unit
+            for name, weight in self._weights.items()
+        }
+        most = self._period * (unit - 1)
+        due = {name: Fraction(most - owed[name], self._weights[name]) for name in owed if owed[name] >= self._period}
+        chosen = min(due, key=due.__getitem__)
+        self._given[chosen] += 1
+        return chosen
+
+
+@dataclass(frozen=True)
+class Mixture(Task):
+    """Several tasks, by their keys, and how much each weighs. `Example.task` says of which task an example is.
+
+    Its dataset holds the examples of all.
+    """
+
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    weights: Mapping[str, Fraction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert len(self.tasks) > 1 and self.tasks.keys() == self.weights.keys()
+
+    @property
+    def members(self) -> Mapping[str, Task]:
+        """The tasks."""
+        return self.tasks
+
+    def schedule(self, seed: int, step: int, groups: int) -> list[str]:
+        """The task of each group of a step, spread evenly over it."""
+        return _schedule(tuple(self.weights.items()), seed).groups((step - 1) * groups, groups)
+
+    def play(self, example: Example, rng: random.Random) -> Episode:
+        """One episode of the example, by its own task."""
+        return self.tasks[example.task].play(example, rng)
+
+
+@lru_cache(maxsize=8)
+def _schedule(weights: Sequence[tuple[str, Fraction]], seed: int) -> Schedule:
+    return Schedule(dict(weights), seed)
+
+
+def mixture(tasks: Mapping[str, Task], weights: Mapping[str, Fraction]) -> Task:
+    """The tasks with these weights as one; a single one is itself."""
+    if len(weights) == 1:
+        return next(tasks[key] for key in weights)
+    members = {key: tasks[key] for key in weights}
+    return Mixture(
+        DeferredDataset(lambda: _together(members)),
+        None,
+        frozen_opponent=any(task.frozen_opponent for task in members.values()),
+        stop_strings=tuple(dict.fromkeys(stop for task in members.values() for stop in task.stop_strings)),
+        name="+".join(members),
+        tasks=members,
+        weights=weights,
+    )
+
+
+def _together(members: Mapping[str, Task]) -> Dataset:
+    """The examples of all tasks. Equal identities are different problems in different tasks."""
+    train, held_out = (
+        [replace(one, task=key) for key, task in members.items() for one in getattr(task.dataset, split)]
+        for split in ("train", "held_out")
+    )
+    keys = {key: task.dataset.key for key, task in members.items()}
+    return Dataset(train, held_out, lambda one: f"{one.task}/{keys[one.task](one)}")

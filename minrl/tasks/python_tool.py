@@ -1,0 +1,278 @@
+"""Python as a tool inside an episode: `countdown+python` is Countdown with it, and so with any other task.
+
+    the policy   I compute it. <tool_call> print(48271 * 90353 % 977) </tool_call>
+    the tool     55
+    the policy   <answer> 55 </answer>
+
+A completion ends with the first call in it, wherever it stands, in a thought too. A call holds a program, alone, in a
+fence, or as chat models write calls: {"name": "python", "arguments": {"code": ...}}. A block of ```python is no call:
+it is how other tasks are answered. The program runs in `minrl.sandbox`, and what it prints is the role's next message,
+which is never trained on. The task is told the role's last turn alone, without the call that no run was left for: an
+answer that stands in what the tool printed, or before a call, is none.
+
+What a program prints follows from its source: each runs by itself, in an empty folder, with one hash seed, and its
+`random` begins with one seed. A program that asks for the time, `os.urandom` or the machine, or that needs nearly all
+of its seconds, may print something else when a resumed run plays its step again.
+"""
+
+import contextlib
+import json
+import random
+import re
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+from minrl.config.bounds import Bounded, within
+from minrl.sandbox.calls import START_S, Limits, Outcome, describe, describe_python, python, run
+from minrl.system.foreign_text import unmarked
+from minrl.tasks.code import START
+from minrl.tasks.grader import Grader, Reason
+from minrl.tasks.task import Demonstrations, Task, ToolDefinition
+from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+INSTRUCTIONS = (
+    "You may run Python before you answer: write a program inside <tool_call> </tool_call> and stop there; what it "
+    "prints comes back. At most {calls} programs, each by itself, of {seconds:g} seconds and {characters} printed "
+    "characters, with the standard library and without files or network. Then answer, without <tool_call>."
+)
+
+SEEDED = "__import__('random').seed(0)"
+"""Lets a program's `random` begin with one seed."""
+
+FENCES = ("```", "```python", "```py")
+ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{4,16}\b")
+"""Where an object lies, which differs between two runs of a program."""
+LINE = re.compile(rb'^  File "program.py", line (\d{1,9})', re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonOptions(Bounded):
+    """How much Python a role may use in an episode."""
+
+    prefix = "python."
+    calls: Annotated[int, within(1, 64)] = 4
+    """Most programs of a role in an episode. A further call is not run and ends its turn."""
+    seconds: Annotated[float, within(0.1, 600)] = 2.0
+    """Longest run of a program, in seconds of processor time; by the clock twice as many, for busy machines."""
+    characters: Annotated[int, within(16, 100_000)] = 2000
+    """What is shown of the text that a program prints; more is cut off, and four times as many bytes end it."""
+    memory_mib: Annotated[int, within(64, 65_536)] = 512
+    """Memory that a program may use."""
+
+    @property
+    def limits(self) -> Limits:
+        """What one program may use."""
+        return Limits(
+            wall_s=2 * self.seconds,
+            cpu_s=self.seconds,
+            memory_mib=self.memory_mib,
+            processes=16,
+            output_bytes=4 * self.characters,
+        )
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of a call: what the role is told, whether the call failed, the program's seconds by the clock."""
+
+    text: str
+    failed: bool = False
+    seconds: float = 0.0
+
+
+@dataclass
+class Costs:
+    """What a role's calls took so far."""
+
+    calls: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+    def add(self, ran: Ran) -> None:
+        """Add a call."""
+        self.calls, self.failed, self.seconds = self.calls + 1, self.failed + ran.failed, self.seconds + ran.seconds
+
+    def beside(self, reward: Reward) -> Reward:
+        """The reward with these as parts, which have no weight."""
+        parts = {"tool_calls": self.calls, "tool_failed": self.failed, "tool_s": self.seconds}
+        return replace(reward, parts={**reward.parts, **parts})
+
+
+def find_call(completion: str) -> tuple[str, str] | None:
+    """What a completion says before its call, and the text of the call; None if it calls nothing.
+
+    >>> find_call("So: <tool_call> print(6 * 7) </tool_call>"), find_call("<answer> 42 </answer>")
+    (('So: ', ' print(6 * 7) '), None)
+    """
+    said, closed, _ = completion.partition(CLOSE)
+    before, opened, call = said.rpartition(OPEN)
+    return (before, call) if opened and closed else None
+
+
+def program_of(call: str) -> str:
+    r"""The program in a call. ValueError where there is none, which says why.
+
+    >>> program_of('{"name": "python", "arguments": {"code": "print(1)"}}'), program_of("```python\nprint(1)\n```")
+    ('print(1)', 'print(1)')
+    """
+    text = call.strip()
+    if text.startswith("{"):
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):  # a program may begin so too
+            text = _argument(json.loads(text)).strip()
+    head, _, body = text.partition("\n")
+    if head.rstrip() in FENCES and body.endswith("```"):
+        text = body.removesuffix("```").rstrip()
+    if not text.strip():
+        raise ValueError(f"no program between {OPEN} and {CLOSE}")
+    return text
+
+
+def _argument(call: Mapping[str, Any]) -> str:
+    """The program in a call as chat models write it."""
+    given = call.get("arguments", call.get("parameters"))
+    if isinstance(given, str):  # some write the arguments as JSON again
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
+            given = json.loads(given)
+    if not isinstance(given, Mapping):
+        given = {"code": given}
+    program = given.get("code", next(iter(given.values()), None) if len(given) == 1 else None)
+    if call.get("name", "python") not in ("python", "code_interpreter", "python_interpreter"):
+        raise ValueError(f"no tool {str(call['name'])[:40]}: there is python")
+    if not isinstance(program, str):
+        raise ValueError('a call needs its program as a string: {"name": "python", "arguments": {"code": "print(1)"}}')
+    return program
+
+
+def run_program(program: str, options: PythonOptions) -> Ran:
+    """Run a program and say what it printed."""
+    # not isolated (-I), which would ignore the hash seed
+    command = [python()[0], "-s", "-S", "-B", "-c", f"{SEEDED}; {START}"]
+    source = program.encode(errors="replace")
+    outcome = run(command, {"program.py": source}, options.limits, environment={"PYTHONHASHSEED": "0"})
+    printed = outcome.text if outcome.status in ("ok", "error", "output") else ""
+    shown = unmarked(ADDRESS.sub("at 0x...", printed)).rstrip("\n")
+    if len(shown) > options.characters:
+        shown = f"{shown[: options.characters]}\n[cut off after {options.characters} characters]"
+    problem = _problem(outcome, options)
+    text = "\n".join(filter(None, [shown, problem])) or "[nothing was printed: print what you need]"
+    return Ran(text, outcome.status != "ok", outcome.seconds)
+
+
+def _problem(outcome: Outcome, options: PythonOptions) -> str:
+    """How a program failed, in a line; empty if it did not."""
+    if outcome.status == "error":
+        lines = outcome.stderr.decode(errors="replace").strip().split("\n")
+        raised = unmarked(ADDRESS.sub("at 0x...", lines[-1]))[: options.characters]
+        places = LINE.findall(outcome.stderr)
+        where = f" in line {int(places[-1])}" if places else ""
+        return f"[error{where}] {raised or f'exit status {outcome.exit_code}'}"
+    return {
+        "timeout": f"[stopped after {options.seconds:g} seconds]",
+        "memory": f"[stopped at {options.memory_mib} MiB of memory]",
+        "output": "[stopped: it printed too much]",
+    }.get(outcome.status, "")
+
+
+def stopped(reason: Reason) -> Ran:
+    """What is said of a program that broke even what runs it."""
+    return Ran(f"[stopped: {reason}]", failed=True)
+
+
+def instructed(prompt: Prompt, options: PythonOptions) -> Prompt:
+    """The prompt with the tool's instructions: at the end of a system message, else in front of the first one."""
+    said = INSTRUCTIONS.format(calls=options.calls, seconds=options.seconds, characters=options.characters)
+    if isinstance(prompt, str):
+        return f"{said}\n\n{prompt}"
+    if not prompt or prompt[0]["role"] != "system":
+        return [{"role": "system", "content": said}, *prompt]
+    first, *others = prompt
+    parts = [{"type": "text", "text": f"\n\n{said}"}]
+    content = f"{first['content']}\n\n{said}" if isinstance(first["content"], str) else [*first["content"], *parts]
+    return [{**first, "content": content}, *others]
+
+
+def told(prompt: Prompt, text: str) -> Prompt:
+    """What the tool says to a role whose prompts are texts, or messages, as this one."""
+    if isinstance(prompt, str):
+        return f"\n<tool_response>\n{text}\n</tool_response>\n"
+    return [{"role": "tool", "content": text}]
+
+
+def episode(task: Task, options: PythonOptions, example: Example, rng: random.Random) -> Episode:
+    """The task's episode, in which every role may call the tool before it ends a turn."""
+    costs: dict[str, Costs] = {}
+    with contextlib.closing(task.play(example, rng)) as played:
+        value: Any = None
+        while True:
+            try:
+                step = played.send(value)
+            except StopIteration as end:
+                return {role: costs.get(role, Costs()).beside(reward) for role, reward in end.value.items()}
+            if isinstance(step, Turn):
+                first = step.role not in costs
+                asked = replace(step, message=instructed(step.message, options)) if first else step
+                value = yield from _turn(asked, options, costs.setdefault(step.role, Costs()))
+            else:
+                value = yield step
+
+
+def _turn(turn: Turn, options: PythonOptions, costs: Costs) -> Generator[Turn | Job, Any, str]:
+    """What a role says in the end, after its calls."""
+    job = Grader(run_program, stopped, warm=python, seconds=START_S + options.limits.wall_s)
+    while call := find_call(text := (yield turn)):
+        before, called = call
+        if costs.calls == options.calls:
+            return before
+        try:
+            program = program_of(called)
+        except ValueError as error:
+            ran = Ran(f"[error] {unmarked(str(error))}", failed=True)
+        else:
+            ran = yield Job(job, (program, options))
+        costs.add(ran)
+        turn = replace(turn, message=told(turn.message, ran.text), optional=True, shown_by="tool")
+    return text
+
+
+WORDS = (OPEN, CLOSE, "<tool_response>", "</tool_response>", "print", "(", ")", "+", *map(str, range(19)))
+"""The words of the calls in the demonstrations."""
+
+
+def demonstrated(shown: Demonstrations, options: PythonOptions) -> Demonstrations:
+    """The task's demonstrations. Before half of them stands a call that has nothing to do with the problem: the form is
+    shown, what it is good for is left to learn.
+    """
+
+    def demonstrations(example: Example, rng: random.Random) -> Sequence[tuple[Prompt, str]]:
+        own = shown(example, rng)
+        (prompt, text), *others = [(example.prompt, own)] if isinstance(own, str) else own
+        first, second = rng.randint(0, 9), rng.randint(0, 9)
+        asked = instructed(prompt, options)
+        if rng.random() < 0.5:
+            return [(asked, text), *others]
+        call = f"{OPEN} print ( {first} + {second} ) {CLOSE}"
+        return [(asked, call), (told(prompt, str(first + second)), text), *others]
+
+    return demonstrations
+
+
+def with_python(task: Task, options: PythonOptions) -> Task:
+    """The task, played with the tool."""
+    require(CLOSE not in task.stop_strings, f"{task.name} is played with Python already: leave out +python")
+    shown = task.demonstrations and demonstrated(task.demonstrations, options)
+    said = str(instructed("", options)).split()
+    return replace(
+        task,
+        episode=partial(episode, task, options),
+        demonstrations=shown,
+        vocabulary=(*task.vocabulary, *WORDS, *said) if task.vocabulary else (),
+        stop_strings=(*task.stop_strings, CLOSE),
+        notes=lambda: tuple(dict.fromkeys((*task.notes(), describe(), describe_python()))),
+    )
+
+
+TOOL = ToolDefinition(PythonOptions, with_python)

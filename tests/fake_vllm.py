@@ -1,0 +1,155 @@
+"""A server that answers as vLLM's does, with a model of its own on this machine, until a test lets it misbehave."""
+
+import contextlib
+import copy
+import json
+import socket
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from minrl.engines import Sampling
+from minrl.engines.torch_engine import TorchEngine
+from minrl.engines.vllm_server.wanted import comparable
+from minrl.engines.vllm_server.worker import Saved
+from minrl.policy import Policy
+from minrl.types import Request
+
+
+class FakeVllm:
+    """`act(path, body)` is asked first: what it returns is the answer, as an object of JSON or as bytes with a status;
+    None leaves it to the model, and `die` ends the server where it stands.
+    """
+
+    def __init__(self, policy: Policy, port: int = 0) -> None:
+        self.own = replace(policy, model=copy.deepcopy(policy.model))
+        with torch.no_grad():
+            for weight in self.own.model.parameters():  # as of a load format `dummy`
+                weight.normal_(0, 0.01)
+        self.engine, self.token, self.loads = TorchEngine(self.own), "", True
+        self.described = {
+            "version": "0.32.0",
+            "device": "cpu",
+            "dtype": "float32",
+            "context_length": policy.context_length,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "quantization": "",
+            "speculative": False,
+            "batch_invariant": False,
+            "tensor_parallel": 1,
+            "replicas": 1,
+            "transfer": "",
+            "architectures": [type(policy.model).__name__],
+            "shape": comparable(policy.model.config.to_dict()),
+        }
+        self.act = lambda path, body: None
+        self.wire: dict[str, torch.Tensor] = {}  # what a test's stand-in for NCCL has sent
+        self.asked: list[tuple[str, dict]] = []
+        self.lock, self.open = threading.Lock(), set()
+        self._serve(port)
+
+    def _serve(self, port: int) -> None:
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                fake.open.add(self.connection)
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+                path = urlsplit(self.path).path
+                fake.asked.append((path, body))
+                answer = fake.act(path, body)
+                if answer is None:
+                    with fake.lock:
+                        try:
+                            answer = fake.answer(path, body)
+                        except Exception as error:
+                            answer = 500, f"{type(error).__name__}: {error}".encode()
+                status, text = answer if isinstance(answer, tuple) else (200, json.dumps(answer).encode())
+                with contextlib.suppress(OSError):  # the client may have given up, or the server died
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(text)))
+                    self.end_headers()
+                    self.wfile.write(text)
+
+            def log_message(self, *_):
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128
+
+            def handle_error(self, *_):
+                pass
+
+        self.server = Server(("127.0.0.1", port), Handler)
+        self.port = self.server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def answer(self, path: str, body: dict):
+        if path == "/collective_rpc":
+            return {"results": [getattr(self, body["method"])(*body.get("args", []))]}
+        if path == "/reset_prefix_cache":
+            return {"success": True}
+        if path == "/update_weights":
+            self.minrl_reload(self.wire, "", False)
+        if path != "/v1/completions":
+            return {"message": path}
+        if "prompt_logprobs" in body:
+            scored = self.engine.score(body["prompt"])
+            entries = [{str(token): {"logprob": one}} for token, one in zip(body["prompt"][1:], scored, strict=True)]
+            return {"choices": [{"prompt_logprobs": [None, *entries]}]}
+        sampling = Sampling(body["temperature"], frozenset(body["stop_token_ids"]), tuple(body["stop"]))
+        (one,) = self.engine.generate([Request(body["prompt"], body["seed"], body["max_tokens"])], sampling)
+        choice = {
+            "token_ids": one.ids,
+            "logprobs": {"token_logprobs": one.logprobs},
+            "finish_reason": one.finish_reason,
+        }
+        usage = {"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": 1}}
+        return {"choices": [choice], "usage": usage}
+
+    def minrl_describe(self):
+        return {**self.described, "token": self.token}
+
+    def minrl_mark(self, token):
+        self.token = token
+
+    def minrl_reload(self, saved, token, biased):
+        saved = Saved(Path(saved)) if isinstance(saved, str) else saved
+        with torch.no_grad():
+            for name, weight in self.own.model.named_parameters():
+                if self.loads:
+                    weight.copy_(saved[name])
+        self.token = token
+
+    def minrl_differing(self, folder, version, transposed):
+        weights, saved = dict(self.own.model.named_parameters()), Saved(Path(folder))
+        return {"wrong": [name for name in saved if not saved[name].equal(weights[name])], "compared": len(saved)}
+
+    def die(self) -> None:
+        """What SIGKILL does: every connection ends, and nobody listens any more."""
+        self.server.socket.close()
+        for connection in list(self.open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def prompts(self) -> list[list[int]]:
+        return [body["prompt"] for path, body in self.asked if "seed" in body]
+
+    def count(self, method: str) -> int:
+        return sum(body.get("method") == method for _, body in self.asked)
+
+    def close(self) -> None:
+        self.die()
+        self.server.shutdown()

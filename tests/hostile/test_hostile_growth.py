@@ -1,0 +1,119 @@
+"""Whoever reads a completion takes time in proportion to its length, whatever it repeats."""
+
+import json
+import time
+from contextlib import suppress
+
+import pytest
+
+from minrl.model.thoughts import after_thoughts
+from minrl.system.foreign_text import unmarked
+from minrl.tasks.boxed import boxed, boxes_together
+from minrl.tasks.code import completed, extract_program
+from minrl.tasks.code.game import CodeGameOptions, parse_guess, refusal
+from minrl.tasks.code.game import extract_program as game_program
+from minrl.tasks.reasoning_gym.formula import is_formula, is_small
+from minrl.tasks.rust.fences import extract_code
+from minrl.tasks.task import extract_answer
+
+READERS = {
+    "thoughts": after_thoughts,
+    "marks": unmarked,
+    "boxes": lambda text: (boxed(text), boxes_together(text)),
+    "tags": extract_answer,
+    "fences": lambda text: (extract_program(text), game_program(text), extract_code(text)),
+    "programs": lambda text: (refusal(text, CodeGameOptions(max_characters=10**9)), completed("x = 1", text)),
+    "future": lambda text: completed("x = 1", f"from __future__ import division\n{text}"),
+    "guesses": lambda text: parse_guess(text, 12),
+    "formulas": lambda text: (is_formula(text), is_small(text)),
+    "JSON": json.loads,
+}
+WORDS = (
+    *(
+        '"',
+        "'",
+        "`",
+        "```",
+        "\n```",
+        "~~~\n",
+        "```rust\n",
+        "```python\n",
+        "<",
+        "<|",
+        "<think>",
+        "</think>",
+        "[THINK]",
+        "<a ",
+    ),
+    *(
+        "[",
+        "{",
+        "(",
+        "()",
+        "[]",
+        "]",
+        "}",
+        "\\boxed{",
+        "\\boxed",
+        "\\boxed{}",
+        "<answer>",
+        "</answer>",
+        "<answer></answer>",
+    ),
+    *(
+        "1,",
+        "-1",
+        "1e9",
+        "x!",
+        "!",
+        "**",
+        "+",
+        "\\",
+        "|",
+        "&",
+        " ",
+        "\t",
+        "\n",
+        " \n",
+        "\r",
+        "\u200e",
+        "\u0301",
+        "a",
+        "a ",
+        "0",
+    ),
+    *(
+        "assistantfinal",
+        "Here's my thought process:",
+        "Here's my response:",
+        "<|channel|>",
+        "<|message|>",
+        "<|im_start|>",
+    ),
+    *('""', '"a":', '{"a":', "'''", "#", "//", "/*", "and ", "$", "\\text{", "<!--", "&lt;", "\ud800"),
+)
+SHORT, TIMES = 500, 8
+"""The length of the shorter text, and how often it is in the longer one."""
+
+
+def seconds(reader, text):
+    """The processor time that it takes."""
+    started = time.thread_time()
+    with suppress(ValueError, RecursionError, MemoryError):
+        reader(text)
+    return time.thread_time() - started
+
+
+def grows(reader, word):
+    """Whether the time grows much faster than the length: linear is 8 times, quadratic is 64 times."""
+    short, long = (word * (size // len(word)) for size in (SHORT, TIMES * SHORT))
+    return all(seconds(reader, long) > 3 * TIMES * seconds(reader, short) + 0.03 for _ in range(3))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_time_is_in_proportion_to_the_length(name):
+    assert [word for word in WORDS if grows(READERS[name], word)] == []
+
+
+def test_what_is_quadratic_is_found():
+    assert grows(lambda text: [end for end in range(len(text)) for _ in text[:end]], "a")

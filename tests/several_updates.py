@@ -1,0 +1,142 @@
+"""Two optimizer steps on a fixed batch, in one process or in several, whose weights are replicas or shards.
+
+Everything is computed in float64, so that what differs is not rounding. The main process writes the weights, moments
+and metrics that all processes end with.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from minrl.algorithms import choose_algorithm
+from minrl.batch import Batch, make_batch, pack
+from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from minrl.config.learning import LoraConfig
+from minrl.engines import Sampling
+from minrl.engines.torch_engine import TorchEngine
+from minrl.model.loading import load_model
+from minrl.model.lora import Adapters
+from minrl.model.processes import Processes
+from minrl.model.sharding import gathered, named_weights
+from minrl.optimizer import make_optimizer
+from minrl.policy import Policy, as_policy
+from minrl.run.checkpoint import optimizer_tensors
+from minrl.run.sharded import sharded_policy
+from minrl.scoring import sampled_rollout
+from minrl.system.files import write_json
+from minrl.types import SOLO, Request, Reward, Rollout
+from minrl.update import update_policy
+
+STEPS = 2
+
+LENGTHS = (1, 9, 3, 14, 2, 2, 7, 5)
+"""Sampled tokens of each rollout: processes have unequal shares of them."""
+
+
+def main(cases: list[dict]) -> None:
+    """Play the cases one after the other."""
+    Qwen3RMSNorm.forward = norm_in_float64
+    with Processes(ModelConfig(device="cpu", threads=1)).open() as processes:
+        for case in cases:
+            play(case, processes)
+
+
+def norm_in_float64(self, hidden):
+    return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+def play(case: dict, processes: Processes) -> None:
+    """Train, and write what became of it."""
+    config = TrainerConfig(
+        model=ModelConfig(
+            device="cpu", threads=1, sharding=case["sharding"], activation_checkpointing=case.get("recompute", "auto")
+        ),
+        algorithm=AlgorithmConfig(**case.get("algorithm", {})),
+        optimizer=OptimizerConfig(
+            learning_rate=1e-2, warmup_steps=0, max_grad_norm=0.5, micro_batch_tokens=case.get("micro_batch_tokens", 16)
+        ),
+        lora=LoraConfig(**case.get("lora", {})),
+    )
+    load = partial(whole_policy, case, config, processes)
+    several = config.model.sharding != "none" and processes.count > 1
+    policy = sharded_policy(load, processes, config.model.sharding) if several else load()
+    optimizer = make_optimizer(policy, config.optimizer)
+    engine = TorchEngine(policy)
+    said, scored = [completions(engine)], []
+    metrics = []
+    for step in range(1, STEPS + 1):
+        engine.sleep()
+        update = update_policy(
+            policy, optimizer, batch(policy, case), choose_algorithm(config), config, step, False, 1.0
+        )
+        metrics.append(update.metrics)
+        scored += [logprobs(policy)]
+        with torch.no_grad():  # as an update, without a backward pass between two passes without a gradient
+            for weight in named_weights(policy.model).values():
+                weight.mul_(1.1)
+        scored += [logprobs(policy)]
+        engine.wake()
+        engine.sync(policy)
+        scored += [logprobs(policy)]  # while the engine holds whole weights
+        said.append(completions(engine))
+    engine.sleep()
+    weights = gathered(named_weights(policy.model).items(), processes.main)
+    moments = gathered(optimizer_tensors(optimizer, policy).items(), processes.main)
+    shards = {
+        name: [type(w).__name__, int(getattr(w, "to_local", lambda: w)().numel()), w.numel()]  # noqa: B023
+        for name, w in named_weights(policy.model).items()
+    }
+    shards = processes.gather([shards])
+    if processes.main:
+        out = Path(case["out"])
+        save_file({k: v.contiguous() for k, v in {**weights, **moments}.items()}, out.with_suffix(".safetensors"))
+        write_json(out, {"metrics": metrics, "said": said, "scored": scored, "shards": shards})
+
+
+def whole_policy(case: dict, config: TrainerConfig, processes: Processes) -> Policy:
+    """The policy of the case in float64, and its reference and teacher if there are any."""
+
+    def load(path: Path = Path(case["model"])) -> Policy:
+        model, tokenizer = load_model(str(path))
+        return as_policy(model.double(), tokenizer, config.model, processes)
+
+    policy = load()
+    if config.lora.lora_rank:
+        policy.adapters = Adapters(policy.model, config.lora, case["model"], 0)
+        policy.model.double()
+    elif config.algorithm.kl_coef:
+        policy.reference = load().model.requires_grad_(False)
+    if config.algorithm.teacher_id:
+        policy.teacher = load(Path(case["model"]).with_name(config.algorithm.teacher_id)).model.requires_grad_(False)
+    return policy
+
+
+def batch(policy: Policy, case: dict) -> Batch:
+    """Rollouts of four groups; in some cases all of one process's teach nothing."""
+    rollouts, advantages = [], []
+    for index, length in enumerate(LENGTHS):
+        prompt = [5 + index // 2, 6, 7]
+        ids = prompt + [(3 * index + 5 * place) % 20 + 5 for place in range(length)]
+        mask = [False] * 3 + [True] * length
+        place = {"turns": [(3, len(ids))], "prompt_length": 3, "group": index // 2, "sample": index % 2, "role": SOLO}
+        told = {"example_id": str(index // 2), "seed": 0, "weight_version": 0, "reward": Reward(float(index % 2))}
+        rollouts.append(Rollout(ids=ids, loss_mask=mask, rollout_logprobs=[-2.0] * len(ids), **place, **told))
+        advantages.append(0.0 if index in case.get("silent", []) else (1.0 if index % 2 else -0.5))
+    return make_batch(rollouts, torch.tensor(advantages))
+
+
+@torch.no_grad()
+def logprobs(policy: Policy) -> list[float]:
+    """Log-probabilities of a few tokens."""
+    ids = [5, 6, 7, 8, 9]
+    stream = pack([sampled_rollout(ids[:2], ids[2:])], [0])
+    return policy.score(stream, 1.0)[0].tolist()
+
+
+def completions(engine: TorchEngine) -> list[list[int]]:
+    """What the engine says to fixed prompts and seeds."""
+    requests = [Request([5 + n, 6, 7], 100 + n, 8) for n in range(3)]
+    return [one.ids for one in engine.generate(requests, Sampling(1.0, frozenset()))]

@@ -1,0 +1,381 @@
+"""The best checkpoint is kept and named, a falling score is said, and a run ends where that is good or gains nothing.
+
+The scores of a run are written in the test: a row for each step that is evaluated, from which the end follows.
+"""
+
+import json
+import os
+import shutil
+import signal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import train
+from minrl import evaluation
+from minrl.config import EvaluationConfig, TrainerConfig
+from minrl.evaluation import Evaluation
+from minrl.record import recorder, session
+from minrl.report.runs import read_run
+from minrl.report.tables import results
+from minrl.run import checkpoint
+from minrl.run.best import Score, best_of, ended_by, fall, note_score, why_ended
+from minrl.run.checkpoint import damage, load_state, save_policy
+from minrl.run.parts import Parts
+from minrl.run.preflight import end_findings
+from minrl.run.resume import resolve_model
+from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+from minrl.types import TrainState, UserError
+from tests.killing import killed_at, signalled_at
+from tests.together import together
+
+FLAGS = """--task sevens --prompts-per-step 2 --group-size 4 --max-tokens 2 --learning-rate 5e-3 --warmup-steps 0
+    --eval-every 1 --eval-examples 2 --eval-samples 1 --save-every 0 --keep-checkpoints 1 --rollouts-every 0 --threads 1
+    --device cpu --no-preflight --run-name run"""
+STEPS = 5
+
+
+def score(step, low, high=None, reward=0.0):
+    high = round(low + 0.1, 9) if high is None else high
+    return Score(step, round((low + high) / 2, 9), low, high, reward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """None."""
+
+
+@pytest.fixture
+def start(policy, sevens, tmp_path, monkeypatch):
+    """Runs train.py's main on `sevens`, where the step's row of `lows` is the score; the exit status."""
+    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: sevens))
+    save_policy(policy, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    usual = Parts.evaluate
+
+    def run(lows, *more):
+        def evaluate(parts):
+            measured = usual(parts)["sevens"]
+            found = score(parts.state.step, lows[parts.state.step])
+            scored = replace(measured, pass_at_1=found.pass_at_1, ci95=(found.low, found.high), reward_mean=0.0)
+            return {"sevens": scored}
+
+        monkeypatch.setattr(Parts, "evaluate", evaluate)
+        settings = [] if "--resume" in more else [*FLAGS.split(), "--model-id", "model", "--steps", str(STEPS)]
+        return train.main([*settings, *more])
+
+    return run
+
+
+KEPT, RUN = Path("checkpoints/run"), Path("runs/run")
+
+
+def saved():
+    return sorted(int(path.name[-1]) for path in KEPT.glob("step_*"))
+
+
+def best():
+    return json.loads((KEPT / "best").read_text())
+
+
+def summary(run=RUN):
+    return json.loads((run / "summary.json").read_text())
+
+
+LOWS = [0.1, 0.3, 0.6, 0.4, 0.5, 0.45]
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """What `whole` found."""
+    return {}
+
+
+@pytest.fixture
+def whole(start, ended):
+    """The summary of a run that was never stopped, which is made once, and whose folders are then removed."""
+    if not ended:
+        assert start(LOWS) == 0
+        ended.update(summary())
+        for folder in (RUN, KEPT):
+            shutil.rmtree(folder)
+    return ended
+
+
+def assert_whole_and_best_is_2(ended):
+    for name in ("weights_sha256", "steps", "best", "eval_after", "ended_by"):
+        assert summary().get(name) == ended.get(name)
+    assert (saved(), best()["step"]) == ([2, STEPS], 2)
+    assert damage(KEPT / "step_000002") is None
+
+
+def test_the_best_is_saved_where_nothing_else_is_and_kept_beside_the_newest(start, capfd):
+    assert start(LOWS) == 0
+    assert saved() == [2, 5]  # --save-every 0 saves the last, and the best so far was saved at 1 and 2
+    assert best() == {"checkpoint": "step_000002", "step": 2, "pass@1": 0.65, "ci95": [0.6, 0.7], "reward": 0.0}
+    assert summary()["best"] == best() and summary()["final_checkpoint"].endswith("step_000005")
+    assert load_state(KEPT / "step_000002").held_out == [list(score(step, LOWS[step])) for step in range(3)]
+    said = " ".join(capfd.readouterr().err.split())
+    here = Path.cwd()
+    assert f"checkpoint {here}/{KEPT}/step_000005; the best, 65.0% (60.0% to 70.0%): {here}/{KEPT}/step_000002" in said
+    assert f"evaluate.py --checkpoint {here}/{RUN}@best --task sevens" in said
+    assert f'AutoModelForCausalLM.from_pretrained("{here}/{KEPT}/step_000002")' in said
+    fallen = [line for line in said.split("step ") if "has fallen" in line]
+    assert [line[:1] for line in fallen] == [
+        "3",
+        "5",
+    ]  # the interval of step 4 ends at 0.6, where that of step 2 begins
+    assert "3: held-out pass@1 has fallen to 45.0% (40.0% to 50.0%) from 65.0% (60.0% to 70.0%), the best, at" in said
+
+
+def test_without_it_only_what_was_asked_for_is_saved(start, capfd):
+    assert start(LOWS, "--no-keep-best") == 0
+    assert saved() == [5] and not (KEPT / "best").exists()
+    assert "has fallen" in capfd.readouterr().err
+    with pytest.raises(UserError, match=r"run@best: .* names no best checkpoint"):
+        resolve_model("run@best")
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2])
+def test_a_better_one_replaces_it_and_no_limit_removes_it(start, keep):
+    assert start([0.0, 0.5, 0.1, 0.2, 0.3, 0.4], "--save-every", "1", "--keep-checkpoints", str(keep)) == 0
+    assert saved() == sorted({1, *([1, 2, 3, 4, 5][-keep:] if keep else range(1, 6))}) and best()["step"] == 1
+    assert start([0.0, 0.5, 0.1, 0.2, 0.3, 0.4, 0.6, 0.5], "--resume", "run", "--steps", "7") == 0
+    assert best()["step"] == 6
+    assert saved() == (list(range(1, 8)) if keep == 0 else [6, 7])
+
+
+MOMENTS = {
+    "before the best is saved": (session, "save_checkpoint", 2),
+    "while it is written": (checkpoint, "_seal", 2),
+    "before it is named": (checkpoint, "name_best", 2),
+    "while it is named": (checkpoint, "write_json", 2),
+    "before the one before is removed": (checkpoint, "_remove", 1),
+    "after it": (train, "sample_groups", 3),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_kill_leaves_a_whole_checkpoint_named_and_the_resumed_run_names_the_same(start, whole, moment):
+    with killed_at(*MOMENTS[moment]):
+        start(LOWS)
+    named = checkpoint.best_in(KEPT)
+    assert named is not None and damage(named) is None
+    assert start(LOWS, "--resume", "run") == 0
+    assert_whole_and_best_is_2(whole)
+
+
+def test_a_resume_mends_what_the_file_names(start, whole):
+    with killed_at(train, "sample_groups", 4):
+        start(LOWS)
+    (KEPT / "best").write_text('{"checkpoint": "step_000004", "step": 4}')
+    assert checkpoint.best_in(KEPT) is None  # it is not there
+    assert start(LOWS, "--resume", "run") == 0
+    assert_whole_and_best_is_2(whole)
+
+
+ENDINGS = {
+    ("--stop-at", "0.6"): (2, "stop_at", "its lower bound has reached --stop-at 0.6"),
+    ("--patience", "2"): (4, "patience", "2 evaluations gained nothing (--patience 2) over held-out pass@1 65.0%"),
+    ("--stop-at", "0.61"): (5, None, ""),
+    ("--patience", "4"): (5, None, ""),
+}
+
+
+@pytest.mark.parametrize("flags", ENDINGS, ids="".join)
+def test_a_run_ends_where_it_is_good_enough_or_gains_nothing_and_goes_on_if_told_so(start, whole, flags, capfd):
+    step, by, why = ENDINGS[flags]
+    for more in (flags, ["--resume", "run"]):  # the second time it has ended already
+        capfd.readouterr()
+        assert start(LOWS, *more) == 0
+        assert (summary()["steps"], summary().get("ended_by"), best()["step"]) == (step, by, 2)
+        said = " ".join(capfd.readouterr().err.split())
+        assert why in said and ("ended early" in said) == bool(by)
+        assert (f"--resume {Path.cwd()}/{RUN} {flags[0]} 0" in said) == bool(by)
+    assert start(LOWS, "--resume", "run", flags[0], "0") == 0
+    assert_whole_and_best_is_2(whole)
+    assert json.loads((RUN / "config.json").read_text())["config"][flags[0][2:].replace("-", "_")] == 0
+
+
+def test_a_start_model_that_is_good_enough_is_not_trained(start, capfd):
+    assert start([0.9], "--stop-at", "0.9") == 0
+    assert (summary()["steps"], summary()["final_checkpoint"]) == (0, f"{Path.cwd()}/model")
+    assert "before the first step: its lower bound has reached --stop-at 0.9" in " ".join(
+        capfd.readouterr().err.split()
+    )
+    assert start([0.9], "--resume", "run") == 0 and not saved()
+    assert start([0.9, *[0.5] * 5], "--resume", "run", "--stop-at", "0") == 0
+    assert summary()["steps"] == STEPS
+
+
+@pytest.mark.parametrize(
+    "stopped", [(evaluation, "summarize", 3), (recorder, "fall", 3), (session, "save_checkpoint", 2)]
+)
+def test_the_count_of_evaluations_survives_a_stop_and_a_kill_at_any_of_them(start, whole, stopped):
+    """A signal in the evaluation of step 2 leaves it to the resumed run, which is killed when it has made it."""
+    with signalled_at(*stopped, signal.SIGTERM):
+        assert start(LOWS, "--patience", "2") == 143
+    with killed_at(train, "sample_groups", 1):
+        start(LOWS, "--resume", "run")
+    assert start(LOWS, "--resume", "run") == 0
+    assert (summary()["steps"], summary()["ended_by"], best()["step"], saved()) == (4, "patience", 2, [2, 4])
+    held_out = load_state(KEPT / "step_000004").held_out
+    assert held_out == [list(score(step, LOWS[step])) for step in range(5)]
+    assert start(LOWS, "--resume", "run", "--patience", "0") == 0
+    assert_whole_and_best_is_2(whole)
+
+
+def test_one_command_begins_goes_on_and_ends(start):
+    command = ["--patience", "2", "--resume", "auto"]
+    # `start` gives a new run's settings where it finds no --resume: here both are given each time.
+    own = [*FLAGS.split(), "--model-id", "model", "--steps", str(STEPS)]
+    with killed_at(train, "sample_groups", 4):
+        start(LOWS, *own, *command)
+    for patience, steps in (("2", 4), ("2", 4), ("3", 5)):
+        assert start(LOWS, *own, "--resume", "auto", "--patience", patience) == 0
+        assert summary()["steps"] == steps
+
+
+def test_a_branch_has_the_best_of_what_leads_to_it(start):
+    assert start(LOWS, "--save-every", "1", "--keep-checkpoints", "0") == 0
+    for step, found in ((3, 2), (1, 1)):
+        assert start(LOWS, "--resume", str(KEPT / f"step_00000{step}"), "--steps", str(step)) == 0
+        (branch,) = Path("checkpoints").glob("run-*")
+        named = checkpoint.best_in(branch)
+        assert named == branch / f"step_00000{found}" and damage(named) is None
+        shutil.rmtree(branch)
+        shutil.rmtree("runs" / Path(branch.name))
+    assert best()["step"] == 2 and saved() == [1, 2, 3, 4, 5]
+
+
+def test_a_run_resumes_from_its_best(start, capfd):
+    assert start(LOWS) == 0
+    for name in ("run@best", f"{Path.cwd()}/{RUN}@best", str(KEPT / "best")):
+        assert start(LOWS, "--resume", name, "--steps", "3") == 0
+        (branch,) = Path("runs").glob("run-*")
+        assert "branches off after step 2" in " ".join(capfd.readouterr().err.split())
+        assert summary(branch)["steps"] == 3
+        shutil.rmtree(Path("checkpoints") / branch.name)
+        shutil.rmtree(branch)
+
+
+def test_the_best_is_named_wherever_a_model_is(start, tmp_path, monkeypatch):
+    assert start(LOWS) == 0
+    names = ["run@best", "runs/run@best", "checkpoints/run@best", "checkpoints/run/best", f"{tmp_path}/runs/run@best"]
+    assert {os.path.abspath(resolve_model(name)) for name in names} == {f"{tmp_path}/{KEPT}/step_000002"}
+    assert resolve_model("run").endswith("step_000005")
+    for name in ("nobody@best", "some-org/model@best"):
+        with pytest.raises(UserError, match=f"{name}: there is no such run; name a run"):
+            resolve_model(name)
+    (KEPT / "step_000002/config.json").write_text("{}")
+    with pytest.raises(UserError, match="step_000002 is damaged"):
+        resolve_model("run@best")
+
+
+def test_a_run_starts_from_the_best_of_another_and_remembers_which_it_was(start):
+    assert start(LOWS) == 0
+    more = ["--run-name", "second", "--model-id", "run@best"]
+    with killed_at(train, "sample_groups", 1):
+        start(LOWS, *more)
+    (KEPT / "best").unlink()
+    assert start(LOWS, "--resume", "second") == 0
+    started = json.loads(Path("runs/second/config.json").read_text())["models"]["start model"]
+    assert started["path"] == f"{Path.cwd()}/{KEPT}/step_000002"
+
+
+def test_a_report_names_the_best_where_it_is_not_the_last(start):
+    assert start(LOWS) == 0
+    header, (row,) = results([read_run(RUN)])
+    after = dict(zip(header, row, strict=True))["after"]
+    assert after == "50.0% (45.0 to 55.0); best 65.0% (60.0 to 70.0) at step 2"
+    assert start([*LOWS, 0.7], "--resume", "run", "--steps", "6") == 0
+    header, (row,) = results([read_run(RUN)])
+    assert dict(zip(header, row, strict=True))["after"] == "75.0% (70.0 to 80.0)"
+
+
+def test_of_a_task_that_is_never_solved_in_full_the_reward_decides():
+    scores = [score(0, 0.0, reward=0.2), score(1, 0.0, reward=0.5), score(2, 0.0, reward=0.4)]
+    assert best_of(scores).step == 1 and best_of([]) is None
+    assert ended_by(scores, EvaluationConfig(patience=1)) == "patience"
+    assert ended_by(scores, EvaluationConfig(patience=2)) == ""
+    assert ended_by(scores, EvaluationConfig()) == why_ended(scores, EvaluationConfig()) == ""
+
+
+def test_nothing_is_better_than_to_solve_everything():
+    # Of 7 examples that are all solved Wilson's interval is 0.646 to 1, the bootstrap's of 94 % 0.905 to 0.97.
+    scores = [Score(2, 0.942, 0.905, 0.97, 0.97), Score(4, 1.0, 0.646, 1.0, 1.0), Score(6, 1.0, 0.646, 1.0, 1.0)]
+    assert best_of(scores).step == 4 and fall(scores) == ""
+    assert ended_by(scores, EvaluationConfig(patience=1)) == "patience"
+    assert ended_by(scores, EvaluationConfig(stop_at=0.9)) == "stop_at"  # the bound was reached at step 2
+    assert "94.2% (90.5% to 97.0%) at step 2: its lower bound" in why_ended(scores, EvaluationConfig(stop_at=0.9))
+
+
+def test_an_interval_that_touches_the_best_one_has_not_fallen():
+    assert fall([score(0, 0.5), score(1, 0.4, 0.5)]) == ""
+    assert "has fallen" in fall([score(0, 0.5), score(1, 0.4, 0.499)])
+    assert fall([]) == fall([score(3, 0.2)]) == ""
+
+
+def test_what_could_not_be_scored_counts_for_nothing_and_a_step_is_counted_once():
+    state = TrainState(step=1)
+    for found in (score(1, 0.2), None, score(1, 0.3)):
+        note_score(state, found)
+    assert state.held_out == [list(score(1, 0.3))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stop_at": 1.0}, r"stop_at must be 0 \(off\) or above and below 1, got 1.0"),
+        ({"patience": -1}, r"patience must be 0 \(off\) or more, got -1"),
+        (
+            {"stop_at": 0.5, "eval_every": 0},
+            "stop_at looks at the evaluations during a run, and eval_every 0 makes none",
+        ),
+        ({"patience": 5, "eval_every": 0}, "patience looks at the evaluations during a run"),
+    ],
+)
+def test_an_end_that_would_never_come_is_refused(settings, message):
+    with pytest.raises(UserError, match=message):
+        EvaluationConfig(**settings)
+
+
+def test_an_end_by_the_score_needs_a_task():
+    rollout = replace(TrainerConfig().rollout, task="")
+    with pytest.raises(UserError, match="patience looks at the held-out score of a task, and there is none"):
+        TrainerConfig(rollout=rollout, evaluation=EvaluationConfig(patience=1))
+
+
+def test_an_evaluation_of_which_nothing_could_be_scored_is_no_score():
+    nan = float("nan")
+    nothing = Evaluation(nan, (nan, nan), 4, 4, nan, nan, 1.0, 0.0)
+    assert recorder.score_in(nothing.metrics("sevens"), "sevens", 3) is None
+
+
+def test_a_bound_that_solving_everything_does_not_reach_is_said_before_the_first_step():
+    # Wilson's lower bound of n successes of n is n / (n + z^2) with z = 1.96: 0.963 of 100, 0.992 of 500.
+    assert end_findings(EvaluationConfig(stop_at=0.96), 100) == end_findings(EvaluationConfig(), 1) == []
+    (finding,) = end_findings(EvaluationConfig(stop_at=0.97), 100)
+    assert "of 100 held-out examples are solved, the lower bound of pass@1 is 0.963" in finding
+    assert end_findings(EvaluationConfig(stop_at=0.97), 500) == []
+    assert end_findings(EvaluationConfig(stop_at=0.97, eval_examples=100), 500) == [finding]
+
+
+def test_several_processes_have_the_score_of_the_main_one():
+    """Two machines may differ in the last digit, and all processes must end after the same step."""
+
+    def make(processes):
+        record = recorder.Recorder.__new__(recorder.Recorder)
+        record.state, record.config = TrainState(step=1), TrainerConfig()
+        record.parts = SimpleNamespace(policy=SimpleNamespace(processes=processes))
+        names = ("pass@1", "pass@1_low", "pass@1_high", "reward_mean")
+        record._metrics = {f"eval/countdown/{name}": 0.5 + processes.rank * 1e-12 + 1e-9 for name in names}
+        return record
+
+    def noted(record):
+        record._note_score()
+        return record.state.held_out
+
+    assert together(2, make, noted) == [[[1, *[0.5 + 1e-9] * 4]]] * 2

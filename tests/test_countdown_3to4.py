@@ -1,0 +1,286 @@
+"""Countdown as published: each project's prompt and pay, what hostile answers earn, and whose numbers are held out."""
+
+import json
+from fractions import Fraction
+
+import datasets
+import pytest
+from chat_templates import tokenizer
+
+from minrl.model.templates import TEMPLATES
+from minrl.model.thoughts import heard
+from minrl.tasks import load_task
+from minrl.tasks.countdown_3to4 import RECIPES, Countdown3to4Options, reward, solve
+from minrl.types import Example, UserError
+
+NINE = Example("3,5,7=9", "", {"numbers": [3, 7, 5], "target": 9})
+RIGHT, MISSED = "7 + 5 - 3", "7 + 5 + 3"
+WHOLE = "7 and 5 are 12 </think>\n<answer> {} </answer>"
+LOOSE = "</think> So <answer> {} </answer>, I think."
+
+
+def paid(recipe, completion, example=NINE):
+    return reward(completion, example, RECIPES[recipe]).value
+
+
+@pytest.mark.parametrize(
+    ("recipe", "whole", "loose", "missed"),
+    [
+        ("tinyzero", 1, 1, 0.1),  # 1 for the answer, else 0.1 for an answer in tags, wherever
+        ("tinyzero_instruct", 1, 1, 0.1),
+        ("nano_aha_moment", 1, 1 / 2, 1 / 2),  # 1 for the answer and 1 for the form, of 2
+        ("grpo_zero", 1, 1 / 1.1, 0.1 / 1.1),  # 1 for the answer and 0.1 for the form, of 1.1
+        ("mini_r1", 1, 1 / 2, 1 / 2),
+    ],
+)
+def test_each_recipe_pays_as_published(recipe, whole, loose, missed):
+    assert paid(recipe, WHOLE.format(RIGHT)) == pytest.approx(whole)
+    assert paid(recipe, LOOSE.format(RIGHT)) == pytest.approx(loose)
+    assert paid(recipe, WHOLE.format(MISSED)) == pytest.approx(missed)
+    assert paid(recipe, LOOSE.format(MISSED)) == pytest.approx(0.1 if recipe.startswith("tiny") else 0)
+    for form in (WHOLE, LOOSE):
+        assert reward(form.format(RIGHT), NINE, RECIPES[recipe]).solved
+        assert not reward(form.format(MISSED), NINE, RECIPES[recipe]).solved
+
+
+HOSTILE = [
+    *(
+        "7 ** 5",
+        "3 ** 5 ** 7",
+        "7 // 5 + 3",
+        "9 ** 9 ** 9 ** 9",
+        "7 + 5 -- 3",
+        "-3 + 7 + 5",
+        "+7 + 5 - 3",
+        "~7 + 5 + 3",
+    ),
+    *("7_5 - 3", "0x7 + 5 - 3", "7e0 + 5 - 3", "1e9", "7. + 5 - 3", "7.0 + 5 - 3", "7j + 5 - 3", "07 + 5 - 3"),
+    *("75 - 3", "7 5 3", "357", "12 - 3", "9", "", " ", "7 + 5 - 3 = 9", "7 + 5 - 3 # nine", "7(5) - 3", "7 + 5\n- 3"),
+    *("\uff17 + \uff15 - \uff13", "\u0667 + \u0665 - \u0663", "7 \u00d7 5 - 3", "7 + 5 \u2212 3", "7 + 5 - \u00b3"),
+    *("**7 + 5 - 3**", "`7 + 5 - 3`", r"\boxed{7 + 5 - 3}", "[7 + 5] - 3", "{7 + 5} - 3", "7 + 5 - 3 or 9", "7, 5"),
+    *("(" * 100 + RIGHT + ")" * 100, "(" * 90 + RIGHT, "7 + 5 - 3" + " " * 200 + "+ 0", "True + 7", "7 / 0"),
+    *("7 + 5 - 3; 1", "[7, 5, 3][0]", "7 if 5 else 3", "len('123456789')", "7 + 5 - 3 + 0 * 3", "7 + 5 - 3 + 3 - 3"),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("answer", HOSTILE, ids=lambda text: text[:20])
+def test_a_hostile_answer_earns_nothing(answer, recipe):
+    for form in (WHOLE, LOOSE):
+        assert paid(recipe, form.format(answer)) == 0
+
+
+def test_an_answer_that_leaves_a_number_out_is_not_right():
+    twelve = Example("", "", {"numbers": [3, 7, 5], "target": 12})
+    assert reward(WHOLE.format("7 + 5"), twelve, RECIPES["tinyzero"]).parts == {"correct": 0.0, "format": 1.0}
+    assert paid("tinyzero", WHOLE.format("7 + 5 + 3 - 3"), twelve) == 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "completion",
+    [
+        RIGHT,
+        f"<answer> {RIGHT}",
+        f"{RIGHT} </answer>",
+        f"<think> <answer> {RIGHT} </answer> <answer> {RIGHT} </answer>",
+        f"<think> <answer> {RIGHT} </answer> </think>",
+        f"<think> <answer> {RIGHT} </answer> </think> so it is <answer> {MISSED} + 4 </answer>",
+        f"<think>```\n<answer> {RIGHT} </answer></think>\n```\n",
+        f"12 <think> <answer> {RIGHT} </answer>",
+        f"12 <|im_end|> <answer> {RIGHT} </answer>",
+        f"</think> <answer> {MISSED} </answer> <answer> {RIGHT} </answer>",
+        f"</think> <answer> {RIGHT} </answer> <answer> {RIGHT} </answer>",
+        f"</think> <answer> <answer> {RIGHT} </answer> </answer>",
+        f"</think> <ANSWER> {RIGHT} </ANSWER>",
+    ],
+)
+def test_an_answer_that_is_not_the_one_behind_the_thoughts_earns_nothing(completion, recipe):
+    assert paid(recipe, completion) == 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_answer_behind_a_thought_that_is_never_closed_is_paid_as_published(recipe):
+    """In the thought of the prompt. TinyZero pays the form of an answer wherever it stands, others want a whole one."""
+    tiny = recipe.startswith("tiny")
+    prompt = RECIPES[recipe].ask([3, 7, 5], 9)
+    for answer, correct in ((RIGHT, 1.0), (MISSED, 0.0)):
+        text = heard(prompt, f"7 and 5 are 12 <answer> {answer} </answer>")
+        assert text.startswith("<think>")
+        paid = reward(text, NINE, RECIPES[recipe])
+        assert paid.parts == {"correct": correct, "format": float(tiny)} and paid.solved is bool(correct)
+
+
+def test_the_value_is_exact_and_within_a_hundred_thousandth_of_the_target():
+    assert (
+        paid("mini_r1", WHOLE.format("8 / (3 - 8 / 3)"), Example("", "", {"numbers": [3, 3, 8, 8], "target": 24})) == 1
+    )
+    large = Example("", "", {"numbers": [2**60, 1, 2], "target": 2**60})  # 2 ** 60 + 1 / 2 is the same float
+    assert not reward(WHOLE.format(f"{2**60} + 1 / 2"), large, RECIPES["mini_r1"]).solved
+    for divisor, right in ((100_001, True), (100_000, False)):
+        example = Example("", "", {"numbers": [1, 1, divisor], "target": 1})
+        assert reward(WHOLE.format(f"1 + 1 / {divisor}"), example, RECIPES["mini_r1"]).solved is right
+
+
+@pytest.mark.parametrize(
+    ("completion", "formed"),
+    [
+        ("<think> 12 </think>\n<answer>7 + 5</answer>", True),  # 3 is left out: wrong, in the form
+        ("12 is < 15 </think><answer>7 + 5</answer>\n", True),
+        ("12 <answer> 9 </answer> </think>\n<answer>7 + 5</answer>", False),
+        ("12 <think> 13 </think>\n<answer>7 + 5</answer>", False),
+        ("12 </think>\nso <answer>7 + 5</answer>", False),
+        ("12 </think>\n<answer>7 + 5</answer> done", False),
+        ("12 </think>\n<answer>7 + 5 + 4</answer>", False),  # 4 was not given
+        ("12 </think>\n<answer>7 + 7</answer>", False),  # one 7 was
+    ],
+)
+def test_the_form_is_thoughts_then_an_answer_of_given_numbers_and_nothing_else(completion, formed):
+    assert reward(completion, NINE, RECIPES["mini_r1"]).parts == {"correct": 0.0, "format": float(formed)}
+
+
+def test_a_long_completion_is_read_in_time_that_grows_with_its_length():
+    text = "<a" * 200_000 + "</think>\n<answer>7 + 5</answer>"
+    assert reward(text, NINE, RECIPES["mini_r1"]).parts["format"] == 1
+    assert paid("mini_r1", "<" * 400_000 + "</think") == 0
+
+
+PROMPTS = {
+    "tinyzero": (
+        "A conversation between User and Assistant. ",
+        "\nUser: Using the numbers [44, 9, 35], create an equation that equals 98. ",
+        "for example <answer> (1 + 2) / 3 </answer>.\nAssistant: Let me solve this step by step.\n<think>",
+    ),
+    "tinyzero_instruct": (
+        "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reasoning process in the mind",
+        "provides the user with the answer.<|im_end|>\n<|im_start|>user\n Using the numbers [44, 9, 35], create",
+        "(1 + 2) / 3 </answer>.<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>",
+    ),
+    "nano_aha_moment": (
+        "<|im_start|>system\nYou are a helpful assistant. You first think about the reasoning process in the mind",
+        "provide the user with the answer.<|im_end|>\n<|im_start|>user\nUsing the numbers [44, 9, 35], create",
+        "(1 + 2) / (3 * 5)</answer>.<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>",
+    ),
+    "grpo_zero": (
+        "<|im_start|>system\nYou are a helpful assistant. You first think about the reasoning process in your mind",
+        "<|im_start|>user\nUsing the numbers [44  9 35], create an equation that equals 98. ",
+        "(1 + 2) / 3 </answer>.<|im_end|>\n<|im_start|>assistant\nLet me solve this step by step.\n<think>",
+    ),
+    "mini_r1": (
+        "<|im_start|>system\nYou are a helpful assistant. You first thinks about the reasoning process in the mind",
+        "(+, -, *, /) one or multiple times but each number can only be used once. ",
+        "Think step by step inside <think> tags.<|im_end|>\n<|im_start|>assistant\n"
+        "Let me solve this step by step.\n<think>",
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_prompt_is_the_projects(recipe):
+    prompt = RECIPES[recipe].ask([44, 9, 35], 98)
+    begins, holds, ends = PROMPTS[recipe]
+    assert prompt.startswith(begins) and holds in prompt and prompt.endswith(ends)
+    assert prompt.count("98") == 1 and "{" not in prompt
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "tinyzero"])
+def test_a_chat_is_the_tokens_of_the_chat_template_with_the_answer_begun(recipe):
+    qwen = tokenizer("bytes", TEMPLATES["chatml"], "<|im_start|> <|endoftext|>", eos="<|im_end|>")
+    prompt = RECIPES[recipe].ask([44, 9, 35], 98)
+    system, user, answer = (part.split("<|im_end|>")[0].partition("\n")[2] for part in prompt.split("<|im_start|>")[1:])
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    messages += [{"role": "assistant", "content": answer}]
+    shown = qwen.apply_chat_template(messages, continue_final_message=True, return_dict=False)
+    assert qwen(prompt)["input_ids"] == shown and shown.count(qwen.convert_tokens_to_ids("<|im_start|>")) == 3
+
+
+def rows(count):
+    """Each set of numbers with two targets, the second in another order, and its first problem once more."""
+    for number in range(count):
+        numbers = [number + 1, 40, 60]
+        yield {"target": number + 101, "nums": numbers}
+        yield {"target": number + 21, "nums": numbers[::-1]}
+        yield {"target": number + 101, "nums": [60, number + 1, 40]}
+
+
+def write(path, given):
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    return str(path)
+
+
+def test_no_numbers_that_are_held_out_are_trained_on_in_any_order(tmp_path):
+    dataset = load_task("countdown_3to4", None, write(tmp_path / "rows.jsonl", rows(60))).dataset
+    assert sum(dataset.sizes()) == 120  # two problems of each of 60 sets
+    sides = [{tuple(sorted(one["numbers"])) for one in side} for side in (dataset.train, dataset.held_out)]
+    assert all(sides) and len(sides[0]) + len(sides[1]) == 60 and not sides[0] & sides[1]
+    share = {"countdown_3to4": Countdown3to4Options(held_out_share=1.0)}
+    assert load_task("countdown_3to4", share, str(tmp_path / "rows.jsonl")).dataset.sizes() == (0, 120)
+
+
+def test_the_rows_are_those_of_the_hub_or_of_a_csv_file(tmp_path, monkeypatch):
+    def load_dataset(name, configuration, split, trust_remote_code):
+        asked.append((name, configuration, split))
+        return datasets.Dataset.from_list(list(rows(60)))
+
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    from_hub = load_task("countdown_3to4").dataset
+    lines = [f'{row["target"]},"{row["nums"]}"' for row in rows(60)]
+    (tmp_path / "rows.csv").write_text("\n".join(["target,nums", *lines]))
+    from_file = load_task("countdown_3to4", None, str(tmp_path / "rows.csv")).dataset
+    assert asked == [] and list(from_hub.held_out) == list(from_file.held_out)
+    assert asked == [("Jiayi-Pan/Countdown-Tasks-3to4", None, "train")]
+    assert list(from_hub.train) == list(from_file.train)
+    assert from_hub.train[0].category == {"numbers": "3"}
+
+
+def test_a_csv_file_may_hold_the_numbers_as_numpy_writes_them(tmp_path):
+    (tmp_path / "rows.csv").write_text("target,nums\n98,[44 19 35]\n10,[ 1  9 20]\n")
+    share = {"countdown_3to4": Countdown3to4Options(held_out_share=1.0)}
+    found = load_task("countdown_3to4", share, str(tmp_path / "rows.csv")).dataset.held_out
+    assert {one["target"]: one["numbers"] for one in found} == {98: [44, 19, 35], 10: [1, 9, 20]}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"target": None}, "lacks target"),
+        ({"target": 9.5}, "`target` must be an integer from 0, got 9.5"),
+        ({"target": True}, "`target` must be an integer from 0, got True"),
+        ({"nums": [3]}, "`nums` must be a list of two integers from 0 or more, got [3]"),
+        ({"nums": [3, -5, 7]}, "`nums` must be a list of two integers from 0 or more"),
+        ({"nums": "[" * 100_000}, "not as the task reads it: RecursionError"),
+        ({"nums": "3 5 7"}, "not as the task reads it"),
+        ({"nums": {"a": 1, "b": 2}}, "`nums` must be a list of two integers from 0 or more"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_left_out_and_said(change, reason, tmp_path, said):
+    given = [*rows(20), {"target": 9, "nums": [3, 5, 7], **change}]
+    assert sum(load_task("countdown_3to4", None, write(tmp_path / "rows.jsonl", given)).dataset.sizes()) == 40
+    assert "1 of 61 rows left out: row 61: " in said[0] and reason in said[0]
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
+def test_a_share_that_leaves_nothing_to_evaluate_on_is_refused(share):
+    with pytest.raises(UserError, match=r"countdown_3to4.held_out_share must be in \(0, 1\]"):
+        Countdown3to4Options(held_out_share=share)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target"), [([44, 19, 35], 98), ([1, 5, 5, 5], 24), ([3, 3, 8, 8], 24), ([0, 2, 3], 6), ([7, 5], 35)]
+)
+def test_a_solution_is_found_and_solves(numbers, target):
+    """1 5 5 5 and 3 3 8 8 need fractions: 5 * (5 - 1/5), 8 / (3 - 8/3)."""
+    example = Example("", "", {"numbers": numbers, "target": target})
+    found = solve(numbers, target)
+    assert found and reward(f"</think> <answer> {found} </answer>", example, RECIPES["tinyzero"]).value == 1
+    assert Fraction(eval(found.replace("/", "* Fraction(1) /"))) == target
+
+
+def test_the_task_says_a_solution_where_it_can_find_one(tmp_path):
+    given = [{"target": 98, "nums": [44, 19, 35]}, {"target": 99, "nums": [1, 1, 1]}, {"target": 15, "nums": [1] * 15}]
+    share = {"countdown_3to4": Countdown3to4Options(held_out_share=1.0)}
+    task = load_task("countdown_3to4", share, write(tmp_path / "rows.jsonl", given))
+    found = {one["target"]: task.solution(one) for one in task.dataset.held_out}
+    assert found.keys() == {98, 99, 15} and found[99] is found[15] is None
+    assert found[98].startswith("</think>\n<answer> ")

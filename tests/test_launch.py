@@ -1,0 +1,181 @@
+"""Where a process finds itself: what each launcher says in the environment, and what is refused in one line."""
+
+import re
+
+import pytest
+
+from minrl.model.group import own_card, require_one_run, require_own_cards, share_of_cores
+from minrl.system.launch import Launch, first_host, launched, require_one_process, tasks_per_node
+from minrl.system.place import has_route, place
+from minrl.types import UserError
+
+TORCHRUN = {  # the third of four processes on two nodes
+    **{"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"},
+    **{"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "first", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "none"},
+}
+SRUN = {  # the same of SLURM 22.05, of the second step of job 41
+    **{"SLURM_JOB_ID": "41", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[07-09,12]"},
+    **{"SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "n[08-09]", "SLURM_PROCID": "2"},
+    **{"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "0", "SLURM_NODEID": "1"},
+}
+SBATCH = {  # its batch script, which is a task of no step
+    **{"SLURM_JOB_ID": "41", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[08-09]"},
+    **{"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "2(x2)"},
+}
+SALLOC = {name: value for name, value in SBATCH.items() if name not in ("SLURM_PROCID", "SLURM_LOCALID")}
+
+
+def test_torchrun_says_everything():
+    assert launched(TORCHRUN) == Launch("torchrun", 2, 4, 0, 2, "first", 29400)
+    assert launched({**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"}).launcher == "accelerate launch"
+    assert launched(TORCHRUN).nodes == 2
+
+
+def test_srun_says_it_in_its_own_words():
+    found = launched(SRUN)
+    assert found == Launch("srun", 2, 4, 0, 2, "n08", 10000 + 7 * 41 + 1)
+    assert launched(found.variables) == Launch("environment", 2, 4, 0, 2, found.address, found.port)
+    assert launched({**SRUN, **found.variables}) == found  # what is said to torch does not contradict
+    assert launched({**SRUN, "MASTER_ADDR": "ib-n08", "MASTER_PORT": "5000"}).address == "ib-n08"
+
+
+def test_steps_and_jobs_of_a_node_meet_at_ports_of_their_own():
+    ports = [
+        launched({**SRUN, "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)}).port
+        for job in (41, 42)
+        for step in range(7)
+    ]
+    assert len(set(ports)) == len(ports)
+    assert all(1024 < port < 32768 for port in ports)
+
+
+def test_torchrun_under_srun_is_what_counts():
+    assert launched({**SRUN, **TORCHRUN}).launcher == "torchrun"
+
+
+@pytest.mark.parametrize("shell", [SBATCH, SALLOC, {}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_a_program_that_no_launcher_started_is_one_process(shell):
+    assert launched(shell) == Launch()
+    assert launched(shell).variables == {}
+
+
+def test_one_process_of_torchrun_needs_no_others():
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "none"}
+    assert launched(alone) == Launch("torchrun")
+    assert launched({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == Launch()
+
+
+WRONG = {
+    "a WORLD_SIZE left over": ({"WORLD_SIZE": "4"}, "WORLD_SIZE is 4 .* RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_"),
+    "a RANK left over": ({"RANK": "3"}, "RANK is 3 .* without a WORLD_SIZE"),
+    "no address": ({**TORCHRUN, "MASTER_ADDR": ""}, "MASTER_ADDR not set: start the processes with torchrun"),
+    "no number": ({**TORCHRUN, "RANK": "two"}, "RANK is 'two' .* no number"),
+    "a rank beyond the size": ({**TORCHRUN, "RANK": "4"}, "RANK and WORLD_SIZE are 4 and 4"),
+    "a negative rank": ({**TORCHRUN, "RANK": "-1"}, "RANK and WORLD_SIZE are -1 and 4"),
+    "a local rank beyond the size": ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK and LOCAL_WORLD_SIZE are 2 and 2"),
+    "nodes of different sizes": (
+        {**TORCHRUN, "GROUP_WORLD_SIZE": "3"},
+        "and 3 nodes have 2 processes each",
+    ),
+    "ranks across the nodes": ({**TORCHRUN, "RANK": "1"}, "process 1 of 4 says that it is 0 of 2 on its node"),
+    "no local size": ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "2 nodes have 0 processes each"),
+    "tasks that differ by node": ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,1"}, "3,1: each must have as many"),
+    "cyclic tasks": ({**SRUN, "SLURM_PROCID": "1"}, "--distribution=block"),
+    "a RANK of something else": ({**SRUN, "RANK": "0"}, "RANK is 0 .* srun's task 2"),
+    "half of srun's variables": ({**SRUN, "SLURM_PROCID": ""}, "SLURM_PROCID is not set"),
+    "no list of nodes": ({**SRUN, "SLURM_STEP_NODELIST": ""}, "name the first node in MASTER_ADDR"),
+    "mpirun": ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE is 4: mpirun's processes do not find each other"),
+    "DeepSpeed": ({**TORCHRUN, "ACCELERATE_USE_DEEPSPEED": "true"}, "asks for another trainer"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_combination_is_one_line(name):
+    environment, said = WRONG[name]
+    with pytest.raises(UserError) as refused:
+        launched(environment)
+    assert re.search(said, str(refused.value)) and "\n" not in str(refused.value)
+
+
+def test_a_program_of_one_process_is_not_started_several_times():
+    require_one_process("evaluate.py", SBATCH)
+    with pytest.raises(UserError, match="runs in one process, got 4"):
+        require_one_process("evaluate.py", SRUN)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("a-[3,5],b", "a-3"), ("b,a-[3,5]", "b"), ("r[10-12]s[1-2]x", "r10s1x"), ("", "")],
+)
+def test_the_first_node_of_a_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_the_tasks_of_each_node():
+    assert tasks_per_node("8") == [8]
+    assert tasks_per_node("1(x2),3,2(x2)") == [1, 1, 3, 2, 2]
+
+
+def told(*ranks):
+    """What processes say of themselves, with what is given of each."""
+    return [{"host": "a", "pid": 10 + rank, "card": None, "cores": [0, 1], **own} for rank, own in enumerate(ranks)]
+
+
+def test_processes_of_one_run_have_the_same_settings_and_code():
+    require_one_run(told({"--threads": 1, "torch": "2.13.0"}, {"--threads": 1, "torch": "2.13.0", "host": "b"}))
+    with pytest.raises(UserError, match=r"process 1 of 2 \(on b\) has --threads 2, and process 0 \(on a\) has 1"):
+        require_one_run(told({"--threads": 1}, {"--threads": 2, "host": "b"}))
+    with pytest.raises(UserError, match=r"process 2 of 3 .* has vllm 0.32.0, and process 0 \(on a\) has None"):
+        require_one_run(told({}, {}, {"vllm": "0.32.0"}))
+
+
+def test_each_process_has_a_card():
+    place = {"address": "a", "port": 1}
+    second = Launch("torchrun", 1, 2, 1, 2, **place)
+    assert own_card(second, cards=2).index == 1
+    assert own_card(second, cards=1).index == 0  # the only one that srun --gpus-per-task shows it
+    with pytest.raises(UserError, match="3 processes on this node, and torch finds 2 cards"):
+        own_card(Launch("torchrun", 1, 3, 1, 3, **place), cards=2)
+    require_own_cards(told({"card": "x"}, {"card": "y"}, {"card": "x", "host": "b"}))
+    with pytest.raises(UserError, match="processes 0 and 2 of 3 have the same card of a"):
+        require_own_cards(told({"card": "x"}, {"card": "y"}, {"card": "x"}))
+
+
+def test_cores_are_shared_by_those_that_are_bound_to_them():
+    shared = told({"cores": [0, 1, 2, 3]}, {"cores": [0, 1, 2, 3]}, {"cores": [0, 1, 2, 3], "host": "b"})
+    assert [share_of_cores(shared, rank) for rank in range(3)] == [2, 2, 4]
+    bound = told({"cores": [0, 1]}, {"cores": [2, 3]})
+    assert [share_of_cores(bound, rank) for rank in range(2)] == [2, 2]
+    assert share_of_cores(told({"cores": [0]}, {"cores": [0]}), 1) == 1
+
+
+def test_the_place_of_a_run_is_said_where_it_is_not_a_plain_machine():
+    batch = place({**SRUN, "SLURM_RESTART_COUNT": "1", "HF_HUB_OFFLINE": "1"})
+    assert batch.facts == {
+        **{"kind": "slurm", "host": batch.host, "network": False, "job": "41", "nodes": "n[07-09,12]", "restarts": "1"}
+    }
+    assert str(batch) == f"slurm on {batch.host} (job 41, nodes n[07-09,12], restarts 1), without network"
+    assert "tasks 4, of which srun started none" in str(place(SBATCH))
+    assert place({"MODAL_TASK_ID": "ta-1", "MODAL_REGION": "us-east"}).facts["region"] == "us-east"
+    assert place({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).kind == "container"
+
+
+FOURTH = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
+LOCAL_6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 00000001 00000000 00200200       lo\n"
+
+
+@pytest.mark.parametrize(
+    ("fourth", "sixth", "found"),
+    [
+        ("eth0 00000000 010200C0 0003 0 0 0 00000000 0 0 0\n", LOCAL_6, True),
+        ("eth0 00000000 010200C0 0002 0 0 0 00000000 0 0 0\n", LOCAL_6, False),  # its interface is down
+        ("eth0 000200C0 00000000 0001 0 0 0 00FFFFFF 0 0 0\n", LOCAL_6, False),
+        ("", LOCAL_6.replace("lo", "eth0"), True),
+        ("", "", False),
+    ],
+)
+def test_a_default_route_is_a_network(tmp_path, fourth, sixth, found):
+    (tmp_path / "route").write_text(FOURTH + fourth)
+    (tmp_path / "ipv6_route").write_text(sixth)
+    assert has_route((tmp_path / "route", tmp_path / "ipv6_route")) == found
+    assert has_route((tmp_path / "none", tmp_path / "none"))  # a system that does not say

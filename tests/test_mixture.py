@@ -1,0 +1,362 @@
+"""Several tasks in one run: each has its share of the groups, and what it is compared with is its own."""
+
+import gzip
+import json
+import shutil
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import torch
+from together import together
+from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
+
+import evaluate
+import train
+from minrl.advantages import no_reward
+from minrl.algorithms import ALGORITHMS, choose_algorithm
+from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
+from minrl.config.tasks import task_key, weights_of
+from minrl.draw import Draw, draw_examples, examples_due, observe, tracked_plan
+from minrl.record.metrics import read_metrics
+from minrl.record.rollout_metrics import step_metrics
+from minrl.rollout import Rollouts
+from minrl.run.overall import shares, weighted_score
+from minrl.run.preflight import preflight
+from minrl.tasks.mixture import Schedule, mixture
+from minrl.terminal.command_line import parse_trainer
+from minrl.types import LostEpisode, Reward, TrainState, UserError
+from tests import say_sevens
+from tests.say_duel import DUEL
+
+WEIGHTS = {"sevens": Fraction(2), "odd": Fraction(1)}
+
+
+def both(sevens):
+    """Two thirds of `sevens` and a third of two_samplers' task."""
+    return mixture({"sevens": sevens, "odd": TASK}, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["a:2,b:1", "a,b", "a:0.7,b:0.3", "a:5,b:3,c:1", "a,b,c,d,e,f", "a:1,b:10,c:100,d:37", "a:0.001,b:1,c:1.5,d:40"],
+)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_after_every_group_each_task_has_its_share_to_within_one_group(said, seed):
+    weights, groups = weights_of(said), 5
+    total, schedule = sum(weights.values()), Schedule(weights, seed)
+    most = 1 - Fraction(1, 2 * len(weights) - 2)  # Tijdeman's bound, which no other rule improves on
+    given, apart, ends = dict.fromkeys(weights, 0), {name: [] for name in weights}, []
+    for number, name in enumerate(schedule.groups(0, 60 * groups), 1):
+        given[name] += 1
+        for one, weight in weights.items():
+            apart[one].append(given[one] - number * weight / total)
+        ends.append(dict(given))
+    for distances in apart.values():
+        assert max(map(abs, distances)) <= most < 1
+        assert max(distances) - min(distances) <= 2 * most  # between any two steps; of two tasks: one group
+
+
+def test_the_schedule_is_a_function_of_seed_and_step_alone():
+    weights = weights_of("a:5,b:3,c:1.5")
+    whole = Schedule(weights, 3).groups(0, 400)
+    later = Schedule(weights, 3)  # as a resumed run asks: the late steps first
+    assert [later.groups(first, 4) for first in (392, 0, 200)] == [whole[first : first + 4] for first in (392, 0, 200)]
+    assert Schedule(dict(reversed(weights.items())), 3).groups(0, 400) == whole
+    orders = {tuple(Schedule(weights_of("a,b,c"), seed).groups(0, 3)) for seed in range(20)}
+    assert len(orders) == 6  # equal weights begin in an order of the seed's
+
+
+def test_a_step_of_a_mixture_has_whole_groups_of_each_task(sevens):
+    task, config = both(sevens), TrainerConfig(rollout=RolloutConfig(prompts_per_step=4), seed=5)
+    state, counts = TrainState(), []
+    for step in range(1, 7):
+        due = task.schedule(config.seed, step, 4)
+        drawn = examples_due(task, due, config, state)
+        assert [example.task for example in drawn] == due
+        counts.append(due.count("sevens"))
+    assert sum(counts) == 16 and set(counts) == {2, 3}  # 24 groups, two thirds of them
+    alone, given = draw_examples(TASK.dataset.train, 8, 5, TrainState()), TrainState()
+    of_odd = [
+        example
+        for step in range(1, 7)
+        for example in examples_due(task, task.schedule(5, step, 4), config, given)
+        if example.task == "odd"
+    ]
+    assert [replace(example, task="") for example in of_odd] == alone  # the order that it has when it is alone
+    assert (state.examples_drawn, state.of("sevens").examples_drawn, state.of("odd").examples_drawn) == (0, 16, 8)
+
+
+def test_a_single_task_is_itself(sevens):
+    assert mixture({"sevens": sevens, "odd": TASK}, weights_of("sevens:3")) is sevens
+    state, config = TrainState(), TrainerConfig(seed=5)
+    due = sevens.schedule(5, 1, 3)
+    assert examples_due(sevens, due, config, state) == draw_examples(sevens.dataset.train, 3, 5, TrainState())
+    assert state.examples_drawn == 3 and not state.tasks
+
+
+def of(make_rollout, task, *rewards, first=0, **changes):
+    return [
+        make_rollout(
+            [5], [6], group=group, task=task, reward=None if value is None else Reward(float(value)), **changes
+        )
+        for group, values in enumerate(rewards, first)
+        for value in values
+    ]
+
+
+def test_missing_groups_are_drawn_again_of_their_own_task(make_rollout):
+    draw = Draw(TrainerConfig(sampling=SamplingConfig(refill_rounds=2)), ["a", "b", "a"])
+    draw.add(Rollouts([*of(make_rollout, "a", [1, 0], [0, 1]), *of(make_rollout, "b", [1, 1], first=2)], []))
+    assert (draw.due, draw.drawn) == (["b"], 3)
+    draw.add(Rollouts(of(make_rollout, "b", [1, 0]), []))
+    assert (draw.due, draw.drawn) == ([], 4)
+
+
+def test_examples_of_the_same_identity_in_two_tasks_have_solve_rates_of_their_own(make_rollout):
+    config, state = TrainerConfig(sampling=SamplingConfig(curriculum=True)), TrainState()
+    sampled = [*of(make_rollout, "a", [1, 1], example_id="1"), *of(make_rollout, "b", [0, 0], first=1, example_id="1")]
+    observe(state, config, sampled)
+    assert (state.of("a").solve_rates, state.of("b").solve_rates, state.solve_rates) == ({"1": 1.0}, {"1": 0.0}, {})
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward])
+def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout):
+    settings = RolloutConfig(task="a,b", task_reward_scale="b:0.5", group_size=4)
+    row = choose_algorithm(TrainerConfig(rollout=settings, algorithm=AlgorithmConfig(algorithm=name)))
+    first = of(make_rollout, "a", [1, 0, 0, None], [1, 1, 1, 1], [0.5, 0.25, 0, 1])
+    second = of(make_rollout, "b", [0, 1, 0.5, 0.25], [0, 0, 0, 0], first=3)
+    before = {"a/policy": 0.5, "b/policy": 0.125}
+    mixed = [rollout for pair in zip(first, [*second, *[None] * 4], strict=True) for rollout in pair if rollout]
+    found = row.advantages(mixed, before)
+    for task, rollouts, scale in (("a", first, 1.0), ("b", second, 0.5)):
+        alone = row.advantages(rollouts, before)
+        single = ALGORITHMS[name].advantages(
+            [replace(one, task="") for one in rollouts], {"policy": before[f"{task}/policy"]}
+        )
+        own = torch.tensor([rollout.task == task for rollout in mixed])
+        torch.testing.assert_close(found.values[own], alone.values, atol=0, rtol=0)
+        torch.testing.assert_close(found.values[own], single.values * scale, atol=0, rtol=0)
+        assert found.baselines[f"{task}/policy"] == single.baselines["policy"]
+    assert found.zero_spread_group_frac == pytest.approx(2 / 5)
+
+
+def test_the_overlong_penalty_goes_by_the_limit_of_the_task(make_rollout):
+    settings = RolloutConfig(task="a,b", max_tokens=4, task_max_tokens="b:8", group_size=2)
+    penalty = AlgorithmConfig(algorithm="dr_grpo", overlong="penalize", overlong_buffer=2)
+    row = choose_algorithm(TrainerConfig(rollout=settings, algorithm=penalty))
+    pair = [make_rollout([5], [6]), make_rollout([5], [6, 7, 8])]  # of 4 tokens: 1 and 1 - 1/2; of 8: 1 and 1
+    both = [replace(one, task=task, group=group) for group, task in enumerate("ab") for one in pair]
+    assert row.advantages(both, {}).values.tolist() == [0.25, -0.25, 0.0, 0.0]
+    with pytest.raises(UserError, match=r"overlong_buffer \(2\) must be below max_tokens \(2\)"):
+        choose_algorithm(
+            TrainerConfig(rollout=replace(settings, task_max_tokens="a:2"), algorithm=penalty),
+        )
+
+
+def test_the_curves_of_a_task_are_those_of_its_rollouts(make_rollout):
+    terms = RolloutConfig(task="a,b", max_tokens=4, task_max_tokens="b:8").terms
+    first, second = of(make_rollout, "a", [1, 0]), of(make_rollout, "b", [1, 1, 1, 0], first=1, role="white")
+    second[0] = replace(second[0], reward=Reward(1.0, {"style": 0.5}))
+    metrics = step_metrics(Rollouts([*first, *second], [], [], [LostEpisode("x", task="b")]), terms)
+    assert (metrics["task/a/reward/mean"], metrics["task/b/reward/mean"]) == (0.5, 0.75)
+    assert metrics["reward/mean"] == pytest.approx(4 / 6)
+    assert metrics["task/a/reward/unscorable_frac"] == 0
+    assert metrics["task/b/reward/unscorable_frac"] == pytest.approx(1 / 5)
+    assert metrics["task/b/rollout/limit_frac"] == 4 / 32  # a token of eight in each of four turns
+    assert metrics["rollout/limit_frac"] == 6 / (2 * 4 + 4 * 8)
+    assert metrics["task/b/reward/part/style"] == 0.5
+    assert not any(tag.startswith(("reward/part", "reward/role")) for tag in metrics)
+
+
+def test_a_lost_episode_has_the_roles_of_its_own_task(make_rollout):
+    played = [
+        *of(make_rollout, "game", [1], role="x", example_id="1"),
+        *of(make_rollout, "game", [0], role="o", example_id="1"),
+        *of(make_rollout, "sums", [0], example_id="1"),
+    ]
+    lost = [LostEpisode("2", task="game"), LostEpisode("1", task="sums")]
+    found = Rollouts(played, [], [], lost).outcomes[len(played) :]
+    assert [(one.task, one.role) for one in found] == [("game", "o"), ("game", "x"), ("sums", "policy")]
+
+
+def test_several_processes_sample_what_one_does_of_a_mixture(processes, sevens):
+    task = both(sevens)
+    alone = [{**step, "mine": None} for step in sampled_steps(2, single_precision(processes), task)]
+    assert [step["rounds"][0] for step in alone] == [PROMPTS] * STEPS
+    assert alone[-1]["state"]["tasks"].keys() == {"sevens", "odd"}
+    for seen in together(2, single_precision, lambda policy: sampled_steps(2, policy, task)):
+        assert [{**step, "mine": None} for step in seen] == alone
+
+
+def test_examples_of_every_task_are_tracked(sevens):
+    examples, _ = tracked_plan(both(sevens), TrainerConfig())
+    assert [example.task for example in examples] == ["sevens"] * 2 + ["odd"] * 2
+
+
+def test_each_task_has_a_preflight(policy, engine, workers, sevens):
+    task = both(sevens)
+    settings = RolloutConfig(task="sevens,odd", max_tokens=3, group_size=2)
+    found = preflight(policy, engine, workers, task, TrainerConfig(rollout=settings))
+    few = [finding for finding in found if "held-out examples" in finding]
+    assert [finding.split()[0] for finding in few] == ["sevens", "odd"]
+
+
+def test_the_score_of_all_weighs_their_intervals():
+    # Two equal halves: the half of the mean's interval is sqrt(0.1^2 + 0.1^2) / 2.
+    value, (low, high) = weighted_score([(0.5, 0.4, (0.3, 0.5)), (0.5, 0.8, (0.7, 0.9))])
+    assert value == pytest.approx(0.6)
+    assert (value - low, high - value) == (pytest.approx(0.02**0.5 / 2), pytest.approx(0.02**0.5 / 2))
+    _, ci95 = weighted_score([(0.5, 0.4, (0.3, 0.6)), (0.5, 0.0, (0.0, 0.0))])
+    assert ci95 == pytest.approx((0.15, 0.3))  # half of the one that is uncertain
+
+
+def test_tasks_that_are_all_solved_in_full_or_never_have_a_score_without_rounding():
+    """Nothing is better than a score of 1, and equal bounds are decided by the mean reward."""
+    parts = shares({"a": Fraction(39), "b": Fraction(37), "c": Fraction(1)}).values()  # as floats they add up to less
+    assert weighted_score([(share, 1.0, (0.9, 1.0)) for share in parts])[0] == 1
+    assert weighted_score([(share, 0.0, (5e-17, 0.3)) for share in parts])[1][0] == 0  # Wilson's, rounded
+
+
+@pytest.mark.parametrize(
+    ("said", "names", "key"),
+    [
+        ("countdown", {"countdown": 1}, "countdown"),
+        ("countdown:3", {"countdown": 3}, "countdown"),
+        ("countdown:2, hanoi", {"countdown": 2, "hanoi": 1}, "countdown+hanoi"),
+        ("/a,b/x.py:one:0.5,hanoi", {"/a,b/x.py:one": 0.5, "hanoi": 1}, "one+hanoi"),
+        (
+            "reasoning_gym/a:2,reasoning_gym/b",
+            {"reasoning_gym/a": 2, "reasoning_gym/b": 1},
+            "reasoning_gym/a+reasoning_gym/b",
+        ),
+    ],
+)
+def test_a_task_is_named_with_its_weight(said, names, key):
+    assert (weights_of(said), task_key(said)) == (names, key)
+
+
+def test_a_mixture_is_stored_as_it_is_read_again():
+    config, options = parse_trainer(["--task", "countdown:2,hanoi", "--hanoi.max-disks", "3"])
+    assert config.rollout.task == "countdown:2,hanoi:1"
+    assert parse_trainer(["--task", config.rollout.task])[0].rollout.task == config.rollout.task
+    assert options.keys() == {"countdown", "hanoi"} and options["hanoi"].max_disks == 3
+    assert parse_trainer(["--task", "countdown:2"])[0].rollout.task == "countdown"
+
+
+OWN = str.split("""--prompts-per-step 3 --group-size 4 --save-every 1 --eval-every 2 --eval-examples 4 --eval-samples 2
+    --rollouts-every 2 --learning-rate 1e-2 --threads 1 --device cpu --quiet --no-preflight""")
+FLAGS = [
+    *say_sevens.SAY_SEVENS.split()[2:],  # without its --task
+    *[
+        "--task",
+        f"{say_sevens.TASK}:2,{DUEL}:1",
+        "--base-steps",
+        "16",
+        "--task-max-tokens",
+        "sevens:3",
+        "--keep-checkpoints",
+        "0",
+    ],
+    *OWN,
+]
+
+
+def run(folder, *arguments):
+    assert train.main([*arguments, "--runs-dir", f"{folder}/runs", "--checkpoints-dir", f"{folder}/checkpoints"]) == 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run of four steps of a task and a game, which is called `whole`."""
+    folder = tmp_path_factory.mktemp("mixture")
+    run(folder, *FLAGS, "--steps", "4", "--run-name", "whole")
+    return folder
+
+
+def summary(folder, name):
+    return json.loads((folder / "runs" / name / "summary.json").read_text())
+
+
+def test_a_run_of_a_task_and_a_game_scores_each_and_both(whole):
+    found, lines = summary(whole, "whole"), read_metrics(whole / "runs" / "whole")
+    assert found["task"] == "sevens+duel" and found["other_tasks"].keys() == {"sevens", "duel"}
+    scores = [line for line in lines if "eval/sevens+duel/pass@1" in line]
+    assert [line["step"] for line in scores] == [0, 2, 4]
+    for line in scores:
+        mean = (2 * line["eval/sevens/pass@1"] + line["eval/duel/pass@1"]) / 3
+        assert line["eval/sevens+duel/pass@1"] == pytest.approx(mean)
+    assert {"task/sevens/reward/mean", "task/duel/reward/role/black"} <= lines[1].keys()
+    assert max(line["task/sevens/rollout/completion_tokens_max"] for line in lines[1:]) == 3  # its own limit
+    assert max(line["task/duel/rollout/completion_tokens_max"] for line in lines[1:]) > 3
+    (path,) = (whole / "runs" / "whole" / "rollouts").glob("step_000002*")
+    written = list(map(json.loads, gzip.decompress(path.read_bytes()).splitlines()))
+    groups = {(line["task"], line["slot"]) for line in written if line["purpose"] == "train"}
+    assert sorted(task for task, _ in groups) == ["duel", "sevens", "sevens"]
+    assert {line["task"] for line in written if line["purpose"] == "held_out"} == {"sevens", "duel"}
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_mixture_goes_on_bit_for_bit(whole, stop):
+    run(whole, *FLAGS, "--steps", "4", "--run-name", f"stopped{stop}")
+    for step in range(stop + 1, 5):  # what a run that was killed after that step leaves
+        shutil.rmtree(whole / "checkpoints" / f"stopped{stop}" / f"step_00000{step}", ignore_errors=True)
+    run(whole, "--resume", f"{whole}/runs/stopped{stop}")
+    before, after = summary(whole, "whole"), summary(whole, f"stopped{stop}")
+    for name in ("weights_sha256", "eval_after", "other_tasks"):
+        assert after[name] == before[name]
+    state = [
+        json.loads((whole / "checkpoints" / name / "step_000004" / "trainer.json").read_text())["tasks"]
+        for name in ("whole", f"stopped{stop}")
+    ]
+    assert state[0] == state[1] and state[0]["sevens"]["examples_drawn"] == 8  # two of three groups, four steps
+
+
+def test_a_resume_keeps_the_mixture(whole, capsys):
+    with pytest.raises(UserError, match=r"a resumed run keeps its config and only .* may change, got --task"):
+        train.main(["--resume", f"{whole}/runs/whole", "--task", f"{say_sevens.TASK}:1,{DUEL}:1"])
+    with pytest.raises(UserError, match=r"--task /.*sevens:1,/.*duel:1 \(it has /.*sevens:2,/.*duel:1\)"):
+        run(whole, *FLAGS, "--resume", "auto", "--run-name", "whole", "--task", f"{say_sevens.TASK}:1,{DUEL}:1")
+
+
+def test_a_task_scores_in_a_mixture_what_it_scores_alone(whole):
+    (base,) = (whole / "checkpoints").glob("base-*")
+    both = read_metrics(whole / "runs" / "whole")[0]
+    for task, limit in ((say_sevens.TASK, 3), (DUEL, 4)):
+        key = task_key(task)
+        settings = ["--model-id", str(base), "--task", task, "--max-tokens", str(limit)]
+        run(whole, *settings, *OWN, "--steps", "1", "--run-name", f"{key}-alone")
+        alone = read_metrics(whole / "runs" / f"{key}-alone")[0]
+        scores = {tag: value for tag, value in alone.items() if tag.startswith(f"eval/{key}/")}
+        assert scores and scores == {tag: both[tag] for tag in scores}
+        checkpoint = whole / "checkpoints" / f"{key}-alone" / "step_000001"
+        assert "tasks" not in json.loads((checkpoint / "trainer.json").read_text())
+
+
+def test_evaluate_scores_a_mixture_as_it_was_trained(whole, capsys, monkeypatch):
+    monkeypatch.chdir(whole)
+    flags = [
+        "--examples",
+        "4",
+        "--samples",
+        "2",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--quiet",
+        "--no-charts",
+        "--output",
+    ]
+    assert evaluate.main(["--checkpoint", "runs/whole", *flags, "out"]) == 0
+    found = json.loads((Path("out") / "summary.json").read_text())
+    scores = {result["task"]: result["pass@1"] for result in found["results"]}
+    after = summary(whole, "whole")
+    assert scores == {key: one["eval_after"]["pass@1"] for key, one in after["other_tasks"].items()}
+    assert found["settings"]["generate"]["task_max_tokens"] == "sevens:3"
+    (together_,) = found["together"]
+    assert together_["pass@1"] == pytest.approx((2 * scores["sevens"] + scores["duel"]) / 3)
+    assert "## sevens+duel" in (Path("out") / "summary.md").read_text()
+    assert evaluate.main(["--checkpoint", "runs/whole", "--task", DUEL, *flags, "one.json"]) == 0
+    assert json.loads(Path("one.json").read_text())["pass@1"] == scores["duel"]

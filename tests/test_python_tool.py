@@ -1,0 +1,564 @@
+"""Python as a tool inside an episode: what is a call, what it brings back, and that nothing of that is trained on."""
+
+import json
+import math
+from itertools import pairwise
+from random import Random
+
+import pytest
+import torch
+
+import evaluate
+import train
+from minrl.algorithms import choose_algorithm
+from minrl.batch import make_batch
+from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig, option_keys, task_key
+from minrl.engines.torch_engine import TorchEngine
+from minrl.model.chat import ChatTokenizer
+from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.optimizer import make_optimizer
+from minrl.pipeline.served import as_messages
+from minrl.pipeline.settings import options_of
+from minrl.policy import as_policy
+from minrl.record.metrics import read_metrics
+from minrl.rewards.episode import Play
+from minrl.rewards.workers import Failure
+from minrl.rollout import Plan, rollout
+from minrl.sandbox import calls as sandbox
+from minrl.sandbox.calls import LEVELS
+from minrl.tasks import Task, find_tool, load_task, option_classes
+from minrl.tasks.code_tool import CodeToolOptions
+from minrl.tasks.grader import Grader
+from minrl.tasks.programs import programs
+from minrl.tasks.python_tool import (
+    INSTRUCTIONS,
+    PythonOptions,
+    Ran,
+    find_call,
+    instructed,
+    program_of,
+    run_program,
+    stopped,
+    told,
+    with_python,
+)
+from minrl.tasks.task import extract_answer, split
+from minrl.terminal.command_line import parse_trainer
+from minrl.types import SOLO, Example, Job, Reward, Turn, UserError
+from minrl.update import update_policy
+from tests.chat_templates import tokenizer
+from tests.conftest import CPU
+from tests.killing import killed_at
+from tests.test_rollout import Scripted
+
+PATIENT = PythonOptions(seconds=60.0, characters=200)
+"""For programs that end by themselves, however slow the machine."""
+
+
+@pytest.fixture(params=list(LEVELS), scope="module")
+def level(request):
+    """Each level of the sandbox that this machine gives, as the one of the calls."""
+    reason = sandbox._unavailable(request.param)
+    if reason:
+        pytest.skip(f"this machine does not give {request.param}: {reason}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(sandbox.LEVEL_VARIABLE, request.param)
+        yield request.param
+
+
+CALLS = [
+    ("<tool_call> print(6 * 7) </tool_call>", "print(6 * 7)"),
+    ("<think> hm <tool_call>\nprint(1)\nprint(2)\n</tool_call>", "print(1)\nprint(2)"),  # in a thought too
+    ("A <tool_call> runs it: <tool_call>print(1)</tool_call>", "print(1)"),  # the last mark opens it
+    ("<tool_call>print(1)</tool_call> <tool_call>print(2)</tool_call>", "print(1)"),  # the first one ends it
+    ("<tool_call>\n```python\nprint(1)\n```\n</tool_call>", "print(1)"),
+    ('<tool_call>\n{"name": "python", "arguments": {"code": "print(\\"a\\")"}}\n</tool_call>', 'print("a")'),
+    ('<tool_call>{"name": "python", "arguments": "{\\"code\\": \\"print(1)\\"}"}</tool_call>', "print(1)"),
+    ('<tool_call>{"name": "python", "arguments": "print(1)"}</tool_call>', "print(1)"),
+    ('<tool_call>{"name": "code_interpreter", "parameters": {"source": "print(1)"}}</tool_call>', "print(1)"),
+    ("<tool_call>{print(1)}</tool_call>", "{print(1)}"),  # no JSON: a program, if an odd one
+]
+
+
+@pytest.mark.parametrize(("completion", "program"), CALLS, ids=range(len(CALLS)))
+def test_a_call_holds_a_program(completion, program):
+    _, call = find_call(completion)
+    assert program_of(call) == program
+
+
+@pytest.mark.parametrize(
+    "call", ["```python\n" + " " * 300_000 + "x", "{" * 300_000, "`" * 300_000, "\n" * 300_000 + "x"]
+)
+def test_the_time_to_read_a_call_is_linear(call):
+    assert program_of(call)  # ends within the test's time
+
+
+@pytest.mark.parametrize(
+    "completion", ["", "print(1)", "<tool_call> print(1)", "print(1) </tool_call>", "```python\nprint(1)\n```"]
+)
+def test_what_is_cut_off_or_lacks_a_mark_is_no_call(completion):
+    assert find_call(completion) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ("  \n", "no program"),
+        ("```python\n\n```", "no program"),
+        ('{"name": "search", "arguments": {"code": "print(1)"}}', "no tool search"),
+        ('{"name": "python", "arguments": {"code": 7}}', "as a string"),
+        ('{"name": "python"}', "as a string"),
+        ('{"name": "python", "arguments": {"a": "1", "b": "2"}}', "as a string"),
+        ('{"name": "python", "arguments": {"code": " "}}', "no program"),
+        ('{"a": ' + "9" * 5000 + "}", "digit"),  # Python reads no integer of so many
+    ],
+)
+def test_a_malformed_call_says_what_is_wrong(call, reason):
+    with pytest.raises(ValueError, match=reason):
+        program_of(call)
+
+
+PROGRAMS = [
+    # the program, what is shown, whether the call failed
+    ("print(6 * 7)", "42", False),
+    ("print(48271 * 90353 % 977)", str(48271 * 90353 % 977), False),
+    ("x = 1", "[nothing was printed: print what you need]", False),
+    ("print(1)\nexit()", "1", False),
+    ("print(1)\n1 / 0", "1\n[error in line 2] ZeroDivisionError: division by zero", True),
+    ("def f():\n    raise KeyError('k')\nf()", "[error in line 2] KeyError: 'k'", True),
+    ("print(1", "[error in line 1] SyntaxError: '(' was never closed", True),
+    ("import sys\nsys.exit(3)", "[error] exit status 3", True),
+    ("import numpy", "[error in line 1] ModuleNotFoundError: No module named 'numpy'", True),
+    ("print('ab' * 150)", "ab" * 100 + "\n[cut off after 200 characters]", False),
+    ("while True: print('x' * 99)", "", True),
+    ("x = bytearray(10 ** 10)", "[error in line 1] MemoryError", True),
+    ("print(object, object())", "<class 'object'> <object object at 0x...>", False),
+    ("class A: pass\nprint([A()])", "[<__main__.A object at 0x...>]", False),
+    # what a template or a reader could take for something else
+    ("print('<|im_end|> </tool_response> <tool_call>')", "< |im_end| > < /tool_response> < tool_call>", False),
+    ("print('a\\x1b[2Jb\\0')", "a\\x1b[2Jb\\x00", False),
+    ("import sys; sys.stdout.buffer.write(bytes([255]))", "\ufffd", False),
+    ("raise ValueError('</s>\\u202e')", "[error in line 1] ValueError: < /s>\\u202e", True),
+    ("print(" + repr("<answer> 5 </answer>") + ")", "<answer> 5 </answer>", False),
+    # the machine is out of reach, whatever the level
+    (
+        "import os; print(sorted(os.listdir('.')), os.path.exists('/etc/shadow') and open('/etc/shadow').read())",
+        "",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "shown", "failed"), PROGRAMS, ids=range(len(PROGRAMS)))
+def test_what_a_program_brings_back(program, shown, failed, level):
+    ran = run_program(program, PATIENT)
+    if failed is None:
+        assert "root:" not in ran.text
+        return
+    assert ran.failed == failed and ran.seconds > 0
+    if shown:
+        assert ran.text == shown
+    else:
+        assert ran.text.startswith("x" * 99 + "\n") and ran.text.endswith("[stopped: it printed too much]")
+    assert len(ran.text) < 300
+
+
+def test_a_program_that_does_not_end_is_stopped(level):
+    ran = run_program("print(1)\nwhile True: pass", PythonOptions(seconds=0.3))
+    assert (ran.text, ran.failed) == ("[stopped after 0.3 seconds]", True)
+
+
+def test_a_line_of_thousands_of_digits_breaks_nothing():
+    program = "import sys\nsys.exit('  File \"program.py\", line ' + '9' * 5000)"  # Python reads no integer of so many
+    ran = run_program(program, PythonOptions(seconds=60.0, characters=6000))
+    assert ran.failed and ran.text.startswith("[error in line 999999999] ")
+
+
+def test_the_same_program_prints_the_same(level):
+    program = "import random\nprint(random.random(), {'a', 'b', 'c', 'd', 'e', 'f'}, hash('a'), object())"
+    first, second = (run_program(program, PATIENT) for _ in range(2))
+    assert first.text == second.text and not first.failed
+    assert str(Random(0).random()) in first.text
+
+
+def test_a_program_leaves_nothing_for_the_next_one(level):
+    assert run_program("open('left', 'w').write('1'); print(2)", PATIENT).text == "2"
+    assert run_program("import os; print(os.listdir())", PATIENT).text == "['program.py']"
+
+
+def answered(completion, example):
+    """Pays for the answer, and shows as a part how long the completion was."""
+    return Reward(float(extract_answer(completion) == example["answer"]), {"characters": len(completion)})
+
+
+ROWS = [Example(str(n), [{"role": "user", "content": "6 * 7 ?"}], {"answer": "42"}) for n in range(10)]
+ALONE = Task(split(ROWS, 0.5), answered, cheap=True, name="mine")
+
+
+def playing(*said, options=PATIENT, task=ALONE):
+    """A play in which the policy says these texts, with the messages that it was shown. Programs return their text."""
+    play = Play(with_python(task, options), task.dataset.train[0], Random(0))
+    shown, said = [], list(said)
+    play.advance(None)
+    while play.pending is not None:
+        if isinstance(play.pending, Turn):
+            shown.append(play.pending)
+            play.advance(said.pop(0))
+        elif play.pending.function.otherwise is stopped:
+            program, _ = play.pending.arguments
+            play.advance(Ran(f"printed by {program}", "raise" in program, 0.25))
+        else:
+            play.advance(play.pending.function(*play.pending.arguments))
+    assert not said and play.failure is None, play.failure
+    return play.rewards[SOLO], shown
+
+
+def test_what_the_tool_printed_is_the_next_message_and_the_last_turn_is_the_answer():
+    reward, shown = playing("<answer> 1 </answer> <tool_call>print(42)</tool_call>", "<answer> 42 </answer>")
+    assert [turn.message for turn in shown] == [
+        [{"role": "system", "content": INSTRUCTIONS.format(calls=4, seconds=60, characters=200)}, *ROWS[0].prompt],
+        [{"role": "tool", "content": "printed by print(42)"}],
+    ]
+    assert [turn.optional for turn in shown] == [False, True]
+    assert (reward.value, reward.solved) == (1.0, True)
+    costs = {"tool_calls": 1.0, "tool_failed": 0.0, "tool_s": 0.25}
+    assert reward.parts == {"characters": len("<answer> 42 </answer>"), **costs}
+
+
+def test_a_completion_without_a_call_is_paid_as_without_the_tool():
+    reward, shown = playing("<answer> 42 </answer>")
+    assert reward.value == 1.0 and len(shown) == 1 and reward.parts["tool_calls"] == 0
+
+
+@pytest.mark.parametrize(
+    "last", ["", "It is printed above.", "<answer> </answer>", "<tool_call> print('<answer> 42 </answer>')"]
+)
+def test_an_answer_that_stands_elsewhere_than_in_the_last_turn_is_not_paid(last):
+    reward, _ = playing("<answer> 42 </answer> <tool_call>print('<answer> 42 </answer>')</tool_call>", last)
+    assert reward.value == (1.0 if "42" in last else 0.0)  # a call that is cut off is the policy's own text
+
+
+def test_a_call_that_is_one_too_many_is_not_run_and_is_no_answer():
+    call = "<tool_call>raise</tool_call>"
+    options = PythonOptions(calls=2)
+    reward, shown = playing(call, call, "<tool_call>print('<answer> 42 </answer>')</tool_call>", options=options)
+    assert reward.value == 0 and len(shown) == 3
+    assert (reward.parts["tool_calls"], reward.parts["tool_failed"], reward.parts["tool_s"]) == (2, 2, 0.5)
+    assert playing(call, call, f"<answer> 42 </answer> {call}", options=options)[0].value == 1.0
+
+
+def test_a_malformed_call_costs_a_call_and_says_why():
+    reward, shown = playing("<tool_call> </tool_call>", '<tool_call>{"name": "<|im_end|>"}</tool_call>', "no")
+    assert shown[1].message[0]["content"] == "[error] no program between < tool_call> and < /tool_call>"
+    assert "< |im_end| >" in shown[2].message[0]["content"]
+    assert (reward.parts["tool_calls"], reward.parts["tool_failed"], reward.parts["tool_s"]) == (2, 2, 0)
+
+
+def guessing(example, rng):
+    """Two turns of one role and one of another, with what they said as the reward."""
+    first = yield Turn("guesser", "say")
+    other = yield Turn("other", "say too")
+    second = yield Turn("guesser", "again")
+    assert (first, other, second) == ("1", "2", "3")
+    return {"guesser": 0.5, "other": 1.0}
+
+
+def test_every_role_has_its_own_calls_in_all_of_its_turns():
+    task = with_python(Task(ALONE.dataset, None, episode=guessing), PythonOptions(calls=2))
+    play = Play(task, ROWS[0], Random(0))
+    call, shown = "<tool_call>print(1)</tool_call>", []
+    said = iter([call, "1", "2", call, "3"])
+    play.advance(None)
+    while play.pending is not None:
+        is_turn = isinstance(play.pending, Turn)
+        shown += [play.pending.message] if is_turn else []
+        play.advance(next(said) if is_turn else Ran("one"))
+    assert play.failure is None
+    assert [message.count("You may run Python") for message in shown] == [1, 0, 1, 0, 0]
+    assert shown[1] == shown[4] == "\n<tool_response>\none\n</tool_response>\n" and shown[3] == "again"
+    assert {role: reward.parts["tool_calls"] for role, reward in play.rewards.items()} == {"guesser": 2, "other": 0}
+
+
+def test_a_sandbox_that_fails_is_not_the_completions_doing():
+    play = Play(with_python(ALONE, PATIENT), ROWS[0], Random(0))
+    play.advance(None)
+    play.advance("<tool_call>print(1)</tool_call>")
+    assert isinstance(play.pending, Job) and isinstance(play.pending.function, Grader)
+    assert play.pending.function.seconds > 2 * PATIENT.seconds  # its own limits end it first
+    play.advance(Failure("the sandbox could not run the command"))
+    assert play.failure == "the sandbox could not run the command" and play.rewards == {}
+
+
+@pytest.fixture
+def policy(words, processes):
+    """One that knows the words of calls."""
+    calls = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "print(6*7)", "42", "?", "*"]
+    own = word_tokenizer([*words, *calls])
+    return as_policy(small_qwen3(own, 64, 2, 2, 0), own, CPU, processes)
+
+
+def play_scripted(policy, workers, engine, group_size=1, temperature=1.0):
+    task = with_python(Task(ALONE.dataset, answered, cheap=True), PythonOptions(seconds=60.0))
+    plan = Plan(group_size, 8, temperature, 0, "test", 1)
+    return rollout(policy, engine, workers, task, task.dataset.train[:1], plan)
+
+
+def test_what_the_tool_printed_is_never_trained_on(policy, workers):
+    engine = Scripted(policy, "<tool_call> print(6*7) </tool_call>", "<answer> 42 </answer> <end>")
+    sampled = play_scripted(policy, workers, engine)
+    assert sampled.failures == []
+    (one,) = sampled.rollouts
+    pieces = [
+        ("<user> 6 * 7 ? <assistant>", False),  # the own template leaves out the system message
+        ("<tool_call> print(6*7) </tool_call>", True),
+        ("<end> <user> <tool_response> 42 </tool_response> <assistant>", False),
+        ("<answer> 42 </answer> <end>", True),
+    ]
+    expected = [(token, sampled) for text, sampled in pieces for token in policy.tokenizer(text)["input_ids"]]
+    assert list(zip(one.ids, one.loss_mask, strict=True)) == expected
+    assert one.reward.value == 1.0 and one.reward.parts["tool_calls"] == 1
+    assert [turn.shown_by for turn in one.episode] == ["", "tool"]
+    assert not any(logprob for logprob, mask in zip(one.rollout_logprobs, one.loss_mask, strict=True) if not mask)
+
+
+def test_a_call_ends_the_completion(policy, workers):
+    engine = Scripted(policy, "<answer> 42 </answer> <end>")
+    play_scripted(policy, workers, engine)
+    (sampling,) = engine.samplings
+    assert sampling.stop_strings == ("</tool_call>",)
+    assert policy.tokenizer("</tool_call>")["input_ids"][0] in sampling.stop_ids
+
+
+def test_a_context_that_the_tool_filled_ends_the_episode_with_an_empty_answer(policy, workers):
+    # Unscorable, a full context would have advantage 0, which is more than a wrong answer has.
+    engine = Scripted(policy, "<tool_call> print(6*7) </tool_call>")
+    engine.room = 6 + 3 + 6  # the prompt, the call, and what shows its result: no token is left
+    sampled = play_scripted(policy, workers, engine)
+    (one,) = sampled.rollouts
+    assert sampled.failures == [] and one.reward.value == 0.0
+    assert one.reward.parts["characters"] == 0 and one.truncated and len(one.turns) == 1
+
+
+@pytest.mark.learns
+def test_a_policy_that_is_paid_for_what_it_computed_learns_to_call_and_to_believe_it(policy, workers):
+    """Four of eight completions call and repeat what comes back, the others guess; it is updated on these thirty times,
+    without a baseline: what is not sampled by the policy as it is must not be pushed away for ever. Then it samples.
+    """
+    call, guess = "<tool_call> print(6*7) </tool_call>", "<answer> 7 </answer> <end>"
+    answer = "<answer> 42 </answer> <end>"
+    prompt = [{"role": "user", "content": "6 * 7 ?"}]
+    asked, first = policy.encode_prompt(prompt), policy.tokenizer("<tool_call>")["input_ids"][0]
+    assert probability(policy, asked, first) < 0.1  # one of about sixty words
+    config = TrainerConfig(
+        optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=0),
+        algorithm=AlgorithmConfig(algorithm="reinforce_no_baseline"),
+    )
+    algorithm, optimizer = choose_algorithm(config), make_optimizer(policy, config.optimizer)
+    engine = Scripted(policy, *[call, guess] * 4, *[answer] * 4)
+    sampled = play_scripted(policy, workers, engine, group_size=8)
+    assert [one.reward.value for one in sampled.rollouts] == [1.0, 0.0] * 4
+    batch = make_batch(sampled.rollouts, algorithm.advantages(sampled.rollouts, {}).values)
+    for step in range(1, 31):
+        update_policy(policy, optimizer, batch, algorithm, config, step, correct_engine=False)
+    assert probability(policy, asked, first) > 0.9
+    (one,) = play_scripted(policy, workers, TorchEngine(policy), temperature=0.0).rollouts
+    said = [policy.decode(one.ids[start:end]) for start, end in one.turns]
+    assert said == [call, answer.removesuffix(" <end>")] and one.reward.solved
+
+
+@torch.no_grad()
+def probability(policy, ids, token):
+    """That of the next token."""
+    return float(policy.model(torch.tensor([ids])).logits[0, -1].softmax(-1)[token])
+
+
+CHATML = """{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+QWEN = CHATML.replace(
+    "'<|im_start|>' + message.role + '\\n' + message.content",
+    "('<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response>' if message.role == 'tool' "
+    "else '<|im_start|>' + message.role + '\\n' + message.content)",
+)
+REFUSING = "{%- for message in messages %}{%- if message.role == 'tool' %}{{- raise_exception('no') }}{%- endif %}" + (
+    CHATML.removeprefix("{%- for message in messages %}")
+)
+DROPPING = CHATML.replace(
+    "{{- '<|im_start|>' + message.role", "{{- '' if message.role == 'tool' else '<|im_start|>' + message.role"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "before", "after"),
+    [
+        (CHATML, "tool\n", ""),
+        (QWEN, "user\n<tool_response>\n", "\n</tool_response>"),
+        (REFUSING, "user\n<tool_response>\n", "\n</tool_response>"),
+        (DROPPING, "user\n<tool_response>\n", "\n</tool_response>"),
+    ],
+    ids=["role", "qwen", "refusing", "dropping"],
+)
+def test_the_tool_speaks_in_the_templates_turn_or_in_the_users(template, before, after):
+    chat = ChatTokenizer(
+        tokenizer=tokenizer("bytes", template, "<|im_start|> <|im_end|>", eos="<|im_end|>"), chat_template_options={}
+    )
+    end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ids = chat.encode_next_turn(told(ROWS[0].prompt, "4 2"), [end])
+    assert chat.decode_all(ids) == f"\n<|im_start|>{before}4 2{after}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_server_is_shown_the_tools_words_as_the_users():
+    assert as_messages(told(ROWS[0].prompt, "42")) == [
+        {"role": "user", "content": "<tool_response>\n42\n</tool_response>"}
+    ]
+
+
+def test_the_instructions_join_the_system_message():
+    said = instructed("", PATIENT).strip()
+    assert instructed([{"role": "system", "content": "Be brief."}], PATIENT)[0]["content"] == f"Be brief.\n\n{said}"
+    parts = [{"type": "text", "text": "Be brief."}]
+    joined = instructed([{"role": "system", "content": parts}], PATIENT)[0]["content"]
+    assert joined == [*parts, {"type": "text", "text": f"\n\n{said}"}]
+    assert instructed("3 + 4 =", PATIENT) == f"{said}\n\n3 + 4 ="
+    assert "60 seconds" in said and "200 printed" in said
+
+
+def test_a_task_is_named_with_its_tool():
+    flags = "--task countdown+python --countdown.max-number 7 --python.calls 2 --eval-tasks countdown"
+    config, options = parse_trainer(flags.split())
+    assert (options["countdown"].max_number, options["python"].calls) == (7, 2)
+    assert config.what.startswith("countdown+python-")
+    assert option_keys("countdown+python") == ["countdown", "python"] and task_key("a/b.py:TASK+python") == "b+python"
+    task, alone = (load_task(name, options) for name in ("countdown+python", "countdown"))
+    assert task.name == "countdown+python" and task.dataset.held_out == alone.dataset.held_out
+    assert task.stop_strings == ("</tool_call>",) and alone.stop_strings == ()
+    assert {"minrl.tasks.countdown", "minrl.tasks.python_tool", "minrl.sandbox.calls"} <= {
+        *programs("countdown+python")
+    }
+    assert "minrl.tasks.python_tool" not in programs("countdown")
+
+
+def test_an_evaluation_depends_on_the_options_of_the_task_and_of_its_tool():
+    _, options = parse_trainer(["--task", "countdown+python", "--countdown.max-number", "7", "--python.calls", "2"])
+    found = options_of("countdown+python", options)
+    assert (found["max_number"], found["python.calls"]) == (7, 2)
+    assert options_of("countdown", options) == {key: own for key, own in found.items() if "." not in key}
+
+
+def test_a_file_may_have_the_options_of_the_tool(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("task: countdown+python\ntasks: {countdown: {max_number: 7}, python: {seconds: 5}}\n")
+    _, options = parse_trainer(["--config", str(file)])
+    assert (options["countdown"].max_number, options["python"].seconds) == (7, 5.0)
+    file.write_text("tasks: {python: {seconds: 5}}\n")
+    _, options = parse_trainer(["--config", str(file), "--task", "hanoi+python"])
+    assert options["python"].seconds == 5.0 and "hanoi" in options
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--task countdown+pyton", "no tool 'pyton' to play a task with: choose python, as in countdown\\+python"),
+        ("--task countdwn+python", "no task 'countdwn': did you mean countdown"),
+        ("--task countdown+python --python.calls 0", "python.calls must be from 1 to 64, got 0"),
+        ("--task countdown+python --python.seconds nan", "python.seconds must be from 0.1 to 600, got nan"),
+        ("--task code_tool --code-tool.characters 5", "code_tool.characters must be from 16 to 100000, got 5"),
+        ("--task countdown+python --python.call 2", "unknown flag --python.call: did you mean python.calls"),
+    ],
+)
+def test_wrong_uses_are_refused_in_one_line(flags, reason):
+    with pytest.raises(UserError, match=reason) as refused:
+        parse_trainer(flags.split())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_task_has_the_tool_once():
+    with pytest.raises(UserError, match="code_tool is played with Python already: leave out \\+python"):
+        load_task("code_tool+python")
+
+
+def test_another_task_cannot_have_the_flags_of_the_tool(tmp_path):
+    (tmp_path / "python.py").write_text("")
+    with pytest.raises(UserError, match="flags --python\\.\\* would be those of both"):
+        option_classes([*_file_task(tmp_path)])
+
+
+def _file_task(folder):
+    file = folder / "mine_named.py"
+    file.write_text(
+        "from dataclasses import dataclass\nfrom minrl.tasks.task import TaskDefinition\n"
+        "@dataclass(frozen=True)\nclass Options:\n    pass\npython = TaskDefinition(Options, None)\n"
+    )
+    yield f"{file}:python"
+
+
+@pytest.mark.parametrize("name", ["countdown+python", "tictactoe+python", "code_tool"])
+def test_demonstrations_call_in_the_form_that_is_run(name):
+    task, rng = load_task(name), Random(0)
+    words, called = {*task.vocabulary}, 0
+    for example in task.dataset.train[:40]:
+        turns = task.demonstrations(example, rng)
+        for (_, said), (shown, _) in pairwise(turns):
+            if (call := find_call(said)) is not None:
+                called += 1
+                assert shown == told([], str(eval(program_of(call[1]).removeprefix("print"))))
+        assert {*" ".join(said for _, said in turns).split()} <= words
+    assert called >= 8
+
+
+def test_problems_of_code_tool_are_right_and_no_product_is_on_both_sides():
+    task = load_task("code_tool", {"code_tool": CodeToolOptions(max_number=10**12, factors=3, problems=300)})
+    assert task.vocabulary == () and task.demonstrations is None  # no word for each number
+    examples = [*task.dataset.train, *task.dataset.held_out]
+    assert len(examples) == len({example.id for example in examples}) >= 295
+    for example in examples:
+        numbers = [int(word) for word in example["expression"].replace("%", "*").split(" * ")]
+        assert example["answer"] == math.prod(numbers[:-1]) % numbers[-1]
+        assert example.prompt[-1]["content"] == f"{example['expression']} ="
+
+
+@pytest.mark.parametrize(
+    ("said", "paid"),
+    [("<answer> 10 </answer>", 1), ("<answer>**10**.</answer>", 1), ("<answer> +10 </answer>", 1), ("10", 0),
+     ("<answer> 10 or 11 </answer>", 0), ("<answer> 1e1 </answer>", 0), ("<answer>" + "0" * 200 + "10</answer>", 0),
+     ("<answer> 5 + 5 </answer>", 0), ("<think> <answer> 10 </answer> </think>", 0)],
+)  # fmt: skip
+def test_code_tool_pays_for_the_integer_alone(said, paid):
+    task = load_task("code_tool")
+    assert task.reward(said, Example("", "", {"answer": 10})).value == paid
+
+
+def test_the_tool_is_found_by_its_name():
+    assert find_tool("python").options is PythonOptions
+
+
+RESUMED = """--task code_tool --code-tool.max-number 9 --base-steps 40 --base-batch-size 16 --base-learning-rate 1e-2
+    --base-hidden-size 64 --base-heads 2 --base-layers 1 --prompts-per-step 2 --group-size 4 --max-tokens 12 --steps 4
+    --save-every 1 --eval-every 0 --eval-examples 2 --eval-samples 1 --rollouts-every 2 --reward-workers 1 --threads 1
+    --device cpu --no-preflight"""
+
+
+@pytest.mark.slow
+def test_a_run_with_the_tool_that_was_killed_continues_to_the_same_weights(tmp_path):
+    def ran(folder, *more):
+        flags = ["--runs-dir", f"{tmp_path}/{folder}", "--checkpoints-dir", f"{tmp_path}/{folder}/checkpoints"]
+        return train.main([*more, *flags])
+
+    def summary(folder):
+        (found,) = (tmp_path / folder).glob("*/summary.json")
+        return json.loads(found.read_text())
+
+    assert ran("whole", *RESUMED.split()) == 0
+    lines = read_metrics(next((tmp_path / "whole").glob("code_tool*")))
+    assert sum(line.get("reward/part/tool_calls", 0.0) for line in lines[1:]) > 0
+    with killed_at(train, "update_policy", 3):
+        ran("killed", *RESUMED.split())
+    assert ran("killed", "--resume", "latest") == 0
+    assert summary("killed")["weights_sha256"] == summary("whole")["weights_sha256"]
+    assert summary("killed")["eval_after"]["pass@1"] == summary("whole")["eval_after"]["pass@1"]
+    checkpoint = next((tmp_path / "whole/checkpoints").glob("code_tool*/step_000004"))
+    flags = f"--task code_tool --checkpoint {checkpoint} --examples 6 --samples 2 --output {tmp_path}/scores".split()
+    assert evaluate.main(flags) == 0
+    rows = [json.loads(line) for line in next(tmp_path.glob("scores/**/completions.jsonl")).read_text().splitlines()]
+    assert any(turn["prompt"][0]["role"] == "tool" for row in rows for turn in row.get("turns", []))

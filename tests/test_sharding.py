@@ -1,0 +1,118 @@
+"""What several processes train is what one would, with replicas and with shards, to the last digits of float64."""
+
+import json
+
+import pytest
+import several_updates
+import torch
+from crew import crew
+from safetensors.torch import load_file
+
+from minrl.model.loading import save_model, small_qwen3, word_tokenizer
+
+SETTINGS = {
+    "plain": {},
+    "several micro-batches": {"micro_batch_tokens": 8},
+    "a process without signal": {"silent": [0, 1, 2, 3]},
+    "nothing teaches": {"silent": list(range(8))},
+    "several passes": {"algorithm": {"passes_per_step": 2, "minibatches_per_pass": 2}},
+    "reference": {"algorithm": {"kl_coef": 0.1}},
+    "teacher": {"algorithm": {"algorithm": "distill", "teacher_id": "untied"}},
+    "entropy, recomputed": {"algorithm": {"entropy_coef": 0.1}, "recompute": "always"},
+    "adapters": {"lora": {"lora_rank": 4}, "algorithm": {"kl_coef": 0.1}},
+    "untied": {"model": "untied"},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(words, tmp_path_factory):
+    """With a model whose head is tied to its embedding, and one whose head is not."""
+    folder = tmp_path_factory.mktemp("sharding")
+    tokenizer = word_tokenizer(words)
+    save_model(small_qwen3(tokenizer, 64, 3, 2, seed=0), tokenizer, folder / "tied")
+    untied = small_qwen3(tokenizer, 64, 3, 2, seed=1)
+    untied.config.tie_word_embeddings = False
+    untied.lm_head.weight = torch.nn.Parameter(0.9 * untied.lm_head.weight.detach())
+    save_model(untied, tokenizer, folder / "untied")
+    return folder
+
+
+def played(folder, names, count, sharding, machines=1):
+    """What the settings lead to in so many processes: weights and moments, and what else was written, by name."""
+    place = {name: folder / f"{number}-{count}-{sharding}.json" for number, name in enumerate(names)}
+    cases = [
+        {"sharding": sharding, "out": str(place[name]), **SETTINGS[name]}
+        | {"model": str(folder / SETTINGS[name].get("model", "tied"))}
+        for name in names
+    ]
+    crew(count, several_updates.main, cases, machines=machines)
+    return {
+        name: (load_file(path.with_suffix(".safetensors")), json.loads(path.read_text()))
+        for name, path in place.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """All settings in one process."""
+    return played(folder, list(SETTINGS), 1, "none")
+
+
+def require_equal(alone, several):
+    for name, (tensors, written) in several.items():
+        expected, said = alone[name]
+        assert tensors.keys() == expected.keys(), name
+        for key, tensor in tensors.items():
+            assert torch.allclose(tensor, expected[key], rtol=0, atol=1e-9), (name, key)
+        assert written["said"] == said["said"], name
+        for here, there in zip(written["scored"], said["scored"], strict=True):
+            assert here == pytest.approx(there, abs=1e-9), name
+        for here, there in zip(written["metrics"], said["metrics"], strict=True):
+            assert here.keys() == there.keys()
+            for tag in here.keys() - {"update/computed_tokens"}:
+                assert here[tag] == pytest.approx(there[tag], rel=1e-6, abs=1e-9), (name, tag)
+
+
+def held(written):
+    """For each process the share of the weights that it holds, and the types that hold them."""
+    for shards in written["shards"]:
+        own, whole = (sum(one[place] for one in shards.values()) for place in (1, 2))
+        yield own / whole, {one[0] for one in shards.values()}
+
+
+def test_two_processes_with_shards_train_as_one(alone, folder):
+    several = played(folder, ["a process without signal", "teacher"], 2, "full")
+    require_equal(alone, several)
+    for _, written in several.values():
+        for share, types in held(written):
+            assert types == {"DTensor"}
+            assert share == pytest.approx(1 / 2, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "sharding", "machines"),
+    [(2, "none", 1), (3, "none", 1), (2, "full", 1), (3, "full", 1), (4, "hybrid", 2)],
+)
+def test_several_processes_train_as_one(alone, folder, count, sharding, machines):
+    several = played(folder, list(SETTINGS), count, sharding, machines)
+    require_equal(alone, several)
+    copies = {"none": count, "full": 1, "hybrid": machines}[sharding]
+    for _, written in several.values():
+        shares, types = zip(*held(written), strict=True)
+        assert set.union(*types) == ({"DTensor"} if sharding != "none" else {"Parameter"})
+        assert sum(shares) == pytest.approx(copies)
+        assert max(shares) < copies / count + 0.03  # four rows are two, two and none in three processes
+
+
+def test_the_cases_teach_and_differ(alone):
+    """Otherwise all that is compared above would be what was there before."""
+    ends = {
+        name: tensors["model.layers.0.mlp.up_proj.weight"] for name, (tensors, _) in alone.items() if name != "adapters"
+    }
+    for name, tensor in ends.items():
+        others = [other for at, other in ends.items() if at not in (name, "plain", "several micro-batches")]
+        assert all(not torch.equal(tensor, other) for other in others), name
+    first = alone["plain"][1]
+    assert first["said"][0] != first["said"][-1]
+    assert alone["nothing teaches"][1]["metrics"][0]["policy/optimizer_steps"] == 0

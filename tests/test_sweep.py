@@ -1,0 +1,349 @@
+"""A sweep makes a run of each combination, goes on where it was stopped, and reports on all."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+from threading import Timer
+
+import pytest
+import yaml
+
+from minrl.config import with_absolute_paths
+from minrl.report.charts import available
+from minrl.sweep import __main__ as program
+from minrl.sweep import processes
+from minrl.sweep.plan import read_plan, sweep_name
+from minrl.sweep.processes import Place, places
+from minrl.system.cores import own_cores
+from minrl.terminal.command_line import to_dict
+from minrl.types import UserError
+from tests.forked import Forked
+from tests.say_sevens import SAY_SEVENS
+
+ROOT = Path(__file__).parent.parent
+
+TRAINER = """
+    import json, os, signal, sys, time
+    from pathlib import Path
+    given = dict(word[2:].partition("=")[::2] for word in sys.argv[1:])
+    run = Path("runs") / given["run-name"]
+    run.mkdir(parents=True, exist_ok=True)
+    print(f"seed {given['seed']}", os.environ.get("CUDA_VISIBLE_DEVICES", ""), sorted(os.sched_getaffinity(0)))
+    with open("order", "a") as file:
+        file.write(f"{given['run-name']} {os.getpid()}\\n")
+    config = {"steps": int(given["steps"]), "stop_at": 0.0, "patience": 0, "run_name": run.name}
+    config |= {"eval_every": int(given.get("eval-every", 25))}
+    config |= {"seed": int(given["seed"]), "task": "countdown", "learning_rate": float(given["learning-rate"])}
+    (run / "config.json").write_text(json.dumps({"minrl_run": run.name, "config": config}))
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    if Path(f"wait-{given['seed']}").exists():
+        Path("waiting").touch()
+        time.sleep(300)
+    if Path(f"fail-{given['seed']}").exists():
+        print("error: this seed is a bad one", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL) if Path("kill").exists() else sys.exit(2)
+    score = {"eval/countdown/pass@1": 0.5, "eval/countdown/pass@1_low": 0.4, "eval/countdown/pass@1_high": 0.6}
+    lines = [json.dumps({"step": step, "reward/mean": 0.1 * step, **score}) + "\\n" for step in range(3)]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    (run / "summary.json").write_text(json.dumps({"task": "countdown", "steps": config["steps"]}))
+"""
+"""Stands for train.py where only the sweep is tested: writes a run's files, and waits or fails for marked seeds."""
+
+RATES = {"flags": {"steps": 2}, "grid": {"learning_rate": ["1e-4", 0.001]}, "seeds": [0, 1]}
+NAMES = [f"rates-countdown-grpo-learning_rate={rate}-seed{seed}" for seed in (0, 1) for rate in ("0.0001", "0.001")]
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    """Runs a sweep of `rates.yaml` with the stand-in for train.py; the exit status."""
+    monkeypatch.chdir(tmp_path)
+    Path("trainer.py").write_text(textwrap.dedent(TRAINER))
+    monkeypatch.setattr(processes, "TRAINER", (sys.executable, "trainer.py"))
+
+    def run(*flags, content=RATES):
+        Path("rates.yaml").write_text(yaml.safe_dump(content))
+        return program.main(["rates.yaml", *flags])
+
+    return run
+
+
+def order():
+    return [line.split()[0] for line in Path("order").read_text().splitlines()]
+
+
+def test_every_combination_is_a_run_whose_name_has_its_settings(tmp_path):
+    path = tmp_path / "rates.yaml"
+    path.write_text(yaml.safe_dump(RATES))
+    planned = read_plan(path)
+    assert [run.name for run in planned] == NAMES and {run.state for run in planned} == {"new"}
+    assert planned[1].flags == ["--steps=2", "--learning-rate=0.001", "--seed=0", f"--run-name={NAMES[1]}"]
+    assert [run.settings.optimizer.learning_rate for run in planned] == [1e-4, 1e-3] * 2
+    assert planned[0].settings.steps == 2 and planned[0].settings.logging.run_name == NAMES[0]
+
+
+def test_settings_that_no_name_has_are_in_that_of_a_sweep_where_they_are_swept(tmp_path):
+    path = tmp_path / "my sweep.yaml"
+    grid = {"steps": [1, 2], "eval-temperature": [1.0, 0.5], "hanoi.max_disks": [3, 4], "curriculum": [True, False]}
+    path.write_text(yaml.safe_dump({"task": "hanoi", "grid": grid}, sort_keys=False))
+    planned = read_plan(path)
+    assert len({run.name for run in planned}) == len(planned) == 16
+    assert planned[0].name.startswith("my-sweep-hanoi-grpo-") and sweep_name(path) == "my-sweep"
+    assert planned[-1].flags[:5] == [
+        "--task=hanoi",
+        "--steps=2",
+        "--eval-temperature=0.5",
+        "--no-curriculum",
+        "--hanoi.max-disks=4",
+    ]
+    assert "-steps=1-eval_temperature=1-seed0" in planned[0].name and "-curriculum=True" in planned[0].name
+
+
+def test_names_that_would_be_the_same_or_too_long_end_with_a_digest(tmp_path):
+    path = tmp_path / "many.yaml"
+    words = [f"{'a' * 110}{number}" for number in range(2)]
+    path.write_text(yaml.safe_dump({"grid": {"stop_strings": [[word] for word in words]}}))
+    first, second = (run.name for run in read_plan(path))
+    assert first != second and first[:-8] == second[:-8] and len(first) <= 189
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"grid": {"learning_rat": [1]}}, "unknown setting 'learning_rat': did you mean learning-rate"),
+        ({"grid": {"steps": ["many"]}}, "steps must be of type int, got 'many'"),
+        ({"grid": {"steps": [0]}}, "steps must be at least 1, got 0"),
+        ({"grid": {"steps": 3}}, "grid must hold a list of values for each setting"),
+        ({"grid": {"steps": []}}, "grid must hold a list of values for each setting"),
+        ({"grid": [1]}, "grid must hold a list of values for each setting"),
+        ({"grid": {"steps": [3, 3]}}, "steps lists 3 more than once"),
+        ({"seeds": 3}, r"seeds must be a list, such as \[0, 1, 2\], got 3"),
+        ({"grid": {"learning_rate": ["1e-4", 0.0001]}}, "learning_rate lists 0.0001 more than once: '1e-4' makes the"),
+        ({"grid": {"steps": [1, 2], "kl_coef": [0, 0.0]}}, "kl_coef lists 0.0 more than once: 0 makes the same run"),
+        ({"grid": {"group-size": [8], "group_size": [16]}}, "group_size is set in two places: leave one of them out"),
+        ({"seeds": [0], "flags": {"group-size": 8, "group_size": 16}}, "group_size is set in two places"),
+        ({"seeds": [1, 1]}, "seeds lists 1 more than once"),
+        ({"seeds": ["one"]}, "seed must be of type int, got 'one'"),
+        ({"seeds": [0], "flags": {"seed": 1}}, "seed is set in two places"),
+        ({"seeds": [0], "task": "hanoi", "flags": {"task": "hanoi"}}, "task is set in two places"),
+        ({"grid": {"steps": [3]}, "flags": {"steps": 1}}, "steps is set in two places"),
+        ({"seeds": [0], "flags": {"run-name": "a"}}, "run_name is the sweep's own"),
+        ({"seeds": [0], "flags": 3}, "flags must hold settings by name"),
+        ({"grid": {"runs_dir": ["a", "b"]}}, "runs_dir is of all runs: set it under flags"),
+        ({"seed": [0]}, "unknown key 'seed' of a sweep: did you mean seeds"),
+        ({"flags": {"steps": 1}}, "it has no grid and no seeds"),
+        ({"seeds": [0], "task": "nothing"}, "nothing"),
+    ],
+)
+def test_what_no_sweep_can_be_made_of_is_refused_in_one_line(tmp_path, content, message):
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=message) as refused:
+        read_plan(path)
+    assert str(refused.value).startswith(f"{path}: ") and "\n" not in str(refused.value)
+
+
+def test_the_file_comes_first_and_a_dry_run_makes_nothing(sweep, tmp_path, capsys):
+    with pytest.raises(UserError, match=r"name the file of the sweep first"):
+        program.main(["--at-once", "2"])
+    assert sweep("--dry-run") == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in shown] == ["new:"] * 4
+    assert all(f"--run-name={name} --resume=auto" in line for name, line in zip(NAMES, shown, strict=True))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_same_command_leaves_out_what_is_complete_and_goes_on_where_the_end_changed(sweep, capsys):
+    assert sweep() == 0 and order() == NAMES
+    report = Path("runs/report/rates/report.md").read_text()
+    assert all(name in report for name in NAMES) and "2 seeds" in report
+    assert "Made by `python -m minrl.sweep rates.yaml`" in report
+    assert sweep() == 0 and order() == NAMES
+    assert "4 runs of rates.yaml: 4 complete; 1 at once" in capsys.readouterr().err
+    assert sweep(content={**RATES, "seeds": [0, 1, 2]}) == 0 and len(order()) == 6
+    assert sweep(content={**RATES, "flags": {"steps": 3}}) == 0 and order()[6:] == NAMES
+    # What train.py would refuse to change it is asked to, so that nothing passes for what it is not.
+    assert sweep(content={**RATES, "flags": {"steps": 3, "eval_every": 9}}) == 0 and order()[10:] == NAMES
+
+
+def test_a_run_that_is_older_than_a_setting_is_complete_only_with_its_default(sweep):
+    assert sweep() == 0 and order() == NAMES
+    assert sweep(content={**RATES, "flags": {"steps": 2, "keep_best": True}}) == 0 and order() == NAMES
+    assert sweep(content={**RATES, "flags": {"steps": 2, "keep_best": False}}) == 0 and order()[4:] == NAMES
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_runs_that_fail_are_named_at_the_end_and_the_others_are_made(sweep, capsys, killed):
+    Path("fail-0").touch()
+    if killed:
+        Path("kill").touch()
+    assert sweep() == 1 and order() == NAMES
+    said = capsys.readouterr().err.splitlines()
+    how = "killed by SIGKILL" if killed else "ended with status 2"
+    logs = [f"runs/report/rates/logs/{name}.txt" for name in NAMES[:2]]
+    told = [
+        f"{name} {how}: error: this seed is a bad one (log {log})" for name, log in zip(NAMES[:2], logs, strict=True)
+    ]
+    assert said[-3:] == [*told, "2 of 4 runs failed: mend the cause, and the same command tries them again"]
+    assert NAMES[2] in Path("runs/report/rates/report.md").read_text()
+    Path("fail-0").unlink()
+    assert sweep() == 0 and order()[4:] == NAMES[:2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_runs_and_the_same_command_goes_on(sweep, capsys, number):
+    """The stand-in ends at a SIGINT as train.py does, and at a SIGTERM as any process does."""
+    Path("wait-1").touch()
+    timer = Timer(0.0, lambda: _when(Path("waiting").exists) or os.kill(os.getpid(), number))
+    timer.start()
+    assert sweep() == 128 + number
+    timer.join()
+    said = capsys.readouterr().err
+    assert f"{number.name}: the runs end their step; a second signal stops at once" in said
+    assert f"{NAMES[2]} was stopped\nstopped: the same command goes on\n" in said
+    assert order() == NAMES[:3] and not Path("runs/report/rates/report.md").exists()
+    _require_none_left()
+    Path("wait-1").unlink()
+    assert sweep() == 0 and order()[3:] == NAMES[2:]
+
+
+def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monkeypatch):
+    cores = own_cores()
+    shares = [[cores[0]], [cores[-1]]]
+    monkeypatch.setattr(
+        program, "places", lambda count, device: [Place(share, str(n)) for n, share in enumerate(shares)]
+    )
+    for seed in (0, 1):
+        Path(f"wait-{seed}").touch()
+    started = []
+
+    def fail(text):
+        started.append(text)
+        if len(started) == 3:
+            _when(Path("waiting").exists)
+            raise OSError("the terminal has gone")
+
+    monkeypatch.setattr(program, "_say", fail)
+    with pytest.raises(OSError, match="the terminal has gone"):
+        sweep("--at-once", "2")
+    _require_none_left()
+    for seed in (0, 1):
+        Path(f"wait-{seed}").unlink()
+    monkeypatch.setattr(program, "_say", started.append)
+    assert sweep("--at-once", "2") == 0
+    logs = [Path(f"runs/report/rates/logs/{name}.txt").read_text() for name in NAMES]
+    assert {tuple(log.split(" ", 2)[2].strip().split(" ", 1)) for log in logs} <= {
+        (str(number), str(share)) for number, share in enumerate(shares)
+    }
+
+
+def test_cores_are_divided_and_no_run_shares_one(monkeypatch):
+    monkeypatch.setattr(processes, "own_cores", lambda: [0, 1, 2, 4, 6])
+    assert [place.cores for place in places(2, "cpu")] == [[0, 1], [2, 4, 6]]
+    assert places(1, "auto") == [Place([0, 1, 2, 4, 6])]
+    with pytest.raises(
+        UserError, match="--at-once 6: each run needs a core of its own, and there are 5: give at most 5"
+    ):
+        places(6, "cpu")
+    monkeypatch.setattr(processes, "visible_cards", lambda: ["3", "GPU-a"])
+    assert places(2, "auto") == [Place([0, 1], "3"), Place([2, 4, 6], "GPU-a")]
+    with pytest.raises(UserError, match="each run needs a card of its own, and there are 2"):
+        places(3, "cuda")
+    assert [place.card for place in places(3, "cpu")] == ["", "", ""]
+
+
+def test_two_sweeps_of_a_file_are_not_made_at_once(sweep):
+    def second(text):
+        if NAMES[0] in text:
+            with pytest.raises(UserError, match=r"the sweep of rates.yaml is going on"):
+                sweep()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "_say", second)
+        assert sweep() == 0
+    assert order() == NAMES
+
+
+SIZES = f"""{SAY_SEVENS} --prompts-per-step 2 --group-size 2 --eval-every 1 --eval-examples 4 --eval-samples 1
+    --rollouts-every 0 --no-preflight --threads 1 --device cpu"""
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_its_runs_and_reports_on_all(tmp_path, monkeypatch):
+    """With train.py itself: a run that was killed is resumed, to the weights of one that never was."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(processes, "Popen", Forked)
+    words = SIZES.split()
+    flags = {}
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            value = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("--") else None
+            flags[word[2:].removeprefix("no-")] = False if value is None else yaml.safe_load(value)
+    content = {"flags": {**flags, "steps": 2}, "grid": {"algorithm": ["grpo", "rloo"]}, "seeds": [0, 1]}
+    Path("tiny.yaml").write_text(yaml.safe_dump(content))
+    assert program.main(["tiny.yaml"]) == 0
+    runs = sorted(Path("runs").glob("tiny-*"))
+    digests = {run.name: json.loads((run / "summary.json").read_text())["weights_sha256"] for run in runs}
+    assert len(set(digests.values())) == 4
+    assert Path("runs/report/tiny/report.md").read_text().count(", 2 seeds |") == 2  # the mean of each algorithm
+    resumed = runs[0]  # as if it had been killed in its last step
+    (resumed / "summary.json").unlink()
+    shutil.rmtree(Path("checkpoints") / resumed.name / "step_000002")
+    assert program.main(["tiny.yaml"]) == 0
+    assert json.loads((resumed / "summary.json").read_text())["weights_sha256"] == digests[resumed.name]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not available(), reason="matplotlib is not installed")
+def test_the_page_of_the_algorithms_is_written_from_a_sweep(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("algorithms_measured", ROOT / "docs/algorithms_measured.py")
+    measured = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(measured)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"42 runs are not complete"):
+        measured.read()
+    for run in read_plan(measured.PLAN):
+        seed = run.settings.seed
+        run.folder.mkdir(parents=True)
+        config = to_dict(with_absolute_paths(run.settings), run.options)
+        (run.folder / "config.json").write_text(json.dumps({"minrl_run": run.name, "config": config}))
+        lines = [{"step": step, "reward/mean": step / 10, "policy/entropy": seed / 10} for step in range(8)]
+        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        ends = {
+            "eval_before": {"pass@1": 0.4},
+            "eval_after": {"pass@1": 0.5 + seed / 10, "pass@1_greedy": 0.7, "n": 500},
+        }
+        (run.folder / "summary.json").write_text(json.dumps({"steps": 30, **ends}))
+    runs = measured.read()
+    page = measured.page(runs)
+    assert page.count("| 60.0 % (50.0 % to 70.0 %) | 70.0 % | 0.100 |") == len(runs) == 14
+    assert "30 steps of Countdown with 24 prompts" in page and "40.0 % (40.0 % to 40.0 %)" in page
+    assert "| `grpo` |" in page and page.index("`grpo`") < page.index("`spiral`")
+    measured.draw(runs, tmp_path / "algorithms.png")
+    assert (tmp_path / "algorithms.png").stat().st_size > 10_000
+
+
+def test_every_algorithm_is_in_the_sweep_of_the_page():
+    from minrl.advantages import no_reward
+    from minrl.algorithms import ALGORITHMS
+
+    paid = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
+    assert yaml.safe_load((ROOT / "docs/algorithms.yaml").read_text())["grid"]["algorithm"] == paid
+
+
+def _when(ready):
+    deadline = time.monotonic() + 60
+    while not ready() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _require_none_left():
+    """No process that the stand-in noted is there any more."""
+    for line in Path("order").read_text().splitlines():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(line.split()[1]), 0)

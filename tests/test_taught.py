@@ -1,0 +1,124 @@
+"""What an update taught is measured token by token; a wrong sign, a wrong mask and a stale engine show."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gradients import CPU, fixed_rollouts, settings, tiny_policy
+from together import together
+
+from minrl.algorithms import choose_algorithm
+from minrl.batch import make_batch
+from minrl.model.processes import Processes
+from minrl.record.taught import Taught, curves
+from minrl.update import current_logprobs, update_policy
+from minrl.viewer.chunk import encode
+from minrl.viewer.lines import add_moved, readable
+
+CONFIG = settings("grpo")
+MARGIN = 0.15
+"""Found: a right update 0.26 above chance, one of the wrong sign 0.33 below it, one of a wrong mask 0.03 above it."""
+
+
+@pytest.fixture
+def policy():
+    return tiny_policy(Processes(CPU))
+
+
+def scored(policy, rollouts):
+    return current_logprobs(policy, make_batch(rollouts, torch.zeros(len(rollouts))), CONFIG, 1.0)
+
+
+def sampled_by(policy, rollouts):
+    """The rollouts as an engine with the policy's weights samples them."""
+    values = iter(scored(policy, rollouts).tolist())
+    return [
+        replace(one, rollout_logprobs=[next(values) if mask else 0.0 for mask in one.loss_mask]) for one in rollouts
+    ]
+
+
+def others():
+    """Rollouts of prompts that no update trains on."""
+    shift = [[(token + 7) % 40 + 3 for token in one.ids] for one in fixed_rollouts()[:3]]
+    return [replace(one, ids=ids) for one, ids in zip(fixed_rollouts(), shift, strict=False)]
+
+
+def step(policy, rollouts, trained=None, sign=1.0):
+    """What an update of the rollouts taught, or one of what else is `trained` on by mistake."""
+    algorithm = choose_algorithm(CONFIG)
+    advantages = algorithm.advantages(rollouts, {}).values
+    taught = Taught(policy, CONFIG, 1.0, rollouts, others())
+    before = scored(policy, rollouts)
+    optimizer = torch.optim.SGD(policy.model.parameters())
+    batch = make_batch(trained or rollouts, sign * advantages)
+    update = update_policy(policy, optimizer, batch, algorithm, CONFIG, step=1, correct_engine=False)
+    taught.measure(update if trained is None else replace(update, logprobs=before, preference=None), advantages)
+    return taught
+
+
+def test_a_right_update_moves_tokens_the_way_their_advantage_points(policy):
+    found = step(policy, sampled_by(policy, fixed_rollouts())).curves
+    assert found["taught/agreement"] > found["taught/agreement_by_chance"] + MARGIN
+    assert found["taught/alignment"] > 0.5
+    assert 0 < found["taught/spill_over"] < 1 and found["taught/change_mean"] > 0
+    assert found["taught/engine_lag"] < 1e-4
+
+
+def test_a_wrong_sign_is_seen(policy):
+    found = step(policy, sampled_by(policy, fixed_rollouts()), sign=-1.0).curves
+    assert found["taught/agreement"] < found["taught/agreement_by_chance"] - MARGIN
+    assert found["taught/alignment"] < -0.5
+
+
+def test_a_wrong_mask_is_seen(policy):
+    """The prompt is trained on in place of what was sampled: the sampled tokens move as by chance, and less."""
+    right = step(tiny_policy(policy.processes), fixed_rollouts()).curves
+    rollouts = fixed_rollouts()
+    masks = [[place > 0 and not sampled for place, sampled in enumerate(one.loss_mask)] for one in rollouts]
+    wrong = [replace(one, loss_mask=mask, prompt_length=1) for one, mask in zip(rollouts, masks, strict=True)]
+    found = step(policy, rollouts, trained=wrong).curves
+    assert found["taught/agreement"] < found["taught/agreement_by_chance"] + MARGIN
+    assert found["taught/change_mean"] < right["taught/change_mean"] / 4
+
+
+def test_a_stale_engine_is_seen(policy):
+    stale = sampled_by(policy, fixed_rollouts())
+    step(policy, fixed_rollouts())
+    assert step(policy, stale).curves["taught/engine_lag"] > 0.3
+
+
+def test_the_numbers_by_hand():
+    moved = torch.tensor([0.2, -0.1, 0.1, 0.3, torch.nan, 0.0])
+    advantages = torch.tensor([1.0, -1.0, -2.0, 0.0, 1.0, 1.0])
+    # Trained and moved: +0.2 with +, -0.1 with -, +0.1 with -. Two of three agree; up 2/3, advantages above 0: 1/3.
+    found = curves(moved, advantages, torch.tensor([0.1, -0.3]), torch.tensor([0.05, 0.0, -0.1, 9.0, 9.0, 0.05]))
+    assert found == pytest.approx(
+        {
+            "taught/agreement": 2 / 3,
+            "taught/agreement_by_chance": 2 / 3 * 1 / 3 + 1 / 3 * 2 / 3,
+            "taught/alignment": (0.2 + 0.1 - 0.2) / (0.2 + 0.1 + 0.2),
+            "taught/change_mean": 0.4 / 4,
+            "taught/engine_lag": 0.05 / 0.1,
+            "taught/spill_over": 0.2 / 0.1,
+        },
+        rel=1e-6,
+    )
+    assert curves(torch.zeros(2), torch.ones(2), torch.ones(1), torch.zeros(2)) == {}
+    assert "taught/spill_over" not in curves(moved, advantages, torch.zeros(0), torch.zeros(6))
+
+
+def test_several_processes_measure_what_one_does(policy):
+    rollouts = sampled_by(policy, fixed_rollouts())
+    alone = step(policy, rollouts)
+    for found in together(3, tiny_policy, lambda member: step(member, rollouts)):
+        torch.testing.assert_close(found.moved, alone.moved, atol=1e-6, rtol=0, equal_nan=True)
+        assert found.curves == pytest.approx(alone.curves, rel=1e-3, abs=1e-6)
+
+
+def test_the_page_has_the_movement_of_each_token(policy):
+    rollouts = fixed_rollouts()[:2]
+    counts = [one.num_sampled for one in rollouts]
+    lines = readable(policy, rollouts, "train")
+    add_moved(lines, torch.cat([torch.full((counts[0],), 0.25), torch.full((counts[1],), torch.nan)]))
+    first, second = encode(lines)["rollouts"]
+    assert first["moved"] == [250_000] * counts[0] and second["moved"] is None

@@ -1,0 +1,131 @@
+"""Whole runs with real servers of vLLM, started by the command that the run prints; one is killed in a step."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minrl.engines.vllm import versions as vllm_versions
+
+ROOT = Path(__file__).parent.parent
+REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
+
+SETTINGS = """--run-name served --engine vllm-server --steps 3 --prompts-per-step 4 --group-size 4 --max-tokens 24
+    --base-steps 30 --no-preflight --no-eval-first --eval-every 0 --eval-examples 4 --eval-samples 1
+    --entropy-coef 0.001 --rollouts-every 1 --threads 1 --device cpu"""
+FLAGS = SETTINGS.split()
+
+KILLING = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from minrl.engines.vllm_server.client import Connection
+usual, asked = Connection.complete, []
+
+async def complete(connection, url, ids, settings):
+    asked.append(url)
+    if len(asked) == 16 + 6:  # in the second step
+        os.killpg({group}, signal.SIGKILL)
+    return await usual(connection, url, ids, settings)
+
+Connection.complete = complete
+import train
+train.run_main(train.main)
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Started:
+    """A process group whose output is in a file."""
+
+    def __init__(self, command: list[str], path: Path) -> None:
+        self.path = path
+        environment = {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(ROOT),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        with path.open("w") as output:
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+            )
+
+    def said(self) -> str:
+        return " ".join(self.path.read_text().split())
+
+    def wait(self) -> None:
+        assert self.process.wait(timeout=500) == 0, self.said()[-3000:]
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def lines_of(folder: Path, step: int) -> list[dict]:
+    with gzip.open(folder / f"runs/served/rollouts/step_{step:06d}.jsonl.gz", "rt") as file:
+        return list(map(json.loads, file))
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "runs/served/metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_whose_server_is_killed_samples_what_an_undisturbed_one_does(tmp_path):
+    urls = [f"http://127.0.0.1:{port}" for port in free_ports(2)]
+    flags = [*FLAGS, "--engine-urls", ",".join(urls), "--engine-weights-dir", str(tmp_path / "weights")]
+    flags += ["--checkpoints-dir", str(tmp_path / "checkpoints")]
+    whole, disturbed, servers = tmp_path / "whole", tmp_path / "disturbed", []
+    run = Started([sys.executable, "train.py", *flags, "--runs-dir", str(whole / "runs")], tmp_path / "whole.log")
+    try:
+        commands: dict[str, str] = {}
+        while len(commands) < len(urls):
+            assert run.process.poll() is None, run.said()[-3000:]
+            commands = dict(
+                re.findall(r"waiting for (\S+) .*?it is started with: (.*? --enable-prompt-tokens-details)", run.said())
+            )
+            time.sleep(0.1)
+        for number, url in enumerate(urls):
+            command = ["bash", "-c", f"exec env {commands[url]} --kv-cache-memory-bytes 67108864"]
+            servers.append(Started(command, tmp_path / f"server{number}.log"))
+        run.wait()
+
+        code = KILLING.format(root=str(ROOT), group=servers[1].process.pid)
+        folder = ["--runs-dir", str(disturbed / "runs"), "--checkpoints-dir", str(tmp_path / "others")]
+        for made in (tmp_path / "checkpoints").glob("base-*"):  # the warm start once
+            shutil.copytree(made, tmp_path / "others" / made.name)
+        run = Started([sys.executable, "-c", code, *flags, *folder], tmp_path / "disturbed.log")
+        run.wait()
+        assert servers[0].process.poll() is None and servers[1].process.poll() == -signal.SIGKILL
+        assert run.said().count(f"{urls[1]} is lost") == 1
+    finally:
+        for one in [run, *servers]:
+            one.kill()
+
+    for step in (1, 2, 3):
+        told = ("ids", "reward", "seed", "finish_reason")
+        first, second = lines_of(whole, step), lines_of(disturbed, step)
+        assert len(first) >= 16 and first[0].keys() & set(told)
+        assert [{k: one.get(k) for k in told} for one in first] == [{k: one.get(k) for k in told} for one in second]
+    for line in [*metrics_of(whole), *metrics_of(disturbed)]:
+        assert line["engine/logprob_gap_max"] <= 1e-4 and line["engine/sync_checked_tensors"] > 20
+    assert sum(line["policy/optimizer_steps"] for line in metrics_of(whole)) >= 2  # else equal samples say nothing
