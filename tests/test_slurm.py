@@ -72,20 +72,25 @@ def test_a_job_that_is_stopped_and_queued_again_ends_with_the_same_weights(argum
         def restarted(job, times):
             return lambda: slurm.job(job)["Restarts"] == str(times)
 
+        def begin_soon(job):
+            """Two minutes are the default of a job that was queued again. It must have left its nodes, and for longer than
+            a second: slurmd takes a launch within the second of the job's end for one of the job that was ended."""
+            wait_for(slurm, lambda: slurm.job(job)["JobState"] == "PENDING", 60)
+            slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+4")
+
         whole, stopped = submit("whole"), submit("stopped")
         wait_for(slurm, lambda: steps_of(stopped) >= 2, 180)
         slurm.run("scancel", "--signal=USR1", stopped)  # as before the time limit: all tasks, and what they started
         wait_for(slurm, restarted(stopped, 1), 60)
         assert "SIGUSR1: stopping after this step" in said("stopped")
         assert "saved before the time limit" in said("stopped")
-        # BeginTime of a job that was queued again is two minutes away.
-        slurm.run("scontrol", "update", f"JobId={stopped}", "StartTime=now")
+        begin_soon(stopped)
         wait_for(slurm, lambda: "going on after step" in said("stopped"), 180)
         first = steps_of(stopped)
         wait_for(slurm, lambda: steps_of(stopped) > first, 60)
         slurm.run("scontrol", "requeue", stopped)  # a preemption
         wait_for(slurm, restarted(stopped, 2), 60)
-        slurm.run("scontrol", "update", f"JobId={stopped}", "StartTime=now")
+        begin_soon(stopped)
         for job, name in ((whole, "whole"), (stopped, "stopped")):
             wait_for(slurm, lambda job=job: slurm.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), 240)
             assert slurm.job(job)["JobState"] == "COMPLETED", said(name)
