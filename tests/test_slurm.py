@@ -73,8 +73,8 @@ def test_a_job_that_is_stopped_and_queued_again_ends_with_the_same_weights(argum
             return lambda: slurm.job(job)["Restarts"] == str(times)
 
         def begin_soon(job):
-            """Two minutes are the default of a job that was queued again. It must have left its nodes, and for longer than
-            a second: slurmd takes a launch within the second of the job's end for one of the job that was ended."""
+            """Two minutes are the default of a job that was queued again. It must have left its nodes for more than a
+            second: slurmd takes a launch within the second of the job's end for one of the job that was ended."""
             wait_for(slurm, lambda: slurm.job(job)["JobState"] == "PENDING", 60)
             slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now+4")
 
