@@ -10,19 +10,13 @@ matplotlib (the charts extra). About 15 minutes on two cores.
 """
 
 import argparse
-import json
 import os
-import statistics
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
-from harness import doing
+from curves import Point, curve, mean, train
+from harness import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-FLAGS = "--threads 1 --rollouts-every 0 --save-every 0 --no-preflight --quiet"
 HALF = "--base-hidden-size 96 --base-heads 2"
 WAYS = {
     "grpo": "--algorithm grpo",
@@ -31,15 +25,6 @@ WAYS = {
 }
 """What each student learns from: rewards, a teacher, or both."""
 COLOURS = {"grpo": "#0072b2", "distill": "#d55e00", "both": "#009e73"}
-
-
-class Point(NamedTuple):
-    """An evaluation: what was spent on training until then, and the held-out score."""
-
-    step: int
-    tokens: float
-    seconds: float
-    solved: float
 
 
 def parse() -> argparse.Namespace:
@@ -73,7 +58,7 @@ def show(options: argparse.Namespace) -> None:
     """Print the table, draw the picture."""
     last = options.until or options.steps
     curves = {
-        way: [[p for p in curve(options, f"{way}-seed{seed}") if p.step <= last] for seed in options.seeds]
+        way: [[p for p in curve(options.folder / f"{way}-seed{seed}") if p.step <= last] for seed in options.seeds]
         for way in options.ways
     }
     print(table(options, curves))
@@ -87,40 +72,9 @@ def start(options: argparse.Namespace, teacher: Path, way: str, seed: int) -> No
     train(options, f"{way}-seed{seed}", flags)
 
 
-def train(options: argparse.Namespace, name: str, flags: list[str]) -> None:
-    """One run, unless it is complete."""
-    if (options.folder / name / "summary.json").exists():
-        return
-    doing(f"training, {options.at_once} at once; {name} began last")
-    folders = ["--runs-dir", str(options.folder), "--checkpoints-dir", str(options.folder / "checkpoints")]
-    command = [sys.executable, str(ROOT / "train.py"), *flags, *FLAGS.split(), "--run-name", name, *folders]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
-def curve(options: argparse.Namespace, name: str) -> list[Point]:
-    """The evaluations of a run."""
-    folder = options.folder / name
-    config = json.loads((folder / "config.json").read_text())["config"]
-    completions, cores = config["prompts_per_step"] * config["group_size"], len(os.sched_getaffinity(0))
-    points, tokens, seconds = [], 0.0, 0.0
-    for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
-        if line["step"]:
-            tokens += completions * line["rollout/completion_tokens_mean"]
-            training = line["time/step_s"] - line.get("time/eval_s", 0.0)
-            seconds += training * cores * line["system/cpu_percent"] / 100
-        if "eval/countdown/pass@1" in line:
-            points.append(Point(line["step"], tokens, seconds, line["eval/countdown/pass@1"]))
-    return points
-
-
-def mean(curves: list[list[Point]]) -> list[Point]:
-    """The mean over the seeds at each evaluation."""
-    return [Point(*map(statistics.mean, zip(*points, strict=True))) for points in zip(*curves, strict=True)]
-
-
 def table(options: argparse.Namespace, curves: dict[str, list[list[Point]]]) -> str:
     """Markdown: mean, lowest and highest over the seeds, and when each is as good as the first is in the end."""
-    teacher = curve(options, "teacher")[-1]
+    teacher = curve(options.folder / "teacher")[-1]
     goal = mean(curves[options.ways[0]])[-1].solved
     lines = [
         f"Teacher: {teacher.step} steps of GRPO, {teacher.tokens / 1e6:.2f} million tokens, "

@@ -81,6 +81,13 @@ def alive(pid):
         return False
 
 
+def wait_for(happened):
+    """Until it has happened, or for too long."""
+    deadline = time.monotonic() + LONGEST_S
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def workers_left(places):
     """The reward workers that still run, after the time that ending takes them."""
     deadline = time.monotonic() + 10
@@ -97,13 +104,20 @@ def main(folder, *flags):
     whole = Started(folder, "whole", 21001, [*flags, "--run-name", "whole", "--resume", "auto"])
     whole.wait(range(COUNT))
     arguments = [*flags, "--run-name", "killed", "--resume", "auto"]
+    endless, met = folder / "endless", folder / "met"  # a reward without end; a worker computes it
+
+    def steps():
+        return len(read_metrics(folder / "runs" / "killed"))
+
     for kill in range(KILLS):
-        (folder / "endless").touch() if kill == 1 else (folder / "endless").unlink(missing_ok=True)
-        before = len(read_metrics(folder / "runs" / "killed"))
+        before, hangs = (
+            steps(),
+            kill == 1,
+        )  # in a step that must not end: past its deadline a reward would be unscorable
+        if hangs:
+            endless.touch()
         started, victim = Started(folder, f"killed{kill}", 21002 + kill, arguments), chance.randrange(COUNT)
-        deadline = time.monotonic() + LONGEST_S
-        while len(read_metrics(folder / "runs" / "killed")) <= before and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda hangs=hangs, before=before: met.exists() if hangs else steps() > before)
         time.sleep(chance.uniform(0.0, 1.0))
         os.kill(started.pids[victim], signal.SIGKILL)
         started.wait(set(range(COUNT)) - {victim})
@@ -119,7 +133,7 @@ def main(folder, *flags):
                 "pid": started.pids[victim],
             }
         )
-    (folder / "endless").unlink(missing_ok=True)
+        endless.unlink(missing_ok=True)
     last = Started(folder, "last", 21010, arguments)
     last.wait(range(COUNT))
     print(json.dumps({"whole": whole.statuses, "kills": ends, "last": last.statuses, "said": last.said(0)}))

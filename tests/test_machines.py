@@ -37,7 +37,7 @@ class Options:
 def reward(completion, example):  # in a worker
     (PLACE / "workers" / str(os.getpid())).touch()
     while (PLACE / "endless").exists() and len(completion) % 5 == 2:
-        pass
+        (PLACE / "met").touch()
     time.sleep(0.02)
     return Reward(len(completion) % 5 / 4)
 

@@ -93,7 +93,8 @@ def test_where_one_process_fails_none_waits_for_it(policy, tmp_path):
     save_policy(policy, tmp_path / "model")
     ended = launched(ROOT / "tests" / "two_trainers.py", tmp_path / "model", tmp_path / "two", 1)
     assert ended.returncode != 0
-    assert "error: this process cannot go on" in ended.stderr
+    # torchrun may end the process that failed while it leaves; the other one knows why by then.
+    assert re.search(r"^error: (process 1 of 2 \(.*\) failed: )?this process cannot go on$", ended.stderr, re.M)
     assert not list((tmp_path / "two").glob("*.json"))  # nobody came to the end
 
 

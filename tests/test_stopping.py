@@ -187,6 +187,24 @@ def test_what_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, previous)
 
 
+LEAVING = """
+import atexit, os, signal, sys
+from minrl.system.signals import ignore_stop_signals
+from minrl.terminal.command_line import run_main
+
+def main(arguments):  # all processes of the run end, and a launcher that sees another's end signals this one
+    ignore_stop_signals()
+    return 138
+
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+run_main(main)
+"""
+
+
+def test_a_process_that_ends_with_the_others_keeps_its_status_when_it_is_told_to_stop_while_it_leaves():
+    assert subprocess.run([sys.executable, "-c", LEAVING], cwd=ROOT).returncode == 138
+
+
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)]
 )

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.kernels.cpu import computed, few_rows_product, in_float32, product
+from minrl.kernels.cpu import add_summed_product, computed, few_rows_product, in_float32, product
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**25}
 """Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 128 MiB."""
@@ -119,7 +119,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[rows] = product(dx, multiplied.weight.T)
             if grad_weight is not None:
-                _add_product(grad_weight, dx, hidden[rows])
+                add_summed_product(grad_weight, dx, hidden[rows])
             if grad_bias is not None:
                 grad_bias += dx.sum(0, dtype=grad_bias.dtype)
         grads = (None if grad is None else grad.to(of.dtype) for grad, of in ((grad_weight, weight), (grad_bias, bias)))
@@ -139,11 +139,3 @@ def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
 
 def _cast(bias: Tensor | None, hidden: Tensor) -> Tensor | None:
     return None if bias is None else bias.to(hidden.dtype)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """`total += left.T @ right`, without a copy of the product where the precisions are the same."""
-    if left.dtype == total.dtype:
-        total.addmm_(left.T, right)
-    else:
-        total += left.T @ right

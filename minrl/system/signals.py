@@ -44,7 +44,7 @@ def stop_at_once(number: int, _frame: FrameType | None = None) -> None:
 
 @contextmanager
 def answered(answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Install a handler inside for the stop signals that are not ignored."""
+    """Install a handler inside for the stop signals that are not ignored. What was ignored inside stays ignored."""
     handlers = ((number, signal.getsignal(number)) for number in STOP_SIGNALS)
     ours = {number: before for number, before in handlers if before not in (signal.SIG_IGN, None)}
     for number in ours:
@@ -53,7 +53,8 @@ def answered(answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
         yield
     finally:
         for number, before in ours.items():
-            signal.signal(number, before)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, before)
 
 
 @contextmanager
