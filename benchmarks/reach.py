@@ -31,6 +31,8 @@ SETTINGS = {
     "rate_6e-4": "--learning-rate 6e-4",
     "rate_1e-3": "--learning-rate 1e-3",
     "minibatches_2": "--minibatches-per-pass 2",
+    "minibatches_4": "--minibatches-per-pass 4",
+    "curriculum_minibatches_2": "--curriculum --minibatches-per-pass 2",
     "passes_2": "--passes-per-step 2",
     "few": "--prompts-per-step 24",
     "few_rate_6e-4": "--prompts-per-step 24 --learning-rate 6e-4",

@@ -1,7 +1,6 @@
 """The network being trained.
 
-A `Policy` is a transformers model with float32 master weights and its tokenizer. The version counts its updates, so
-that every completion records which weights sampled it.
+A `Policy` is a transformers model with float32 master weights and its tokenizer. Every completion records its version.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,8 @@ from torch import Tensor
 from minrl.batch import Stream, micro_batches, pack
 from minrl.config import ModelConfig
 from minrl.kernels.activations import LARGEST_SHARE, growth, kept_bytes, layers_of
-from minrl.kernels.cpu import free_bytes, speed_up_linears
+from minrl.kernels.cpu import free_bytes
+from minrl.kernels.modules import speed_up
 from minrl.kernels.padded_rows import row_batches, row_tokens
 from minrl.model.chat import ChatTokenizer
 from minrl.model.context import context_length
@@ -143,7 +143,7 @@ class Policy(ChatTokenizer):
 def as_policy(model: CausalModel, tokenizer: Any, config: ModelConfig, processes: Processes) -> Policy:  # noqa: ANN401
     """A policy of a model and tokenizer in memory."""
     model.to(processes.device).eval()  # dropout would make the trained probabilities differ from the sampled ones
-    speed_up_linears(model)
+    speed_up(model)
     return Policy(
         model=model,
         tokenizer=tokenizer,

@@ -15,7 +15,8 @@ from transformers import Phi3Config
 from minrl.batch import pack
 from minrl.config import ModelConfig
 from minrl.kernels import cpu
-from minrl.kernels.cpu import Float32Linear, few_rows_product, product
+from minrl.kernels.cpu import few_rows_product, product
+from minrl.kernels.modules import Float32Linear
 from minrl.model.loading import ASSISTANT, END, USER, save_model, word_tokenizer
 from minrl.model.method import Method
 from minrl.model.sharding import master_weights
@@ -289,7 +290,7 @@ def test_the_fast_product_is_a_linear_layer_gradients_too(bias):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("shape", [(1, 5), (3, 4, 5), (cpu.FEW_ROWS + 1, 5)])
 def test_few_rows_are_multiplied_as_many_are(shape, bias, monkeypatch):
-    monkeypatch.setattr(cpu, "_onednn_available", lambda: False)  # as on a CPU where MKL multiplies
+    monkeypatch.setattr(cpu, "onednn_available", lambda: False)  # as on a CPU where MKL multiplies
     x, weight, offset = torch.randn(shape), torch.randn(7, 5), torch.randn(7) if bias else None
     made = few_rows_product(x, weight, offset)
     assert made.shape == (*shape[:-1], 7)
@@ -321,7 +322,7 @@ def test_a_policy_runs_without_dropout(policy):
 
 def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(policy, processes, monkeypatch):
     sped_up = []
-    monkeypatch.setattr("minrl.policy.speed_up_linears", sped_up.append)
+    monkeypatch.setattr("minrl.policy.speed_up", sped_up.append)
     made = as_policy(policy.model.train(), policy.tokenizer, CPU, processes)
     assert not made.model.training
     assert sped_up == [made.model]

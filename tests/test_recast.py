@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from minrl.kernels.cpu import Float32Linear
+from minrl.kernels.modules import Float32Linear
 from minrl.kernels.recast import RecastLinear, recast_linears
 
 

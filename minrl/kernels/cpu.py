@@ -4,7 +4,8 @@ torch sends float32 matrix products to MKL, which uses AVX-512 on Intel's proces
 computes them 1.3 to 2.5 times faster on a Zen 5 (LOG.md). Where there is AVX2 only, they stay with MKL.
 
 The C library returns large freed blocks to the system at once, so that every operation's output causes new page faults.
-Keeping the blocks saves a third of a forward pass.
+Keeping the blocks saves a third of a forward pass. oneDNN compiles a product for each shape, and torch and oneDNN keep
+a thousand of them, of half a MiB each, which lie in between: the number of tokens is new in every step.
 """
 
 import ctypes
@@ -15,10 +16,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 FEW_ROWS = 512
 """Rows up to which MKL multiplies faster from the weight's side."""
+
+KEPT_PRODUCTS = 64
+"""Compiled products of oneDNN that are kept: a layer's forward and backward pass has fewer."""
+
+PRODUCT_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+"""The variables of torch and of oneDNN, each 1,024 by default."""
 
 ADDED_NUMBERS = 2**22
 """Numbers of a sum of products that are added at once: 16 MiB in float32."""
@@ -27,7 +34,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to reuse freed blocks of up to 32 MiB, its limit, and not to shrink the heap. A no-op elsewhere."""
+    """Tell glibc to reuse freed blocks of up to 32 MiB, its limit, and not to shrink the heap, and torch to keep few of
+    oneDNN's products. Before the first product. The variables may be set otherwise by who starts the program.
+    """
+    for name in PRODUCT_CACHES:
+        os.environ.setdefault(name, str(KEPT_PRODUCTS))
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
         mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
@@ -76,7 +87,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     weight's side; the rows of the result are then its columns in memory.
     """
     rows = x.numel() // x.shape[-1]
-    if rows > FEW_ROWS or not _float32_on_cpu(x, weight) or _onednn_available():
+    if rows > FEW_ROWS or not float32_on_cpu(x, weight) or onednn_available():
         return product(x, weight, bias)
     columns = x.reshape(rows, -1).T
     made = weight @ columns if bias is None else torch.addmm(bias[:, None], weight, columns)
@@ -105,43 +116,6 @@ def add_summed_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total[start : start + rows] += summed_product(left[:, start : start + rows], right)
 
 
-def speed_up_linears(model: nn.Module) -> None:
-    """Let every linear layer of a float32 model on the CPU use `product`. The weights are unchanged."""
-    if not _onednn_available():
-        return
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = Float32Linear
-
-
-class Float32Linear(nn.Linear):
-    """`nn.Linear` whose products in float32 are oneDNN's. Its weight may be held in fewer bits (frozen.py)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`x @ weight.T + bias`."""
-        held = self.weight.itemsize < x.itemsize and not torch.is_autocast_enabled(x.device.type)
-        if held or _float32_on_cpu(x, self.weight):
-            rows = x.reshape(-1, x.shape[-1])  # outside, so that the product is no view and may be changed in place
-            return _Product.apply(rows, self.weight, self.bias).view(*x.shape[:-1], self.out_features)
-        return super().forward(x)
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias):  # noqa: ANN001, ANN205 - autograd's own signature
-        ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
-        return product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
-        x, weight = ctx.saved_tensors
-        grad_bias = grad.sum(0) if ctx.has_bias else None
-        grad_x = product(grad, weight.T) if ctx.needs_input_grad[0] else None
-        grad_weight = summed_product(grad, x) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_weight, grad_bias
-
-
 def computed(factor: Tensor) -> Tensor:
     """A factor in the precision of products, so that one that is used many times is cast once."""
     device = factor.device.type
@@ -155,17 +129,18 @@ def in_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _float32_on_cpu(x: Tensor, weight: Tensor) -> bool:
+def float32_on_cpu(x: Tensor, weight: Tensor) -> bool:
     """Whether their product is one of float32 on a CPU."""
     same = x.dtype == weight.dtype == torch.float32
     return same and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
 def _onednn_multiplies(x: Tensor, weight: Tensor) -> bool:
-    return _float32_on_cpu(x, weight) and _onednn_available()
+    return float32_on_cpu(x, weight) and onednn_available()
 
 
 @cache
-def _onednn_available() -> bool:
+def onednn_available() -> bool:
+    """Whether oneDNN is the faster one for float32 here."""
     available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return available and torch.backends.cpu.get_cpu_capability() != "AVX2"

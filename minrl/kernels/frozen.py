@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from minrl.kernels.cpu import Float32Linear, in_float32
+from minrl.kernels.cpu import in_float32
 from minrl.kernels.mixed import empty, mixed
+from minrl.kernels.modules import Float32Linear
 
 READ_DIRECTLY = ("dt_proj", "classifier")
 """Names of linear layers whose weight the model reads without calling them: Mamba's time step, LongCat's router."""

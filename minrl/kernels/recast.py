@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minrl.kernels.cpu import Float32Linear
+from minrl.kernels.modules import Float32Linear
 
 
 def recast_linears(model: nn.Module) -> None:

@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from minrl.config.learning import LoraConfig
-from minrl.kernels.cpu import in_float32, speed_up_linears
+from minrl.kernels.cpu import in_float32
 from minrl.kernels.frozen import hold_frozen
+from minrl.kernels.modules import speed_up
 from minrl.model.sharding import whole
 from minrl.model.source import PICKLE
 from minrl.model.targets import find_targets, parameter_wrapper, refusals_in_one_line, refuse_tied
@@ -72,7 +73,7 @@ class Adapters:
             torch.manual_seed(seed)
             _inject(model, self._peft_config)
         hold_frozen(model, {module for _, module in foreign_modules(model)})
-        speed_up_linears(model)
+        speed_up(model)
         model.eval()
         self._base = fingerprint(model)  # now, while the model is whole; it does not change
 
