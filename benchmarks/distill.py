@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from curves import Point, curve, mean, train
-from harness import ROOT
+from harness import ROOT, doing
 
 HALF = "--base-hidden-size 96 --base-heads 2"
 WAYS = {
@@ -44,6 +44,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Train what is missing, and show it."""
     options = parse()
+    doing("the base model, which is made once, and the first run")
     teacher = ["--steps", str(options.teacher_steps), "--eval-every", "0"]
     train(options, "teacher", teacher)
     held = next((options.folder / "checkpoints" / "teacher").glob("step_*"))

@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 
 from curves import curve, metrics, reached, train
-from harness import ROOT
+from harness import ROOT, doing
 
 SETTINGS = {
     "default": "",
@@ -65,6 +65,7 @@ def main() -> None:
     def start(setting: str, seed: int) -> None:
         train(options, f"{setting}-seed{seed}", [*SETTINGS[setting].split(), "--seed", str(seed), *length])
 
+    doing("the base model, which is made once, and the first run")
     todo = [(setting, seed) for seed in options.seeds for setting in options.settings]
     start(*todo[0])  # alone, because it makes the base model that the others find in the cache
     with ThreadPoolExecutor(options.at_once) as pool:

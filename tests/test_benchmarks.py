@@ -10,6 +10,7 @@ import harness
 import pytest
 import torch
 from counted import bytes_sent, counted
+from curves import Point, reached
 from shapes import Work
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -74,3 +75,10 @@ def test_the_kernel_counts_what_is_sent():
         assert len(sending.recv(66, socket.MSG_WAITALL)) == 66
         assert bytes_sent() - before == 1300  # both ends are of this process
         receiving.close()
+
+
+def test_a_goal_is_reached_on_the_line_between_two_evaluations():
+    points = [Point(0, 0.0, 0.0, 0.4), Point(10, 2.0, 8.0, 0.6), Point(20, 4.0, 20.0, 0.9), Point(30, 6.0, 30.0, 0.8)]
+    assert reached(points, 0.7) == pytest.approx((10 + 10 / 3, 2 + 2 / 3, 8 + 12 / 3, 0.7))
+    assert reached(points, 0.4) == points[0]
+    assert reached(points, 0.95) is None

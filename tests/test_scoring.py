@@ -480,15 +480,3 @@ def test_autocast_is_the_heads_precision_forward_and_backward(kept, monkeypatch)
     for new, plain in zip(actual[2:], gradients(hidden, weight, autocast=False)[2:], strict=True):
         largest = plain.abs().max()
         torch.testing.assert_close(new / largest, plain / largest, atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize("shape", [(40, 7, 3), (40, 3, 7), (1, 5, 5)])
-def test_a_product_is_added_as_plain_torch_does(shape):
-    """Of slices and transposed tensors too."""
-    tokens, outer, inner = shape
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randn(tokens, 2 * outer, generator=generator)[:, ::2]
-    right = torch.randn(inner, tokens, generator=generator).T
-    total = torch.ones(outer, inner)
-    output_head._add_product(total, left, right)
-    torch.testing.assert_close(total, 1 + left.T @ right, atol=1e-4, rtol=0)
