@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaWeightlessRMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -76,8 +77,9 @@ def test_a_norm_whose_weight_is_frozen_passes_the_gradient_on():
         with_weights(Qwen3RMSNorm(WIDTH)).bfloat16(),
         with_weights(Qwen3RMSNorm(WIDTH)).to("meta"),
         nn.LayerNorm(WIDTH),
+        FalconMambaWeightlessRMSNorm(WIDTH),  # whose weight is not read
     ],
-    ids=["one more", "gated", "bfloat16", "not on a CPU", "another norm"],
+    ids=["one more", "gated", "bfloat16", "not on a CPU", "another norm", "weightless"],
 )
 def test_another_norm_stays_as_it_is(norm):
     assert type(sped_up(norm)) is type(norm)

@@ -71,9 +71,11 @@ def _eps(norm: nn.Module) -> float | None:
 
 @torch.no_grad()
 def _is_plain(norm: nn.Module) -> bool:
-    """Whether a norm computes what `_RMSNorm` does: others add 1 to the weight, or a bias, or take more inputs."""
+    """Whether a norm computes what `_RMSNorm` does: others add 1 to the weight, or a bias, or take more inputs, or have
+    a weight that is no parameter and is not read.
+    """
     weight, eps = getattr(norm, "weight", None), _eps(norm)
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or eps is None or not float32_on_cpu(weight, weight):
+    if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or eps is None or not float32_on_cpu(weight, weight):
         return False
     probe = torch.sin(torch.arange(1.0, 1 + 2 * len(weight))).view(2, -1)  # torch's generator stays as it is
     try:
