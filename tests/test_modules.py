@@ -47,7 +47,7 @@ def test_a_norm_and_its_gradients_are_the_modules_own(kind, shape):
     assert isinstance(fast, Float32Norm) and isinstance(fast, kind)
     x, grad = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(results(fast, x, grad), results(own, x, grad), atol=1e-5, rtol=1e-5)
-    apart = torch.randn(2, *shape, 2).select(-1, 0)  # not contiguous
+    apart = torch.randn(2, *shape, 2, generator=torch.Generator().manual_seed(4)).select(-1, 0)  # not contiguous
     torch.testing.assert_close(results(fast, *apart), results(own, *apart), atol=1e-5, rtol=1e-5)
 
 
@@ -106,17 +106,18 @@ def test_products_summed_over_tokens(left, right, onednn, monkeypatch):
         pytest.skip("oneDNN is not the faster one here")
     monkeypatch.setattr(cpu, "onednn_available", lambda: onednn)
     monkeypatch.setattr(cpu, "ADDED_NUMBERS", 2 * right)  # two rows at once
-    x, y = torch.randn(31, left), torch.randn(31, right)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(31, width, generator=generator) for width in (left, right))
     expected = (x.double().T @ y.double()).float()
-    torch.testing.assert_close(cpu.summed_product(x, y), expected, atol=1e-5, rtol=1e-5)
-    apart = torch.randn(31, 2 * left)[:, ::2]
-    torch.testing.assert_close(cpu.summed_product(apart, y), apart.T @ y, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cpu.summed_product(x, y), expected, atol=1e-4, rtol=1e-5)
+    apart = torch.randn(31, 2 * left, generator=generator)[:, ::2]
+    torch.testing.assert_close(cpu.summed_product(apart, y), apart.T @ y, atol=1e-4, rtol=1e-5)
     total = torch.ones(left, right)
     cpu.add_summed_product(total, x, y)
-    torch.testing.assert_close(total, 1 + expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(total, 1 + expected, atol=1e-4, rtol=1e-5)
     double = torch.ones(left, right, dtype=torch.float64)
     cpu.add_summed_product(double, x, y)
-    torch.testing.assert_close(double, (1 + expected).double(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(double, (1 + expected).double(), atol=1e-4, rtol=1e-5)
 
 
 def test_few_compiled_products_are_kept_unless_one_says_how_many(monkeypatch):
