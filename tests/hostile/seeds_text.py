@@ -162,7 +162,7 @@ BOARD = {"board": "xx3oo6789", "opponent": "random", "plays": "x"}
 
 def _games() -> list[Case]:
     written = [Case("seed", name, "code_game", {}, program, most=0.0) for name, program in GAME.items()]
-    moves = {**BOMBS, "taken": tagged("1"), "all": tagged("1 2 3"), "wide": tagged("\uff13"), "ten": tagged("10")}
+    moves = {**BOMBS, "taken": tagged("1"), "all": tagged("1 2 3"), "wide": tagged("\uff11"), "ten": tagged("10")}
     moved = [Case("seed", name, "tictactoe", BOARD, text, most=0.0) for name, text in moves.items()]
     right = [Case("honest", "a program", "code_game", {}, "```python\nprint(6 * 7)\n```", least=1.0)]
     return [*written, *moved, *right, Case("honest", "a move", "tictactoe", BOARD, tagged("3"), least=1.0)]
