@@ -3,6 +3,9 @@
 import copy
 import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormG
 from minrl.kernels import cpu
 from minrl.kernels.modules import Float32Norm, speed_up
 
+ROOT = Path(__file__).parent.parent
 WIDTH = 12
 
 
@@ -126,3 +130,39 @@ def test_few_compiled_products_are_kept_unless_one_says_how_many(monkeypatch):
     monkeypatch.delenv(second, raising=False)
     cpu.keep_freed_memory()
     assert (os.environ[first], os.environ[second]) == ("7", str(cpu.KEPT_PRODUCTS))
+
+
+LENGTHS = """
+import ctypes, sys, torch
+from minrl.kernels.cpu import keep_freed_memory, product
+
+class Blocks(ctypes.Structure):
+    names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+def used():
+    blocks = mallinfo()
+    return (blocks.uordblks + blocks.hblkhd) / 2**20
+
+mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+if mallinfo is None:
+    sys.exit(3)
+mallinfo.restype = Blocks
+torch.set_num_threads(1)
+keep_freed_memory()
+weight, sizes = torch.randn(576, 192), []
+for length in range(1, 401):
+    product(torch.randn(8 * length, 192), weight)
+    sizes.append(used())
+print(sizes[-1] - sizes[99])
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_lengths():
+    """300 further lengths of a stream: 150 MiB where a thousand products are kept."""
+    environment = {name: value for name, value in os.environ.items() if name not in cpu.PRODUCT_CACHES}
+    ended = subprocess.run([sys.executable, "-c", LENGTHS], cwd=ROOT, env=environment, capture_output=True, text=True)
+    if ended.returncode == 3:
+        pytest.skip("the C library does not say what is in use")
+    assert float(ended.stdout) < 20, ended
