@@ -35,6 +35,7 @@ def check(there, setting, shape, micro_batch_tokens):
     return parts
 
 
+@pytest.mark.slow
 def test_an_update_waits_once_however_many_micro_batches_it_has(there):
     assert check(there, SETTINGS["gspo"], TINY, FEW) == 1
     assert check(there, SETTINGS["gspo"], TINY, MANY // 4) > 2

@@ -80,6 +80,7 @@ def held(written):
         yield own / whole, {one[0] for one in shards.values()}
 
 
+@pytest.mark.slow
 def test_two_processes_with_shards_train_as_one(alone, folder):
     several = played(folder, ["a process without signal", "teacher"], 2, "full")
     require_equal(alone, several)
@@ -105,6 +106,7 @@ def test_several_processes_train_as_one(alone, folder, count, sharding, machines
         assert max(shares) < copies / count + 0.03  # four rows are two, two and none in three processes
 
 
+@pytest.mark.slow
 def test_the_cases_teach_and_differ(alone):
     """Otherwise all that is compared above would be what was there before."""
     ends = {
