@@ -5,8 +5,8 @@ from typing import Any
 from tests.hostile.cases import Case
 
 NINES = "9**9**9**9"
-CONSOLATION = {"reasoning_gym/prime_factorization": 0.01}
-"""What a verifier of reasoning-gym pays for any text."""
+CONSOLATION = {"reasoning_gym/prime_factorization": 0.01, "countdown_3to4": 0.1}
+"""What a verifier of reasoning-gym pays for any text, and TinyZero for an expression of given numbers in its place."""
 
 BOMBS = {
     "a tower": NINES,
@@ -174,6 +174,7 @@ CASES = [
     *_of("math", MATH, boxed, "13/21", WRONG_NUMBERS, format_weight=0.0),
     *_of("math", SURD, boxed, "7 \\sqrt 2", {**WRONG_NUMBERS, "copied": "\\sqrt{50} + \\sqrt{8}"}, format_weight=0.0),
     *_of("countdown", COUNTDOWN, tagged, "8 + 11 - 3", WRONG_SUMS),
+    *_of("countdown_3to4", COUNTDOWN, tagged, "8 + 11 - 3", WRONG_SUMS),
     *_of("hanoi", HANOI, tagged, "1 A>E ; 2 A>C ; 1 E>C", WRONG_MOVES),
     *_connections(),
     *_games(),
