@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from harness import ROOT, doing
 
+from minrl.record.metrics import read_metrics
+
 FLAGS = "--threads 1 --rollouts-every 0 --save-every 0 --no-keep-best --no-preflight --quiet"
 
 
@@ -38,17 +40,12 @@ def train(options: argparse.Namespace, name: str, flags: Sequence[str]) -> None:
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def metrics(folder: Path) -> list[dict[str, float]]:
-    """The lines of a run's metrics.jsonl."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def curve(folder: Path) -> list[Point]:
     """The evaluations of a run."""
     config = json.loads((folder / "config.json").read_text())["config"]
     completions, cores = config["prompts_per_step"] * config["group_size"], len(os.sched_getaffinity(0))
     points, tokens, seconds = [], 0.0, 0.0
-    for line in metrics(folder):
+    for line in read_metrics(folder):
         if line["step"]:
             tokens += completions * line["rollout/completion_tokens_mean"]
             training = line["time/step_s"] - line.get("time/eval_s", 0.0)

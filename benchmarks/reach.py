@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 
-from curves import curve, metrics, reached, train
+from curves import curve, reached, train
 from harness import ROOT, doing
+
+from minrl.record.metrics import read_metrics
 
 SETTINGS = {
     "default": "",
@@ -84,7 +86,9 @@ def table(options: argparse.Namespace) -> str:
         folders = [options.folder / f"{setting}-seed{seed}" for seed in options.seeds]
         curves = [curve(folder) for folder in folders]
         goals = [reached(points, options.goal) for points in curves]
-        taught = [line["policy/trained_token_frac"] for folder in folders for line in metrics(folder) if line["step"]]
+        taught = [
+            line["policy/trained_token_frac"] for folder in folders for line in read_metrics(folder) if line["step"]
+        ]
         cells = [
             f"`{SETTINGS[setting] or 'default'}`",
             _median([goal and goal.step for goal in goals], 0),

@@ -15,7 +15,7 @@ LARGEST_CHANGE = 1e-5
 
 def speed_up(model: nn.Module) -> None:
     """Let linear layers use `product`, where it is faster than torch's, and RMS norms `_RMSNorm`."""
-    for module in list(model.modules()):
+    for module in model.modules():
         if type(module) is nn.Linear and onednn_available():
             module.__class__ = Float32Linear
         elif type(module).__name__.endswith("RMSNorm") and not isinstance(module, Float32Norm) and _is_plain(module):
