@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from harness import doing
 
@@ -25,7 +26,9 @@ from minrl.types import Example
 
 NO_NUMBER = re.compile(r"\\(?:text|mathrm|mbox)\{[^{}]*\}|[\s^(){}]")
 Rewrite = Callable[[str], str]
-OPTIONS = MathOptions(timeout_s=5.0)
+OPTIONS = {prompt: MathOptions(prompt=prompt, timeout_s=5.0) for prompt in ("boxed", "r1_zero")}
+FORMS = {"boxed": r"\boxed{{{}}}", "r1_zero": "so </think> <answer> {} </answer>"}
+"""How an answer alone is written for each prompt."""
 
 TEMPLATES = r"""0+E | E+0 | E-0 | 0-(-(E)) | 1\cdot E | 1 \times (E) | E\cdot 1 | (E)1 | 1(E) | \frac{E}{1} | (E)/1
 (E)^1 | (E)^{1} | {E} | (E) | [E] | \{E\} | \left(E\right) | +E | -(-(E)) | --E | (E)+1-1 | 2+(E)-2 | E+x-x | (E)+0x
@@ -149,12 +152,10 @@ def decimal(gold: str) -> str:
     return str(int(found[1]) / int(found[2]))
 
 
-def paid(answer: str, gold: str, problem: str) -> bool:
-    """Whether the answer is paid."""
-    return (
-        reward(rf"\boxed{{{answer}}}", Example("", "", {"problem": problem, "answer": gold}), OPTIONS).parts["answer"]
-        == 1
-    )
+def paid(answer: str, gold: str, problem: str, prompt: Literal["boxed", "r1_zero"] = "boxed") -> bool:
+    """Whether the reward pays the answer."""
+    example = Example("", "", {"problem": problem, "answer": gold})
+    return reward(FORMS[prompt].format(answer), example, OPTIONS[prompt]).parts["answer"] == 1
 
 
 def expressions(problem: str) -> Iterator[str]:

@@ -27,6 +27,10 @@ from answer_kinds import (
 )
 
 EQUAL: dict[str, Rewrite] = {}
+UNDONE = {
+    "fraction not reduced", "minus of its minus", "half of the double", "matrix entries as sums", "equation times two",
+}  # fmt: skip
+"""Kinds that leave something to compute, which is not paid where there is a problem to solve."""
 
 swap(EQUAL, "dfrac", r"\\frac", r"\\dfrac")
 swap(EQUAL, "tfrac", r"\\frac", r"\\tfrac")

@@ -61,6 +61,7 @@ SPOKEN = {
     "Spanish": "\u00a1Claro! Resolvamos.\n{answer}",
     "an end token as text": "{answer}<|im_end|>\n<|im_start|>user\nThanks!",
     "an empty thought": "<think>\n\n</think>\n\n{answer}",
+    "the tags named before": "I write it in <answer></answer> or <group></group> tags.\n{answer}",
     "thoughts after the answer": "{answer}\n<think> I hope that is right. </think>",
 }
 """Texts with one final answer outside of any thoughts."""
@@ -112,6 +113,9 @@ SUMS = (
     *((TWELVE, text, True) for text in ("8 x 3 / 2", "3 X 8 \u00f7 2", "(8 \u22c5 3) \u2215 2", r"8 \cdot 3 \div 2")),
     *((TWELVE, text, True)
       for text in ("3\u00d78\u00f72", "(8\uff0f2)\uff0a3", r"\dfrac{3 \times 8}{2}", "{8 / 2} * 3")),
+    *((TWELVE, text, True)
+      for text in (r"8\times3\div2", r"\left(8\cdot3\right)/2", r"\dfrac{8}{2}\times3", "8 \u2217 3 / 2")),
+    *((TWELVE, text, False) for text in (r"8\timesx3/2", r"8\times3", "8*3/2,1", "08*3/2", "8*3/2+0", "8*3//2")),
     *((NINE, text, False) for text in ("7 + 5 + 3", "7 + 5", "9", "7 + 5 - 3 = 9", "7 * 5 - 3", "7 + 5 - 3 + 3 - 3")),
     *((NINE, text, False)
       for text in ("0x7 + 5 - 3", "7 + 5 - 3 # sum", "7 + 5 - 0_3", "7 + 5 - \u00b3", "12 - 3", "")),
@@ -147,6 +151,8 @@ MOVES = (
     )),
     *((TOWER, text, True)
       for text in ("The small one aside: 1 A>B; the large one: 2 A>C; done: 1 B>C", "1 A>B\r\n2 A>C\r\n1 B>C")),
+    *((TOWER, text, True)
+      for text in ('"1 A>B ; 2 A>C ; 1 B>C"', "1 A => B ; 2 A => C ; 1 B => C", "1) 1 A>B\n2) 2 A>C\n3) 1 B>C")),
     *((TOWER, text, False)
       for text in ("2 A>C ; 1 A>B", "1 A>B ; 2 A>C", "1 A>C ; 2 A>B ; 1 C>B", "A>B ; A>C ; B>C", "", ";")),
     *((TOWER, text, False)
@@ -214,6 +220,40 @@ GROUPS = (
 # fmt: on
 
 
+# fmt: off
+PRODUCT = Example("", "", {"answer": 54})
+INTEGERS = (
+    *((PRODUCT, one, True) for one in ("54", "+54", "**54**", "`54`", "54.", "$54$", r"\(54\)", r"\[ 54 \]", '"54"')),
+    *((PRODUCT, one, True) for one in ("\uff15\uff14", "\u0665\u0664", "54\u200b", "\u00a054", "*54*;")),
+    (PRODUCT, "```\n54\n```", True),
+    *((PRODUCT, one, False) for one in ("53", "-54", "\u221254", "540", "5.4", "5 4", "5_4", "0x36", "54 or 53", "")),
+    *((PRODUCT, one, False) for one in ("27 * 2", "54 % 100", "fifty-four", "5\u2074", "54, 53", "print(54)")),
+    (PRODUCT, "54e0", False),
+)
+BOARD = Example("", "", {"board": "xox4oxo89", "move": "4"})
+SQUARES = (
+    *((BOARD, one, True) for one in ("4", "**4**", "`4`", "4.", "$4$", r"\(4\)", '"4"', r"\boxed{4}")),
+    *((BOARD, one, True) for one in ("\uff14", "\u0664")),
+    *((BOARD, one, True) for one in ("4\u200b", "\u00a04", "*4*;", "```\n4\n```", r"$\boxed{4}$")),
+    *((BOARD, one, False) for one in ("8", "1", "5", "4 8", "48", "0", "10", "-4", "4 or 8", "4, 8", "", "x", "x4")),
+    *((BOARD, one, False) for one in ("04", "4.0", "\u2074", "3 + 1", "not 4", "4?", r"\boxed{4}8")),
+    (BOARD, "<group>4</group>", False),
+)
+PUBLISHED = (
+    *((NINE, one, True) for one in ("7 + 5 - 3", "7+5-3", "(7 + 5) - 3", "5 - 3 + 7", "((7)) + (5 - 3)")),
+    (NINE, "  7 +5 -3  ", True),
+    *((TWELVE, one, True) for one in ("8 / 2 * 3", "8*3/2", "(3 * 8) / 2", "3 / (2 / 8)", "8 / (2 / 3)", "3*(8/2)")),
+    *((NINE, one, False) for one in ("7 + 5 + 3", "7 + 5", "9", "7 + 5 - 3 = 9", "7 + 5 - 3 + 0", "-3 + 7 + 5", "")),
+    *((NINE, one, False) for one in ("7 + 5 \u2212 3", "\uff17 + 5 - 3", "7 + 5 - 3 # sum", "0x7 + 5 - 3")),
+    (NINE, "7.0 + 5 - 3", False),
+    *((TWELVE, one, False) for one in ("8 \u00f7 2 \u00d7 3", "8 // 2 * 3", "8 ** 2", "12", "24 / 2")),
+    (TWELVE, r"\frac{8}{2} * 3", False),
+    *((TWELVE, one, False) for one in ("8 / 2 + 3", "8 * 3", "8 / 2 * 3 or 12", "(8 / 2 * 3", "8 3 / 2")),
+    (TWELVE, "08 / 2 * 3", False),
+)
+# fmt: on
+
+
 def _tagged(answers):
     return [(example, f"<answer> {text} </answer>", right) for example, text, right in answers]
 
@@ -236,6 +276,9 @@ ANSWERS = {
         *((TOWER, text, False) for text in ("1 A>B ; 2 A>C ; 1 B>C", "<answer> 1 A>B ; 2 A>C ; 1 B>C")),
     ],
     "connections": [(PUZZLE, text, right) for text, right in GROUPS],
+    "code_tool": [*_tagged(INTEGERS), (PRODUCT, "54", False), (PRODUCT, "<answer> 54", False)],
+    "tictactoe": [*_tagged(SQUARES), (BOARD, "<answer> 4", False), (BOARD, "4 </answer>", False)],
+    "countdown_3to4": [*_tagged(PUBLISHED), (NINE, "7 + 5 - 3", False), (NINE, "<answer> 7 + 5 - 3", False)],
 }
 """For each task (example, final answer, whether it is right)."""
 
@@ -244,6 +287,9 @@ DRAFTS = {
     "countdown": "<answer> 1 + 1 </answer>",
     "hanoi": "<answer> 1 A>B </answer>",
     "connections": _written([list(words) for words in zip(*CAFE, strict=True)]),
+    "code_tool": "<answer> 55 </answer>",
+    "tictactoe": "<answer> 8 </answer>",
+    "countdown_3to4": "<answer> 1 + 1 </answer>",
 }
 
 

@@ -127,6 +127,8 @@ R1_ZERO = {
     "so </think> <answer> A": False,
     "so </think> <answer> A or B </answer>": False,
     "so </think> <answer> </answer>": False,
+    "so </think> <answer></answer> <answer> A </answer>": False,
+    "so </think> <answer> First B. Final Answer: The final answer is A. I hope it is correct. </answer>": True,
     r"so it is \boxed{A}": False,
 }
 """Completions of the prompt that opens the thoughts."""

@@ -97,6 +97,8 @@ DIFFER = r"""
 \$5 <- 5 cents
 52_8 <- 52_9
 1440 <- 1440\%
+52_8 <- The answer is 52_9
+52_8 <- 52_9, no, 52_8
 50\% <- 5\%
 18 <- 18 thousand
 18\text{ thousand} <- 18

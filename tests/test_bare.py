@@ -55,6 +55,29 @@ x=5 <- \begin{aligned} x &= 5 \end{aligned}
 -50 <- negative 50
 -50 <- minus fifty
 """,
+    "fractions and ratios in words": r"""
+\frac{1}{2} <- one half
+\frac{1}{2} <- \text{a half}
+-\frac{3}{4} <- negative three-quarters
+\frac{2}{9} <- two ninths
+3:2 <- 3 to 2
+3:2 <- 3\text{ to }2
+""",
+    "signs before and conditions behind": r"""
+9 <- => 9
+9 <- -> 9
+9 <- \text{The remainder is }9
+(3,4) <- \text{The point is } (3, 4)
+\frac{14}{3} <- \text{The sum of all is }\frac{14}{3}.
+9 <- 2^{5} \equiv 9 \pmod{7}
+9 <- 9 \text{ mod } 7
+(-\infty,2)\cup(2,\infty) <- x\ne2
+x+1 <- x+1, x \ne 1
+x+1 <- x+1 \text{ for } x \neq 1
+x+1 <- x+1 \quad (x \neq \pm 1)
+9 <- 4+\dots+2 = 9
+\frac{1}{6} <- \mathbb{P}(A) = \frac16
+""",
     "a decimal beside an exact value": r"""
 \frac{14}{3} <- \frac{14}{3} \approx 4.67
 \frac{14}{3} <- x = \frac{14}{3} \approx 4.666
@@ -89,6 +112,14 @@ x^3+x <- x³+x
 -\frac{35}{9} <- -3 8/9
 13535 <- 13'535
 3\sqrt{2} <- 3\surd 2
+3\sqrt{2} <- \sqrt{2} \times 3
+\frac{1}{2} <- \nicefrac{1}{2}
+\frac{1}{2} <- 1 \over 2
+(1,2) <- x=1 \quad y=2
+6.02\times10^{23} <- 6.02 x 10^23
+120 <- 5! = 120
+120 <- 5!=120
+1234567 <- 1{,}234{,}567
 """,
     "intervals": r"""
 (2,\infty) <- ]2, \infty[
@@ -116,6 +147,26 @@ WRONG = r"""
 \text{(C)} <- \text{Option B}
 \text{(C)} <- Option C or B
 9 <- nine tenths
+\frac{1}{2} <- one third
+\frac{3}{4} <- three fourteenths
+3:2 <- 2 to 3
+3:2 <- 3:2:1
+3:2 <- 6:4
+(1,2) <- 1 or 2
+9 <- \text{Area} > 9
+9 <- \text{The remainder is }8
+9 <- \text{The remainder is }9\text{ or }8
+9 <- \text{It is wrong that the sum is }9
+9 <- 2^{5} \equiv 8 \pmod{7}
+(-\infty,2)\cup(2,\infty) <- x\ne3
+9 <- \text{Area} \geq 9
+9 <- n <= 9
+9 <- => 8
+9 <- 3 \text{ times } 3
+x+1 <- x+2, x \ne 1
+x \ne 3 <- x+1, x \ne 3
+9 <- 4+\dots+9 = 10
+120 <- 5!=121
 9 <- \text{nine dozen}
 9 <- ninety
 9 <- minus nine

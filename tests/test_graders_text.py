@@ -6,17 +6,32 @@ import time
 import completions_text as written
 import pytest
 
+from minrl.tasks.code_tool import reward as code_tool
 from minrl.tasks.connections import members_of
 from minrl.tasks.connections import reward as connections
 from minrl.tasks.countdown import reward as countdown
+from minrl.tasks.countdown_3to4 import RECIPES
+from minrl.tasks.countdown_3to4 import reward as countdown_3to4
 from minrl.tasks.gsm8k import reward as gsm8k
 from minrl.tasks.hanoi import play_moves
 from minrl.tasks.hanoi import reward as hanoi
 from minrl.tasks.math import boxed_answer, r1_zero_answer
 from minrl.tasks.tictactoe import EMPTY, parse_move
-from minrl.types import Example
+from minrl.types import Example, Reward
+
+
+def move(completion, example):
+    return Reward(float(parse_move(completion, example["board"]) == example["move"]))
+
+
+def published(completion, example):
+    """`countdown_3to4` behind a prompt that leaves the thoughts to the answer."""
+    shown = f" {completion}" if completion.startswith("<think>") else completion
+    return countdown_3to4(shown, example, RECIPES["tinyzero"])
+
 
 REWARDS = {"gsm8k": gsm8k, "countdown": countdown, "hanoi": hanoi, "connections": connections}
+REWARDS |= {"code_tool": code_tool, "tictactoe": move, "countdown_3to4": published}
 
 
 @pytest.mark.parametrize("task", REWARDS)

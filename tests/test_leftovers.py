@@ -10,6 +10,7 @@ Expand $(3-x)(x+2)$. | 6+x-x^2 | -x^2+x+6
 Simplify $-(x-3)(x+1)$. | 3+2x-x^2 | -x^2+2x+3
 Expand $(p+q)(r-s)$. | pr+qr-ps-qs | -ps-qs+pr+qr
 Rationalize $\frac{\sqrt{3}}{2\sqrt{2}}$. | \frac{\sqrt{6}}{4} | \frac{1}{4}\sqrt{6}
+Compute $i(2-i)$. | 1+2i | 2i+1 ; 1+2\cdot i
 Rationalize $\frac{1}{\sqrt{3}}$. | \frac{\sqrt{3}}{3} | \frac{1}{3}\sqrt{3} ; \frac13\sqrt3 ; \sqrt3/3
 Simplify $\frac{1}{\sqrt3-1}$. | \frac{1+\sqrt{3}}{2} | \frac12(1+\sqrt3) ; \frac{1}{2}+\frac{\sqrt{3}}{2}
 Rationalize $\frac{2}{\sqrt{7}-1}$. | \frac{\sqrt{7}+1}{3} | \frac{1}{3}(\sqrt{7}+1)
@@ -48,6 +49,9 @@ How many? | 7 | 21/3
 How many? | 3 | 6/2
 What is it? | \frac38 | 6/16 ; \frac{6}{16}
 Factor $ab+5b+2a+10$. | (a+5)(b+2) | \log_2 2^{ab+5b+2a+10}
+Simplify $\frac{5}{1-2i}$. | 1+2i | i(2-i) ; \frac{5i}{i+2} ; \frac{10}{2-4i} ; \frac{5}{1-2i}
+Simplify $\frac{x^2-1}{x-1}$. | x+1 | x+\frac{x}{x} ; x+x^0 ; \sqrt{x}^2+1 ; \frac{x(x+1)}{x} ; \frac{x^2+x}{x}
+Rationalize $\frac{1}{\sqrt2-1}$. | \sqrt2+1 | 2.414214 ; \frac{\sqrt2}{2-\sqrt2} ; \frac{-1}{1-\sqrt2}
 Compute $(1+2i)6-3i$. | 6+9i | [1+2i]6-3i ; (\sqrt{1}+2i)6-3i
 """
 SHORT = [

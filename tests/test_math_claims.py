@@ -35,7 +35,11 @@ POINT = "Solve $x+y=3$, $x-y=-1$. Give your answer as $(x,y)$."
 TURNED = "Find all $(b, a)$ with $a+b=3$ and $a-b=-1$."
 F = "Find $f(2)$ if $f(x)=3x-1$."
 MANY = "How many are there?"
+LINE = "Which line has slope 3 and meets the $y$-axis at 1?"
 RIGHT = [
+    (LINE, "y=3x+1", "f(x)=3x+1"),
+    (MANY, "12", "x = 12 > 0"),
+    (MANY, r"\frac{1}{2}", r"x = \frac{1}{2} > 0."),
     (POINT, "(1,2)", "y=2, x=1"),
     (POINT, "(1,2)", r"x=1\text{ and }y=2"),
     (POINT, "(1,2)", "(y,x)=(2,1)"),
@@ -57,6 +61,12 @@ RIGHT = [
     ("Write 10 in base 8.", "12", "12_8"),
 ]
 WRONG = [
+    (LINE, "y=3x+1", "f(x)=3x+2"),
+    (LINE, "y=3x+1", "f(t)=3x+1"),
+    ("Let $f(x)=x$. Which line is 3 times as steep and 1 higher?", "y=3x+1", "f(x)=3x+1"),
+    *((MANY, "12", one) for one in ("x = 12 > 13", "x = 12 < 0", "x = 13 > 0", "12 > x > 0")),
+    (MANY, "-12", "x = -12 > 0"),
+    (MANY, "0", "x = 0 > 0"),
     *((POINT, "(1,2)", one) for one in ("y=1, x=2", "(y,x)=(1,2)", "x=1, x=2", r"x=1\text{ or }y=2", "2x=1,y=2")),
     (TURNED, "(2,1)", "a=2, b=1"),
     *(("Solve $3x+1=2$.", "2", one) for one in ("x^2=2", "x+1=2", "3x+1=2", "2x=2", "8=2", "x=8=2", "7/8=2", "-x=2")),
@@ -71,9 +81,8 @@ WRONG = [
     ("Expand it.", "x^2+1", "X^2+1"),
 ]
 CHANGED = """minus three; times two; or more; or eight; tens; halves; tenths; hundredths; and a half; squared; cubed
-doubled; factorial; gross; score; pi; modulo 3; dozen; thirds; quadrillion; grand; plus one; million""".replace(
-    "\n", "; "
-)
+doubled; factorial; gross; score; pi; modulo 3; dozen; thirds; quadrillion; grand; plus one; million
+at most; at the very least; and up""".replace("\n", "; ")
 DENIED = [
     "It is not 12", "The answer is not $12$.", "The answer is $13$. Perhaps $12$.", "$13$ minus one, but not $12$",
     "I would say 13 but maybe 12", "Between 11 and 12", "More than $12$", "twice 12", "The cube of 12", "$12$ dozen",

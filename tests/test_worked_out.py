@@ -146,6 +146,8 @@ def test_without_a_problem_equal_values_are_right():
 def test_prose_is_judged_by_its_last_formula():
     problem = r"Compute $\binom{17}{9}$."
     assert right(problem, "24310", "The answer is 24310.") and right(problem, "24310", "It is $24310$.")
+    assert right("How much?", "4", r"We have $\binom{9}{3}+\sqrt{x}$. Therefore, it is 4.")
+    assert not right("How much?", "4", r"We have $\binom{9}{3}+\sqrt{x}$. Therefore, it is 2+2+0.")
     assert not right(problem, "24310", r"We simplify to the expression $0+\binom{17}{9}$")
 
 

@@ -37,8 +37,11 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]]
 }
 _EXPRESSION = re.compile(r"[-+*/() 0-9]+")
 _BRACKETS = str.maketrans("[]{}", "()()")
-_SIGNS = [(re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL), r"\1"), (re.compile(r"\\(?:times|cdot|ast)\b"), "*")]
-_SIGNS += [(re.compile(r"\\div\b"), "/"), (re.compile(r"\\(?:left|right|[,;:! ])"), " ")]
+_SIGNS = [
+    (re.compile(r"^\\boxed\s*\{(.*)\}$", re.DOTALL), r"\1"),
+    (re.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])"), "*"),
+]
+_SIGNS += [(re.compile(r"\\div(?![A-Za-z])"), "/"), (re.compile(r"\\(?:left|right|[,;:! ])"), " ")]
 _SIGNS += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"((\1)/(\2))")]
 _SIGNS += [(re.compile(r"(?<=[0-9)\]}])\s*[xX]\s*(?=[0-9(\[{])"), "*")]
 _SIGNS += [(re.compile(r"(?<=[0-9)\]}])\s*:\s*(?=[0-9(\[{])"), "/")]

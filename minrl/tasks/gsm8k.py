@@ -14,11 +14,13 @@ openai/grade-school-math (strict in lm-evaluation-harness). "Hendrycks" is the n
 | marked | number | reason |
 | --- | --- | --- |
 | `#### 18/day`, `#### 18 per day` | 18 | a unit; official |
-| `#### 18 (eighteen)`, `#### 18 (in all)` | 18 | a remark without digits; official |
+| `#### 18 (eighteen)`, `#### 18 (in all)` | 18 | a remark without digits or another number; official |
 | `#### 5 million`, `#### 18k`, `#### 18 dozen`, `#### 18 (dozen)` | none | a multiplier; official reads 5, 18 |
 | `#### 18 times`, `#### 18 times a week` | 18 | a unit; official |
 | `#### 18 times ten`, `#### 18 or nineteen` | none | an operator, a number in words; official reads 18 |
-| `#### 18 (or 19)` | none | two numbers; official reads 18 |
+| `#### 18 (or 19)`, `#### 18 (nineteen)` | none | two numbers; official reads 18 |
+| `#### 18 quarters` | 18 | coins; official |
+| `#### 18 pi` | none | a factor; official reads 18 |
 | `#### ~18`, `#### about 18` | none | not exact; none in official too |
 | `\boxed{x=18}`, `\boxed{x = 18}` | 18 | Hendrycks |
 | `#### = 18`, `#### [18]`, `#### USD 18` | 18 | nothing but the number is said; none in official |
@@ -34,7 +36,7 @@ from typing import Literal
 
 from minrl.model.thoughts import after_thoughts
 from minrl.tasks.boxed import boxed
-from minrl.tasks.changing import CHANGES, ONES, TENS
+from minrl.tasks.changing import CHANGES, ONES, TENS, spoken
 from minrl.tasks.characters import plain_characters, unwrapped
 from minrl.tasks.rows import Row, Source, answer_text, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, weighted
@@ -69,8 +71,8 @@ _NO_UNIT = re.compile(
     r"\b(?:k|mn|mln|bn|(?-i:[MB])|pairs?"
     r"|mil|mille|mille?ones?|tausend|million(?:en|er)|mio|mrd"
     r"|\u0442\u044b\u0441\w*|\u043c\u043b\u043d|\u043c\u0438\u043b\u043b\u0438\w*"  # thousand and million in Russian
-    r"|or|oder|times(?= )(?! (?:a|an|per|as|each|every|more)\b))\b"
-    r"|[\u4e07\u842c\u4ebf\u5104\u5146\u767e\u5341]|\u5343(?![\u514b\u7c73\u74e6])",  # Chinese; kilogram stays
+    r"|pi|ppm|fold|couples?|or|oder|times(?= )(?! (?:a|an|per|as|each|every|more)\b))\b"
+    r"|[\u03c0\u4e07\u842c\u4ebf\u5104\u5146\u767e\u5341]|\u5343(?![\u514b\u7c73\u74e6])",  # Chinese; kilogram stays
     re.IGNORECASE,
 )
 """Words that change the number before them, or are another one, beside `CHANGES`."""
@@ -86,6 +88,7 @@ _LATEX = [
     ),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?"), "\u00b0"),
 ]
+_LATEX += [(re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])(?![0-9])"), r"\1/\2")]
 _LATEX += [(re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2")]
 _LATEX += [(re.compile(r"\\([$%])"), r"\1"), (re.compile(r"\$$"), ""), (re.compile(r"\{,\}"), ",")]
 _SPACES = [(re.compile(r"\\(?:[,!;:]|\s)|\\+\s*$"), ""), (re.compile(r"\\q?quad(?![A-Za-z])|(?<=[0-9}])\\?~"), " ")]
@@ -95,7 +98,7 @@ _SATISFIED = re.compile("[\\s\u2705\u2714\u2611\u2713\U0001f389\U0001f44d\U0001f
 _GROUPED = re.compile(r"(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
 """No-break and thin spaces between groups of digits, as in French."""
 _LABEL = re.compile(
-    r"^(?:(?:the )?(?:final )?(?:answer|result)(?: is|:| =)|(?:\u6700\u7ec8)?\u7b54\u6848(?:\u662f|:)"
+    r"^(?:(?:the )?(?:final )?(?:answer|result)(?: is:?|:| =|(?= [$0-9]))|(?:\u6700\u7ec8)?\u7b54\u6848(?:\u662f|:)"
     r"|(?:antwort|r[e\u00e9]ponse|respuesta|resposta|risposta|\u043e\u0442\u0432\u0435\u0442) ?:)\s*",
     re.IGNORECASE,
 )
@@ -191,10 +194,10 @@ def number(text: str) -> Fraction | None:
     for pattern, replacement in _LATEX:
         text = pattern.sub(replacement, text)
     match = _NUMBER.fullmatch(_LABEL.sub("", text.strip()).replace("\u2212", "-").strip())
-    if match is None or (match["sign"] and match["inner"]) or not _is_unit(match["rest"].strip()):
+    if match is None or (match["sign"] and match["inner"]):
         return None
     amount, divisor = (Fraction(part.replace(",", "")) for part in (match["amount"], match["divisor"] or "1"))
-    if divisor == 0:
+    if divisor == 0 or not _is_unit(match["rest"].strip(), amount):
         return None
     value = amount * Fraction(10) ** int(match["exponent"] or 0) / divisor
     return -value if "-" in match["sign"] + match["inner"] else value
@@ -204,16 +207,20 @@ def _bare(text: str) -> str:
     return unwrapped(text.lstrip(" *_`").rstrip(" .,;*_`"))
 
 
-def _is_unit(text: str) -> bool:
-    """Whether a text is empty, a sign such as %, or words: `miles per hour`, `cm^2`; not `million`, `plus two`."""
+def _is_unit(text: str, value: Fraction) -> bool:
+    """Whether a text behind a number is empty, a sign such as %, or words: `miles per hour`, `cm^2`; not `million`,
+    `plus two`. The number itself may stand there again in words.
+    """
     remark = _REMARK.search(text)
-    if remark and _changes(remark[1]) and not _SPELLED.fullmatch(remark[1].strip()):
+    said = spoken(remark[1].lower()) if remark and _SPELLED.fullmatch(remark[1].strip()) else None
+    if remark and _changes(remark[1]) and said != value:
         return False
     text = _REMARK.sub("", text, count=1).strip()
     match = _UNIT.fullmatch(text)
-    if match is None or _changes(match["words"]):
+    words = match["words"].strip() if match else ""
+    if match is None or (_changes(words) and words.lower() not in ("quarter", "quarters")):
         return False
-    return text in "%°$€£¥₹¢" or all(word.isalpha() for word in re.split(r"[ /-]", match["words"].strip()))
+    return text in "%°$€£¥₹¢" or all(word.rstrip(".").isalpha() for word in re.split(r"[ /-]", words))
 
 
 def _changes(words: str) -> bool:

@@ -38,7 +38,7 @@ MOVE = re.compile(r"(?:-\s+|[0-9]+[.)]\s+)?(?:(?:[Mm]ove )?[Dd]isk )?([1-9])\s+(
 IDLE = 3
 """An answer may have so many times the moves that the hardest board of its disks needs."""
 
-_MARKS = str.maketrans("", "", "*_`$")
+_MARKS = str.maketrans("", "", '*_`$"')
 _ARROW = re.compile(r"\\(?:long)?(?:to|rightarrow)(?![A-Za-z])", re.IGNORECASE)
 _LINE_OF_MOVE = re.compile(r":[ \t]*\n\s*")
 

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -261,15 +262,20 @@ def _fraction(example_id: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
+_EMPTY = re.compile(r"<answer>\s*</answer>")
+
+
 def extract_answer(completion: str) -> str | None:
-    """The text of the one `<answer>...</answer>` outside the thoughts; None if there is none or more than one.
+    """The text of the one `<answer>...</answer>` outside the thoughts; None if there is none or more than one. Empty
+    tags before others only name them.
 
     >>> extract_answer("<think> <answer> 3 + 4 </answer>, no </think> <answer> 3 + 5 </answer>")
     '3 + 5'
     >>> extract_answer("<answer> 1 </answer> <answer> 2 </answer>") is None
     True
     """
-    said = after_thoughts(completion)
+    before, tag, last = after_thoughts(completion).rpartition("<answer>")
+    said = _EMPTY.sub("", before) + tag + last
     if said.count("<answer>") != 1 or said.count("</answer>") != 1:
         return None
     answer, closed, _ = said.partition("<answer>")[2].partition("</answer>")

@@ -26,7 +26,7 @@ from minrl.tasks.grader import OutOfTime
 from minrl.tasks.math.agreement import answers_agree, is_near, math_verify, same_text
 from minrl.tasks.math.bare import bare
 from minrl.tasks.math.claims import alone, approximated
-from minrl.tasks.math.worked_out import expressions, is_longer_than_numbers, is_worked_out
+from minrl.tasks.math.worked_out import expressions, is_longer_than_numbers, is_restated, is_worked_out
 from minrl.tasks.rows import Row, Source, answer_text, dataset_of, identity, is_answer
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share, extract_answer, weighted
 from minrl.types import Example, Reward, UserError, require
@@ -104,10 +104,10 @@ def reward(completion: str, example: Example, options: MathOptions = DEFAULTS) -
 
 def is_right(answer: str, example: Example, timeout_s: float) -> bool:
     """Whether the answer agrees with the example's and is worked out. Raises `OutOfTime`."""
-    gold, problem = gold_answer(example.fields), str(example.fields.get("problem") or "")
+    gold, problem = gold_answer(example.fields), str(example.fields.get("problem") or "").strip()
     if same_text(gold, answer):
         return True
-    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)):
+    if len(answer) > max(MAX_ANSWER_CHARACTERS, 2 * len(gold)) or is_restated(answer, gold, problem):
         return False
     answer = alone(bare(answer, gold, problem), gold, problem)
     if same_text(gold, answer):
@@ -155,6 +155,8 @@ def r1_zero_answer(completion: str) -> str | None:
     thoughts, closed, rest = completion.strip().removeprefix("<think>").partition("</think>")
     tagged = turn(rest).strip()
     if not closed or any(tag in thoughts for tag in ("<think>", "<answer>", "</answer>")) or "think>" in rest:
+        return None
+    if rest.count("<answer>") > 1:
         return None
     answer = extract_answer(tagged) if tagged.startswith("<answer>") and tagged.endswith("</answer>") else None
     return (boxed_answer(answer) or answer) if answer else answer

@@ -162,9 +162,6 @@ def _same_ranges(gold: str, answer: str) -> bool:
 
 
 def _same_range(gold: Range, answer: Range) -> bool:
-    infinite = [r"\infty" in end for end in answer.ends]
-    if any(closed and endless for closed, endless in zip(answer.closed, infinite, strict=True)):
-        return False
     return gold.closed == answer.closed and all(map(_agree_ends, gold.ends, answer.ends))
 
 
@@ -206,6 +203,9 @@ def _name(sides: list[str]) -> str:
 def _same_single(gold: str, answer: str) -> bool:
     if (same := same_time(gold, answer)) is not None:
         return same
+    if ":" in gold and ":" in answer:  # ratios
+        ratios = split(gold, ":"), split(answer, ":")
+        return len(set(map(len, ratios))) == 1 and all(map(_agree, *ratios))
     words = [_words(text) for text in (gold, answer)]
     if words[0] and words[1]:
         if words[0] == words[1] or len(words[0]) == len(words[1]) == 1:
@@ -256,7 +256,7 @@ def _expression(text: str, tens: int = 0) -> Value:
     """What math-verify reads in LaTeX without units; None if it is nothing."""
     if re.search("[0-9] +[0-9]", text):
         return None
-    text = _PRODUCT.sub(r"\g<0> \\cdot ", text)
+    text = _PRODUCT.sub(r"\g<0> \\cdot ", text.replace(r"\times", r"\cdot "))
     text = re.sub(r"([0-9.]+) *\^\\circ", r"{\\frac{\1\\pi}{180}}", text)
     return _found(rf"$({text}) \cdot 10^{{{tens}}}$" if tens else f"${text}$")
 

@@ -7,8 +7,9 @@ is rewritten is another spelling, for those that read the answer behind this fil
 import re
 import unicodedata
 
-from minrl.tasks.changing import CHANGES
+from minrl.tasks.changing import CHANGES, SCALES, WORDS, spoken
 from minrl.tasks.math.notation import TEXT_COMMANDS, closing, split
+from minrl.tasks.math.written import last, number
 
 _TEXT = rf"\\(?:{TEXT_COMMANDS}|operatorname|texttt)\s*\{{"
 _SUBSCRIPTS = str.maketrans("\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089", "0123456789")
@@ -43,7 +44,11 @@ _SPELLINGS = [
         (rf"\\degree(?![A-Za-z])|(?<=[0-9])\u00ba|{_TEXT}\s*\u00b0\s*\}}", r"^\\circ "),
         (r"&\s*=", "="),
         (r"(?<![A-Za-z])\{-\}(?=[0-9\\])", "-"),
-        (r"\{([^{}]*?)\\over(?![A-Za-z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+        (rf"^{_TEXT}([A-Za-z ,]+ (?:is|are|equals))[ :]*\}}\s*([^$]*[^$.\s])\.?$", r"\1 $\2$"),
+        (r"\\(?:nice|s|flat)frac(?![A-Za-z])", r"\\frac"),
+        (r"\{([^{}]*?)\\over(?![A-Za-z])([^{}]*)\}|^([^{}]*?)\\over(?![A-Za-z])([^{}]*)$", r"\\frac{\1\3}{\2\4}"),
+        (r"(?<=[0-9])\s*[xX]\s*(?=10\s*\^)", r"\\times "),
+        (r"(?<=[0-9}])\s*\\q?quad\s*(?=[a-z]\s*=)", ", "),
         (r"\\SI\s*\{([^{}]*)\}\s*\{([^{}\\]*)\}", r"\1\\text{ \2}"),
         (r"(?<=[A-Za-z])\s*\$\s*\^\s*\{?([23])\}?\s*\$\s*\}", r"}^\1"),
         (rf"{_TEXT}[~ ]*([A-Za-z]+)\s*/\s*([A-Za-z]+)\s*\}}", r"\\text{ \1 per \2}"),
@@ -101,7 +106,7 @@ _LABEL = (
 )
 _LABELS = re.compile(
     rf"\s*(?:#+\s*|\*\*)?(?:{_TEXT}\s*(?:{_LABEL})\s*\}}|(?:{_LABEL})|#+\s|(?:final )?answer\**\s*\n|"
-    r"\\(?:therefore|Rightarrow|implies|Longrightarrow)(?![A-Za-z])|[\u2234\u21d2]|=(?!=)"
+    r"\\(?:therefore|Rightarrow|implies|Longrightarrow)(?![A-Za-z])|[\u2234\u21d2]|[-=]+>|=(?!=)"
     rf"|{_TEXT}\s*(?:for )?all(?: real)?\s*\}}(?=\s*[a-z]\s*(?:[<>]|\\[gl]e)))(?:\\[ ,;:]|[~\s])*",
     re.IGNORECASE,
 )
@@ -115,17 +120,22 @@ _CHOSEN = re.compile(
     rf"(?:{_TEXT}\s*)?(?:option|choice|graph|answer)\s*\}}?\s*:?\s*(\(?[A-J]\)?)\s*\}}?", re.IGNORECASE
 )
 _LETTER = re.compile(rf"(?:{_TEXT})?\(?[A-J]\)?\}}?")
+_MINERVA = re.compile(r"the final answer is (?P<said>[^\n]{1,200})\. I hope it is correct\.?\s*\Z", re.IGNORECASE)
+"""How the prompt of Minerva (arXiv:2206.14858) has an answer end."""
 _EQUALS = re.compile(r"^([A-Za-z])\s+(?:equals|is equal to)\s+")
+_MODULUS = r"\s*\{?\s*([0-9]+)\s*\}?"
 _CONGRUENT = re.compile(
-    r"(?:[A-Za-z]\s*\\equiv\s*)?(-?[0-9]+)\s*(?:\\pmod\s*\{?\s*([0-9]+)\s*\}?|\(?\s*\\b?mod\s*\{?\s*([0-9]+)\s*\}?\s*\)?)"
+    r"(?:[A-Za-z0-9^{}()+* -]{1,40}\\equiv\s*)?(-?[0-9]+)\s*"
+    rf"(?:\\pmod{_MODULUS}|\(?\s*\\(?:b?mod|text\s*\{{\s*mod\s*\}}){_MODULUS}\s*\)?)"
 )
-_ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_ONES += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_SPOKEN = {word: value for value, word in enumerate(_ONES)} | {word: 20 + 10 * n for n, word in enumerate(_TENS)}
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6}
-_IN_WORDS = re.compile(rf"(?:(?:{'|'.join([*_SPOKEN, *_SCALES])})(?:[ -]+(?:and )?|$))+", re.IGNORECASE)
+_IN_WORDS = re.compile(rf"(?:(?:{'|'.join([*WORDS, *SCALES])})(?:[ -]+(?:and )?|$))+", re.IGNORECASE)
+_PARTS = ["half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"]
+_UNDER = {word: under for under, word in enumerate(_PARTS, 2)} | {"halve": 2, "fourth": 4}
+_PARTED = re.compile(rf"(a|{'|'.join(WORDS)})[ -]({'|'.join(_UNDER)})s?", re.IGNORECASE)
+_RATIO = re.compile(rf"(-?[0-9]+)\s*(?:{_TEXT}\s*to\s*\}}|to)\s*(-?[0-9]+)")
 _BELOW = re.compile(r"^(?:minus|negative)\s+(?=[0-9]|\\frac|[a-z])", re.IGNORECASE)
+_FUNCTION = re.compile(r"([fgh])\(x\)\s*=(?!=)")
+_POSITIVE = re.compile(r"([A-Za-z]\s*=[^=<>]*[^=<>\s])\s*>\s*0\.?")
 DEEPEST = 8
 """Labels, wrapping commands and the like within each other that are taken off."""
 LONGEST = 200
@@ -143,6 +153,8 @@ def bare(answer: str, gold: str, problem: str = "") -> str:
     ('52_{8}', 'C', '(2, 3]')
     """
     text, before = _REPEATED.sub(r"\1", answer).strip(), None
+    if final := _MINERVA.search(text):
+        text = final["said"]
     for _ in range(DEEPEST):
         if text == before:
             break
@@ -158,7 +170,19 @@ def bare(answer: str, gold: str, problem: str = "") -> str:
         modulus = congruent[2] or congruent[3]
         if "mod" not in gold and re.search(rf"(?<![0-9]){modulus}(?![0-9])", problem):
             return congruent[1]
+    text = _named(text, gold, problem)
+    if ":" in gold and (ratio := _RATIO.fullmatch(text)):
+        return f"{ratio[1]}:{ratio[2]}"
     return _in_digits(text) if len(text) < LONGEST and re.search("[0-9]", gold) else text
+
+
+def _named(text: str, gold: str, problem: str) -> str:
+    """`f(x) = x+1` as `y = x+1` where the problem has no f, and `x = 12 > 0` as `x = 12`."""
+    function = re.match(r"\s*y\s*=", gold) and _FUNCTION.match(text)
+    if function and not re.search(rf"(?<![A-Za-z\\]){function[1]}(?![A-Za-z])", problem):
+        return "y=" + text[function.end() :]
+    positive = re.search("[1-9]", gold) and "-" not in gold and number(last(gold)) and _POSITIVE.fullmatch(text)
+    return positive[1] if positive else text
 
 
 def _undressed(text: str) -> str:
@@ -238,37 +262,17 @@ def _in_digits(text: str) -> str:
     said = re.sub(rf"{_TEXT}([^{{}}]*)\}}", r"\1", text).strip().rstrip(".")
     negative = _BELOW.match(said)
     said = said[negative.end() :] if negative else said
-    spoken = _IN_WORDS.match(said)
+    words = _IN_WORDS.match(said)
     sign = "-" if negative else ""
+    if parted := _PARTED.fullmatch(said):
+        over = WORDS.get(parted[1].casefold(), 1)
+        return rf"{sign}\frac{{{over}}}{{{_UNDER[parted[2].casefold()]}}}"
     if twice := re.fullmatch(r"([A-Za-z -]+?)\s*\((-?[0-9,]+)\)|(-?[0-9,]+)\s*\(([A-Za-z -]+)\)", said):
         word, digit = twice[1] or twice[4], twice[2] or twice[3]
-        return digit if not negative and _spoken(word) == int("0" + re.sub("[^0-9]", "", digit)) else text
-    if not spoken:
+        return digit if not negative and spoken(word) == int("0" + re.sub("[^0-9]", "", digit)) else text
+    if not words:
         return sign + said if negative and re.match(r"[0-9]|\\frac", said) else text
-    value, rest = _spoken(spoken[0]), said[spoken.end() :].strip()
+    value, rest = spoken(words[0]), said[words.end() :].strip()
     if value is None or not re.fullmatch("[A-Za-z ]*", rest) or CHANGES.search(rest):
         return text
     return f"{sign}{value} {rest}".strip()
-
-
-def _spoken(words: str) -> int | None:
-    """The number in words; None if they are no number. A smaller number behind is added, a scale multiplies.
-
-    >>> [_spoken(words) for words in ("forty-two", "one hundred and seven", "two thousand five hundred", "two three")]
-    [42, 107, 2500, None]
-    """
-    whole, part, last = 0, 0, 10**9
-    for word in re.findall("[a-z]+", words.lower()):
-        if word in _SPOKEN:
-            value = _SPOKEN[word]
-            if value >= last or (last < 20) or (last < 100 and value >= 10):
-                return None
-            part, last = part + value, value
-        elif word in _SCALES and part:
-            part *= _SCALES[word]
-            last = _SCALES[word]
-            if last >= 1000:
-                whole, part = whole + part, 0
-        elif word != "and":
-            return None
-    return whole + part if last < 10**9 else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from minrl.tasks.changing import CHANGES
 from minrl.tasks.math.exact import number
-from minrl.tasks.math.forms import NAME, form_of
+from minrl.tasks.math.forms import NAME, form_of, has_sign
 from minrl.tasks.math.notation import NUMERALS, TEXT_COMMANDS, split, undelimited, usual
 from minrl.tasks.math.units import UNIT_OF, quantity
 
@@ -21,7 +21,8 @@ _LAST_NUMBER = (
     r"[^0-9A-Za-z]{0,20}(?:[a-z] ?[=<>] ?)?(?:\\(?:[dt]?frac|sqrt)\W{0,9})?[0-9][0-9.,/{}_\s]{0,60}[^0-9A-Za-z]{0,20}$"
 )
 _HEDGE = re.compile(
-    r"\b(?:perhaps|maybe|possibly|might|(?:at )?(?:least|most) \W*[0-9]|between \W*[0-9]|than \W*[0-9]|twice|thrice"
+    r"(?<!\\)\b(?:perhaps|maybe|possibly|might|(?:at )?(?:least|most) \W*[0-9]|between \W*[0-9]|than \W*[0-9]|twice"
+    r"|thrice"
     r"|(?:than|least|most|over|under|above|below|exceed(?:s|ing)?|up to|beyond|before|after|neg(?:ative)?|unless|except"
     rf"|rather than|instead of|other than|excluding|(?:negative|opposite|reciprocal|inverse) of)(?: the)?{_LAST_NUMBER}"
     r"|(?:double|triple|half|plus|minus|times|(?:square|cube|root|reciprocal|negative|opposite|inverse|half) of)"
@@ -35,6 +36,16 @@ _ABOUT = re.compile(
     re.IGNORECASE,
 )
 """An approximation is no answer where the reference is exact, unless the problem asks for one."""
+_UNEQUAL = re.compile(
+    r"(?:(?<![-=])>|[<\u2264\u2265\u2260]|(?<![0-9)])!=|\\(?:[gl](?:t|eqs?|eqslant|e)|neq?)(?![a-z]))=?"
+    r"[\s\\$({]*(-?(?:\\[dt]?frac\W*)?[0-9][0-9.,/{}]*)[^0-9]*$"
+)
+"""What is more than a number is not that number."""
+_RESTRICTION = re.compile(
+    rf"(?:[,;(\s]|\\q?quad|\\[ ,;:]|\\(?:{TEXT_COMMANDS})\s*\{{\s*,?\s*(?:for|where|if|with|provided)(?: that)?\s*\}})"
+    r"(?:(?:for|where|if|with)\s)?[\s(]*[a-z]\s*(?:\\neq?(?![a-z])|\u2260|!=)\s*(?:[-0-9,\s]|\\pm|\\frac|[{}/])+\)?$"
+)
+"""Where what is simplified is defined."""
 _SCALES = re.compile(
     r"(?<![A-Za-z])(?:mn|mln|bn|bps|pp[mb]|(?:per ?)?mille?|percentage|basis|fold|ish|M(?=[\s}]*$)|\u2030)"
     r"(?![A-Za-z])"
@@ -99,6 +110,8 @@ def alone(answer: str, gold: str, problem: str) -> str:
             return answer if _OTHER_CHOICE.search(choice[2]) else choice[1]
         return choice[2] if f"({choice[1]})" in problem else answer
     answer = _OPENING.sub("", answer)
+    if not has_sign(gold, r"\ne", r"\neq", "!=") and (restriction := _RESTRICTION.search(answer)):
+        answer = answer[: restriction.start()].rstrip(" ,;\\") or answer
     for denied in reversed(list(_DENIED.finditer(answer))):
         others = answer[: denied.start()] + answer[denied.end() :]
         if denied[1] not in (numbers := re.findall(r"[0-9]+(?:[.,][0-9]+)*", others)) and numbers:
@@ -160,6 +173,9 @@ def says_otherwise(gold: str, answer: str, problem: str = "") -> bool:
         found |= {match[1] for match in _OTHER_NUMBER.finditer(said)}
     if number(gold) and "." not in gold and _ABOUT.search(said) and not _ASKS_ABOUT.search(problem):
         return True
+    unequal = _UNEQUAL.search(said)
+    if unequal and number(gold) and number(unequal[1]) == number(gold):
+        return True
     asked = {word.casefold() for word in _ASKED.findall(problem)}
     return any(word not in meant and word not in asked for word in found)
 
@@ -177,7 +193,8 @@ def last_said(answer: str) -> str:
 
 def of_another_kind(gold: str, answer: str, problem: str) -> bool:
     """Whether an answer has a base, letters or a fraction that the reference, in normal notation too, cannot have."""
-    if problem and not set(_bases(answer)) <= {*_bases(gold), *_asked_bases(problem)}:
+    bases = set(_bases(gold))
+    if (problem or bases) and not set(_bases(answer)) <= bases | _asked_bases(problem):
         return True
     if _CLOCK.fullmatch(gold) and ":" not in answer and "ratio" not in problem.casefold():
         return True
@@ -216,6 +233,8 @@ def claims_hold(answer: str, problem: str, agree: Callable[[str, str], bool]) ->
 
 def _names(left: str, problem: str) -> bool:
     side, asked = _squeezed(left), _squeezed(problem)
+    if r"\ldots" in side:  # a sum that is not written out
+        return True
     if applied := _APPLIED.fullmatch(side):
         others = [found for found in _APPLIED.finditer(asked) if found[1] == applied[1]]
         return not others or side in asked
@@ -239,15 +258,17 @@ def ordered(gold: str, answer: str, written: str, problem: str) -> str | None:
     >>> ordered("(1,2)", "y=2, x=1", "y=2, x=1", ""), ordered("(1,2)", "x=1, x=2", "x=1, x=2", "")
     ('(1, 2)', None)
     """
-    if form_of(gold).kind not in ("tuple", "interval", "vector") or "=" not in answer or "=" in gold:
+    if form_of(gold).kind not in ("tuple", "interval", "vector") or "=" in gold:
         return answer
-    form = form_of(answer)
+    form, either = form_of(answer), re.search(r"(?<![A-Za-z\\])or(?![A-Za-z])", written)
+    if "=" not in answer:
+        return None if either and form.kind == "bare" else answer
     pairs = [[side.strip() for side in split(part, "=")] for part in form.parts]
     if form.kind == "one" and len(pairs[0]) > 1 and re.fullmatch(r"\( *[A-Za-z](?: *, *[A-Za-z])+ *\)", pairs[0][0]):
         names, values = re.findall("[A-Za-z]", pairs[0][0]), list(form_of(pairs[0][-1]).parts)
     elif form.kind in ("bare", "tuple", "interval"):
         names, values = [pair[0] for pair in pairs], [pair[-1] for pair in pairs]
-        if re.search(r"(?<![A-Za-z\\])or(?![A-Za-z])", written) or any(len(pair) < 2 for pair in pairs):
+        if either or any(len(pair) < 2 for pair in pairs):
             return None
     else:
         return answer

@@ -11,8 +11,9 @@ from minrl.tasks.math.notation import closing, split
 
 COMPARED = ("<", ">", r"\le", r"\ge")
 NAME = re.compile(
-    r"(?:[A-Za-z]|\\[a-zA-Z]+|\\text\{[^{}]*\})(?:_ *(?:\{[^{}]*\}|[0-9a-zA-Z]))?'*(?:\^\{-1\})?(?: *\( *[^()]* *\))?|"
-    r"\( *[a-zA-Z](?: *, *[a-zA-Z])+ *\)|\|?[A-Z]{2,3}\|?|\\[a-z]+ *[A-Z]{1,3}|[A-Za-z] */ *[A-Za-z]"
+    r"(?:[A-Za-z]|\\mathbb\{[A-Z]\}|\\[a-zA-Z]+|\\text\{[^{}]*\})(?:_ *(?:\{[^{}]*\}|[0-9a-zA-Z]))?'*(?:\^\{-1\})?"
+    r"(?: *\( *[^()]* *\))?|\( *[a-zA-Z](?: *, *[a-zA-Z])+ *\)|\|?[A-Z]{2,3}\|?|\\[a-z]+ *[A-Z]{1,3}"
+    r"|[A-Za-z] */ *[A-Za-z]"
 )
 _MATRIX = re.compile(
     r"[(\[]? *\\begin\{([bp]?matrix|array)\}(?:\{[^{}]*\})?((?:(?!\\begin).)*)\\end\{\1\} *[)\]]?", re.DOTALL

@@ -2,7 +2,7 @@ r"""What is left to compute in an expression as it is written: `\sqrt{40}`, `2+4
 
     LIKE terms not joined, a FRACTION not in lowest terms, a ROOT of what has a root, a POWER of a number, a PRODUCT of
     numbers, a root in a DENOMINATOR, a COMMON factor in the terms of a sum, brackets to
-    OPEN
+    OPEN, an IMAGINARY unit in a denominator or before a sum with another
 
 Nothing is evaluated: the text is read into a tree, and what cannot be read leaves nothing.
 """
@@ -39,6 +39,9 @@ class Node:
     def integer(self) -> int:
         """The integer that it is; 0 if it is none."""
         return int(self.text) if self.kind == "number" and self.text.isdecimal() and len(self.text) < 100 else 0
+
+
+_I = Node("name", text="i")
 
 
 class _Reader:
@@ -173,12 +176,16 @@ def _count(node: Node, found: Counter[str]) -> None:
         found["product"] += sum(one.is_number for one in node.parts) > 1
         found["open"] += sum(one.kind == "sum" for one in node.parts) > 1
         found["product"] += sum(one.kind == "root" for one in node.parts) > 1
-    elif node.kind == "power" and node.parts[0].is_number and node.parts[1].is_number:
-        found["power"] += 1
+        found["imaginary"] += _I in node.parts and any(one.kind == "sum" and _has_i(one) for one in node.parts)
+    elif node.kind == "power" and node.parts[1].is_number:
+        found["power"] += node.parts[0].is_number or node.parts[0].kind == "root" or node.parts[1].text == "0"
     elif node.kind == "over":
         above, below = node.parts
-        found["fraction"] += below.text != "1" and math.gcd(_content(above), _content(below)) > 1
+        found["fraction"] += below.text != "1" and (
+            math.gcd(_content(above), _content(below)) > 1 or not _factors(above).isdisjoint(_factors(below))
+        )
         found["denominator"] += _has_a_root(below)
+        found["imaginary"] += _has_i(below)
     elif node.kind == "root":
         inside, index = node.parts
         found["root"] += _has_a_factor(inside.integer, index.integer)
@@ -209,6 +216,12 @@ def _content(node: Node) -> int:
     return node.integer or 1
 
 
+def _factors(node: Node) -> set[Node]:
+    """The factors that are no numbers, without their exponents."""
+    factors = node.parts if node.kind == "product" else (node,)
+    return {one.parts[0] if one.kind == "power" else one for one in factors if not one.is_number}
+
+
 def _has_a_sum(node: Node) -> bool:
     """Whether a sum is one of the factors."""
     return node.kind == "product" and any(one.kind == "sum" for one in node.parts)
@@ -216,6 +229,10 @@ def _has_a_sum(node: Node) -> bool:
 
 def _has_a_root(node: Node) -> bool:
     return node.kind == "root" or any(map(_has_a_root, node.parts))
+
+
+def _has_i(node: Node) -> bool:
+    return node == _I or any(map(_has_i, node.parts))
 
 
 def _has_a_factor(number: int, index: int) -> bool:

@@ -85,7 +85,7 @@ _REWRITES = [
         (r"\\(?:rbrace|rbrack)(?![a-z])", r"\}"),
         (r"\\(?:leq|leqslant)(?![a-z])|<=", r"\\le "),
         (r"\\(?:geq|geqslant)(?![a-z])|>=", r"\\ge "),
-        (r"\\neq(?![a-z])|\\not *=|!=", r"\\ne "),
+        (r"\\neq?(?![A-Za-z])|\\not *=|(?<![0-9)])!=", r"\\ne "),
         (r"\\pmod *\{? *([0-9a-z]+) *\}?", r"\\pmod{\1}"),
         (r"\\lt(?![a-z])", "<"),
         (r"\\gt(?![a-z])", ">"),
@@ -122,6 +122,22 @@ def formulas(text: str) -> list[str]:
 
 _SENTENCE = re.compile(r"\W*[A-Z][a-z]*,? [^$]*[a-z] [^$]*[0-9]")
 """A sentence that begins behind the last formula and has a number."""
+_OPENER = re.compile(r"\A\W*(?:[A-Z][a-z]*, )?")
+
+
+def ending(text: str) -> str:
+    r"""The last formula of a text, or the sentence with a number behind it, or all of it if there is no formula.
+
+    >>> ending("So $x = 2$."), ending("So $x = 2$. Therefore, it is 4."), ending("4")
+    ('x = 2', 'it is 4', '4')
+    """
+    found = list(FORMULA.finditer(text))
+    if not found:
+        return text
+    after = text[found[-1].end() :].rstrip(". ")
+    return _OPENER.sub("", after) if _SENTENCE.match(after) else found[-1][found[-1].lastindex or 0]
+
+
 _BETWEEN = re.compile(r"\s*,?\s*(?:and|or)?\s*")
 
 

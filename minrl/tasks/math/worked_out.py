@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from string import digits
 
+from minrl.tasks.math.claims import SENTENCE
 from minrl.tasks.math.leftovers import leftovers, read
-from minrl.tasks.math.notation import FORMULA, formulas
+from minrl.tasks.math.notation import FORMULA, formulas, undelimited
 from minrl.tasks.math.written import Form, Number, form, last, number, opened, parts, spelled, squeezed
 
 _FIGURE = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
@@ -31,7 +32,7 @@ _IDLE = set("01+-*/^")
 _OPERATORS = {r"\sum", r"\prod", r"\int", r"\lim", r"\max", r"\min", r"\det", r"\gcd"}
 """What is worked out has these only where the reference has them."""
 _CONSTANT = {*"+-*/i", r"\sqrt", r"\pi", r"\pm"}
-_ALWAYS = {"like", "fraction", "root", "power", "product", "nested"}
+_ALWAYS = {"like", "fraction", "root", "power", "product", "nested", "imaginary"}
 _SIMPLIFY = re.compile(r"simpl|rationali|radical", re.IGNORECASE)
 _FACTOR = re.compile(r"factor", re.IGNORECASE)
 _SCIENTIFIC = re.compile(r"scientific|standard form", re.IGNORECASE)
@@ -39,7 +40,10 @@ _MANTISSA = re.compile(r"-?[1-9](?:\.[0-9]*)?(?:\*10\^|[eE])")
 _POWER = re.compile(r"[0-9]+\^\{?-?[0-9]+\}?")
 _AS_A_POWER = re.compile(r"power of|as a power|exponential (?:form|notation)|using exponents", re.IGNORECASE)
 _SQUARE = re.compile(r"[-+].*\)\^|\)\^\{?[0-9]+\}?[-+]")
-_EXACT = re.compile(r"in terms of|exact|simpl|radical", re.IGNORECASE)
+_EXACT = re.compile(r"in terms of|exact|simpl|radical|rationali", re.IGNORECASE)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_SENTENCE_WORDS = 3
+"""Sentences of fewer words are not looked for."""
 _NEARLY = 3
 """An answer that is shorter than what is stated has at most so many symbols more than the reference, or a quarter."""
 
@@ -57,10 +61,32 @@ def is_longer_than_numbers(answer: str, gold: str) -> bool:
     return any(number(one) is None and len(form(one).symbols) > longest for one in parts(answer))
 
 
+def is_restated(answer: str, gold: str, problem: str) -> bool:
+    r"""Whether the answer is sentences of the problem and nothing more, unless all that these show is the reference.
+
+    >>> asked = "How many ways are there to select 5 of 6?"
+    >>> is_restated(asked, "6", asked), is_restated(asked + " 6", "6", asked)
+    (True, False)
+    >>> is_restated(r"What is $\sqrt{53}$ in simplest form?", r"\sqrt{53}", r"What is $\sqrt{53}$ in simplest form?")
+    False
+    """
+    left, found = " ".join(answer.split()), []
+    for sentence in (problem, *SENTENCE.split(problem)):
+        text = " ".join(sentence.split())
+        if len(_WORD.findall(text)) >= _SENTENCE_WORDS and text in left:
+            left = left.replace(text, " ")
+            found.append(sentence)
+    if not found or any(map(str.isnumeric if any(map(str.isdecimal, gold)) else str.isalpha, left)):
+        return False
+    shown = set(expressions(" ".join(found)))
+    return not shown or any(form(one) != form(gold) for one in shown)
+
+
 def is_worked_out(answer: str, gold: str, stated: Callable[[], Iterable[str]], problem: str = "") -> bool:
     """Whether an answer that has the reference's value is worked out. `stated` gives the problem's expressions of that
     value; it is asked only if they matter.
     """
+    answer = undelimited(answer)  # as it is compared: `$2+x$ for all x` says 2+x
     ending = answer if "=" in gold else last(answer)
     given, wanted = form(ending), form(gold)
     one, reference = number(last(answer)), None if _RELATION.match(gold) else number(last(gold))

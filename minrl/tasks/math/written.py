@@ -7,18 +7,19 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
-from minrl.tasks.math.notation import TEXT_COMMANDS, formulas, usual
+from minrl.tasks.math.notation import TEXT_COMMANDS, ending, usual
 
 _WORDS = re.compile(rf"\\(?:{TEXT_COMMANDS})\s*\{{([^{{}}\\0-9+*/^!=]*)\}}(\^\{{?[0-9]\}}?)?")
 _WRAPPER = re.compile(rf"\\(?:{TEXT_COMMANDS}|mathbb)(?![a-z])")
 _LAYOUT = re.compile(
-    r"\\?\$|\\[()\[\],;:! ]|\\(?:left|right|[lr]angle|[bB]igg?[lr]?|displaystyle|limits|boxed|q?quad)(?![a-z])|~|\{,\}"
+    r"\\?\$|\\[()\[\],;:! ]|\\(?:left|right|[lr]angle|[bB]igg?[lr]?|displaystyle|limits|boxed|q?quad)(?![a-z])|~"
     r"|\\(?:begin|end)\{[a-z]*\}|[\^_]?\{?\\circ\}?|°|[€£]"
 )
 _SPELLINGS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\(?=[{}])|\^\{\s*\}", ""),
+        (r"\\(?=[{}])|\^\{\s*\}|\{,\}", ""),
+        (r"(?<![0-9)])!=", r"\\neq "),
         (r"\\operatorname\*?\{([a-z]+)\}", r"\\\1 "),
         (r"\\[dtc](frac|binom)", r"\\\1"),
         (r"\\(?:cdot|times|ast)(?![a-z])|[·×]|\*\*?(?=\*)", "*"),
@@ -44,7 +45,8 @@ _NUMBER = re.compile(
     r"(?:[A-Za-z]|(?<=[A-Za-z}0-9])[./²³]|(?<=[A-Za-z])\^?\{?[0-9]\}?)*"
 )
 _LISTED = re.compile(r"[,;&<>≤≥\u222a]|\\(?:leq?|geq?|lt|gt|cup)(?![a-z])|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z])(?:\^\{?[0-9]\}?)?")
+_WORD = re.compile(r"(?<![\\A-Za-z])(?:(?<=[a-z] )an? +)?[A-Za-z]{2,}(?![A-Za-z])(?:\^\{?[0-9]\}?)?")
+"""A word, with its article: the `a` of `as a fraction` is no name."""
 _TOKEN = re.compile(r"\\[A-Za-z]+|[^\s{}()\[\].,]")
 _PRODUCT = re.compile(r"(?<=[0-9)])\*(?=[0-9(])|(?<=[0-9)])(?=\()|(?<=\))(?=[0-9])")
 _NO_FUNCTION = re.compile(
@@ -112,9 +114,8 @@ def form(text: str) -> Form:
 
 
 def parts(text: str) -> list[str]:
-    """What a list, tuple or matrix consists of, each equation by what it ends with, and prose by its last formula."""
-    sides = _LISTED.split(spelled((formulas(text) or [text])[-1]))
-    return [ending for side in sides if (ending := last(side).strip())]
+    """What a list, tuple or matrix consists of, each equation by what it ends with, and prose by what it ends with."""
+    return [said for side in _LISTED.split(spelled(ending(text))) if (said := last(side).strip())]
 
 
 def last(text: str) -> str:
