@@ -34,7 +34,7 @@ WAYS = {
 
 
 @cache
-def need(shape: Shape, adapted: bool, cards: int, way: str, tokens: int) -> Need:
+def need(shape: Shape, adapted: bool, cards: int, way: str, tokens: int, reference: bool = False) -> Need:
     """What each of so many cards holds."""
     sharding, engine, parallel = WAYS[way]
     weights = with_adapters(shape.weights, shape, RANK, bfloat16=True) if adapted else shape.weights
@@ -44,6 +44,7 @@ def need(shape: Shape, adapted: bool, cards: int, way: str, tokens: int) -> Need
         sharding=sharding,
         bfloat16=True,
         tokens=tokens,
+        reference=reference,
         engine=engine,
         tensor_parallel=min(cards, NODE) if parallel else 1,
         cache=CACHE_GIB * GIB,
@@ -80,7 +81,7 @@ def _tables() -> Iterator[str]:
             yield _row(name, *(cell(PUBLISHED[name], cards, memory_gb) for cards in COUNTS))
 
 
-PARTS = ("weights", "gradients", "moments", "casts", "activations", "gathered", "buffers", "engine")
+PARTS = ("weights", "gradients", "moments", "casts", "activations", "gathered", "buffers", "engine", "reference")
 
 
 def _parts() -> Iterator[str]:
@@ -88,9 +89,11 @@ def _parts() -> Iterator[str]:
     yield _row("model, cards", *PARTS)
     yield _row(*["---"] * (len(PARTS) + 1))
     for name in ("8B", "32B", "70B"):
-        for cards, way in ((1, ""), (8, " s"), (64, " s")):
-            held = vars(need(PUBLISHED[name], False, cards, way, tokens))
-            yield _row(f"{name}, {cards}", *(f"about {held[part] / GIB:.1f}" for part in PARTS))
+        for adapted in (False, True):
+            for cards, way in ((1, ""), (8, " s"), (64, " s")):
+                held = vars(need(PUBLISHED[name], adapted, cards, way, tokens, reference=not adapted))
+                numbers = (f"about {held[part] / GIB:.1f}" for part in PARTS)
+                yield _row(f"{name}{' LoRA' * adapted}, {cards}", *numbers)
 
 
 def page() -> str:
@@ -120,8 +123,8 @@ no figure on this page was measured on a card.
 
 ## What to do, in this order
 
-**The model fits one card, but a step takes long**: a whole copy in each process. Rollouts, rewards and the update are
-divided, and gradients are summed once for an optimizer step.
+**The model fits one card, but a step takes long**: a whole copy in each process (`--sharding none`, the default).
+Rollouts, rewards and the update are divided, and gradients are summed once for an optimizer step.
 
 ```sh
 torchrun --nproc-per-node 8 train.py --model-id Qwen/Qwen3-0.6B --task gsm8k
@@ -137,7 +140,8 @@ torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node1
 (`--optimizer adamw8bit`) and smaller micro-batches (`--micro-batch-tokens {few}`). Then `--sharding full`: torch's
 FSDP2 divides weights, gradients and moments over all processes, and gathers a layer's weights before it computes.
 `--sharding hybrid` divides them over the cards of a machine and repeats them on each machine, so that sums of gradients
-are all that leaves it.
+are all that leaves it. A KL term's reference and a teacher are divided too; a frozen opponent, which only samples, is
+whole in each process.
 
 **The engine does not fit**: vLLM in each process holds the weights in bfloat16 once more. `--engine-tensor-parallel 8`
 divides them over the cards of a machine. With `--engine vllm-server` other cards or machines sample.
@@ -165,12 +169,13 @@ would bring its own ports, logs and ways to fail.
 A share of {usable} of a card is used. While vLLM samples beside the policy it has its weights and, at least, {cache}
 GiB for keys and values; where its usual share of the card is less, raise `--engine-memory-frac`.
 
-GiB of an update in each process, all weights trained, sharded over several:
+GiB of an update in each process, sharded over several, all weights trained or adapters (LoRA):
 
 {parts}
 
 Gathered is what is whole while a layer computes: that layer, and embedding and head, which belong to none. Buffers are
-the layer that is gathered next, and gradients before they are summed. These two do not shrink with more cards.
+the layer that is gathered next, and gradients before they are summed. These two do not shrink with more cards. The
+reference is a copy that only a KL term (`--kl-coef`) needs; with adapters it is the model without them.
 
 ## How long a step takes: calculated, not measured
 

@@ -23,11 +23,11 @@ from minrl.model.processes import Processes
 from minrl.model.sharding import gathered, named_weights
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
-from minrl.run.checkpoint import optimizer_tensors
+from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_checkpoint, step_name
 from minrl.run.sharded import sharded_policy
 from minrl.scoring import sampled_rollout
 from minrl.system.files import write_json
-from minrl.types import SOLO, Request, Reward, Rollout
+from minrl.types import SOLO, Request, Reward, Rollout, TrainState
 from minrl.update import update_policy
 
 STEPS = 2
@@ -64,6 +64,8 @@ def play(case: dict, processes: Processes) -> None:
     several = config.model.sharding != "none" and processes.count > 1
     policy = sharded_policy(load, processes, config.model.sharding) if several else load()
     optimizer = make_optimizer(policy, config.optimizer)
+    if "resume" in case:
+        restore_optimizer(saved_in(case["resume"]), policy, optimizer)
     engine = TorchEngine(policy)
     said, scored = [completions(engine)], []
     metrics = []
@@ -83,6 +85,8 @@ def play(case: dict, processes: Processes) -> None:
         scored += [logprobs(policy)]  # while the engine holds whole weights
         said.append(completions(engine))
     engine.sleep()
+    if "save_in" in case:
+        save_checkpoint(Path(case["save_in"]), policy, optimizer, TrainState(step=STEPS), keep=0)
     weights = gathered(named_weights(policy.model).items(), processes.main)
     moments = gathered(optimizer_tensors(optimizer, policy).items(), processes.main)
     shards = {
@@ -96,10 +100,16 @@ def play(case: dict, processes: Processes) -> None:
         write_json(out, {"metrics": metrics, "said": said, "scored": scored, "shards": shards})
 
 
+def saved_in(folder: str) -> Path:
+    """The checkpoint that a case has saved."""
+    return Path(folder) / step_name(STEPS)
+
+
 def whole_policy(case: dict, config: TrainerConfig, processes: Processes) -> Policy:
     """The policy of the case in float64, and its reference and teacher if there are any."""
+    start = saved_in(case["resume"]) if "resume" in case else Path(case["model"])
 
-    def load(path: Path = Path(case["model"])) -> Policy:
+    def load(path: Path = start) -> Policy:
         model, tokenizer = load_model(str(path))
         return as_policy(model.double(), tokenizer, config.model, processes)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -134,6 +135,27 @@ def test_the_app_has_a_function_an_image_and_volumes(app):
     (extras,) = re.findall(r"\[(.*)\]", app.INSTALL)
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
     assert UV[0] in (DEPLOY / "modal_app.py").read_text()
+
+
+@pytest.mark.modal
+@pytest.mark.parametrize(("gpu", "count"), [("H100:2", 2), ("L4", 1), ("", 1)])
+def test_card_time_and_secrets_are_arguments(app, monkeypatch, gpu, count):
+    asked = []
+
+    class Sized:
+        def remote(self, *given):
+            asked.append(given)
+            return 0
+
+    def with_options(**options):
+        asked.append(options)
+        return Sized()
+
+    monkeypatch.setattr(app, "train", SimpleNamespace(with_options=with_options))
+    app.main.info.raw_f("first", "--steps 3", gpu, 1.5, "huggingface,wandb")
+    options, given = asked
+    assert (options["gpu"], options["timeout"], len(options["secrets"])) == (gpu or None, 5400, 2)
+    assert given == (["--steps", "3"], "first", count, 5400.0)
 
 
 @pytest.mark.modal

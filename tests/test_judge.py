@@ -296,6 +296,28 @@ def test_processes_share_what_one_would_ask_and_one_asks_for_an_answer(serve):
     assert len([asked for asked in server.asked if asked]) == 1
 
 
+def test_each_completion_is_judged_by_one_process(serve, make_policy, sevens, workers):
+    """Without a cache in a file, in which one would find what another has asked."""
+    server, settings = serve(lambda shown: answer("Score: 5"))
+    examples = [*sevens.dataset.train, *sevens.dataset.held_out]
+
+    def made(processes):
+        own = make_policy(0)
+        own.processes = processes
+        return own
+
+    def judgements(own):
+        with open_judge(JudgeConfig(**settings, judge_cache=""), ask=False) as judge:
+            found = rollout(own, TorchEngine(own), workers, judged(sevens, judge), examples, PLAN)
+        return [one.reward.parts["judge"] for one in found.rollouts]
+
+    (alone,) = together(1, made, judgements)
+    calls = len(server.asked)
+    assert alone == [0.5] * len(examples) * PLAN.group_size and calls >= len(examples)
+    assert together(2, made, judgements) == [alone, alone]
+    assert len(server.asked) == 2 * calls  # both together as many as the one before
+
+
 def test_completions_are_judged_with_what_their_rows_say(make_judge, workers, tmp_path):
     server, judge = make_judge(lambda shown: answer("Score: 5" if "#### 5" in shown else "no idea"))
     rows = [

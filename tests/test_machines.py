@@ -74,8 +74,10 @@ def free_port():
 
 
 @pytest.mark.slow
-def test_where_one_process_is_killed_the_others_end_and_the_run_goes_on_exactly(flags, tmp_path):
-    command = [sys.executable, str(ROOT / "tests/killed_trainers.py"), str(tmp_path), *flags, "--steps", "16"]
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_where_one_process_is_killed_the_others_end_and_the_run_goes_on_exactly(flags, tmp_path, sharding):
+    flags += ["--sharding", sharding, "--steps", "16"]
+    command = [sys.executable, str(ROOT / "tests/killed_trainers.py"), str(tmp_path), *flags]
     ran = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout.splitlines()[-1])

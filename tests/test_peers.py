@@ -3,12 +3,14 @@
 import os
 
 import pytest
+import torch
 from crew import crew
 
 from minrl.config import ModelConfig
 from minrl.model import peers
+from minrl.model import processes as processes_module
 from minrl.model.peers import LostPeer, Peers
-from minrl.model.processes import Processes
+from minrl.model.processes import Processes, buckets
 from minrl.system.launch import Launch
 from minrl.types import UserError
 
@@ -49,6 +51,44 @@ def test_one_process_raises_its_own_error(processes):
     with pytest.raises(Unreadable) as raised:
         processes.on_main(fail)
     assert raised.value is error
+
+
+def test_gradients_are_put_together_in_order_by_type_and_size():
+    sizes = [(3, torch.float32), (2, torch.float32), (9, torch.float32), (1, torch.float32), (1, torch.float64)]
+    weights = [torch.zeros(count, dtype=dtype) for count, dtype in sizes]
+    found = [[(len(weight), weight.dtype) for weight in bucket] for bucket in buckets(weights, 20)]
+    assert found == [sizes[:2], sizes[2:3], sizes[3:4], sizes[4:]]  # 20 bytes, 36 of a larger one, and another type
+    assert list(buckets([], 20)) == []
+
+
+def summed():
+    """The gradients of five weights after their sum, and the messages and waits of it in order."""
+    done, usual = [], processes_module.all_reduce
+
+    class Message:
+        def __init__(self, flat, handle):
+            self.number, self.handle = len(done), handle
+            done.append(("sent", flat.numel()))
+
+        def wait(self):
+            self.handle.wait()
+            done.append(("awaited", self.number))
+
+    processes_module.BUCKET = 64
+    processes_module.all_reduce = lambda flat, **settings: Message(flat, usual(flat, **settings))
+    with Processes(ModelConfig(device="cpu", threads=1)).open() as processes:
+        weights = [torch.nn.Parameter(torch.zeros(2, 4)) for _ in range(5)]
+        for number, weight in enumerate(weights):
+            if number != 3 * processes.rank:  # a process without a gradient adds 0
+                weight.grad = torch.full_like(weight, 10.0**processes.rank * (number + 1))
+        processes.sum_gradients(weights)
+        return [weight.grad.unique().tolist() for weight in weights], done
+
+
+def test_gradients_are_summed_in_flat_buckets_all_of_them_sent_before_one_is_awaited():
+    both = [[10.0], [22.0], [33.0], [4.0], [55.0]]  # the first is one process's alone, and so is the fourth
+    messages = [*(("sent", 8 * count) for count in (2, 2, 1)), *(("awaited", number) for number in range(3))]
+    assert crew(2, summed) == [(both, messages)] * 2
 
 
 def test_processes_on_several_machines_meet_where_all_can_reach():

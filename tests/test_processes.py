@@ -48,6 +48,34 @@ def test_the_command_of_the_pages_starts_two_processes():
         assert (given.nproc_per_node, given.training_script) == ("2", "train.py")
 
 
+MET = """
+import os
+from minrl.config import ModelConfig
+from minrl.model.processes import Processes
+
+with Processes(ModelConfig(device="cpu", threads=1)).open() as processes:
+    found = processes.gather([processes.rank]), processes.launch.launcher, processes.launch.local_count
+    open(f"{os.environ['MET']}/{processes.rank}", "w").write(repr(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "flags"),
+    [
+        ("torchrun", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]),
+        ("accelerate launch", ["-m", "accelerate.commands.launch", "--multi-gpu", "--num-processes=3"]),
+    ],
+)
+def test_what_a_launcher_starts_finds_itself(tmp_path, launcher, flags):
+    (tmp_path / "met.py").write_text(MET)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "MET": str(tmp_path)}
+    command = [sys.executable, *flags, str(tmp_path / "met.py")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == [repr(([0, 1, 2], launcher, 3))] * 3
+
+
 @pytest.mark.slow
 def test_a_run_in_two_processes_is_the_run_in_one(policy, tmp_path):
     save_policy(policy, tmp_path / "model")

@@ -13,7 +13,8 @@ from minrl.model.loading import save_model, small_qwen3, word_tokenizer
 SETTINGS = {
     "plain": {},
     "several micro-batches": {"micro_batch_tokens": 8},
-    "a process without signal": {"silent": [0, 1, 2, 3]},
+    "half of the prompts teach": {"silent": [0, 1, 2, 3]},
+    "one process teaches": {"silent": [0, 1, 2, 3, 4, 5, 6]},
     "nothing teaches": {"silent": list(range(8))},
     "several passes": {"algorithm": {"passes_per_step": 2, "minibatches_per_pass": 2}},
     "reference": {"algorithm": {"kl_coef": 0.1}},
@@ -37,13 +38,14 @@ def folder(words, tmp_path_factory):
     return folder
 
 
-def played(folder, names, count, sharding, machines=1):
+def played(folder, names, count, sharding, machines=1, **more):
     """What the settings lead to in so many processes: weights and moments, and what else was written, by name."""
     place = {name: folder / f"{number}-{count}-{sharding}.json" for number, name in enumerate(names)}
     cases = [
         {"sharding": sharding, "out": str(place[name]), **SETTINGS[name]}
         | {"model": str(folder / SETTINGS[name].get("model", "tied"))}
-        for name in names
+        | {key: str(path / str(number)) for key, path in more.items()}
+        for number, name in enumerate(names)
     ]
     crew(count, several_updates.main, cases, machines=machines)
     return {
@@ -82,7 +84,7 @@ def held(written):
 
 @pytest.mark.slow
 def test_two_processes_with_shards_train_as_one(alone, folder):
-    several = played(folder, ["a process without signal", "teacher"], 2, "full")
+    several = played(folder, ["one process teaches", "teacher"], 2, "full")
     require_equal(alone, several)
     for _, written in several.values():
         for share, types in held(written):
@@ -93,7 +95,7 @@ def test_two_processes_with_shards_train_as_one(alone, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "sharding", "machines"),
-    [(2, "none", 1), (3, "none", 1), (2, "full", 1), (3, "full", 1), (4, "hybrid", 2)],
+    [(2, "none", 1), (3, "none", 1), (4, "none", 1), (2, "full", 1), (3, "full", 1), (4, "full", 1), (4, "hybrid", 2)],
 )
 def test_several_processes_train_as_one(alone, folder, count, sharding, machines):
     several = played(folder, list(SETTINGS), count, sharding, machines)
@@ -104,6 +106,21 @@ def test_several_processes_train_as_one(alone, folder, count, sharding, machines
         assert set.union(*types) == ({"DTensor"} if sharding != "none" else {"Parameter"})
         assert sum(shares) == pytest.approx(copies)
         assert max(shares) < copies / count + 0.03  # four rows are two, two and none in three processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "full"])
+def test_what_two_processes_saved_goes_on_in_one_and_in_three_with_the_same_gradients(folder, tmp_path, sharding):
+    names = ["plain", "several passes", "untied"]
+    before = played(folder, names, 2, sharding, save_in=tmp_path)
+    expected = played(folder, names, 2, sharding, resume=tmp_path)
+    for count in (1, 3):
+        require_equal(expected, played(folder, names, count, sharding, resume=tmp_path))
+    for name, (tensors, written) in expected.items():
+        key = "step:model.layers.0.mlp.up_proj.weight"
+        assert float(tensors[key]) == 2 * float(before[name][0][key]) > 0  # the moments went on
+        assert all(line["policy/grad_norm"] > 0 for line in written["metrics"])
+        assert written["said"][0] == before[name][1]["said"][-1]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from crew import crew
 
 import train
 from minrl.config import EngineConfig
@@ -30,8 +31,12 @@ from minrl.engines.vllm_server.address import private_urls
 from minrl.engines.vllm_server.engine import ServerEngine
 from minrl.engines.vllm_server.weights import WeightsFolder
 from minrl.engines.vllm_server.worker import Saved
+from minrl.model.processes import Processes
+from minrl.model.sharding import master_weights
 from minrl.run.checkpoint import save_policy
+from minrl.run.sharded import sharded_policy
 from minrl.types import Request, UserError
+from tests.conftest import CPU
 from tests.fake_vllm import FakeVllm
 from tests.together import together
 
@@ -377,6 +382,36 @@ def test_several_processes_hand_the_weights_over_once_and_agree_on_what_came_of_
     first, second = together(2, made, work)
     whole = own_completions(policy)
     assert same(first[0], whole[::2]) and same(second[0], whole[1::2])
+    assert [server.count("minrl_reload") for server in servers] == [3, 3]
+
+
+def sampled_with_shards(policy, config):
+    """What a process with a part of the weights samples of its part of the requests, before and after an update."""
+    with Processes(CPU).open() as processes:
+        own = sharded_policy(lambda: policy, processes, "full")
+        assert {type(weight).__name__ for weight in master_weights(own.model).values()} == {"DTensor"}
+        engine, found = make_engine(config, own), []
+        for _ in range(2):
+            found.append(engine.generate(REQUESTS[processes.rank :: 2], SAMPLING))
+            with torch.no_grad():
+                for weight in master_weights(own.model).values():
+                    weight.mul_(1.05)
+            own.version += 1
+            engine.sync(own)
+        facts = engine.take_facts()
+        engine.close()
+        return found, facts
+
+
+def test_servers_get_the_weights_of_shards(servers, policy, tmp_path):
+    (first, facts), (second, _) = crew(2, sampled_with_shards, policy, config_of(servers, tmp_path))
+    for before, after in zip(first, second, strict=True):
+        whole = own_completions(policy)
+        assert same(before, whole[::2]) and same(after, whole[1::2])
+        with torch.no_grad():
+            for weight in policy.model.parameters():
+                weight.mul_(1.05)
+    assert facts["engine/sync_checked_tensors"] > 20 and facts["engine/sync_gap_max"] < 1e-4
     assert [server.count("minrl_reload") for server in servers] == [3, 3]
 
 

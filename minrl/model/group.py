@@ -73,6 +73,13 @@ def join(launch: Launch, on_cpu: bool, facts: Callable[[], Mapping[str, Any]]) -
     return Group(peers, share_of_cores(told, launch.rank))
 
 
+def own_group(members: Sequence[Sequence[int]]) -> distributed.ProcessGroup:
+    """This process's group of those that divide the processes; all must ask for the same."""
+    group, _ = distributed.new_subgroups_by_enumeration([*map(list, members)], timeout=timedelta(seconds=COLLECTIVE_S))
+    assert group is not None
+    return group
+
+
 def own_card(launch: Launch, cards: int) -> torch.device:
     """The card of this process: its own by number, or the only one that it sees, as with srun --gpus-per-task."""
     require(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from minrl.kernels.activations import layers_of
 from minrl.kernels.recast import recast_linears
+from minrl.model.group import own_group
 from minrl.model.processes import Processes
 from minrl.model.text import decoder_of, foreign_modules
 from minrl.types import CausalModel
@@ -190,13 +191,14 @@ def equal_passes(
 
 
 def _mesh(processes: Processes, kind: str) -> Any:  # noqa: ANN401 - torch's DeviceMesh
-    """All processes in a row; for `hybrid` the processes of each machine, whose shards the machines repeat."""
-    from torch.distributed.device_mesh import init_device_mesh
+    """All processes in a row; for `hybrid` the processes of each machine, whose shards the machines repeat. Groups that
+    torch makes for a mesh would have a time limit of its own, of ten minutes on cards.
+    """
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-    local = processes.launch.local_count if kind == "hybrid" else processes.count
-    shape, names = (
-        ((processes.count,), ("shard",))
-        if kind == "full"
-        else ((processes.count // local, local), ("replicate", "shard"))
-    )
-    return init_device_mesh(processes.device.type, shape, mesh_dim_names=names)
+    kind_of_device, count = processes.device.type, processes.count
+    if kind == "full":
+        return init_device_mesh(kind_of_device, (count,), mesh_dim_names=("shard",))
+    ranks = torch.arange(count).view(-1, processes.launch.local_count)  # (machines, processes of each)
+    groups = [own_group(members) for members in (ranks.T.tolist(), ranks.tolist())]
+    return DeviceMesh.from_group(groups, kind_of_device, ranks, mesh_dim_names=("replicate", "shard"))
