@@ -4,7 +4,7 @@
     python benchmarks/memory.py --train 0.6B
 
 V = 151,936, D = 1024, 4,096 tokens, float32. Counted is the most resident memory beyond what was there before,
-less the gradients of weights and hidden states, which both sides return. With --train: a whole step, part by part
+less the gradients of weights and hidden states, which both sides return. With --train: two whole steps, part by part
 (memory_parts.py).
 """
 
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--train", choices=SHAPES, help="one step of a model of this shape, in place of the head alone")
+    parser.add_argument("--train", choices=SHAPES, help="two steps of such a model, in place of the head alone")
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--prompts", type=int, default=2)

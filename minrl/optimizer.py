@@ -7,6 +7,7 @@ import torch
 from loguru import logger
 
 from minrl.config import OptimizerConfig
+from minrl.kernels.moments import adamw_8bit
 from minrl.model.sharding import named_weights, whole
 from minrl.policy import Policy
 from minrl.types import UserError, require
@@ -34,9 +35,7 @@ def make_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optim
             f"--optimizer {config.optimizer} needs bitsandbytes, which is not installed: run "
             "`make setup EXTRA=optim8bit` (Linux), or use --optimizer adamw"
         )
-    from bitsandbytes.optim import AdamW8bit
-
-    return AdamW8bit(groups, lr=config.learning_rate, betas=betas)
+    return adamw_8bit(groups, lr=config.learning_rate, betas=betas)
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from minrl.config.learning import LoraConfig
-from minrl.engines import decoder
+from minrl.engines import decoder, layers
 from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder
 from minrl.engines.layer_parts import Norm
@@ -266,3 +266,16 @@ def test_the_decoders_norms_are_torchs(dtype):
             atol=0.02 if dtype == torch.bfloat16 else 1e-6,
             rtol=0.02,
         )
+
+
+@pytest.mark.parametrize(("name", "own"), [("phi3", {"qkv_proj", "gate_up_proj", "o_proj"}), ("llama", {"o_proj"})])
+def test_large_weights_that_stand_alone_are_the_models_own(name, own, monkeypatch):
+    model = make_model(name)
+    for copied in (0, 2**20):
+        monkeypatch.setattr(layers, "COPIED", copied)
+        monkeypatch.setattr(layers, "ordered", torch.clone)
+        layer, read = model.model.layers[0], LlamaDecoder(model).layers[0]
+        read_weights = {id(read.qkv), id(read.out), id(read.feed_forward.into), id(read.feed_forward.down)}
+        weights = {path.split(".")[-2]: id(weight) for path, weight in layer.named_parameters()}
+        taken = {part for part, weight in weights.items() if weight in read_weights}
+        assert taken == (set() if copied else {*own, "down_proj"})

@@ -11,13 +11,16 @@ import pytest
 import torch
 from torch import nn
 from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaWeightlessRMSNorm
-from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.gemma3.configuration_gemma3 import Gemma3TextConfig
+from transformers.models.gemma3.modeling_gemma3 import Gemma3MLP, Gemma3RMSNorm
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from minrl.kernels import cpu
-from minrl.kernels.modules import Float32Norm, speed_up
+from minrl.kernels.modules import Float32Gated, Float32Norm, speed_up
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 12
@@ -101,6 +104,132 @@ def test_speeding_up_twice_is_once_and_a_norm_can_be_copied_and_pickled():
     x = torch.randn(3, WIDTH)
     for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         assert type(other) is type(fast) and torch.equal(other(x), fast(x))
+
+
+def gated(kind, config, **settings):
+    torch.manual_seed(6)
+    return kind(config(hidden_size=WIDTH, intermediate_size=20, num_attention_heads=2, **settings)).requires_grad_(True)
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """Linear layers are oneDNN's, also where it is the slower one."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of torch has no oneDNN")
+    for module in ("minrl.kernels.cpu", "minrl.kernels.modules"):
+        monkeypatch.setattr(f"{module}.onednn_available", lambda: True)
+
+
+def of_layer(layer, x, grad):
+    """What it computes, and the gradients of input and weights."""
+    layer.zero_grad()
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    y.backward(grad)
+    return [y.detach(), x.grad, *(weight.grad for weight in layer.parameters())]
+
+
+@pytest.mark.parametrize(("kind", "config"), [(Qwen3MLP, Qwen3Config), (LlamaMLP, LlamaConfig)])
+@pytest.mark.parametrize("shape", [(5, WIDTH), (2, 7, WIDTH), (1, 1, WIDTH)])
+def test_a_gated_layer_and_its_gradients_are_the_modules_own(kind, config, shape, onednn):
+    own = gated(kind, config)
+    fast = sped_up(own)
+    assert isinstance(fast, Float32Gated) and isinstance(fast, kind)
+    x, grad = torch.randn(2, *shape, generator=torch.Generator().manual_seed(7))
+    for made, expected in zip(of_layer(fast, x, grad), of_layer(own, x, grad), strict=True):
+        torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_gated_layer_keeps_two_tensors_of_its_width(onednn):
+    layer, kept = sped_up(gated(Qwen3MLP, Qwen3Config)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.shape), lambda _: None):
+        layer(torch.randn(9, WIDTH))
+    assert kept.count((9, 20)) == 2
+
+
+@pytest.mark.parametrize("frozen", [2, 3, 4])
+def test_a_frozen_weight_of_a_gated_layer_passes_the_gradient_on(frozen, onednn):
+    own = gated(Qwen3MLP, Qwen3Config)
+    list(own.parameters())[frozen - 2].requires_grad_(False)
+    x, grad = torch.randn(2, 4, WIDTH)
+    made, expected = (of_layer(layer, x, grad) for layer in (sped_up(own), own))
+    assert made.pop(frozen) is None and expected.pop(frozen) is None
+    torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        gated(Gemma3MLP, Gemma3TextConfig),  # whose activation is GELU
+        gated(Qwen3MLP, Qwen3Config, hidden_act="relu"),
+        gated(LlamaMLP, LlamaConfig, mlp_bias=True),
+        gated(Qwen3MLP, Qwen3Config).bfloat16(),
+        gated(Qwen3MLP, Qwen3Config).to("meta"),
+    ],
+    ids=["gelu", "relu", "biases", "bfloat16", "not on a CPU"],
+)
+def test_another_gated_layer_stays_as_it_is(layer, onednn):
+    assert type(sped_up(layer)) is type(layer)
+
+
+class Limited(nn.Module):
+    """A gated layer with limits, or with fewer numbers than it takes."""
+
+    def __init__(self, limit, out=WIDTH):
+        super().__init__()
+        self.limit, self.down_proj = limit, nn.Linear(20, out, bias=False)
+        self.gate_proj, self.up_proj = (nn.Linear(WIDTH, 20, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        gate, up = nn.functional.silu(self.gate_proj(x)), self.up_proj(x)
+        return self.down_proj(gate.clamp(max=self.limit) * up.clamp(-self.limit, self.limit))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+@pytest.mark.parametrize("name", ["gelu", "gelu_pytorch_tanh", "relu", "silu"])
+def test_an_activation_is_told_from_silu_whatever_the_size_of_the_weights(name, scale, onednn):
+    layer = gated(Qwen3MLP, Qwen3Config, hidden_act=name)
+    with torch.no_grad():
+        torch._foreach_mul_(list(layer.parameters()), scale)
+    assert isinstance(sped_up(layer), Float32Gated) == (name == "silu")
+
+
+def test_a_gated_layer_of_which_a_probe_shows_nothing_or_something_else_stays_as_it_is(onednn):
+    empty = gated(Qwen3MLP, Qwen3Config, hidden_act="gelu")
+    nn.init.zeros_(empty.down_proj.weight)
+    for layer in (Limited(16.0), Limited(1e9, out=8), Limited(1e9, out=1), empty):
+        assert type(sped_up(layer)) is type(layer)
+    assert isinstance(sped_up(Limited(1e9)), Float32Gated)
+
+
+def test_hooks_of_the_parts_of_a_gated_layer_run(onednn):
+    layer, seen = sped_up(gated(Qwen3MLP, Qwen3Config)), []
+    part, x = layer.up_proj, torch.randn(3, WIDTH, requires_grad=True)
+    for hook in (part.register_forward_hook, part.register_forward_pre_hook):
+        hook(lambda *given: seen.append("forward"))
+    for hook in (part.register_full_backward_hook, part.register_full_backward_pre_hook):
+        handle = hook(lambda *given: seen.append("backward"))
+        layer(x).sum().backward()
+        handle.remove()
+    assert seen == ["forward", "forward", "backward"] * 2
+
+
+def test_a_gated_layer_with_adapters_or_in_another_precision_takes_the_modules_own_way(onednn):
+    own = gated(Qwen3MLP, Qwen3Config)
+    fast, x = sped_up(own), torch.randn(3, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(fast(x), own(x))
+    fast.up_proj = nn.Sequential(fast.up_proj, nn.Identity())  # as a wrapper with adapters
+    torch.testing.assert_close(fast(x), own(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [2, 9, 300])
+def test_a_weight_in_onednns_order_gives_the_same_product(rows, onednn):
+    generator = torch.Generator().manual_seed(8)
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in [(rows, 40), (70, 40), (70,)])
+    made = cpu.product(x, cpu.ordered(weight), bias)
+    torch.testing.assert_close(made, (x.double() @ weight.double().T + bias.double()).float(), atol=1e-4, rtol=1e-5)
+    assert torch.equal(cpu.ordered(weight.bfloat16()), weight.bfloat16())
 
 
 @pytest.mark.parametrize("onednn", [False, True])

@@ -1,9 +1,7 @@
 """Learning rates by hand, AdamW's step by hand, and moments that go to the disk and back, in 8 bits too."""
 
 import math
-import sys
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from loguru import logger
 from safetensors.torch import load_file
 
 from minrl.config import OptimizerConfig
+from minrl.kernels import moments
 from minrl.model.sharding import master_weights
 from minrl.optimizer import clipped_step, learning_rate, make_optimizer
 from minrl.run.checkpoint import load_optimizer, optimizer_tensors, save_optimizer, weights_sha256
@@ -241,11 +240,40 @@ def test_moments_in_8_bits_are_near_those_in_32(tmp_path, make_policy):
         assert saved[f"state1:{key}"].dtype == (torch.float32 if key in small else torch.uint8)
 
 
+@in_8_bits
+def test_parts_of_a_weight_are_updated_as_the_whole_is(monkeypatch):
+    import bitsandbytes.functional as library
+    from bitsandbytes.optim import AdamW8bit
+
+    monkeypatch.setattr(moments, "PART", 2 * moments.BLOCK)
+    sizes = []
+    update = library.optimizer_update_8bit_blockwise
+    monkeypatch.setattr(
+        library, "optimizer_update_8bit_blockwise", lambda *a, **k: (sizes.append(a[1].numel()), update(*a, **k))
+    )
+    ended = []
+    for kind in (AdamW8bit, moments.adamw_8bit):
+        sizes.clear()
+        generator = torch.Generator().manual_seed(0)
+        shapes = (43, 101), (3, 5), (64, 80)
+        weights = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+        weights[2].data = weights[2].data.T
+        optimizer = kind([{"params": weights, "weight_decay": 0.1}], lr=0.01, betas=(0.7, 0.8))
+        for _ in range(3):
+            for weight in weights:
+                weight.grad = torch.randn(weight.shape, generator=generator).T.contiguous().T
+            optimizer.step()
+        ended.append([*weights, *(optimizer.state[weights[0]][name] for name in ("state1", "state2", "absmax2"))])
+    assert sizes[:9] == [512] * 8 + [43 * 101 - 8 * 512]
+    for whole, parts in zip(*ended, strict=True):
+        assert torch.equal(whole, parts)
+
+
 def test_8_bits_are_those_of_the_library_with_the_same_settings(policy, monkeypatch):
-    library = SimpleNamespace(AdamW8bit=lambda groups, **settings: torch.optim.AdamW(groups, **settings, eps=0.5))
-    monkeypatch.setattr("minrl.optimizer.find_spec", lambda name: library)
-    monkeypatch.setitem(sys.modules, "bitsandbytes", library)
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", library)
+    monkeypatch.setattr("minrl.optimizer.find_spec", lambda name: name)
+    monkeypatch.setattr(
+        "minrl.optimizer.adamw_8bit", lambda groups, **settings: torch.optim.AdamW(groups, **settings, eps=0.5)
+    )
     settings = {"learning_rate": 0.01, "weight_decay": 0.1, "adam_beta1": 0.7, "adam_beta2": 0.8}
     theirs, torchs = (make_optimizer(policy, OptimizerConfig(optimizer=o, **settings)) for o in ("adamw8bit", "adamw"))
     for group, other in zip(theirs.param_groups, torchs.param_groups, strict=True):

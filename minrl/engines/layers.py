@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from minrl.engines.layer_parts import Experts, FeedForward, Norm, ShortConvolution, takes_grouped_products
 from minrl.engines.shapes import SHAPES, Part, Shape
-from minrl.kernels.cpu import computed, in_float32
+from minrl.kernels.cpu import computed, in_float32, ordered
 from minrl.model.lora import merged_parameter, merged_weight, without_adapters
 from minrl.types import CausalModel
 
@@ -24,6 +24,9 @@ INTO = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"), ("up_proj",),
 GATED = INTO[:3]
 ACTIVATIONS = ("act_fn", "activation_fn", "act")
 OUT = ("down_proj", "w2", "c_proj", "fc2")
+COPIED = 2**20
+"""Numbers of a weight of the model up to which it is copied for nothing but its order in memory: 4 MiB."""
+
 QUERY_KEY_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_layernorm", "k_layernorm"))
 
 
@@ -41,7 +44,7 @@ def shape_of(decoder: CausalModel) -> Shape | None:
 
 
 class Layer:
-    """The weights of one layer. Those that multiply the same input are concatenated."""
+    """The weights of one layer, in the order of their products. Those with the same input are concatenated."""
 
     def __init__(self, decoder: CausalModel, index: int, shape: Shape) -> None:
         layer, config = decoder.layers[index], decoder.config
@@ -64,9 +67,9 @@ class Layer:
         self.sinks: Tensor | None = getattr(attention, "sinks", None)
         self.cap: float | None = attention.attn_logit_softcapping if shape.capped else None
         order = None if self.rotary is None else _order(decoder, self.rotary, attention.head_dim, shape)
-        self.qkv, self.qkv_bias = _projections(attention, config, order)
+        qkv, self.qkv_bias = _projections(attention, config, order)
         self.query_key_norms = _query_key_norms(attention, config, shape, order)
-        self.out, self.out_bias = side_by_side(_named(attention, "o_proj", "out_proj"))
+        self.qkv, (self.out, self.out_bias) = _in_order(qkv), _projection(_named(attention, "o_proj", "out_proj"))
 
 
 def _named(module: Part, *names: str) -> Part:
@@ -165,8 +168,8 @@ def _query_key_norms(attention: Part, config: Part, shape: Shape, order: Tensor 
 def _feed_forward(mlp: Part) -> FeedForward:
     names = next(names for names in INTO if all(hasattr(mlp, name) for name in names))
     activation = next((getattr(mlp, name) for name in ACTIVATIONS if hasattr(mlp, name)), F.silu)  # LFM2's has no name
-    into, out = side_by_side(*(getattr(mlp, name) for name in names)), side_by_side(_named(mlp, *OUT))
-    return FeedForward(*into, names in GATED, activation, *out)
+    into, into_bias = side_by_side(*(getattr(mlp, name) for name in names))
+    return FeedForward(_in_order(into), into_bias, names in GATED, activation, *_projection(_named(mlp, *OUT)))
 
 
 def _convolution(conv: Part) -> ShortConvolution:
@@ -199,6 +202,17 @@ def side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
     weight = _joined([merged_weight(linear) for linear in linears])
     has_bias = linears[0].bias is not None
     return computed(weight), computed(_joined([linear.bias for linear in linears])) if has_bias else None
+
+
+def _projection(linear: CausalModel) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a linear layer whose input no other has."""
+    weight, bias = side_by_side(linear)
+    return _in_order(weight), bias
+
+
+def _in_order(weight: Tensor) -> Tensor:
+    """A weight in the order of its product. The model's own is copied for that only where it is small."""
+    return weight if isinstance(weight, nn.Parameter) and weight.numel() > COPIED else ordered(weight)
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
