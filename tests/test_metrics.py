@@ -2,7 +2,9 @@
 
 import csv
 import gzip
+import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -94,6 +96,65 @@ def test_a_tag_that_comes_later_has_its_column(tmp_path):
         assert [row["eval/sevens/pass@1"] for row in csv.DictReader(file)] == ["", "0.5"]
 
 
+def table(folder):
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_checkpoint_adds_the_new_lines_to_the_table_and_reads_no_earlier_ones(tmp_path, monkeypatch):
+    log = MetricsLog(tmp_path)
+    log.log(1, {"reward/mean": 1.0, "policy/entropy": 2.0})
+    log.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr("minrl.record.metrics.read_metrics", lambda folder: pytest.fail("read"))
+        log.log(2, {"reward/mean": math.nan, "policy/entropy": 3.0})
+        log.log(3, {"reward/mean": 4.0})
+        log.flush()
+        log.flush()  # nothing is there twice
+        assert [row["reward/mean"] for row in table(tmp_path)] == ["1.0", "", "4.0"]
+    log.log(4, {"policy/loss": 5.0})
+    log.flush()
+    log.close()
+    assert [(row["step"], row["policy/entropy"], row["policy/loss"]) for row in table(tmp_path)] == [
+        ("1", "2.0", ""),
+        ("2", "3.0", ""),
+        ("3", "", ""),
+        ("4", "", "5.0"),
+    ]
+
+
+def test_a_table_that_a_full_disk_cut_off_is_written_anew(tmp_path, monkeypatch):
+    log = MetricsLog(tmp_path)
+    log.log(1, {"reward/mean": 1.0})
+    log.flush()
+
+    def full(path, columns, rows):
+        path.open("a").write("2,")
+        raise OSError(28, "No space left on device", str(path))
+
+    log.log(2, {"reward/mean": 2.0})
+    with monkeypatch.context() as patch:
+        patch.setattr("minrl.record.metrics.append_csv", full)
+        with pytest.raises(OSError, match="No space"):
+            log.flush()
+    log.close()
+    assert [row["reward/mean"] for row in table(tmp_path)] == ["1.0", "2.0"]
+
+
+def test_the_table_of_a_resumed_run_has_each_step_once(tmp_path):
+    log = MetricsLog(tmp_path)
+    for step in (1, 2, 3):
+        log.log(step, {"reward/mean": float(step)})
+        log.flush()
+    resumed = MetricsLog(tmp_path, cut_after=2)  # the first was killed
+    resumed.log(3, {"reward/mean": 9.0})
+    resumed.flush()
+    (tmp_path / "metrics.csv").unlink()  # by hand
+    resumed.log(4, {"reward/mean": 10.0})
+    resumed.close()
+    assert [row["reward/mean"] for row in table(tmp_path)] == ["1.0", "2.0", "9.0", "10.0"]
+
+
 def test_what_lies_beyond_the_checkpoint_is_cut_away(tmp_path):
     log = MetricsLog(tmp_path)
     for step in (0, 1, 2, 3, 4):
@@ -135,6 +196,37 @@ def test_lines_and_events_that_were_being_written_at_the_kill_are_cut_away(tmp_p
     write(tmp_path, [2, 3], cut_after=1)
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
     assert sorted(step for step, _ in events(tmp_path)["policy/entropy"]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("at", [0, 9, 14], ids=["length", "checksum of the length", "event"])
+def test_what_comes_after_a_damaged_event_is_cut_away(tmp_path, at):
+    write(tmp_path, [1, 2, 3])
+    (path,) = tmp_path.glob("events*")
+    data, starts = path.read_bytes(), [0]
+    while starts[-1] < len(data):
+        starts.append(starts[-1] + 16 + int.from_bytes(data[starts[-1] : starts[-1] + 8], "little"))
+    place = starts[-2] + at  # in the last event
+    path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+    write(tmp_path, [3], cut_after=2)
+    assert events(tmp_path)["reward/mean"][:2] == [(1, 0.25), (2, 0.5)]
+
+
+def test_event_files_are_read_in_the_order_in_which_one_process_made_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("minrl.record.tensorboard.EventFile._numbers", itertools.count(8))
+    monkeypatch.setattr("minrl.record.tensorboard.time.time", lambda: 1e9)  # within one second
+    for step in (1, 2, 3, 4):
+        write(tmp_path, [step])
+    accumulator = EventAccumulator(str(tmp_path))
+    accumulator.Reload()
+    assert [event.step for event in accumulator.Scalars("reward/mean")] == [1, 2, 3, 4]
+
+
+def test_an_event_that_is_in_two_files_is_kept_once(tmp_path):
+    write(tmp_path, [1, 2])
+    (path,) = tmp_path.glob("events*")
+    path.with_name(path.name + ".resumed").write_bytes(path.read_bytes())  # killed before the first was removed
+    write(tmp_path, [3], cut_after=2)
+    assert [step for step, _ in events(tmp_path)["reward/mean"]] == [1, 2, 3]
 
 
 def test_a_line_that_is_no_json_is_cut_away_and_said(tmp_path):

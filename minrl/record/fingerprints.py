@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from minrl.run.checkpoint import MANIFEST
-from minrl.system.files import read_jsonl, write_jsonl
+from minrl.system.files import cut_jsonl, read_jsonl
 from minrl.types import Rollout
 
 FILE = "fingerprints.jsonl"
@@ -49,9 +49,7 @@ def read_fingerprints(folder: Path) -> dict[int, dict[str, Any]]:
 
 def cut_fingerprints(folder: Path, step: int) -> None:
     """Remove those of later steps."""
-    if (folder / FILE).exists():
-        kept = [line for line in read_jsonl(folder / FILE) if isinstance(line, dict) and line.get("step", 0) <= step]
-        write_jsonl(folder / FILE, kept)
+    cut_jsonl(folder / FILE, lambda line: isinstance(line, dict) and line.get("step", 0) <= step)
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:

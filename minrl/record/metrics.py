@@ -5,6 +5,7 @@ step is there once.
 """
 
 import gzip
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,7 @@ from loguru import logger
 from minrl.record.fingerprints import FILE as FINGERPRINTS
 from minrl.record.fingerprints import cut_fingerprints
 from minrl.system.disk import writing
-from minrl.system.files import append_jsonl, fsync, read_jsonl, whole, write_csv, write_jsonl
+from minrl.system.files import append_csv, append_jsonl, cut_csv, cut_jsonl, fsync, read_jsonl, whole, write_csv
 from minrl.system.json_text import json_text
 from minrl.types import require
 from minrl.viewer.chunk import ROLLOUT_SCHEMA
@@ -168,13 +169,18 @@ class MetricsLog:
     ) -> None:
         self.folder = folder
         (folder / "rollouts").mkdir(parents=True, exist_ok=True)
-        if cut_after is not None:
+        if cut_after is None:
+            earlier = read_metrics(folder)
+        else:
             from minrl.record.tensorboard import cut_events
 
-            cut_metrics(folder, cut_after)
+            earlier = cut_metrics(folder, cut_after)
             cut_fingerprints(folder, cut_after)
             cut_events(folder, cut_after)
-        earlier = read_metrics(folder)
+        self.last = [line for line in earlier if line["step"] == cut_after]
+        """The line of the step from which the run goes on, if it was logged."""
+        self._columns = cut_csv(folder / "metrics.csv", [str(line["step"]) for line in earlier])
+        self._new: list[Mapping[str, float]] = []  # lines that metrics.csv lacks
         self._boards = [board(folder, tasks, settings, earlier) for board in LOGGERS[logger]]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -184,6 +190,7 @@ class MetricsLog:
             for board in self._boards:
                 board.scalars(step, metrics)
             append_jsonl(self.folder / "metrics.jsonl", [{"step": step, **metrics}])
+        self._new.append({"step": step, **{tag: value for tag, value in metrics.items() if math.isfinite(value)}})
 
     def fingerprint(self, step: int, hashes: Mapping[str, Any]) -> None:
         """Write hashes of the step."""
@@ -212,7 +219,7 @@ class MetricsLog:
                 file.write(f"{json_text({'schema': ROLLOUT_SCHEMA, 'step': step, **line})}\n".encode())
 
     def flush(self) -> None:
-        """Put everything on disk and rewrite metrics.csv."""
+        """Put everything on disk, and the new lines into metrics.csv."""
         with writing(self.folder):
             for board in self._boards:
                 board.flush()
@@ -220,9 +227,20 @@ class MetricsLog:
             for path in (self.folder / "metrics.jsonl", self.folder / FINGERPRINTS):
                 if path.exists():
                     fsync(path)  # before the checkpoint of the step
-        lines = read_metrics(self.folder)
-        columns = list(dict.fromkeys(key for line in lines for key in line))
-        write_csv(self.folder / "metrics.csv", columns, lines)
+        self._write_table()
+
+    def _write_table(self) -> None:
+        """Append the new lines to metrics.csv. It is written anew where they have a new column, and where it was not
+        written by this object, or not whole.
+        """
+        table, columns, self._columns = self.folder / "metrics.csv", self._columns, []
+        if columns and table.exists() and set().union(*self._new) <= set(columns):
+            append_csv(table, columns, self._new)
+        else:
+            lines = read_metrics(self.folder)
+            columns = list(dict.fromkeys(key for line in lines for key in line))
+            write_csv(table, columns, lines)
+        self._columns, self._new = columns, []
 
     def close(self, finished: bool = False) -> None:
         """Flush and close the files. `finished`: the run reached its last step."""
@@ -244,6 +262,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         require(
             _has_step(line), f"{folder}/metrics.jsonl is damaged: line {number} is not that of a step: {line!r:.40}"
         )
+    return _finite(lines)
+
+
+def _finite(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without numbers that were not finite."""
     return [{tag: value for tag, value in line.items() if value is not None} for line in lines]
 
 
@@ -251,19 +274,22 @@ def _has_step(line: object) -> bool:
     return isinstance(line, dict) and isinstance(line.get("step"), int)
 
 
-def cut_metrics(folder: Path, step: int) -> None:
-    """Remove metrics, rollouts and samples of rounds after the step."""
+def cut_metrics(folder: Path, step: int) -> list[dict[str, Any]]:
+    """Remove metrics, rollouts and samples of rounds after the step. Returns the metrics that stay."""
 
     def say(line: str) -> None:
         logger.warning(f"a line of metrics.jsonl is no JSON and is cut away: {line[:40]!r}")
 
-    path = folder / "metrics.jsonl"
-    lines = read_jsonl(path, damaged=say)
-    for line in (one for one in lines if not _has_step(one)):
-        say(repr(line))
-    write_jsonl(path, [line for line in lines if _has_step(line) and line["step"] <= step])
+    def keeps(line: Any) -> bool:  # noqa: ANN401 - whatever the line holds
+        if not _has_step(line):
+            say(repr(line))
+            return False
+        return line["step"] <= step
+
+    lines = cut_jsonl(folder / "metrics.jsonl", keeps, damaged=say)
     written = (*(folder / "rollouts").glob("step_*.jsonl.gz"), *(folder / "samples").glob("round_*.jsonl"))
     for path in written:
         number = path.name.partition("_")[2].partition(".")[0]
         if number.isdecimal() and int(number) > step:  # other files are the user's
             path.unlink()
+    return _finite(lines)

@@ -15,7 +15,7 @@ from minrl.config import task_key
 from minrl.evaluation import Evaluation
 from minrl.record.clock import PhaseClock, speeds
 from minrl.record.fingerprints import of_checkpoint, of_step
-from minrl.record.metrics import MetricsLog, read_metrics
+from minrl.record.metrics import MetricsLog
 from minrl.record.rollout_metrics import distributions, markdown, over_processes, samples, step_metrics
 from minrl.record.usage import Usage
 from minrl.rollout import Rollouts
@@ -87,7 +87,7 @@ class Recorder:
                 logger.info(f"{name}: {note}")
         self._compare_walls()
         self._report = self.bar.enter_context(self.parts.screen.progress(STEP, config.steps, done=step))
-        logged = [line for line in read_metrics(self.run.folder) if line["step"] == step]
+        logged = self._log.last if self._log is not None else []
         (logged, *_) = self.parts.policy.processes.gather([logged])
         self.owed = bool(self.state.unfinished) and not logged
         if self.state.unfinished and logged:  # it was killed after the evaluation that its checkpoint waits for

@@ -9,15 +9,16 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.plugins.custom_scalar.layout_pb2 import (
     Category,
     Chart,
@@ -86,6 +87,10 @@ BINS = 64
 """Bins of a histogram, as W&B draws. NumPy's "auto" imports more of NumPy within the first step that uses it."""
 
 
+PREFIX, CHECKSUM = 12, 4
+"""Bytes of an event file's record before and behind the event."""
+
+
 class EventFile:
     """A new event file, written synchronously. In TensorBoard's writer a thread writes, and nothing catches its errors,
     such as a full disk.
@@ -95,7 +100,7 @@ class EventFile:
 
     def __init__(self, folder: Path, suffix: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        number = f"{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
+        number = f"{socket.gethostname()}.{os.getpid()}.{next(self._numbers):06d}"  # TensorBoard sorts the names
         path = folder / f"events.out.tfevents.{int(time.time()):010d}.{number}{suffix}"
         self._file = path.open("wb")
         self._records = RecordWriter(self._file)
@@ -104,6 +109,10 @@ class EventFile:
     def add(self, event: Event) -> None:
         """Append an event."""
         self._records.write(event.SerializeToString())
+
+    def copy(self, record: bytes) -> None:
+        """Append an event of another file, with its length and checksums."""
+        self._file.write(record)
 
     def flush(self) -> None:
         """Write what is buffered."""
@@ -240,15 +249,33 @@ def cut_events(folder: Path, step: int) -> None:
     An event may be in two files: a resume was killed between copying it and removing the first file.
     """
     old = sorted(folder.glob("events.out.tfevents.*"))
-    events = dict.fromkeys(data for path in old for data in RawEventFileLoader(str(path)).Load())
-    kept = EventFile(folder, suffix=".resumed")
-    for event in map(Event.FromString, events):
-        header = any(value.tag in HEADERS for value in event.summary.value)
-        if event.step <= step and not event.HasField("file_version") and not header:
-            kept.add(event)
+    seen, kept = set(), EventFile(folder, suffix=".resumed")
+    for record, event in (one for path in old for one in _records(path.read_bytes())):
+        names = any(tag.encode() in record for tag in HEADERS)  # which is faster than to look at each tag
+        header = names and any(value.tag in HEADERS for value in event.summary.value)
+        if event.step <= step and record not in seen and not event.HasField("file_version") and not header:
+            kept.copy(record)
+            seen.add(record)
     kept.close()
     for path in old:
         path.unlink()
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, Event]]:
+    """The records of an event file and their events, up to the first that is torn or damaged: the length of an event in
+    8 bytes, its checksum in 4, the event, and its checksum in 4. The last is not computed: that takes Python seconds.
+    """
+    start = 0
+    while len(prefix := data[start : start + PREFIX]) == PREFIX:
+        length, checksum = struct.unpack("<QI", prefix)
+        end = start + PREFIX + length + CHECKSUM
+        if end > len(data) or checksum != masked_crc32c(prefix[:8]):
+            return
+        try:
+            yield data[start:end], Event.FromString(data[start + PREFIX : end - CHECKSUM])
+        except DecodeError:
+            return
+        start = end
 
 
 def write_pictures(folder: Path, pictures: Sequence[Path]) -> None:

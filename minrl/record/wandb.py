@@ -21,7 +21,7 @@ import numpy as np
 from loguru import logger
 
 from minrl.run.folder import MEDIA
-from minrl.system.files import append_jsonl, read_jsonl, write_jsonl, write_text
+from minrl.system.files import append_jsonl, cut_jsonl, write_text
 from minrl.system.foreign_text import html_text
 from minrl.types import UserError
 
@@ -133,9 +133,7 @@ class WandbLog:
 def _cut_media(path: Path, earlier: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The samples and distributions up to the last earlier step. Later ones and damaged lines are removed."""
     last = max((line["step"] for line in earlier), default=-1)
-    kept = [shown for shown in read_jsonl(path, damaged=lambda line: None) if shown["step"] <= last]
-    write_jsonl(path, kept)
-    return kept
+    return cut_jsonl(path, lambda shown: shown["step"] <= last, damaged=lambda line: None)
 
 
 def _run_id(folder: Path) -> str:

@@ -78,9 +78,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all; so do the three writers below."""
+    """Write a text file, whole or not at all; so do the four writers below."""
     with whole(path) as file:
         file.write(text)
+
+
+def write_bytes(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file of these parts."""
+    with whole(path, "wb") as file:
+        file.writelines(parts)
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
@@ -100,6 +106,26 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(rows)
+
+
+def append_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows to a table that `write_csv` wrote with these columns."""
+    with writing(path), path.open("a", encoding="utf-8", newline="") as file:
+        csv.DictWriter(file, columns).writerows(rows)
+
+
+def cut_csv(path: Path, firsts: Sequence[str]) -> list[str]:
+    """Keep the rows of a table that begin with these values; returns its columns. A table that begins with other rows,
+    or lacks some, stays as it is and has none. Values have no line breaks.
+    """
+    before = _content(path)
+    head, *rows = before.split(b"\r\n")[: len(firsts) + 2]  # and what comes after them
+    if [row.partition(b",")[0] for row in rows[:-1]] != [first.encode() for first in firsts]:
+        return []
+    kept = [line + b"\r\n" for line in (head, *rows[:-1])]
+    if sum(map(len, kept)) < len(before):
+        write_bytes(path, kept)
+    return next(csv.reader([head.decode(errors="replace")]))
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
@@ -122,15 +148,36 @@ def read_jsonl(path: Path, damaged: Callable[[str], object] | None = None) -> li
     A torn last line is left out. `damaged` is called with each other line that is not JSON, as a power failure may
     leave it; without `damaged` such a line raises `json.JSONDecodeError`.
     """
-    values = []
-    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+    return [value for _, value in _whole_lines(_content(path), damaged)]
+
+
+def cut_jsonl(path: Path, keeps: Callable[[Any], bool], damaged: Callable[[str], object] | None = None) -> list[Any]:
+    """Keep the lines of a JSONL file whose value `keeps` takes, without a torn last line; returns their values. What is
+    damaged is cut too, as in `read_jsonl`. The file is written only where something is cut.
+    """
+    before = _content(path)
+    kept = [(line, value) for line, value in _whole_lines(before, damaged) if keeps(value)]
+    if sum(len(line) for line, _ in kept) < len(before):
+        write_bytes(path, (line for line, _ in kept))
+    return [value for _, value in kept]
+
+
+def _content(path: Path) -> bytes:
+    """All of a file; nothing if it is missing."""
+    return path.read_bytes() if path.exists() else b""
+
+
+def _whole_lines(content: bytes, damaged: Callable[[str], object] | None) -> Iterator[tuple[bytes, Any]]:
+    """The lines of JSONL with their ends, and their values, as `read_jsonl` reads them."""
+    for line in content.split(b"\n")[:-1]:
         try:
-            values.append(read_line(line))
+            value = read_line(line)
         except json.JSONDecodeError as error:
             if damaged is None:
                 raise
             damaged(error.doc)
-    return values
+            continue
+        yield line + b"\n", value
 
 
 def read_line(line: bytes) -> Any:  # noqa: ANN401 - whatever the line holds
