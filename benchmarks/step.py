@@ -195,6 +195,17 @@ def _flags(work: Work, folder: str) -> list[str]:
     return [str(part) for pair in flags.items() for part in pair] + switches
 
 
+MARKS = {
+    ("fixed", "1M"): (0.40, 0.25),
+    ("fixed", "5M"): (0.25, 0.15),
+    ("fixed", "15M"): (0.25, 0.15),
+    ("varying", "1M"): (0.33, 0.20),
+    ("varying", "5M"): (0.16, 0.10),
+    ("varying", "15M"): (0.16, 0.10),
+}
+"""Reach and aim, by lengths and size."""
+
+
 def counters(row: Row) -> list[Row]:
     """What the rounds of our side counted."""
     facts = [one["facts"]["ours"] for one in row.facts["rounds"]]
@@ -248,7 +259,7 @@ def main() -> None:
             alone(work, options.rounds)
             continue
         against = "TRL 1.16" if dtype == "default" else f"TRL 1.16, {dtype}"
-        marks = (against, 0.33, 0.20) if work.varying else (against, 0.40, 0.25)
+        marks = (against, *MARKS[lengths, size])
         row = compare(
             f"whole GRPO step, {size}, {lengths} lengths", marks, {"ours": ours, "TRL": trl}, work, options.rounds
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import doing
-from rewrites import agree
+from rewrites import FORMS, agree
 
 from minrl.rewards.workers import Failure, Workers
 from minrl.tasks import load_task
@@ -168,18 +168,18 @@ def connections(_: argparse.Namespace) -> dict[str, Answer]:
         return "\n".join(f"<group>{', '.join(group)}</group>" for group in groups)
 
     def across(example: Example) -> str:
-        return written([list(words) for words in zip(*groups_of(example), strict=True)])
+        return written([list(words) for words in zip(*groups_of(example.fields), strict=True)])
 
     def shown(example: Example) -> str:
         words = example.prompt[-1]["content"].split("\n")
         return written([words[start : start + 4] for start in range(0, 16, 4)])
 
     return {
-        "reference": lambda example: written(groups_of(example)),
-        "one right group alone": lambda example: written(groups_of(example)[:1]),
+        "reference": lambda example: written(groups_of(example.fields)),
+        "one right group alone": lambda example: written(groups_of(example.fields)[:1]),
         "one word of each group in each": across,
         "the words as they stand": shown,
-        "the right group four times": lambda example: written(groups_of(example)[:1] * 4),
+        "the right group four times": lambda example: written(groups_of(example.fields)[:1] * 4),
         "the prompt copied back": lambda example: example.prompt[-1]["content"],
         "empty": lambda _: "",
     }
@@ -216,8 +216,6 @@ def agreement(path: Path) -> None:
 
 JUDGES = ("answers_agree", "boxed", "r1_zero")
 """Who is asked: the comparison alone, or the paid reward with each prompt."""
-FORMS = {"boxed": r"\boxed{{{}}}", "r1_zero": "so </think> <answer> {} </answer>"}
-"""How an answer alone is written for each prompt."""
 
 
 def is_equal(row: dict[str, Any], judge: str) -> bool:

@@ -114,11 +114,13 @@ def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) ->
     quiet = getattr(config, "logging", config).quiet
     if not quiet and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         sys.stderr.write("loading: 5 to 15 s\n")
+    gc.disable()  # of what imports make nearly all stays, and to look at it again and again takes a fifth of their time
 
 
 def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
     """Run a script's main. A user's mistake ends it with one line and status 2, a signal with the shells' status."""
     gc.freeze()  # a collection that looks at everything the imports made takes 0.2 s
+    gc.enable()
     forgive_closed_streams()
     with answered(stop_at_once), _one_line_for_mistakes():
         sys.exit(main(sys.argv[1:]))
