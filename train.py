@@ -5,9 +5,10 @@
     python train.py --model-id Qwen/Qwen3-0.6B                a model of the hub or of a local folder
     python train.py --resume latest                           continue where it stopped
 
-`train` below is the whole algorithm: GRPO (arXiv:2402.03300, algorithm 1) and its family. It departs from the paper in
-that a step makes one update of its rollouts, unless --passes-per-step or --minibatches-per-pass say otherwise, and
-that the KL term to a reference is off, unless --kl-coef is given.
+`train` below is the whole algorithm: GRPO (arXiv:2402.03300, algorithm 1) and its family. Its gradient is that of
+`policy_loss` (minrl/losses.py), taken in `update_policy` (minrl/update.py). It departs from the paper in that a step
+makes one update of its rollouts, unless --passes-per-step or --minibatches-per-pass say otherwise, and that the KL
+term to a reference is off, unless --kl-coef is given.
 """
 
 import time

@@ -2,7 +2,11 @@
 
 N rollouts, S sampled tokens. Every function is pure. `policy_loss` combines the parts; the other losses are per token,
 in nats times advantage. Surrogates take the ratio ρ = π / π_old at the level of their algorithm: per token, or one for
-a whole sequence.
+a whole sequence. GRPO (arXiv:2402.03300, equation 3) minimises over the step's rollouts o_i with rewards r_i
+
+    sum_i 1 / (N |o_i|) sum_t -min(ρ_t A_i, clip(ρ_t, 0.8, 1.2) A_i)  with  A_i = (r_i - mean) / (std + 1e-4)
+
+where mean and std are those of the rewards in the rollout's group.
 """
 
 from collections.abc import Callable
@@ -14,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from minrl.config.learning import AlgorithmConfig
+from minrl.divergence import kl_penalty
 
 SAPO_TEMPERATURES = (1.0, 1.05)
 """τ of the gate for positive and for other advantages, from the experiments of arXiv:2511.20347."""
@@ -79,9 +84,9 @@ def policy_loss(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, " S"], dict[str, Tensor]]:
     """sum_t w_t (c_t L_t + kl_coef KL_t - entropy_coef H_t), the importance weights c, and sums for the curves.
 
-    L is the algorithm's surrogate (for GRPO `clipped_surrogate`), w the token weights of its aggregation (for GRPO
-    `sequence_mean`), c = π_old / π_rollout corrects for the engine (measured, but not applied if the cap is 0).
-    The sums are float64 scalars on the tokens' device; those named `_max` and `_min` are extremes.
+    L is the algorithm's surrogate, w the token weights of its aggregation, and c = π_old / π_rollout corrects for the
+    engine (measured, but not applied if the cap is 0). GRPO's form is at the top of this file. The sums are float64
+    scalars on the tokens' device; those named `_max` and `_min` are extremes.
     """
     log_ratio = LEVELS[algorithm.ratio_level](tokens.logprobs - tokens.old_logprobs, tokens.rollout_of)
     ratio = log_ratio.exp()
@@ -236,50 +241,6 @@ def importance_weights(
     weights = log_ratio.exp()
     exceeds = weights > cap
     return torch.where(exceeds, cap if mode == "truncate" else 0.0, weights), exceeds
-
-
-def k1(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """log π / π_ref: unbiased for KL(π, π_ref), of either sign (Schulman 2020, http://joschu.net/blog/kl-approx.html)."""
-    return logprobs - ref_logprobs
-
-
-def k2(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """(log π / π_ref)^2 / 2: biased, little where the two are close, never negative (Schulman 2020)."""
-    return (logprobs - ref_logprobs) ** 2 / 2
-
-
-def k3(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
-    """π_ref / π - 1 - log π_ref / π: unbiased, never negative (Schulman 2020; arXiv:2402.03300, equation 4)."""
-    return torch.expm1(ref_logprobs - logprobs) - (ref_logprobs - logprobs)
-
-
-KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
-
-
-def kl_penalty(
-    logprobs: Float[Tensor, " S"],
-    old_logprobs: Float[Tensor, " S"],
-    ref_logprobs: Float[Tensor, " S"],
-    estimator: str,
-    gradient: str,
-) -> Float[Tensor, " S"]:
-    """KL(π, π_ref) of the next token, estimated at the sampled one, with the gradient of the divergence ("exact") or
-    of the estimator ("naive").
-
-    With x ~ π the gradient of KL is E[k1 ∇log π], whatever the value is estimated with. The estimators' own
-    gradients are on average: k1: E[∇log π] = 0. k2: E[k1 ∇log π], which is right. k3:
-    E[(1 - π_ref / π) ∇log π] = ∇KL(π_ref, π), the reverse divergence (arXiv:2402.03300, equation 21, has the
-    coefficient; arXiv:2510.01555 compares the three).
-
-    The exact form is weighted by ρ = π / π_old, since x ~ π_old: its gradient ρ k1 ∇log π is also that of ρ k3, the
-    estimate of arXiv:2512.02556. The naive one is not, as in arXiv:2402.03300. Both take the prefixes as given.
-    """
-    value = KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
-    if gradient == "naive":
-        return value
-    detached = logprobs.detach()
-    ratio = (detached - old_logprobs).exp()
-    return ratio * (value.detach() + k1(detached, ref_logprobs) * (logprobs - detached))
 
 
 def clipped_fractions(

@@ -8,6 +8,7 @@ import os
 STATES_SHAPES = [
     "minrl.advantages",
     "minrl.batch",
+    "minrl.divergence",
     "minrl.engines.torch_engine",
     "minrl.kernels.head",
     "minrl.losses",

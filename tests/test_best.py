@@ -16,7 +16,6 @@ import pytest
 import train
 from minrl import evaluation
 from minrl.config import EvaluationConfig, TrainerConfig
-from minrl.evaluation import Evaluation
 from minrl.record import recorder, session
 from minrl.report.runs import read_run
 from minrl.report.tables import results
@@ -26,6 +25,7 @@ from minrl.run.checkpoint import damage, load_state, save_policy
 from minrl.run.parts import Parts
 from minrl.run.preflight import end_findings
 from minrl.run.resume import resolve_model
+from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.types import TrainState, UserError
 from tests.killing import killed_at, signalled_at

@@ -11,9 +11,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from minrl.evaluation import pass_at_one
 from minrl.rewards.completions import score_file
 from minrl.rewards.workers import call
+from minrl.statistics.evaluation import pass_at_one
 from minrl.tasks import load_task
 from minrl.tasks.code.game import (
     MODULES,

@@ -11,10 +11,11 @@ from together import together
 from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluation import Evaluation, evaluate, summarize
-from minrl.intervals import Z95, bootstrap, interval, wilson
+from minrl.evaluation import evaluate
 from minrl.pipeline.figures import pass_at_k
 from minrl.rollout import Plan
+from minrl.statistics.evaluation import Evaluation, summarize
+from minrl.statistics.intervals import Z95, bootstrap, interval, wilson
 from minrl.types import Example, LostEpisode, Reward, Turn
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from minrl.intervals import wilson
 from minrl.pipeline.figures import EpisodeScore, example_values, in_roles, paired_difference, pass_figure
+from minrl.statistics.intervals import wilson
 from minrl.system.json_text import json_text, plain
 from minrl.types import Reward
 

@@ -28,6 +28,8 @@ ROOMS = [
     "types",
     "system",
     "config",
+    "statistics",
+    "divergence",
     "losses",
     "advantages",
     "algorithms",
@@ -44,7 +46,6 @@ ROOMS = [
     "rewards",
     "rollout",
     "draw",
-    "intervals",
     "evaluation",
     "terminal",
     "viewer",
@@ -64,7 +65,7 @@ ROOMS = [
 ]
 """Folders and flat files of minrl/ and the scripts, from the ground up. Imports go down, never up."""
 
-EVENING = 2613
+EVENING = 2500
 """Lines of train.py and the flat files of minrl/, with docstrings: whoever reads them has read the algorithm."""
 
 DOORS = {

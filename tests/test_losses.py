@@ -8,8 +8,8 @@ import torch
 
 from minrl.algorithms import ALGORITHMS
 from minrl.config import AlgorithmConfig
+from minrl.divergence import KL_ESTIMATORS, kl_penalty
 from minrl.losses import (
-    KL_ESTIMATORS,
     LEVELS,
     Limits,
     Tokens,
@@ -19,7 +19,6 @@ from minrl.losses import (
     constant_length,
     dual_clipped_surrogate,
     importance_weights,
-    kl_penalty,
     policy_gradient,
     policy_loss,
     sequence_mean,

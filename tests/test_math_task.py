@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from minrl.evaluation import summarize
 from minrl.rewards.workers import Failure, Workers
+from minrl.statistics.evaluation import summarize
 from minrl.tasks import load_task
 from minrl.tasks.bounded import KILL_AFTER_S, bounded
 from minrl.tasks.math import MathOptions, reward

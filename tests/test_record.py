@@ -12,7 +12,6 @@ from minrl.algorithms import Advantages
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
 from minrl.draw import every, require_rewards
 from minrl.engines import require_exact
-from minrl.evaluation import Evaluation
 from minrl.optimizer import make_optimizer
 from minrl.record import session
 from minrl.record.metrics import MetricsLog, read_metrics
@@ -22,6 +21,7 @@ from minrl.run.checkpoint import save_checkpoint, step_name
 from minrl.run.parts import Parts
 from minrl.run.run import Run
 from minrl.scoring import LARGEST_GAP
+from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.terminal.commands import as_typed
 from minrl.terminal.screen import Screen

@@ -18,7 +18,6 @@ from minrl.config import (
     TrainerConfig,
     with_absolute_paths,
 )
-from minrl.evaluation import Evaluation
 from minrl.run import run as run_module
 from minrl.run.checkpoint import weights_sha256
 from minrl.run.next_steps import next_steps
@@ -26,6 +25,7 @@ from minrl.run.provenance import changes, provenance
 from minrl.run.resume import is_run, open_run
 from minrl.run.run import Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
 from minrl.sft.config import ExpertIterationConfig, SftConfig
+from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.terminal.commands import as_typed
 from minrl.types import TrainState

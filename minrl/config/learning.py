@@ -39,7 +39,7 @@ class AlgorithmConfig(Bounded):
     kl_coef: Annotated[float, from_zero("off")] = 0.0
     """Weight of the KL divergence from the policy to the model the run started from, which is kept frozen. 0: off."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How that divergence is estimated from the sampled tokens (minrl.losses)."""
+    """How that divergence is estimated from the sampled tokens (minrl.divergence)."""
     kl_gradient: Literal["exact", "naive"] = "exact"
     """exact: the gradient of the divergence. naive: that of the estimator, as many trainers have it: with k3 it is
     another divergence's."""

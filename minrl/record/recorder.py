@@ -12,7 +12,6 @@ from torch import Tensor
 
 from minrl.algorithms import Advantages
 from minrl.config import task_key
-from minrl.evaluation import Evaluation
 from minrl.record.clock import PhaseClock, speeds
 from minrl.record.fingerprints import of_checkpoint, of_step
 from minrl.record.metrics import MetricsLog
@@ -24,6 +23,7 @@ from minrl.run.checkpoint import best_in, name_best
 from minrl.run.folder import begin
 from minrl.run.parts import Parts
 from minrl.run.run import hyperparameters
+from minrl.statistics.evaluation import Evaluation
 from minrl.system.files import write_json
 from minrl.terminal.bars import STEP
 from minrl.types import Rollout

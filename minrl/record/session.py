@@ -10,7 +10,6 @@ from loguru import logger
 
 from minrl.config import LoggingConfig, task_key
 from minrl.draw import every
-from minrl.evaluation import Evaluation, is_solved
 from minrl.record.recorder import Recorder
 from minrl.run.best import best_of, ended_by, scores_of, why_ended
 from minrl.run.checkpoint import (
@@ -30,6 +29,7 @@ from minrl.run.parts import Parts
 from minrl.run.run import write_summary
 from minrl.run.start import START
 from minrl.run.stopping import StepSignals
+from minrl.statistics.evaluation import Evaluation, is_solved
 from minrl.system.files import read_json, read_record
 from minrl.system.signals import exit_status
 from minrl.terminal.bars import FILE_ONLY

@@ -15,7 +15,7 @@ from minrl.config.defaults import what_is_trained
 from minrl.engines import Engine
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.engines.opponent import EngineWithOpponent
-from minrl.evaluation import Evaluation, evaluate
+from minrl.evaluation import evaluate
 from minrl.model.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy
@@ -30,6 +30,7 @@ from minrl.run.run import Run, in_common
 from minrl.run.start import frozen_opponent, no_frozen_role, prepare_policy
 from minrl.run.teacher import teacher_prompt
 from minrl.run.unknown_words import check_task_words
+from minrl.statistics.evaluation import Evaluation
 from minrl.system.disk import require_writable
 from minrl.system.place import place
 from minrl.system.progress import activity

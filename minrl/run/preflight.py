@@ -15,12 +15,12 @@ from loguru import logger
 import minrl
 from minrl.config import EvaluationConfig, TrainerConfig, task_key
 from minrl.engines import Engine
-from minrl.intervals import wilson
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
 from minrl.run.room import disk_findings, memory_findings, save_findings
 from minrl.run.step_time import time_findings
+from minrl.statistics.intervals import wilson
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
 from minrl.types import Example, Rollout, UserError, require

@@ -10,11 +10,11 @@ from loguru import logger
 
 from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, option_keys, task_key, with_absolute_paths
 from minrl.config.defaults import REINFORCEMENT, Rates
-from minrl.evaluation import Evaluation
 from minrl.run.checkpoint import step_of
 from minrl.run.ends import with_end_before
 from minrl.run.naming import differing, full_name
 from minrl.run.provenance import changes, code, provenance
+from minrl.statistics.evaluation import Evaluation
 from minrl.system.files import read_record, write_json
 from minrl.tasks.programs import files_outside
 from minrl.terminal.command_line import to_dict

@@ -31,7 +31,7 @@ from loguru import logger
 
 from minrl.config import task_key
 from minrl.draw import draw_examples, every, require_rewards, training_plan
-from minrl.evaluation import is_solved
+from minrl.statistics.evaluation import is_solved
 from minrl.model.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.record.metrics import read_metrics

@@ -1,0 +1,1 @@
+"""Figures of what was sampled, and how certain they are."""
