@@ -7,8 +7,8 @@
 
 `train` below is the whole algorithm: GRPO (arXiv:2402.03300, algorithm 1) and its family. Its gradient is that of
 `policy_loss` (minrl/losses.py), taken in `update_policy` (minrl/update.py). It departs from the paper in that a step
-makes one update of its rollouts, unless --passes-per-step or --minibatches-per-pass say otherwise, and that the KL
-term to a reference is off, unless --kl-coef is given.
+makes one update of its rollouts, unless --passes-per-step or --minibatches-per-pass say otherwise, that the KL term to
+a reference is off, unless --kl-coef is given, and that an engine with other probabilities is corrected for.
 """
 
 import time

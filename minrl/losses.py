@@ -2,11 +2,12 @@
 
 N rollouts, S sampled tokens. Every function is pure. `policy_loss` combines the parts; the other losses are per token,
 in nats times advantage. Surrogates take the ratio ρ = π / π_old at the level of their algorithm: per token, or one for
-a whole sequence. GRPO (arXiv:2402.03300, equation 3) minimises over the step's rollouts o_i with rewards r_i
+a whole sequence. GRPO (arXiv:2402.03300, equation 3; the row `grpo` of minrl/algorithms.py) minimises over the counted
+rollouts o_i of an optimizer step, with rewards r_i,
 
-    sum_i 1 / (N |o_i|) sum_t -min(ρ_t A_i, clip(ρ_t, 0.8, 1.2) A_i)  with  A_i = (r_i - mean) / (std + 1e-4)
+    sum_i 1 / (N |o_i|) sum_t -c_t min(ρ_t A_i, clip(ρ_t, 0.8, 1.2) A_i)  with  A_i = (r_i - mean) / (std + 1e-4)
 
-where mean and std are those of the rewards in the rollout's group.
+where mean and unbiased std are those of its group's rewards, and c is 1 unless the engine's probabilities differ.
 """
 
 from collections.abc import Callable
