@@ -24,6 +24,7 @@ from minrl.batch import micro_batches, pack
 from minrl.kernels import head as output_head
 from minrl.kernels.head import Head, chunked_logprobs
 from minrl.kernels.padded_rows import padded_rows, row_batches, row_tokens
+from minrl.model import loading  # noqa: F401 - registers packed attention with transformers
 from minrl.model.method import Method, set_method
 from minrl.run.probe import Probe
 from minrl.run.verify import verify

@@ -19,13 +19,14 @@ from minrl.kernels import rectangle_attention, varlen_attention
 from minrl.kernels.cpu import computed
 from minrl.kernels.padded_attention import PaddedAttention
 from minrl.kernels.rectangle_attention import Rectangle
+from minrl.kernels.short_attention import ShortRows
 from minrl.kernels.varlen_attention import Runs
 from minrl.types import CausalModel, UserError
 
 ATTENTION = "minrl_packed"
 
 
-Part = Rectangle | Runs
+Part = Rectangle | ShortRows | Runs
 """Queries (`tokens`), the keys that they see (`key_tokens`), and the kernel that attends. Where runs see themselves
 (`own`), the part comes before their other parts.
 """
@@ -51,7 +52,8 @@ class JoinedAttention:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
         dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
         flat = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
-        return _Joined.apply(*flat, self._parts(window), scale)[None]
+        with torch.autocast(query.device.type, enabled=False):
+            return _Joined.apply(*flat, self._parts(window), scale)[None]
 
 
 class CardAttention:
@@ -93,7 +95,9 @@ class _Joined(torch.autograd.Function):
                 share = (new_normalizer - joined).exp()[..., None]
                 new = torch.lerp(so_far, new, share.to(new.dtype))  # the other share is 1 - this one
                 new_normalizer = joined
-            output[part.tokens], normalizer[part.tokens] = new, new_normalizer
+            output[part.tokens] = new
+            if new_normalizer is not None:
+                normalizer[part.tokens] = new_normalizer
         ctx.save_for_backward(query, key, value, output, normalizer)
         ctx.parts, ctx.scale = parts, scale
         return output

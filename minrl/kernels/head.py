@@ -114,7 +114,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if grad_entropy is not None:
                 dz -= grad_entropy[rows, None] * (torch.xlogy(p, p) + p * entropy[rows, None])
             dz.scatter_add_(1, labels[rows, None], g[:, None])
-            dx = dz.div_(ctx.temperature / scale)
+            dx = dz if ctx.temperature == scale else dz.div_(ctx.temperature / scale)
             dx = (dx if slope is None else dx.mul_(slope)).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[rows] = product(dx, multiplied.weight.T)

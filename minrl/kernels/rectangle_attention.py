@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from minrl.batch import Run, Stream
+from minrl.kernels.short_attention import LONGEST, ShortRows, prompt_rows, suffix_rows
 
 SHORTEST = 0.75
 """A part's shortest row, as a share of its longest."""
@@ -85,11 +86,24 @@ class Rectangle:
         return None if self.mask is None else self.mask.to(like.dtype)
 
 
-def plan(stream: Stream, window: int | None) -> list[Rectangle]:
+def plan(stream: Stream, window: int | None) -> list[Rectangle | ShortRows]:
     """The parts of a stream in which a token sees only the last `window` positions (None: all)."""
-    prompts, suffixes, followers = stream.runs()
-    parts = []
-    for queries, keys in ((prompts, prompts), (suffixes, suffixes), (followers, prompts)):
+    prompts, suffixes, _ = stream.runs()
+    behind = stream.prefix_of.tolist()
+    alone = list(map(len, prompts))
+    whole = [len(suffix) + alone[prompt] for suffix, prompt in zip(suffixes, behind, strict=True)]
+    parts: list[Rectangle | ShortRows] = []
+    for make, runs, keys in ((prompt_rows, prompts, alone), (suffix_rows, suffixes, whole)):
+        short = [row for row, length in enumerate(keys) if length <= LONGEST]
+        for rows in _alike([len(runs[row]) for row in short]):
+            parts += make(stream, [short[row] for row in rows], window)
+    long_prompts = [prompt for prompt in prompts if len(prompt) > LONGEST]
+    long_suffixes, followers = [], [[] for _ in prompts]
+    for suffix, prompt, length in zip(suffixes, behind, whole, strict=True):
+        if length > LONGEST:
+            long_suffixes.append(suffix)
+            followers[prompt] += suffix
+    for queries, keys in ((long_prompts, long_prompts), (long_suffixes, long_suffixes), (followers, prompts)):
         for rows in _alike(list(map(len, queries))):
             taken = [queries[row] for row in rows]
             seen = taken if keys is queries else [keys[row] for row in rows]
