@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minrl.batch import pack
-from minrl.kernels import rectangle_attention, varlen_attention
+from minrl.kernels import rectangle_attention, short_attention, varlen_attention
 from minrl.kernels.attention import CardAttention, JoinedAttention, packed_attention, plan_attention
 from minrl.kernels.padded_attention import PaddedAttention
 from minrl.types import UserError
@@ -25,6 +25,18 @@ GROUPS = {
 def card(stream):
     """The attention of a CUDA card; its kernel is replaced by `flash_on_cpu`."""
     return CardAttention(stream)
+
+
+def planned(longest):
+    """The attention of a CPU with short rows of up to so many keys."""
+
+    def way(stream):
+        return JoinedAttention(lambda window: rectangle_attention.plan(stream, window, longest))
+
+    return way
+
+
+SHARED, SOME_SHORT = planned(0), planned(12)
 
 
 @pytest.fixture
@@ -154,7 +166,7 @@ def flash_on_cpu(monkeypatch):
 
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("way", [plan_attention, PaddedAttention, card])
+@pytest.mark.parametrize("way", [plan_attention, SHARED, SOME_SHORT, PaddedAttention, card])
 @pytest.mark.usefixtures("flash_on_cpu")
 def test_attention_and_gradients_are_the_plain_ones(way, groups, window, stream_of):
     stream = stream_of(GROUPS[groups])
@@ -165,36 +177,58 @@ def test_attention_and_gradients_are_the_plain_ones(way, groups, window, stream_
         torch.testing.assert_close(new, old, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("way", [plan_attention, SHARED])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
-def test_attention_in_lower_precision(dtype, bound, stream_of):
+def test_attention_in_lower_precision(dtype, bound, way, stream_of):
     stream = stream_of(GROUPS["many lengths"])
     tensors = inputs(len(stream.input_ids), dtype)
     exact = [x.detach().double().requires_grad_() for x in tensors]
     expected = with_gradients(lambda *x: plain(*x, visible(stream, None), 0.3), exact)
-    for new, old in zip(
-        with_gradients(lambda *x: plan_attention(stream)(*x, 0.3, None), tensors), expected, strict=True
-    ):
+    for new, old in zip(with_gradients(lambda *x: way(stream)(*x, 0.3, None), tensors), expected, strict=True):
         assert new.dtype == dtype
         torch.testing.assert_close(new.double() / old.abs().max(), old / old.abs().max(), atol=bound, rtol=0)
 
 
-def test_large_scores_leave_no_trace_in_padding(stream_of):
+@pytest.mark.parametrize("way", [plan_attention, SHARED])
+def test_large_scores_leave_no_trace_in_padding(way, stream_of):
     # Scores of about 300: their exponentials overflow float32, also those of the queries that pad a row.
     stream = stream_of(GROUPS["many lengths"])
     tensors = inputs(len(stream.input_ids), torch.float32, size=15.0)
-    for tensor in with_gradients(lambda *x: plan_attention(stream)(*x, 0.5, None), tensors):
+    for tensor in with_gradients(lambda *x: way(stream)(*x, 0.5, None), tensors):
         assert tensor.isfinite().all()
 
 
-def test_rows_of_a_part_are_of_about_the_same_length(stream_of, monkeypatch):
+@pytest.mark.parametrize("longest", [0, 12, 224])
+def test_rows_of_a_part_are_of_about_the_same_length(longest, stream_of, monkeypatch):
     monkeypatch.setattr(rectangle_attention, "WORTH_SLOTS", 0)
     stream = stream_of(GROUPS["many lengths"])
-    parts = rectangle_attention.plan(stream, None)
+    parts = rectangle_attention.plan(stream, None, longest)
     for part in parts:
         lengths = torch.bincount(part.slots // part.queries.shape[1])
         assert lengths.min() >= rectangle_attention.SHORTEST * lengths.max()
     covered = torch.cat([part.tokens for part in parts if part.own])
     assert sorted(covered.tolist()) == list(range(len(stream.input_ids)))
+
+
+def test_short_rows_are_divided_where_their_scores_are_many(stream_of, monkeypatch):
+    monkeypatch.setattr(short_attention, "LARGEST", 3 * 4 * 8)
+    stream = stream_of([(4, [5] * 8)])  # eight suffixes of four tokens, each behind a prompt of four
+    parts = rectangle_attention.plan(stream, None)
+    assert [len(part.queries) for part in parts] == [1, 3, 3, 2]
+    tensors = inputs(len(stream.input_ids), torch.float64)
+    expected = with_gradients(lambda *x: plain(*x, visible(stream, None), 0.3), tensors)
+    for new, old in zip(
+        with_gradients(lambda *x: plan_attention(stream)(*x, 0.3, None), tensors), expected, strict=True
+    ):
+        torch.testing.assert_close(new, old, atol=1e-9, rtol=0)
+
+
+def test_autocast_does_not_round_what_is_attended(stream_of):
+    stream = stream_of(GROUPS["ragged"])
+    tensors = inputs(len(stream.input_ids), torch.float32)
+    expected = plan_attention(stream)(*tensors, 0.3, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(plan_attention(stream)(*tensors, 0.3, None), expected)
 
 
 def test_a_card_attends_by_runs_without_a_copy_of_what_sees_itself(stream_of):

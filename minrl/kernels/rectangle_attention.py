@@ -86,21 +86,23 @@ class Rectangle:
         return None if self.mask is None else self.mask.to(like.dtype)
 
 
-def plan(stream: Stream, window: int | None) -> list[Rectangle | ShortRows]:
-    """The parts of a stream in which a token sees only the last `window` positions (None: all)."""
+def plan(stream: Stream, window: int | None, longest: int = LONGEST) -> list[Rectangle | ShortRows]:
+    """The parts of a stream in which a token sees only the last `window` positions (None: all). Rows of up to `longest`
+    keys are short ones.
+    """
     prompts, suffixes, _ = stream.runs()
     behind = stream.prefix_of.tolist()
     alone = list(map(len, prompts))
     whole = [len(suffix) + alone[prompt] for suffix, prompt in zip(suffixes, behind, strict=True)]
     parts: list[Rectangle | ShortRows] = []
     for make, runs, keys in ((prompt_rows, prompts, alone), (suffix_rows, suffixes, whole)):
-        short = [row for row, length in enumerate(keys) if length <= LONGEST]
+        short = [row for row, length in enumerate(keys) if length <= longest]
         for rows in _alike([len(runs[row]) for row in short]):
             parts += make(stream, [short[row] for row in rows], window)
-    long_prompts = [prompt for prompt in prompts if len(prompt) > LONGEST]
+    long_prompts = [prompt for prompt in prompts if len(prompt) > longest]
     long_suffixes, followers = [], [[] for _ in prompts]
     for suffix, prompt, length in zip(suffixes, behind, whole, strict=True):
-        if length > LONGEST:
+        if length > longest:
             long_suffixes.append(suffix)
             followers[prompt] += suffix
     for queries, keys in ((long_prompts, long_prompts), (long_suffixes, long_suffixes), (followers, prompts)):

@@ -26,10 +26,11 @@ LARGEST = 2**18
 
 @dataclass(frozen=True, eq=False)
 class ShortRows:
-    """Rows of queries (R, Lq) and of all keys that they see (R, Lk), padded with any token.
+    """Rows of queries (R, Lq) and of all keys that they see (R, Lk), padded with the stream's first token: its position
+    is that of a row's first key, which it therefore sees.
 
     `tokens` are the stream's tokens among the queries, `slots` their places in the flattened rows. `mask`
-    (R or 1, 1, Lq, Lk) is 0 or minus infinity; a padded query sees everything. `places` are kept by number of heads.
+    (R or 1, 1, Lq, Lk) is 0 or minus infinity. `places` are kept by number of heads.
     """
 
     queries: Tensor
@@ -144,7 +145,7 @@ def _part(
 ) -> ShortRows:
     ahead = positions[queries][:, :, None] - positions[keys][:, None]
     sees = (ahead >= 0) & key_real[:, None]
-    sees = (sees if window is None else sees & (ahead < window)) | ~query_real[:, :, None]
+    sees = sees if window is None else sees & (ahead < window)
     sees = sees[:1] if bool((sees == sees[:1]).all()) else sees
     mask = torch.zeros(sees.shape).masked_fill_(~sees, -torch.inf)[:, None]
     slots = query_real.flatten().nonzero()[:, 0]
