@@ -41,15 +41,13 @@ SETTINGS = {
     "group_16": "--prompts-per-step 24 --group-size 16",
 }
 
-SHOWN = ("default", "refill_1", "curriculum", "cool")
+SHOWN = ["default", "refill_1", "warm", "cool", "curriculum"]
 
 
 def parse() -> argparse.Namespace:
     """Which settings, how long, and where to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--settings", nargs="+", default=["default", "refill_1", "curriculum", "cool"], choices=SETTINGS
-    )
+    parser.add_argument("--settings", nargs="+", default=SHOWN, choices=SETTINGS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--goal", type=float, default=0.85)
     parser.add_argument("--steps", type=int, default=150)
