@@ -231,6 +231,7 @@ OTHERS = {
         "test_best.py::test_a_run_ends_where_it_is_good_enough_or_gains_nothing_and_goes_on_if_told_so"
     ),
     "python benchmarks/distill.py": "by hand: trains a teacher and six students",
+    "python benchmarks/reach.py": "by hand: fifteen runs of the default task",
     "python train.py --algorithm distill --teacher-id checkpoints/teacher": (
         "test_teacher.py::test_a_teacher_alone_raises_a_reward_that_nobody_reads"
     ),
