@@ -99,7 +99,7 @@ def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"]) -> 
     return Batch(
         rollouts=rollouts,
         rollout_of=torch.repeat_interleave(torch.arange(len(rollouts)), lengths),
-        rollout_logprobs=torch.from_numpy(np.array(logprobs, dtype=np.float32)),
+        rollout_logprobs=torch.from_numpy(np.array(logprobs)).float(),
         advantages=advantages,
         scorable=torch.tensor([rollout.reward is not None for rollout in rollouts], dtype=torch.bool),
     )
@@ -201,7 +201,7 @@ def _prompt(rollout: Rollout) -> tuple[int, ...]:
 
 def _integers(values: Sequence[int]) -> Int[Tensor, " n"]:
     """`torch.tensor` of many integers, which is four times slower."""
-    return torch.from_numpy(np.array(values, dtype=np.int64))
+    return torch.from_numpy(np.array(values) if values else np.empty(0, dtype=np.int64))
 
 
 def _first_tokens(rollouts: Sequence[Rollout]) -> list[int]:

@@ -211,7 +211,7 @@ def test_rows_of_a_part_are_of_about_the_same_length(longest, stream_of, monkeyp
 
 
 def test_short_rows_are_divided_where_their_scores_are_many(stream_of, monkeypatch):
-    monkeypatch.setattr(short_attention, "LARGEST", 3 * 4 * 8)
+    monkeypatch.setattr(short_attention, "LARGEST", 3 * 4 * 8)  # scores of three rows
     stream = stream_of([(4, [5] * 8)])  # eight suffixes of four tokens, each behind a prompt of four
     parts = rectangle_attention.plan(stream, None)
     assert [len(part.queries) for part in parts] == [1, 3, 3, 2]
@@ -221,6 +221,39 @@ def test_short_rows_are_divided_where_their_scores_are_many(stream_of, monkeypat
         with_gradients(lambda *x: plan_attention(stream)(*x, 0.3, None), tensors), expected, strict=True
     ):
         torch.testing.assert_close(new, old, atol=1e-9, rtol=0)
+
+
+def test_a_prompt_much_longer_than_its_suffixes_is_shared(stream_of):
+    stream = stream_of([(20, [6] * 3), (21, [6] * 3)])  # suffixes of five tokens: four times five is twenty
+    short = [part for part in rectangle_attention.plan(stream, None) if isinstance(part, short_attention.ShortRows)]
+    assert sorted(tuple(part.keys.shape) for part in short) == [(2, 21), (3, 25)]
+
+
+def test_keys_of_a_part_are_bounded(stream_of, monkeypatch):
+    monkeypatch.setattr(short_attention, "MOST_KEYS", 20)
+    parts = rectangle_attention.plan(stream_of([(4, [2] * 9)]), None)  # suffixes of one token, each behind four
+    assert [tuple(part.keys.shape) for part in parts] == [(1, 4), (4, 5), (4, 5), (1, 5)]
+
+
+def test_gradients_may_be_taken_under_autocast(stream_of):
+    stream = stream_of(GROUPS["ragged"])
+    tensors = inputs(len(stream.input_ids), torch.float32)
+    expected = with_gradients(lambda *x: plan_attention(stream)(*x, 0.3, None), tensors)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = with_gradients(lambda *x: plan_attention(stream)(*x, 0.3, None), tensors)
+    assert all(map(torch.equal, actual, expected))
+
+
+def test_scores_in_lower_precision_are_not_rounded(stream_of):
+    # Scores up to 60: in bfloat16 they would be rounded by 0.25, and a share by a fifth.
+    stream = stream_of([(20, [60] * 4)])
+    tensors = inputs(len(stream.input_ids), torch.bfloat16, size=3.0)
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    expected = with_gradients(lambda *x: plain(*x, visible(stream, None), 0.35), exact)
+    actual = with_gradients(lambda *x: plan_attention(stream)(*x, 0.35, None), tensors)
+    assert all(new.dtype == torch.bfloat16 for new in actual)
+    for new, old in zip(actual, expected, strict=True):
+        assert (new.double() - old).norm() < 6e-3 * old.norm()
 
 
 def test_autocast_does_not_round_what_is_attended(stream_of):

@@ -51,7 +51,7 @@ class JoinedAttention:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """(1, H, T, C) and (1, K, T, C) twice -> (1, T, H, C)."""
         dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
-        flat = (tensor[0].transpose(0, 1).to(dtype) for tensor in (query, key, value))
+        flat = (tensor[0].transpose(0, 1).to(dtype).contiguous() for tensor in (query, key, value))
         with torch.autocast(query.device.type, enabled=False):
             return _Joined.apply(*flat, self._parts(window), scale)[None]
 
@@ -107,7 +107,8 @@ class _Joined(torch.autograd.Function):
         query, key, value, output, normalizer = ctx.saved_tensors
         grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
         for part in ctx.parts:
-            new = part.backward((query, key, value), (grad, output, normalizer), ctx.scale)
+            with torch.autocast(query.device.type, enabled=False):
+                new = part.backward((query, key, value), (grad, output, normalizer), ctx.scale)
             grads[0][part.tokens] += new[0]
             grads[1][part.key_tokens] += new[1]
             grads[2][part.key_tokens] += new[2]

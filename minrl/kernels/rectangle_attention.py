@@ -5,14 +5,15 @@ minrl/kernels/attention.py.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minrl.batch import Run, Stream
-from minrl.kernels.short_attention import LONGEST, ShortRows, prompt_rows, suffix_rows
+from minrl.kernels.short_attention import LONGEST, WORTH_REPEATING, ShortRows, prompt_rows, suffix_rows
 
 SHORTEST = 0.75
 """A part's shortest row, as a share of its longest."""
@@ -88,29 +89,35 @@ class Rectangle:
 
 def plan(stream: Stream, window: int | None, longest: int = LONGEST) -> list[Rectangle | ShortRows]:
     """The parts of a stream in which a token sees only the last `window` positions (None: all). Rows of up to `longest`
-    keys are short ones.
+    keys are short ones, where their prompt is worth repeating.
     """
-    prompts, suffixes, _ = stream.runs()
+    prompts, suffixes, followers = stream.runs()
     behind = stream.prefix_of.tolist()
-    alone = list(map(len, prompts))
-    whole = [len(suffix) + alone[prompt] for suffix, prompt in zip(suffixes, behind, strict=True)]
+    repeats = Counter(behind)
+    worth = [repeats[row] * len(run) <= WORTH_REPEATING * len(followers[row]) for row, run in enumerate(prompts)]
+    short_prompts, long_prompts = _divided(range(len(prompts)), lambda row: len(prompts[row]) <= longest)
+    short_suffixes, long_suffixes = _divided(
+        range(len(suffixes)), lambda row: worth[behind[row]] and len(prompts[behind[row]] + suffixes[row]) <= longest
+    )
     parts: list[Rectangle | ShortRows] = []
-    for make, runs, keys in ((prompt_rows, prompts, alone), (suffix_rows, suffixes, whole)):
-        short = [row for row, length in enumerate(keys) if length <= longest]
+    for make, runs, short in ((prompt_rows, prompts, short_prompts), (suffix_rows, suffixes, short_suffixes)):
         for rows in _alike([len(runs[row]) for row in short]):
             parts += make(stream, [short[row] for row in rows], window)
-    long_prompts = [prompt for prompt in prompts if len(prompt) > longest]
-    long_suffixes, followers = [], [[] for _ in prompts]
-    for suffix, prompt, length in zip(suffixes, behind, whole, strict=True):
-        if length > longest:
-            long_suffixes.append(suffix)
-            followers[prompt] += suffix
-    for queries, keys in ((long_prompts, long_prompts), (long_suffixes, long_suffixes), (followers, prompts)):
+    own_prompts, own_suffixes = [prompts[row] for row in long_prompts], [suffixes[row] for row in long_suffixes]
+    followers = [[] for _ in prompts]
+    for row in long_suffixes:
+        followers[behind[row]] += suffixes[row]
+    for queries, keys in ((own_prompts, own_prompts), (own_suffixes, own_suffixes), (followers, prompts)):
         for rows in _alike(list(map(len, queries))):
             taken = [queries[row] for row in rows]
             seen = taken if keys is queries else [keys[row] for row in rows]
             parts.append(_rectangle(stream, taken, seen, window))
     return [part for part in parts if len(part.slots)]
+
+
+def _divided(rows: Sequence[int], is_first: Callable[[int], bool]) -> tuple[list[int], list[int]]:
+    """The rows of which this is true, and the others."""
+    return [row for row in rows if is_first(row)], [row for row in rows if not is_first(row)]
 
 
 def _rectangle(stream: Stream, queries: list[Run], keys: list[Run], window: int | None) -> Rectangle:

@@ -5,7 +5,7 @@ repeated here before each of its suffixes, so that nothing has to be joined; lon
 (rectangle_attention.py).
 
 R rows of a part, Lq and Lk its queries and keys for each row; the other letters are those of
-minrl/kernels/attention.py.
+minrl/kernels/attention.py. Products are in float32 or better: scores between them would be rounded.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,19 @@ import torch
 from torch import Tensor
 
 from minrl.batch import Stream
+from minrl.kernels.cpu import in_float32
 
 LONGEST = 224
 """Most keys of a row. With more the flash kernel is about as fast, and a prompt is worth sharing."""
 
+WORTH_REPEATING = 4
+"""Times that a prompt may be as long as its suffixes on average. A longer one is worth sharing."""
+
 LARGEST = 2**18
 """Most scores of a part for each head: 1 MiB in float32, which a processor's cache holds."""
+
+MOST_KEYS = 2**14
+"""Most keys of a part's rows together, which are copies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +54,7 @@ class ShortRows:
         no normalizer.
         """
         _, _, shares = self._shares(query, key, scale)
-        return self._of_tokens(torch.bmm(shares, self._of_keys(value)), query.shape[1]), None
+        return self._of_tokens(torch.bmm(shares, self._of_keys(value)), query).to(query.dtype), None
 
     def backward(self, inputs: tuple[Tensor, ...], known: tuple[Tensor, ...], scale: float) -> tuple[Tensor, ...]:
         """Gradients (n, H, C) at `tokens`, and (T, K, C) twice. `inputs` are the stream's query, key and value; of
@@ -62,7 +69,7 @@ class ShortRows:
         grad = grad.view_as(scaled)
         of_shares = torch.bmm(grad, self._of_keys(value).transpose(1, 2))
         of_scores = torch._softmax_backward_data(of_shares, shares, -1, shares.dtype)
-        of_query = self._of_tokens(torch.bmm(of_scores, keys).mul_(scale), query.shape[1])
+        of_query = self._of_tokens(torch.bmm(of_scores, keys).mul_(scale), query)
         of_key, of_value = torch.bmm(of_scores.transpose(1, 2), scaled), torch.bmm(shares.transpose(1, 2), grad)
         return of_query, self._summed(of_key, key), self._summed(of_value, value)
 
@@ -79,19 +86,20 @@ class ShortRows:
     def _of_queries(self, values: Tensor) -> Tensor:
         """(T, H, C) -> (R, H, Lq, C)."""
         (rows, length), (_, heads, width) = self.queries.shape, values.shape
-        return _taken(values, self._places(heads)[0]).view(rows, heads, length, width)
+        return in_float32(_taken(values, self._places(heads)[0])).view(rows, heads, length, width)
 
     def _of_keys(self, values: Tensor) -> Tensor:
         """(T, K, C) -> (R K, Lk, C)."""
-        return _taken(values, self._places(values.shape[1])[1]).view(-1, self.keys.shape[1], values.shape[-1])
+        taken = in_float32(_taken(values, self._places(values.shape[1])[1]))
+        return taken.view(-1, self.keys.shape[1], values.shape[-1])
 
-    def _of_tokens(self, rows: Tensor, heads: int) -> Tensor:
+    def _of_tokens(self, rows: Tensor, like: Tensor) -> Tensor:
         """(R K, H / K Lq, C) -> (n, H, C) at `tokens`."""
-        return _taken(rows, self._places(heads)[2]).view(-1, heads, rows.shape[-1])
+        return _taken(rows, self._places(like.shape[1])[2]).view(-1, *like.shape[1:])
 
     def _summed(self, rows: Tensor, like: Tensor) -> Tensor:
         """(R K, Lk, C) -> (T, K, C): the sum over the rows that a token is a key of."""
-        total = like.new_zeros(like.shape[0] * like.shape[1], like.shape[2])
+        total = rows.new_zeros(like.shape[0] * like.shape[1], like.shape[2])
         return total.index_add_(0, self._places(like.shape[1])[1], rows.flatten(0, 1)).view(like.shape)
 
     def _places(self, heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,8 +142,10 @@ def _real(index: Tensor, lengths: Tensor, rows: Sequence[int] | Tensor) -> tuple
 def _parts(
     stream: Stream, queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], window: int | None
 ) -> list[ShortRows]:
-    """Rows in parts of at most `LARGEST` scores. A query sees keys of its position or before, inside the window."""
-    most = max(1, LARGEST // (queries[0].shape[1] * keys[0].shape[1]))
+    """Rows in parts of at most `LARGEST` scores and `MOST_KEYS` keys. A query sees keys of its position or before, inside
+    the window.
+    """
+    most = max(1, min(LARGEST // queries[0].shape[1], MOST_KEYS) // keys[0].shape[1])
     split = (tensor.split(most) for tensor in (*queries, *keys))
     return [_part(stream.positions, *rows, window) for rows in zip(*split, strict=True)]
 
