@@ -142,16 +142,16 @@ def _real(index: Tensor, lengths: Tensor, rows: Sequence[int] | Tensor) -> tuple
 def _parts(
     stream: Stream, queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], window: int | None
 ) -> list[ShortRows]:
-    """Rows in parts of at most `LARGEST` scores and `MOST_KEYS` keys. A query sees keys of its position or before, inside
-    the window.
+    """Rows in parts of at most `LARGEST` scores and `MOST_KEYS` keys. A query sees keys of its position or before,
+    inside the window.
     """
     most = max(1, min(LARGEST // queries[0].shape[1], MOST_KEYS) // keys[0].shape[1])
     split = (tensor.split(most) for tensor in (*queries, *keys))
-    return [_part(stream.positions, *rows, window) for rows in zip(*split, strict=True)]
+    return [_part(stream.positions, window, *rows) for rows in zip(*split, strict=True)]
 
 
 def _part(
-    positions: Tensor, queries: Tensor, query_real: Tensor, keys: Tensor, key_real: Tensor, window: int | None
+    positions: Tensor, window: int | None, queries: Tensor, query_real: Tensor, keys: Tensor, key_real: Tensor
 ) -> ShortRows:
     ahead = positions[queries][:, :, None] - positions[keys][:, None]
     sees = (ahead >= 0) & key_real[:, None]
