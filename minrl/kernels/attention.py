@@ -106,12 +106,12 @@ class _Joined(torch.autograd.Function):
     def backward(ctx, grad):  # noqa: ANN001, ANN205 - autograd's own signature
         query, key, value, output, normalizer = ctx.saved_tensors
         grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for part in ctx.parts:
-            with torch.autocast(query.device.type, enabled=False):
+        with torch.autocast(query.device.type, enabled=False):
+            for part in ctx.parts:
                 new = part.backward((query, key, value), (grad, output, normalizer), ctx.scale)
-            grads[0][part.tokens] += new[0]
-            grads[1][part.key_tokens] += new[1]
-            grads[2][part.key_tokens] += new[2]
+                grads[0][part.tokens] += new[0]
+                grads[1][part.key_tokens] += new[1]
+                grads[2][part.key_tokens] += new[2]
         return *grads, None, None
 
 

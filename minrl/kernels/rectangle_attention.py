@@ -6,14 +6,22 @@ minrl/kernels/attention.py.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from minrl.batch import Run, Stream
-from minrl.kernels.short_attention import LONGEST, WORTH_REPEATING, ShortRows, prompt_rows, suffix_rows
+from minrl.kernels.short_attention import (
+    LONGEST,
+    WORTH_REPEATING,
+    ShortRows,
+    additive,
+    prompt_rows,
+    suffix_rows,
+    visible,
+)
 
 SHORTEST = 0.75
 """A part's shortest row, as a share of its longest."""
@@ -95,19 +103,22 @@ def plan(stream: Stream, window: int | None, longest: int = LONGEST) -> list[Rec
     behind = stream.prefix_of.tolist()
     repeats = Counter(behind)
     worth = [repeats[row] * len(run) <= WORTH_REPEATING * len(followers[row]) for row, run in enumerate(prompts)]
-    short_prompts, long_prompts = _divided(range(len(prompts)), lambda row: len(prompts[row]) <= longest)
-    short_suffixes, long_suffixes = _divided(
-        range(len(suffixes)), lambda row: worth[behind[row]] and len(prompts[behind[row]] + suffixes[row]) <= longest
-    )
+    are_short = [
+        worth[prompt] and len(prompts[prompt]) + len(suffix) <= longest
+        for suffix, prompt in zip(suffixes, behind, strict=True)
+    ]
+    short_prompts = [row for row, prompt in enumerate(prompts) if len(prompt) <= longest]
+    short_suffixes = [row for row, is_short in enumerate(are_short) if is_short]
     parts: list[Rectangle | ShortRows] = []
     for make, runs, short in ((prompt_rows, prompts, short_prompts), (suffix_rows, suffixes, short_suffixes)):
         for rows in _alike([len(runs[row]) for row in short]):
             parts += make(stream, [short[row] for row in rows], window)
-    own_prompts, own_suffixes = [prompts[row] for row in long_prompts], [suffixes[row] for row in long_suffixes]
-    followers = [[] for _ in prompts]
-    for row in long_suffixes:
-        followers[behind[row]] += suffixes[row]
-    for queries, keys in ((own_prompts, own_prompts), (own_suffixes, own_suffixes), (followers, prompts)):
+    long_prompts = [prompt for prompt in prompts if len(prompt) > longest]
+    long_suffixes = [suffix for suffix, is_short in zip(suffixes, are_short, strict=True) if not is_short]
+    sharing: list[Run] = [[] for _ in prompts]
+    for suffix, prompt, is_short in zip(suffixes, behind, are_short, strict=True):
+        sharing[prompt] += [] if is_short else suffix
+    for queries, keys in ((long_prompts, long_prompts), (long_suffixes, long_suffixes), (sharing, prompts)):
         for rows in _alike(list(map(len, queries))):
             taken = [queries[row] for row in rows]
             seen = taken if keys is queries else [keys[row] for row in rows]
@@ -115,26 +126,20 @@ def plan(stream: Stream, window: int | None, longest: int = LONGEST) -> list[Rec
     return [part for part in parts if len(part.slots)]
 
 
-def _divided(rows: Sequence[int], is_first: Callable[[int], bool]) -> tuple[list[int], list[int]]:
-    """The rows of which this is true, and the others."""
-    return [row for row in rows if is_first(row)], [row for row in rows if not is_first(row)]
-
-
 def _rectangle(stream: Stream, queries: list[Run], keys: list[Run], window: int | None) -> Rectangle:
     """One part: runs see themselves where both lists are the same object, otherwise all keys of their row."""
-    device, positions, own = stream.input_ids.device, stream.positions, keys is queries
+    device, own = stream.input_ids.device, keys is queries
     query_rows, query_real = _padded(queries, device)
     key_rows, key_real = (query_rows, query_real) if own else _padded(keys, device)
     mask, answered, causal = None, query_real, own
     if window is not None:
-        ahead = positions[query_rows][:, :, None] - positions[key_rows][:, None, :]  # (R, Lq, Lk)
-        sees = (ahead < window) & (ahead >= 0) & key_real[:, None, :]
+        sees = visible(stream.positions, query_rows, key_rows, key_real, window)
         mask, causal = sees[:, None], False
         answered = query_real & sees.any(-1)  # a suffix's late tokens may see nothing of the prompt
     elif not causal and not bool(key_real.all()):
         mask = key_real[:, None, None, :]
     if mask is not None:
-        mask = torch.zeros(mask.shape, device=device).masked_fill_(~mask, -torch.inf)
+        mask = additive(mask)
     slots, key_slots = answered.flatten().nonzero()[:, 0], key_real.flatten().nonzero()[:, 0]
     tokens, key_tokens = query_rows.flatten()[slots], key_rows.flatten()[key_slots]
     return Rectangle(query_rows, tokens, slots, key_rows, key_tokens, key_slots, own, causal, mask)

@@ -142,9 +142,7 @@ def _real(index: Tensor, lengths: Tensor, rows: Sequence[int] | Tensor) -> tuple
 def _parts(
     stream: Stream, queries: tuple[Tensor, Tensor], keys: tuple[Tensor, Tensor], window: int | None
 ) -> list[ShortRows]:
-    """Rows in parts of at most `LARGEST` scores and `MOST_KEYS` keys. A query sees keys of its position or before,
-    inside the window.
-    """
+    """Rows in parts of at most `LARGEST` scores and `MOST_KEYS` keys."""
     most = max(1, min(LARGEST // queries[0].shape[1], MOST_KEYS) // keys[0].shape[1])
     split = (tensor.split(most) for tensor in (*queries, *keys))
     return [_part(stream.positions, window, *rows) for rows in zip(*split, strict=True)]
@@ -153,10 +151,19 @@ def _parts(
 def _part(
     positions: Tensor, window: int | None, queries: Tensor, query_real: Tensor, keys: Tensor, key_real: Tensor
 ) -> ShortRows:
+    sees = visible(positions, queries, keys, key_real, window)
+    sees = sees[:1] if bool((sees == sees[:1]).all()) else sees
+    slots = query_real.flatten().nonzero()[:, 0]
+    return ShortRows(queries, queries.flatten()[slots], slots, keys, additive(sees[:, None]))
+
+
+def visible(positions: Tensor, queries: Tensor, keys: Tensor, key_real: Tensor, window: int | None) -> Tensor:
+    """Which keys (R, Lk) each query (R, Lq) sees (R, Lq, Lk): real ones of its position or before, in the window."""
     ahead = positions[queries][:, :, None] - positions[keys][:, None]
     sees = (ahead >= 0) & key_real[:, None]
-    sees = sees if window is None else sees & (ahead < window)
-    sees = sees[:1] if bool((sees == sees[:1]).all()) else sees
-    mask = torch.zeros(sees.shape).masked_fill_(~sees, -torch.inf)[:, None]
-    slots = query_real.flatten().nonzero()[:, 0]
-    return ShortRows(queries, queries.flatten()[slots], slots, keys, mask)
+    return sees if window is None else sees & (ahead < window)
+
+
+def additive(sees: Tensor) -> Tensor:
+    """What is added to scores: 0, or minus infinity where nothing is seen."""
+    return torch.zeros(sees.shape, device=sees.device).masked_fill_(~sees, -torch.inf)

@@ -31,7 +31,6 @@ from loguru import logger
 
 from minrl.config import task_key
 from minrl.draw import draw_examples, every, require_rewards, training_plan
-from minrl.statistics.evaluation import is_solved
 from minrl.model.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.record.metrics import read_metrics
@@ -43,6 +42,7 @@ from minrl.run.run import Program
 from minrl.run.start import prepare_policy
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
+from minrl.statistics.evaluation import is_solved
 from minrl.system.files import write_jsonl
 from minrl.system.progress import activity
 from minrl.tasks.checked import refuse_mistakes
