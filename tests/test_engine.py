@@ -329,13 +329,15 @@ def test_finished_rows_leave_the_batch(engine, monkeypatch):
     assert rows == [8] + [1] * 8
 
 
-def test_rows_stay_while_three_quarters_of_them_go_on(engine, monkeypatch):
-    # A copy of the cache for one row of four is not worth it; at two of four it is.
+def test_rows_leave_when_the_others_are_few_enough_for_the_next_smaller_batch(engine, monkeypatch):
+    # Of 8, 6, 4: seven rows need a batch of 8, and five one of 6.
     rows = []
     step = LlamaDecoder.step
     monkeypatch.setattr(LlamaDecoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens))
-    engine.generate([Request([5, 6], seed, limit) for seed, limit in enumerate([2, 4, 6, 6])], NO_STOP)
-    assert rows == [4, 4, 4, 2, 2]
+    limits = [2, 4, 6, 8, 8, 8, 8, 8]
+    made = engine.generate([Request([5, 6], seed, limit) for seed, limit in enumerate(limits)], NO_STOP)
+    assert rows == [8, 8, 8, 6, 6, 6, 6]
+    assert [len(one.ids) for one in made] == limits
 
 
 class Progress:
@@ -511,8 +513,8 @@ def test_greedy_and_sampled_rows_may_be_as_few_as_they_leave_the_batch_at(engine
     requests = requests_for(PROMPTS * 3, 30)
     sampling = Sampling(1.0, frozenset(range(0, 30)))
     usual = engine.generate(requests, sampling)
-    for fraction in (0.0, 1.0):  # never, and at once
-        monkeypatch.setattr(torch_engine, "KEEP_FRACTION", fraction)
+    for sizes in (1, 64):  # halves, and every number
+        monkeypatch.setattr(torch_engine, "ROW_SIZES", sizes)
         assert [c.ids for c in engine.generate(requests, sampling)] == [c.ids for c in usual]
 
 

@@ -201,7 +201,7 @@ class LlamaDecoder:
         if mask is not None:
             mask = mask.expand(-1, -1, self.repeats, -1, -1).flatten(2, 3)  # (N, 1, R * Q, L)
         plain = layer.cap is None and layer.sinks is None
-        if not plain or (queries == 1 and _products_pay(query)):
+        if not plain or (queries == 1 and query.device.type == "cpu"):  # where the flash kernel calls a product a head
             sinks = None if layer.sinks is None else layer.sinks.view(self.kv_heads, -1).repeat_interleave(queries, 1)
             attended = _by_products(query, keys, values, mask, layer.scale, layer.cap, sinks)
         else:
@@ -243,14 +243,6 @@ def _embedding_scale(decoder: CausalModel) -> Tensor | float | None:
     return getattr(decoder, "embedding_multiplier", None)
 
 
-def _products_pay(query: Tensor) -> bool:
-    """Whether a few queries attend faster by plain products: torch's flash kernel calls a product for every row and
-    head, and calls from several threads wait for each other (LOG.md). In full precision only: the scores between the
-    products would be rounded.
-    """
-    return query.device.type == "cpu" and query.dtype in (torch.float32, torch.float64)
-
-
 def _by_products(
     query: Tensor,
     keys: Tensor,
@@ -261,8 +253,13 @@ def _by_products(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention` of (N, K, Q, C) and (N, K, L, C) twice, in three operations. A score s becomes
-    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value.
+    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value. Scores are in float32 or better.
     """
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            query, keys, values = map(in_float32, (query, keys, values))
+            return _by_products(query, keys, values, mask, scale, cap, sinks)
     rows, heads, _, _ = query.shape
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # (N * K, L, C), views of the cache
     scores = torch.bmm((query * scale).flatten(0, 1), keys.transpose(1, 2))

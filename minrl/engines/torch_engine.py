@@ -19,6 +19,7 @@ from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
 from minrl.engines.decoder import Decoder, make_decoder
 from minrl.engines.seeds import GOLDEN, mix
 from minrl.engines.slices import footprint, slices
+from minrl.kernels.cpu import few_sizes
 from minrl.kernels.head import Head
 from minrl.model.head import output_head
 from minrl.model.method import Decoding, method_of
@@ -28,8 +29,10 @@ from minrl.system.copies import sent
 from minrl.system.progress import activity
 from minrl.types import Completion, Request
 
-KEEP_FRACTION = 0.75
-"""Finished rows leave the batch when fewer than this share of it is still going."""
+ROW_SIZES = 2
+"""Sizes of the batch from a power of two to the next: finished rows leave it when the others are few enough for the
+next smaller size. Products are compiled for each size (minrl/kernels/cpu.py).
+"""
 
 BLOCK = 128
 """Tokens whose probabilities are summed before the cumulative sum."""
@@ -161,10 +164,12 @@ class _Batch:
             report(before + len(self.requests) - int(going.sum()))
             if not going.any():
                 break
-            if going.mean() < KEEP_FRACTION:
-                keep = torch.from_numpy(np.flatnonzero(going)).to(sampled.device)
+            count = few_sizes(int(going.sum()), ROW_SIZES)
+            if count < len(rows):
+                kept = np.argsort(~going, kind="stable")[:count]  # those that go on, and some that have ended
+                keep = torch.from_numpy(kept).to(sampled.device)
                 self.decoder.select(keep)
-                rows, sampled = rows[going], sampled[keep]
+                rows, sampled = rows[kept], sampled[keep]
             hidden = self.decoder.step(sampled)
 
     def _prefill(self) -> Tensor:

@@ -85,7 +85,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, parts, scale):  # noqa: ANN001, ANN205 - autograd's own signature
-        output = torch.empty_like(query)
+        output = torch.zeros_like(query)  # tokens of no part see nothing
         normalizer = query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
         for part in parts:
             new, new_normalizer = part.forward(query, key, value, scale)
