@@ -248,6 +248,14 @@ def test_plain_products_attend_as_torch_does(masked, cap):
     torch.testing.assert_close(attended, expected, atol=1e-12, rtol=0)
 
 
+def test_under_autocast_scores_are_not_rounded():
+    query, keys, values = (torch.randn(3, 2, length, 8, dtype=torch.bfloat16) for length in (1, 6, 6))
+    expected = F.scaled_dot_product_attention(query.double(), keys.double(), values.double(), scale=5.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        attended = decoder._by_products(query, keys, values, None, 5.0)
+    torch.testing.assert_close(attended.double(), expected, atol=1e-5, rtol=0)  # rounded scores: 0.05
+
+
 ROUNDED = {"atol": 0.03, "rtol": 0.01}
 """Two roundings to 8 bits of numbers around 1."""
 

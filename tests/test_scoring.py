@@ -22,6 +22,7 @@ from transformers import (
 from minrl import scoring
 from minrl.batch import micro_batches, pack
 from minrl.kernels import head as output_head
+from minrl.kernels.cpu import few_sizes
 from minrl.kernels.head import Head, chunked_logprobs
 from minrl.kernels.padded_rows import padded_rows, row_batches, row_tokens
 from minrl.model import loading  # noqa: F401 - registers packed attention with transformers
@@ -119,6 +120,36 @@ def test_how_rollouts_are_cut_into_streams_changes_nothing(rollouts, budget):
     torch.testing.assert_close(packed(model, rollouts, 1.0, budget), plain(model, rollouts, 1.0), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_fills_a_pass_up_changes_nothing(shape, rollouts, monkeypatch):
+    """Also where memory that is not written holds NaN."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    seen, found = [], []
+    for sizes in (10**6, 1):  # every number of tokens, and powers of two only
+        monkeypatch.setattr(scoring, "TOKEN_SIZES", sizes)
+        model = make_model(SHAPES[shape])
+        model.get_decoder().register_forward_pre_hook(
+            lambda module, args, named: seen.append(named["input_ids"].shape[1]), with_kwargs=True
+        )
+        torch.use_deterministic_algorithms(True)
+        try:
+            logprobs, entropies = packed(model, rollouts, 0.8, 10_000)
+            (logprobs.sum() + entropies.square().sum()).backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        found.append([logprobs, entropies, *(weight.grad for weight in model.parameters() if weight.grad is not None)])
+    assert seen == [21, 32]  # prompts of 5 and 2, and 5, 1, 0, 3 and 5 tokens behind them
+    assert len(found[1][0]) == sum(rollout.num_sampled for rollout in rollouts)
+    torch.testing.assert_close(found[1], found[0], atol=1e-9, rtol=1e-9)
+
+
+def test_sizes_are_few_and_little_larger():
+    sizes = {few_sizes(count, 16) for count in range(2048, 4097)}
+    assert sizes == set(range(2048, 4097, 128))
+    assert all(count <= few_sizes(count, 16) < 1.0625 * count for count in range(1, 10_000))
+    assert [few_sizes(count, 2) for count in (1, 2, 3, 4, 5, 7, 9, 13)] == [1, 2, 3, 4, 6, 8, 12, 16]
+
+
 def test_packed_scores_in_float32(rollouts):
     model = make_model(SHAPES["qwen3"], torch.float32)
     torch.testing.assert_close(packed(model, rollouts, 0.8, 10_000), plain(model, rollouts, 0.8), atol=1e-5, rtol=0)
@@ -177,6 +208,7 @@ def test_chunked_gradients_are_the_numerical_ones(monkeypatch, head, kept_logits
     monkeypatch.setitem(output_head.CHUNK_LOGITS, "cpu", chunk_logits)
     monkeypatch.setattr(output_head, "CHUNK_ROWS", 1)
     monkeypatch.setattr(output_head, "KEPT_LOGITS", kept_logits)
+    monkeypatch.setattr(output_head, "BLOCK_ROWS", 2)  # of the smallest chunks
     hidden, weight, labels = head
     assert gradcheck(lambda h, w: chunked_logprobs(h, Head(w), labels, 0.7), (hidden, weight))
 
@@ -187,9 +219,13 @@ def test_chunks_fill_a_cache_and_have_rows_enough():
         "cuda": 128 * 2**20,
     }
     # 2^21 logits on a CPU: 1024 rows of 2048 logits; of 100,000 logits 20 rows, which is fewer than 128.
-    for rows, vocabulary, lengths in [(2500, 2048, [1024, 1024, 452]), (300, 100_000, [128, 128, 44])]:
-        hidden, weight = torch.empty(rows, 1), torch.empty(vocabulary, 1)
-        assert [len(hidden[chunk]) for chunk in output_head._chunks(hidden, weight)] == lengths
+    hidden = torch.empty(2500, 1)
+    for vocabulary, chunk, block in [(2048, 1024, 1024), (16_384, 128, 512), (100_000, 128, 128)]:
+        weight = torch.empty(vocabulary, 1)
+        assert output_head._chunk_rows(hidden, weight) == chunk
+        assert output_head._block_rows(hidden, weight) == block  # whole chunks, up to 512 rows of up to 2^23 logits
+    assert [len(hidden[rows]) for rows in output_head._slices(0, 2500, 1024)] == [1024, 1024, 452]
+    assert [len(hidden[rows]) for rows in output_head._slices(1024, 1400, 128)] == [128, 128, 120]
 
 
 def test_probabilities_are_kept_where_a_backward_pass_follows_and_they_are_few(head, monkeypatch):

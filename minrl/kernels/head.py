@@ -23,6 +23,11 @@ CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**25}
 CHUNK_ROWS = 128
 """Fewest rows of one chunk: with fewer the product would wait for the head's weights."""
 
+BLOCK_ROWS, BLOCK_LOGITS = 512, 2**23
+"""Rows of the backward pass's products that several chunks make up, and most logits of them, 32 MiB in float32: each
+product is added to the gradient of the whole head, which of a wide one costs as much as 100 rows.
+"""
+
 KEPT_LOGITS = 2**26
 """Most probabilities that are kept for the backward pass: 256 MiB in float32."""
 
@@ -81,7 +86,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # the gradient of an entropy that is only measured is None
         logprobs, entropy, log_normalizer, probabilities = [], [], [], []
         multiplied = Head(weight.to(hidden.dtype), _cast(bias, hidden), head.scale, head.cap)
-        for rows in _chunks(hidden, weight):
+        for rows in _slices(0, len(hidden), _chunk_rows(hidden, weight)):
             z = _logits(hidden[rows], multiplied, temperature)
             logp = z.log_softmax(-1)
             chosen = logp.gather(1, labels[rows, None])[:, 0]
@@ -103,33 +108,50 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=logsumexp.dtype) if ctx.needs_input_grad[2] else None
         scale, cap = ctx.form
         multiplied = Head(weight.to(hidden.dtype), _cast(bias, hidden), scale, cap)
-        for rows, kept in zip(_chunks(hidden, weight), ctx.probabilities, strict=True):
-            p, slope = kept, None
-            if p is None:
-                z = _logits(hidden[rows], multiplied, ctx.temperature)
-                slope = 1 - (z * (ctx.temperature / cap)).square_() if cap else None
-                p = z.sub_(logsumexp[rows, None]).exp_()
-            g = torch.zeros_like(logsumexp[rows]) if grad_logprobs is None else grad_logprobs[rows]
-            dz = p * -g[:, None]
-            if grad_entropy is not None:
-                dz -= grad_entropy[rows, None] * (torch.xlogy(p, p) + p * entropy[rows, None])
-            dz.scatter_add_(1, labels[rows, None], g[:, None])
-            dx = dz if ctx.temperature == scale else dz.div_(ctx.temperature / scale)
-            dx = (dx if slope is None else dx.mul_(slope)).to(hidden.dtype)
+        kept, size = iter(ctx.probabilities), _block_rows(hidden, weight)
+        of_block = hidden.new_empty(min(size, len(hidden)), len(weight))
+        for block in _slices(0, len(hidden), size):
+            dx = of_block[: block.stop - block.start]
+            for rows in _slices(block.start, block.stop, _chunk_rows(hidden, weight)):
+                p, slope = next(kept), None
+                if p is None:
+                    z = _logits(hidden[rows], multiplied, ctx.temperature)
+                    slope = 1 - (z * (ctx.temperature / cap)).square_() if cap else None
+                    p = z.sub_(logsumexp[rows, None]).exp_()
+                into = dx[rows.start - block.start : rows.stop - block.start]
+                g = torch.zeros_like(logsumexp[rows]) if grad_logprobs is None else grad_logprobs[rows]
+                dz = torch.mul(p, -g[:, None], out=into if into.dtype == p.dtype else None)
+                if grad_entropy is not None:
+                    dz -= grad_entropy[rows, None] * (torch.xlogy(p, p) + p * entropy[rows, None])
+                dz.scatter_add_(1, labels[rows, None], g[:, None])
+                dz = dz if ctx.temperature == scale else dz.div_(ctx.temperature / scale)
+                dz = dz if slope is None else dz.mul_(slope)
+                if dz.dtype != into.dtype:
+                    into.copy_(dz)
             if grad_hidden is not None:
-                grad_hidden[rows] = product(dx, multiplied.weight.T)
+                grad_hidden[block] = product(dx, multiplied.weight.T)
             if grad_weight is not None:
-                add_summed_product(grad_weight, dx, hidden[rows])
+                add_summed_product(grad_weight, dx, hidden[block])
             if grad_bias is not None:
                 grad_bias += dx.sum(0, dtype=grad_bias.dtype)
         grads = (None if grad is None else grad.to(of.dtype) for grad, of in ((grad_weight, weight), (grad_bias, bias)))
         return grad_hidden, *grads, None, None, None, None
 
 
-def _chunks(hidden: Tensor, weight: Tensor) -> Iterator[slice]:
-    """Slices of the scored rows, one for each chunk."""
-    rows = max(1, CHUNK_ROWS, CHUNK_LOGITS[hidden.device.type] // weight.shape[0])
-    return (slice(start, start + rows) for start in range(0, len(hidden), rows))
+def _chunk_rows(hidden: Tensor, weight: Tensor) -> int:
+    """Scored rows of a chunk."""
+    return max(CHUNK_ROWS, CHUNK_LOGITS[hidden.device.type] // len(weight))
+
+
+def _block_rows(hidden: Tensor, weight: Tensor) -> int:
+    """Scored rows of the chunks that one product takes in the backward pass."""
+    chunk = _chunk_rows(hidden, weight)
+    return chunk * max(1, min(BLOCK_ROWS, BLOCK_LOGITS // len(weight)) // chunk)
+
+
+def _slices(start: int, stop: int, rows: int) -> Iterator[slice]:
+    """Slices of so many rows; the last may have fewer."""
+    return (slice(first, min(stop, first + rows)) for first in range(start, stop, rows))
 
 
 def _logits(hidden: Tensor, head: Head, temperature: float) -> Tensor:
