@@ -26,7 +26,7 @@ from minrl.model.method import method_of
 from minrl.model.processes import Processes
 from minrl.model.sharding import equal_passes
 from minrl.model.text import decoder_of
-from minrl.scoring import sampled_rollout, score
+from minrl.scoring import filled_size, sampled_rollout, score
 from minrl.types import CausalModel, Rollout
 
 
@@ -94,8 +94,8 @@ class Policy(ChatTokenizer):
         return min(context_length(model) for model in (self.model, self.teacher) if model is not None)
 
     def computed_tokens(self, stream: Stream) -> int:
-        """Tokens of a forward pass of the stream, with the padding of rows."""
-        return len(stream.input_ids) if self.packed else row_tokens(stream)
+        """Tokens of a forward pass of the stream, with padding."""
+        return filled_size(len(stream.input_ids), stream.input_ids.device) if self.packed else row_tokens(stream)
 
     def activation_bytes(self, stream: Stream) -> float:
         """Approximate bytes that a forward pass of the stream keeps for the backward pass."""

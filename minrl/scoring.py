@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -64,12 +65,14 @@ def _score(model: CausalModel, stream: Stream, temperature: float, recompute: bo
 
 
 def _filled_up(values: Tensor) -> Tensor:
-    """On a CPU, the values with the first one repeated behind them, up to one of `TOKEN_SIZES` sizes: what is computed
-    for those is not used.
-    """
-    if values.device.type != "cpu" or not len(values):
-        return values
-    return F.pad(values, (0, few_sizes(len(values), TOKEN_SIZES) - len(values)), value=int(values[0]))
+    """The values, and behind them the first one up to `filled_size`: what is computed for those is not used."""
+    missing = filled_size(len(values), values.device) - len(values)
+    return F.pad(values, (0, missing), value=int(values[0])) if missing else values
+
+
+def filled_size(count: int, device: torch.device) -> int:
+    """Tokens that a packed pass computes for so many: on a CPU one of few sizes."""
+    return few_sizes(count, TOKEN_SIZES) if device.type == "cpu" and count else count
 
 
 def sampled_rollout(prompt: list[int], completion: list[int]) -> Rollout:

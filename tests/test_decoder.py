@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config
 
 from minrl.config.learning import LoraConfig
 from minrl.engines import decoder, layers
-from minrl.engines.cached_decoder import CachedDecoder
+from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder
 from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder
 from minrl.engines.layer_parts import Norm
 from minrl.engines.shapes import SHAPES
@@ -246,6 +246,20 @@ def test_plain_products_attend_as_torch_does(masked, cap):
     expected = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values if masked else scores.softmax(-1) @ values
     attended = decoder._by_products(query, keys, values, mask if masked else None, 0.3, cap)
     torch.testing.assert_close(attended, expected, atol=1e-12, rtol=0)
+
+
+def test_without_a_cache_a_row_that_has_ended_stays_inside_the_context():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2, n_positions=8)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    recomputing = RecomputingDecoder(model)
+    prompts, tokens = [[1] * 7, [2, 3]], [4, 5, 6, 7]  # the first has ended after one token
+    recomputing.prefill(prompts, 5)
+    with torch.no_grad():
+        for token in tokens:
+            hidden = recomputing.step(torch.tensor([token, token]))
+        expected = model.transformer(torch.tensor([[2, 3, *tokens]])).last_hidden_state[0, -1]
+    torch.testing.assert_close(hidden[1], expected, atol=1e-5, rtol=0)
 
 
 def test_under_autocast_scores_are_not_rounded():

@@ -147,6 +147,10 @@ def test_sizes_are_few_and_little_larger():
     sizes = {few_sizes(count, 16) for count in range(2048, 4097)}
     assert sizes == set(range(2048, 4097, 128))
     assert all(count <= few_sizes(count, 16) < 1.0625 * count for count in range(1, 10_000))
+    assert (scoring.filled_size(2049, torch.device("cpu")), scoring.filled_size(2049, torch.device("cuda"))) == (
+        2176,
+        2049,
+    )
     assert [few_sizes(count, 2) for count in (1, 2, 3, 4, 5, 7, 9, 13)] == [1, 2, 3, 4, 6, 8, 12, 16]
 
 

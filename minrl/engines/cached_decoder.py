@@ -62,7 +62,7 @@ class RecomputingDecoder:
     """No cache: every token computes its whole sequence again, for models whose cache cannot be used for a batch."""
 
     def __init__(self, model: CausalModel) -> None:
-        self.decoder = decoder_of(model)
+        self.decoder, self.longest = decoder_of(model), context_length(model)
         self.ids = self.lengths = torch.empty(0)
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
@@ -80,7 +80,7 @@ class RecomputingDecoder:
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token to every row."""
         self.ids = self.ids.scatter(1, self.lengths[:, None], tokens[:, None])
-        self.lengths = self.lengths + 1
+        self.lengths = (self.lengths + 1).clamp(max=self.longest)  # a row that has ended may stay in the batch
         return self._forward()
 
     def _forward(self) -> Tensor:

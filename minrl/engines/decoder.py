@@ -253,11 +253,11 @@ def _by_products(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention` of (N, K, Q, C) and (N, K, L, C) twice, in three operations. A score s becomes
-    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value. Scores are in float32 or better.
+    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value. Under a CPU's
+    autocast they are in float32, which is as fast.
     """
-    device = query.device.type
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
+    if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
             query, keys, values = map(in_float32, (query, keys, values))
             return _by_products(query, keys, values, mask, scale, cap, sinks)
     rows, heads, _, _ = query.shape
