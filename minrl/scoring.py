@@ -28,8 +28,8 @@ from minrl.model.text import decoder_of
 from minrl.types import CausalModel, Rollout
 
 TOKEN_SIZES = 16
-"""Numbers of tokens of a pass on a CPU from a power of two to the next. Others are rounded up, by a 32nd on average:
-products are compiled for each number, which took 14 % of an update of a model of 1M weights.
+"""Numbers of tokens of a pass on a CPU from a power of two to the next. Others are rounded up, by two percent on
+average: products are compiled for each number, which took 14 % of an update of a model of 1M weights.
 """
 
 LARGEST_GAP = 0.01

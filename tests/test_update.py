@@ -104,9 +104,9 @@ def test_figures_and_weights_do_not_depend_on_the_number_of_processes(policy, ro
     for found, moved in together(count, make, lambda member: updated(member, rollouts, config)):
         for name, weight in weights.items():
             torch.testing.assert_close(moved[name], weight, atol=BOUND, rtol=0, msg=name)
-        # A prompt whose rollouts two processes share is computed in both.
+        # A prompt whose rollouts two processes share is computed in both; one fills its pass up by a 16th at most.
         computed, expected = found.metrics.pop("update/computed_tokens"), dict(alone.metrics)
-        assert computed >= expected.pop("update/computed_tokens")
+        assert computed >= expected.pop("update/computed_tokens") * 16 / 17
         assert found.metrics == pytest.approx(expected, rel=1e-5, abs=1e-7)
         torch.testing.assert_close(found.logprobs, alone.logprobs, atol=BOUND, rtol=0, equal_nan=True)
         weighed = alone.importance_weights
