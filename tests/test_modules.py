@@ -290,7 +290,7 @@ print(sizes[-1] - sizes[99])
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lengths():
     """300 further lengths of a stream: 150 MiB where a thousand products are kept."""
-    environment = {name: value for name, value in os.environ.items() if name not in cpu.PRODUCT_CACHES}
+    environment = {name: value for name, value in os.environ.items() if name not in cpu.KEPT_PRODUCTS}
     ended = subprocess.run([sys.executable, "-c", LENGTHS], cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode == 3:
         pytest.skip("the C library does not say what is in use")
