@@ -6,11 +6,12 @@ import torch.nn.functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config
 
 from minrl.config.learning import LoraConfig
-from minrl.engines import decoder, layers
+from minrl.engines import decoder
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder
 from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder
 from minrl.engines.layer_parts import Norm
 from minrl.engines.shapes import SHAPES
+from minrl.kernels import cpu
 from minrl.model.lora import Adapters
 
 SMALL = {
@@ -262,12 +263,27 @@ def test_without_a_cache_a_row_that_has_ended_stays_inside_the_context():
     torch.testing.assert_close(hidden[1], expected, atol=1e-5, rtol=0)
 
 
-def test_under_autocast_scores_are_not_rounded():
+def test_scores_of_keys_in_bfloat16_are_not_rounded():
     query, keys, values = (torch.randn(3, 2, length, 8, dtype=torch.bfloat16) for length in (1, 6, 6))
     expected = F.scaled_dot_product_attention(query.double(), keys.double(), values.double(), scale=5.0)
-    with torch.autocast("cpu", torch.bfloat16):
-        attended = decoder._by_products(query, keys, values, None, 5.0)
+    attended = decoder._by_products(query, keys, values, None, 5.0)
     torch.testing.assert_close(attended.double(), expected, atol=1e-5, rtol=0)  # rounded scores: 0.05
+
+
+def test_under_autocast_products_alone_are_in_bfloat16(monkeypatch):
+    products, multiply = [], decoder.few_rows_product
+
+    def seen(x, weight, bias):
+        products.append((torch.is_autocast_enabled("cpu"), weight.dtype))
+        return multiply(x, weight, bias)
+
+    monkeypatch.setattr(decoder, "few_rows_product", seen)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        made = make_decoder(make_model("llama"))
+        states = made.prefill([[3, 4, 5]], 1), made.step(torch.tensor([6]))
+    assert set(products) == {(False, torch.bfloat16)}
+    assert [state.dtype for state in states] == [torch.float32] * 2
+    assert [cache.dtype for cache in made.cache] == [torch.bfloat16] * len(made.layers)
 
 
 ROUNDED = {"atol": 0.03, "rtol": 0.01}
@@ -294,8 +310,8 @@ def test_the_decoders_norms_are_torchs(dtype):
 def test_large_weights_that_stand_alone_are_the_models_own(name, own, monkeypatch):
     model = make_model(name)
     for copied in (0, 2**20):
-        monkeypatch.setattr(layers, "COPIED", copied)
-        monkeypatch.setattr(layers, "ordered", torch.clone)
+        monkeypatch.setattr(cpu, "COPIED", copied)
+        monkeypatch.setattr(cpu, "onednn_available", lambda: True)
         layer, read = model.model.layers[0], LlamaDecoder(model).layers[0]
         read_weights = {id(read.qkv), id(read.out), id(read.feed_forward.into), id(read.feed_forward.down)}
         weights = {path.split(".")[-2]: id(weight) for path, weight in layer.named_parameters()}

@@ -15,7 +15,7 @@ from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, make_decoder
 from minrl.engines.seeds import mix, seed_after
 from minrl.engines.slices import Footprint, footprint, slices
-from minrl.engines.torch_engine import TorchEngine, sample, uniforms
+from minrl.engines.torch_engine import FEWEST_ROWS, TorchEngine, sample, uniforms
 from minrl.model.loading import word_tokenizer
 from minrl.policy import as_policy
 from minrl.scoring import score
@@ -325,8 +325,17 @@ def test_finished_rows_leave_the_batch(engine, monkeypatch):
 
     monkeypatch.setattr(LlamaDecoder, "step", counted)
     engine.generate([Request([5, 6], seed, 2 if seed else 10) for seed in range(8)], NO_STOP)
-    # After two tokens one row of eight goes on: steps 2 to 9 are of that row alone.
-    assert rows == [8] + [1] * 8
+    # After two tokens one row of eight goes on: steps 2 to 9 are of the smallest batch.
+    assert rows == [8] + [FEWEST_ROWS] * 8
+
+
+def test_fewer_rows_than_the_smallest_batch_stay_as_they_are(engine, monkeypatch):
+    rows = []
+    step = LlamaDecoder.step
+    monkeypatch.setattr(LlamaDecoder, "step", lambda self, tokens: rows.append(len(tokens)) or step(self, tokens))
+    made = engine.generate([Request([5, 6], seed, limit) for seed, limit in enumerate([2, 4])], NO_STOP)
+    assert rows == [2] * 3
+    assert [len(one.ids) for one in made] == [2, 4]
 
 
 def test_rows_leave_when_the_others_are_few_enough_for_the_next_smaller_batch(engine, monkeypatch):

@@ -223,13 +223,24 @@ def test_a_gated_layer_with_adapters_or_in_another_precision_takes_the_modules_o
     torch.testing.assert_close(fast(x), own(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [2, 9, 300])
-def test_a_weight_in_onednns_order_gives_the_same_product(rows, onednn):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2,), (9, 1), (3, 100)])
+def test_a_weight_in_onednns_order_gives_the_same_product(shape, dtype, onednn):
     generator = torch.Generator().manual_seed(8)
-    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in [(rows, 40), (70, 40), (70,)])
-    made = cpu.product(x, cpu.ordered(weight), bias)
-    torch.testing.assert_close(made, (x.double() @ weight.double().T + bias.double()).float(), atol=1e-4, rtol=1e-5)
-    assert torch.equal(cpu.ordered(weight.bfloat16()), weight.bfloat16())
+    x, weight, bias = (torch.randn(*size, generator=generator) for size in [(*shape, 40), (70, 40), (70,)])
+    made = cpu.few_rows_product(x, cpu.ordered(weight.to(dtype)), bias.to(dtype))
+    x, weight, bias = (each.to(dtype).double() for each in (x, weight, bias))
+    close = {"atol": 1e-4, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 2**-8}  # its half digit
+    torch.testing.assert_close(made.double(), x @ weight.T + bias, **close)
+    assert made.dtype == dtype
+
+
+def test_large_weights_of_the_model_are_not_copied_for_their_order(onednn, monkeypatch):
+    weight = nn.Parameter(torch.randn(8, 4))
+    for copied in (31, 32):
+        monkeypatch.setattr(cpu, "COPIED", copied)
+        assert (cpu.ordered(weight) is weight) == (copied < 32)
+        assert cpu.ordered(weight.detach()).is_mkldnn  # what was cast or merged is nobody's
 
 
 @pytest.mark.parametrize("onednn", [False, True])

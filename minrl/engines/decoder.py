@@ -135,8 +135,12 @@ class LlamaDecoder:
 
     def _forward(self, ids: Tensor, positions: Tensor, seen: Seen, real: Tensor | None = None) -> Tensor:
         """(N, Q) ids at positions (N, Q) or (1, Q) -> (N, Q, D); the cache grows by Q. Ids that are not `real` are
-        padding.
+        padding. Products are in their weights' precision, all else in float32; autocast would cast again and again.
         """
+        device = self.weight.device.type
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return self._forward(ids, positions, seen, real)
         hidden = in_float32(F.embedding(ids, self.weight))
         if self.embedding_scale is not None:
             hidden = hidden * self.embedding_scale
@@ -172,7 +176,8 @@ class LlamaDecoder:
     def _write(self, layer: Layer, x: Tensor, rotary: tuple[Tensor, ...] | None, cache: Tensor) -> Tensor:
         """Write the keys and values of (N, Q, D) into the cache -> the query (N, Q, H, C)."""
         rows, queries, _ = x.shape
-        heads = few_rows_product(x, layer.qkv, layer.qkv_bias).view(rows, queries, -1, self.head_dim)
+        made = in_float32(few_rows_product(x, layer.qkv, layer.qkv_bias))
+        heads = made.view(rows, queries, -1, self.head_dim)
         rotated = heads[:, :, : self.heads + self.kv_heads]  # queries and keys are normed and rotated alike
         if not self.shape.rotates_first:
             rotated = self._normed(layer, rotated)
@@ -196,7 +201,7 @@ class LlamaDecoder:
         """(N, Q, H, C) -> (N, Q, H * C), over the slots from `start` on."""
         rows, queries = query.shape[:2]
         keys, values = cache[:, :, :, start : self.length + queries]
-        query = query.to(cache.dtype).unflatten(2, (self.kv_heads, -1))
+        query = query.unflatten(2, (self.kv_heads, -1))
         query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None:
             mask = mask.expand(-1, -1, self.repeats, -1, -1).flatten(2, 3)  # (N, 1, R * Q, L)
@@ -205,7 +210,7 @@ class LlamaDecoder:
             sinks = None if layer.sinks is None else layer.sinks.view(self.kv_heads, -1).repeat_interleave(queries, 1)
             attended = _by_products(query, keys, values, mask, layer.scale, layer.cap, sinks)
         else:
-            attended = F.scaled_dot_product_attention(query, keys, values, mask, scale=layer.scale)
+            attended = F.scaled_dot_product_attention(query.to(keys.dtype), keys, values, mask, scale=layer.scale)
         attended = attended.unflatten(2, (self.repeats, queries))  # (N, K, R, Q, C)
         return attended.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1)
 
@@ -253,16 +258,14 @@ def _by_products(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention` of (N, K, Q, C) and (N, K, L, C) twice, in three operations. A score s becomes
-    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value. Under a CPU's
-    autocast they are in float32, which is as fast.
+    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value. Products on a CPU are in float32, which is
+    as fast.
     """
-    if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-        with torch.autocast("cpu", enabled=False):
-            query, keys, values = map(in_float32, (query, keys, values))
-            return _by_products(query, keys, values, mask, scale, cap, sinks)
+    if query.device.type == "cpu":
+        query, keys, values = map(in_float32, (query, keys, values))
     rows, heads, _, _ = query.shape
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # (N * K, L, C), views of the cache
-    scores = torch.bmm((query * scale).flatten(0, 1), keys.transpose(1, 2))
+    scores = in_float32(torch.bmm((query * scale).to(keys.dtype).flatten(0, 1), keys.transpose(1, 2)))
     if cap is not None:
         scores = (scores / cap).tanh() * cap
     if mask is not None:
@@ -272,7 +275,7 @@ def _by_products(
     else:
         sink = sinks.to(scores.dtype).repeat(rows, 1)[:, :, None]  # (N * K, Q, 1)
         shares = torch.cat([scores, sink], dim=-1).softmax(-1)[:, :, :-1]
-    return torch.bmm(shares, values).unflatten(0, (rows, heads))
+    return torch.bmm(shares.to(values.dtype), values).unflatten(0, (rows, heads))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

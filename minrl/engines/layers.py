@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from minrl.engines.layer_parts import Experts, FeedForward, Norm, ShortConvolution, takes_grouped_products
 from minrl.engines.shapes import SHAPES, Part, Shape
@@ -24,8 +24,6 @@ INTO = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"), ("up_proj",),
 GATED = INTO[:3]
 ACTIVATIONS = ("act_fn", "activation_fn", "act")
 OUT = ("down_proj", "w2", "c_proj", "fc2")
-COPIED = 2**20
-"""Numbers of a weight of the model up to which it is copied for nothing but its order in memory: 4 MiB."""
 
 QUERY_KEY_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_layernorm", "k_layernorm"))
 
@@ -69,7 +67,7 @@ class Layer:
         order = None if self.rotary is None else _order(decoder, self.rotary, attention.head_dim, shape)
         qkv, self.qkv_bias = _projections(attention, config, order)
         self.query_key_norms = _query_key_norms(attention, config, shape, order)
-        self.qkv, (self.out, self.out_bias) = _in_order(qkv), _projection(_named(attention, "o_proj", "out_proj"))
+        self.qkv, (self.out, self.out_bias) = ordered(qkv), _projection(_named(attention, "o_proj", "out_proj"))
 
 
 def _named(module: Part, *names: str) -> Part:
@@ -169,7 +167,7 @@ def _feed_forward(mlp: Part) -> FeedForward:
     names = next(names for names in INTO if all(hasattr(mlp, name) for name in names))
     activation = next((getattr(mlp, name) for name in ACTIVATIONS if hasattr(mlp, name)), F.silu)  # LFM2's has no name
     into, into_bias = side_by_side(*(getattr(mlp, name) for name in names))
-    return FeedForward(_in_order(into), into_bias, names in GATED, activation, *_projection(_named(mlp, *OUT)))
+    return FeedForward(ordered(into), into_bias, names in GATED, activation, *_projection(_named(mlp, *OUT)))
 
 
 def _convolution(conv: Part) -> ShortConvolution:
@@ -207,12 +205,7 @@ def side_by_side(*linears: CausalModel) -> tuple[Tensor, Tensor | None]:
 def _projection(linear: CausalModel) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a linear layer whose input no other has."""
     weight, bias = side_by_side(linear)
-    return _in_order(weight), bias
-
-
-def _in_order(weight: Tensor) -> Tensor:
-    """A weight in the order of its product. The model's own is copied for that only where it is small."""
-    return weight if isinstance(weight, nn.Parameter) and weight.numel() > COPIED else ordered(weight)
+    return ordered(weight), bias
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

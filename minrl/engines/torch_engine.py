@@ -34,6 +34,9 @@ ROW_SIZES = 2
 next smaller size. Products are compiled for each size (minrl/kernels/cpu.py).
 """
 
+FEWEST_ROWS = 4
+"""The smallest size: with fewer rows a product takes as long, since it reads the same weights."""
+
 BLOCK = 128
 """Tokens whose probabilities are summed before the cumulative sum."""
 
@@ -164,7 +167,7 @@ class _Batch:
             report(before + len(self.requests) - int(going.sum()))
             if not going.any():
                 break
-            count = few_sizes(int(going.sum()), ROW_SIZES)
+            count = max(FEWEST_ROWS, few_sizes(int(going.sum()), ROW_SIZES))
             if count < len(rows):
                 kept = np.argsort(~going, kind="stable")[:count]  # those that go on, and some that have ended
                 keep = torch.from_numpy(kept).to(sampled.device)

@@ -17,15 +17,19 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 FEW_ROWS = 512
 """Rows up to which MKL multiplies faster from the weight's side."""
 
-KEPT_PRODUCTS = {"LRU_CACHE_CAPACITY": 16, "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 96}
+KEPT_PRODUCTS = {"LRU_CACHE_CAPACITY": 16, "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 128}
 """Compiled products that torch and oneDNN keep, by the variables that say so: 1,024 each by default. Sampling takes
-about 60 for one row to a hundred, a forward and backward pass 15 for each number of tokens.
+about 80 for four rows to a hundred, a forward and backward pass 15 for each number of tokens. Where one too few is
+kept, all are compiled again in each step.
 """
+
+COPIED = 2**23
+"""Numbers of a weight of the model up to which it is copied for nothing but its order in memory: 32 MiB in float32."""
 
 ADDED_NUMBERS = 2**22
 """Numbers of a sum of products that are added at once: 16 MiB in float32."""
@@ -83,9 +87,13 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`product` of x (..., D) without a gradient. MKL multiplies up to `FEW_ROWS` rows up to 1.8 times faster from the
-    weight's side; the rows of the result are then its columns in memory.
+    """`product` of x (..., D) in the weight's precision, without a gradient. The weight may be an `ordered` one. MKL
+    multiplies up to `FEW_ROWS` rows up to 1.8 times faster from the weight's side; the rows of the result are then its
+    columns in memory.
     """
+    x = x.to(weight.dtype)
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     rows = x.numel() // x.shape[-1]
     if rows > FEW_ROWS or not float32_on_cpu(x, weight) or onednn_available():
         return product(x, weight, bias)
@@ -95,10 +103,16 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
 
 
 def ordered(weight: Tensor) -> Tensor:
-    """A weight in the order of memory in which oneDNN reads it, for `product` only; the same where oneDNN does not
-    multiply. Else each product of more than one row brings it to that order: for few rows that is half of its time.
+    """A weight in the order of memory in which oneDNN reads it, for `few_rows_product` only; the same where oneDNN does
+    not multiply. Else each product of more than one row brings it to that order: for few rows that is half of its time.
+    The model's own weights are copied up to a size.
     """
-    return torch.ops.mkldnn._reorder_linear_weight(weight) if _onednn_multiplies(weight, weight) else weight
+    if isinstance(weight, nn.Parameter) and weight.numel() > COPIED:
+        return weight
+    short = weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _onednn_takes_bfloat16()
+    if short or _onednn_multiplies(weight, weight):
+        return torch.ops.mkldnn._reorder_linear_weight(weight)
+    return weight
 
 
 def few_sizes(count: int, parts: int) -> int:
@@ -161,3 +175,9 @@ def onednn_available() -> bool:
     """Whether oneDNN is the faster one for float32 here."""
     available = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return available and torch.backends.cpu.get_cpu_capability() != "AVX2"
+
+
+@cache
+def _onednn_takes_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this CPU."""
+    return onednn_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.kernels.cpu import add_summed_product, computed, few_rows_product, in_float32, product
+from minrl.kernels.cpu import add_summed_product, computed, few_rows_product, in_float32, ordered, product
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**25}
 """Logits of one chunk by device: 8 MiB in float32, which a CPU's caches hold, and 128 MiB."""
@@ -42,12 +42,12 @@ class Head:
     cap: float = 0.0
 
     def cast(self) -> "Head":
-        """The head in the precision of products, to be used many times."""
+        """The head in the precision of products, for `logits` only, which is called many times."""
         bias = None if self.bias is None else computed(self.bias)
-        return Head(computed(self.weight), bias, self.scale, self.cap)
+        return Head(ordered(computed(self.weight)), bias, self.scale, self.cap)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(N, D) -> (N, V) in float32 or better, without a gradient, for a few rows."""
+        """(N, D) -> (N, V) in float32 or better, without a gradient, for a few rows, by a head that is `cast`."""
         return self.shaped(few_rows_product(hidden, self.weight, self.bias))
 
     def shaped(self, logits: Tensor, temperature: float = 1.0) -> Tensor:

@@ -106,7 +106,7 @@ class Probe:
         row = torch.tensor([self.rollouts[0].ids], device=self.device)
         hidden = decoder_of(self.model)(input_ids=row, use_cache=False).last_hidden_state[0]
         own = self.model(input_ids=row, use_cache=False).logits[0].float()
-        return float((output_head(self.model).logits(hidden).log_softmax(-1) - own.log_softmax(-1)).abs().max())
+        return float((output_head(self.model).cast().logits(hidden).log_softmax(-1) - own.log_softmax(-1)).abs().max())
 
     def _computed(self, logprobs: Tensor) -> Computed:
         """With the gradients of a sum whose weights are of both signs and all different."""
@@ -129,7 +129,7 @@ class Probe:
 
     def _decoded(self, rows: list[int]) -> Iterator[tuple[int, Tensor]]:
         """Each token's log-probability with the number of its rollout."""
-        rollouts, head, decoder = self.rollouts, output_head(self.model), make_decoder(self.model)
+        rollouts, head, decoder = self.rollouts, output_head(self.model).cast(), make_decoder(self.model)
         prompts = [tuple(rollouts[row].ids[: rollouts[row].prompt_length]) for row in rows]
         distinct, longest = list(dict.fromkeys(prompts)), max(rollouts[row].num_sampled for row in rows)
         hidden = decoder.prefill(distinct, longest)
