@@ -10,6 +10,7 @@ from minrl.engines import decoder
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder
 from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder
 from minrl.engines.layer_parts import Norm
+from minrl.engines.products import attend_by_products
 from minrl.engines.shapes import SHAPES
 from minrl.kernels import cpu
 from minrl.model.lora import Adapters
@@ -168,6 +169,36 @@ def test_every_shape_is_computed_as_transformers_does(name):
         torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
 
 
+SHARING = ("llama with biases", "qwen2 sliding", "gemma2", "gemma3_text", "ministral3", "cohere2", "lfm2", "gpt_oss")
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_rows_that_share_their_prompts_are_computed_as_alone(name, monkeypatch):
+    monkeypatch.setattr(LlamaDecoder, "_is_worth_sharing", lambda self, rows: True)
+    model = make_model(name)
+    made = make_decoder(model)
+    for ids, start, logprobs in decoded(model, made):
+        torch.testing.assert_close(logprobs, alone(model, ids)[start - 1 :], atol=1e-4, rtol=0)
+    assert made.prompts.prompts == len(made.prompts.prompt_of) == 1  # the others were released
+    assert {layer.shape[1:4] for layer in made.prompts.layers if layer is not None} == {(1, 2, 14)}
+
+
+@torch.no_grad()
+def test_long_prompts_are_shared_where_they_have_about_as_many_rows(monkeypatch):
+    made = make_decoder(make_model("llama"))
+    alike, uneven = [0, 0, 1, 1], [0, 0, 0, 0, 0, 1]
+    for rows, sharing in (([0, 0, 1], False), (alike, True), (uneven, True), ([*uneven, 2], False)):
+        prompts = [[3, 4, 5], [6, 7], [8]][: max(rows) + 1]
+        # Each row beyond the first of a prompt saves keys and values of 3 slots, 2 heads and 8 dimensions.
+        saved = (len(rows) - len(prompts)) * 2 * 3 * 2 * 8
+        for worth in (saved, saved + 1):
+            monkeypatch.setattr(decoder, "WORTH_SHARING", worth)
+            made.prefill(prompts, 5)
+            made.select(torch.tensor(rows))
+            assert (made.prompts is not None) == (sharing and worth == saved)
+            assert {cache.shape[1:4] for cache in made.cache} == {(len(rows), 2, 5 if made.prompts else 8)}
+
+
 @pytest.mark.parametrize("name", ["phi3 in part", "gemma2", "olmo3", "nanochat", "lfm2", "gpt_oss", "qwen2_moe"])
 def test_adapters_are_merged_into_weights_of_every_layout(name):
     plain, model = make_model(name), make_model(name)
@@ -245,7 +276,7 @@ def test_plain_products_attend_as_torch_does(masked, cap):
     scores = 0.3 * query @ keys.transpose(2, 3)
     scores = scores if cap is None else cap * (scores / cap).tanh()
     expected = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values if masked else scores.softmax(-1) @ values
-    attended = decoder._by_products(query, keys, values, mask if masked else None, 0.3, cap)
+    attended = attend_by_products(query, keys, values, mask if masked else None, 0.3, cap)
     torch.testing.assert_close(attended, expected, atol=1e-12, rtol=0)
 
 
@@ -266,7 +297,7 @@ def test_without_a_cache_a_row_that_has_ended_stays_inside_the_context():
 def test_scores_of_keys_in_bfloat16_are_not_rounded():
     query, keys, values = (torch.randn(3, 2, length, 8, dtype=torch.bfloat16) for length in (1, 6, 6))
     expected = F.scaled_dot_product_attention(query.double(), keys.double(), values.double(), scale=5.0)
-    attended = decoder._by_products(query, keys, values, None, 5.0)
+    attended = attend_by_products(query, keys, values, None, 5.0)
     torch.testing.assert_close(attended.double(), expected, atol=1e-5, rtol=0)  # rounded scores: 0.05
 
 

@@ -5,8 +5,8 @@ L slots of the cache.
 
 `LlamaDecoder` computes models of the shapes in shapes.py itself; any other model is decoded by transformers
 (cached_decoder.py). All rows write to the same slot of the cache: prompts are aligned at their end, and the padding
-before shorter ones is masked. A decoder prefills each prompt once, copies it to rows, then takes a token at a time; the
-hidden states that it returns are final ones.
+before shorter ones is masked. A decoder prefills each prompt once, copies it to rows or lets them share it, then takes
+a token at a time; the hidden states that it returns are final ones.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
+from minrl.engines.products import WORTH_SHARING, SharedPrompts, attend_by_products
 from minrl.kernels.cpu import few_rows_product, in_float32
 from minrl.kernels.frozen import held_bytes
 from minrl.model.context import context_length
@@ -71,6 +72,7 @@ class LlamaDecoder:
         self.repeats = self.heads // self.kv_heads
         self.last_position = context_length(model) - 1
         self.cache: list[Tensor] = []  # for each layer (2, N, K, L, C): keys, then values; or a convolution's tokens
+        self.prompts: SharedPrompts | None = None  # with the first slots of all rows, which the cache is then without
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}  # by type of layer: (L, C) each, by position
         self.query_scale: Tensor | None = None  # (L,) by position
         self.padding, self.most_padding = torch.empty(0, dtype=torch.long), 0
@@ -85,7 +87,7 @@ class LlamaDecoder:
         self.most_padding = longest - min(map(len, prompts))
         positions = (torch.arange(longest, device=device) - self.padding[:, None]).clamp(min=0)
         shape = (2, len(prompts), self.kv_heads, longest + slots, self.head_dim)
-        self.cache = []  # release an earlier one before allocating
+        self.cache, self.prompts = [], None  # release an earlier one before allocating
         self.cache = [
             layer.convolution.start(len(prompts))
             if layer.convolution
@@ -105,19 +107,51 @@ class LlamaDecoder:
 
     def select(self, rows: Tensor) -> None:
         """Keep these rows of the cache, in this order; a row may occur several times."""
-        for index, cache in enumerate(self.cache):  # layer by layer: no second cache beside the first
-            self.cache[index] = self._selected(cache, rows)
+        if self.prompts is None and self._is_worth_sharing(rows):
+            self._share(rows)
+        else:
+            if self.prompts is not None:
+                self.prompts.select(rows)
+            for index, cache in enumerate(self.cache):  # layer by layer: no second cache beside the first
+                self.cache[index] = self._selected(cache, rows)
         self.padding = self.padding[rows]
         self.most_padding = int(self.padding.max())  # read here, not for every token
+
+    def _is_worth_sharing(self, rows: Tensor) -> bool:
+        """Whether rows start with so many tokens of others that they are better read once for all of them, and most of
+        them have about as many others.
+        """
+        prompts, saved = len(self.padding), len(rows) - len(self.padding)
+        if rows.device.type != "cpu" or saved * 2 * self.kv_heads * self.length * self.head_dim < WORTH_SHARING:
+            return False
+        return 2 * prompts <= len(rows) and prompts * int(torch.bincount(rows).max()) <= 2 * len(rows)
+
+    def _share(self, rows: Tensor) -> None:
+        """Keep the cache so far once for each prompt; each of the rows has the empty slots for itself."""
+        shared: list[Tensor | None] = []
+        for index, cache in enumerate(self.cache):  # layer by layer, as above
+            if cache.ndim == 3:  # of a convolution
+                shared.append(None)
+                self.cache[index] = cache[rows]
+                continue
+            shared.append(in_float32(cache[:, :, :, : self.length].contiguous()))
+            _, _, heads, slots, width = cache.shape
+            self.cache[index] = cache.new_empty(2, len(rows), heads, slots - self.length, width)
+        self.prompts = SharedPrompts(shared, rows)
 
     def _selected(self, cache: Tensor, rows: Tensor) -> Tensor:
         """These rows; empty slots are not copied."""
         if cache.ndim == 3:  # of a convolution
             return cache[rows]
         selected = cache.new_empty(2, len(rows), *cache.shape[2:])
-        written = (..., slice(self.length), slice(None))
+        written = (..., slice(self.length - self._num_shared), slice(None))
         torch.index_select(cache[written], 1, rows, out=selected[written])
         return selected
+
+    @property
+    def _num_shared(self) -> int:
+        """Slots that rows share, before the cache's own."""
+        return 0 if self.prompts is None else self.prompts.length
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token (N,) to every row -> (N, D)."""
@@ -171,7 +205,7 @@ class LlamaDecoder:
             return mixed
         query = self._write(layer, x, now.rotary.get(layer.rotary), cache)
         query = query if now.query_scale is None else query * now.query_scale
-        return few_rows_product(self._attend(layer, query, cache, *now.seen[layer.window]), layer.out, layer.out_bias)
+        return few_rows_product(self._attend(index, query, *now.seen[layer.window]), layer.out, layer.out_bias)
 
     def _write(self, layer: Layer, x: Tensor, rotary: tuple[Tensor, ...] | None, cache: Tensor) -> Tensor:
         """Write the keys and values of (N, Q, D) into the cache -> the query (N, Q, H, C)."""
@@ -185,7 +219,8 @@ class LlamaDecoder:
             rotated = _rotate(rotated, *rotary)
         if self.shape.rotates_first:
             rotated = self._normed(layer, rotated)
-        new = cache[:, :, :, self.length : self.length + queries].transpose(2, 3)  # (2, N, Q, K, C)
+        slot = self.length - self._num_shared
+        new = cache[:, :, :, slot : slot + queries].transpose(2, 3)  # (2, N, Q, K, C)
         new[0], new[1] = rotated[:, :, self.heads :], heads[:, :, self.heads + self.kv_heads :]
         return rotated[:, :, : self.heads]
 
@@ -197,10 +232,10 @@ class LlamaDecoder:
         normed = [norm(part.flatten(2)) for norm, part in zip(layer.query_key_norms, parts, strict=True)]
         return torch.cat(normed, dim=-1).unflatten(-1, (-1, self.head_dim))
 
-    def _attend(self, layer: Layer, query: Tensor, cache: Tensor, start: int, mask: Tensor | None) -> Tensor:
+    def _attend(self, index: int, query: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """(N, Q, H, C) -> (N, Q, H * C), over the slots from `start` on."""
-        rows, queries = query.shape[:2]
-        keys, values = cache[:, :, :, start : self.length + queries]
+        layer, (rows, queries), before = self.layers[index], query.shape[:2], self._num_shared
+        keys, values = self.cache[index][:, :, :, max(0, start - before) : self.length + queries - before]
         query = query.unflatten(2, (self.kv_heads, -1))
         query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None:
@@ -208,7 +243,8 @@ class LlamaDecoder:
         plain = layer.cap is None and layer.sinks is None
         if not plain or (queries == 1 and query.device.type == "cpu"):  # where the flash kernel calls a product a head
             sinks = None if layer.sinks is None else layer.sinks.view(self.kv_heads, -1).repeat_interleave(queries, 1)
-            attended = _by_products(query, keys, values, mask, layer.scale, layer.cap, sinks)
+            shared = (self.prompts, index, start) if self.prompts is not None and start < before else None
+            attended = attend_by_products(query, keys, values, mask, layer.scale, layer.cap, sinks, shared)
         else:
             attended = F.scaled_dot_product_attention(query.to(keys.dtype), keys, values, mask, scale=layer.scale)
         attended = attended.unflatten(2, (self.repeats, queries))  # (N, K, R, Q, C)
@@ -246,36 +282,6 @@ def _embedding_scale(decoder: CausalModel) -> Tensor | float | None:
     if hasattr(embedding, "embed_scale"):
         return in_float32(embedding.embed_scale)
     return getattr(decoder, "embedding_multiplier", None)
-
-
-def _by_products(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    cap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """`scaled_dot_product_attention` of (N, K, Q, C) and (N, K, L, C) twice, in three operations. A score s becomes
-    cap tanh(s / cap). A sink (K, Q) is the score of a key without a value. Products on a CPU are in float32, which is
-    as fast.
-    """
-    if query.device.type == "cpu":
-        query, keys, values = map(in_float32, (query, keys, values))
-    rows, heads, _, _ = query.shape
-    keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # (N * K, L, C), views of the cache
-    scores = in_float32(torch.bmm((query * scale).to(keys.dtype).flatten(0, 1), keys.transpose(1, 2)))
-    if cap is not None:
-        scores = (scores / cap).tanh() * cap
-    if mask is not None:
-        scores = scores.unflatten(0, (rows, heads)).masked_fill(~mask, -torch.inf).flatten(0, 1)
-    if sinks is None:
-        shares = scores.softmax(-1)
-    else:
-        sink = sinks.to(scores.dtype).repeat(rows, 1)[:, :, None]  # (N * K, Q, 1)
-        shares = torch.cat([scores, sink], dim=-1).softmax(-1)[:, :, :-1]
-    return torch.bmm(shares.to(values.dtype), values).unflatten(0, (rows, heads))
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
