@@ -37,11 +37,21 @@ def runnable(name: str) -> bool:
     return not library or find_spec(library) is not None
 
 
+def asked(arguments: list[str]) -> list[str]:
+    """The benchmarks that a command line names: without a name all of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="benchmark", help=f"{', '.join(BENCHMARKS)} (all of them)")
+    names = parser.parse_args(arguments).names
+    for name in names:
+        # Not `choices`: Python 3.11 compares the default of `*` with them as one value.
+        if name not in BENCHMARKS:
+            parser.error(f"there is no benchmark {name!r}: choose from {', '.join(BENCHMARKS)}")
+    return names or list(BENCHMARKS)
+
+
 def main() -> None:
     """Run what can be run; print the rows of all results of this call."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], default=list(BENCHMARKS))
-    names = parser.parse_args().names
+    names = asked(sys.argv[1:])
     ready = [name for name in names if runnable(name)]
     failed = [
         name

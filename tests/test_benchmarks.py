@@ -12,6 +12,7 @@ import torch
 from counted import bytes_sent, counted
 from curves import Point, reached
 from shapes import Work
+from table import BENCHMARKS, asked
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 SHARED = ("card", "counted", "harness", "shapes")
@@ -82,3 +83,11 @@ def test_a_goal_is_reached_on_the_line_between_two_evaluations():
     assert reached(points, 0.7) == pytest.approx((10 + 10 / 3, 2 + 2 / 3, 8 + 12 / 3, 0.7))
     assert reached(points, 0.4) == points[0]
     assert reached(points, 0.95) is None
+
+
+def test_the_table_runs_what_is_named_and_without_a_name_everything(capsys):
+    assert asked([]) == list(BENCHMARKS)
+    assert asked(["update", "step"]) == ["update", "step"]
+    with pytest.raises(SystemExit):
+        asked(["updates"])
+    assert "there is no benchmark 'updates': choose from step, update" in capsys.readouterr().err
