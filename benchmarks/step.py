@@ -40,16 +40,16 @@ class PacedRun:
 
         generate = TorchEngine.generate
         begin, measured, end_step = Recorder.begin, Recorder.measured, Recorder.end_step
-        TorchEngine.generate = lambda engine, *args: self.generate(generate, engine, *args)
+        TorchEngine.generate = lambda engine, *args, **named: self.generate(generate, engine, *args, **named)
         Recorder.begin = lambda record: self.begin(begin, record)
         Recorder.measured = lambda record, metrics: self.measured(measured, record, metrics)
         Recorder.end_step = lambda record: self.end_step(end_step, record)
 
-    def generate(self, generate, engine, requests, sampling):
+    def generate(self, generate, engine, requests, sampling, **named):
         """The engine's completions, as long as the schedule says."""
         pairs = zip(requests, self.work.lengths(self.number), strict=True)
         fixed = [replace(request, max_tokens=length) for request, length in pairs]
-        completions = generate(engine, fixed, replace(sampling, stop_ids=frozenset()))
+        completions = generate(engine, fixed, replace(sampling, stop_ids=frozenset()), **named)
         self.tokens = sum(len(completion.ids) for completion in completions)
         prompts = {tuple(request.ids) for request in requests}
         self.unique = sum(map(len, prompts)) + self.tokens - len(requests)  # last tokens are labels only

@@ -1,8 +1,9 @@
 """From examples to rewarded rollouts: single-turn, multi-turn, several roles.
 
 An episode is a generator (`minrl.types.Episode`). All episodes of a call advance together: each round is one engine
-call with a request of every episode that waits for a completion. Each process plays a block of the examples; the
-seed of a completion depends on the example's number in the whole call, not on the number of processes.
+call with a request of every episode that waits for a completion. Rewards of completions that have ended are computed
+while others are still sampled. Each process plays a block of the examples; the seed of a completion depends on the
+example's number in the whole call, not on the number of processes.
 
 The ids of a role's sequence only grow: a turn is appended to what was sampled, never rendered again.
 """
@@ -98,6 +99,7 @@ def _play(
     stops = plan.stop_strings + task.stop_strings
     stop_ids = policy.stop_ids | policy.stop_tokens(stops)
     sampling = Sampling(plan.temperature, stop_ids, stops + policy.stop_strings)
+    workers.beside(engine.cores, policy.processes.cores)
     for episode in episodes:
         episode.advance(None)
     while waiting := [episode for episode in episodes if episode.pending is not None]:
@@ -107,14 +109,34 @@ def _play(
                 episode.advance(result)
             continue
         asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]
-        completions = engine.generate([request for _, request in asked], sampling) if asked else []
-        for (episode, _), completion in zip(asked, completions, strict=True):
-            episode.receive(completion)
+        if asked:
+            _sample(engine, workers, asked, sampling)
     if policy.processes.count > 1:  # others may still sample with an engine that this process holds a part of
         engine.generate([], sampling)
     failures = [episode.problem for episode in episodes if episode.problem is not None]
     lost = [LostEpisode(episode.example.id, task=episode.example.task) for episode in episodes if episode.lost]
     return Rollouts(_numbered(episodes), failures, [episode.failure for episode in episodes], lost)
+
+
+def _sample(engine: Engine, workers: Workers, asked: Sequence[tuple["_Playing", Request]], sampling: Sampling) -> None:
+    """Each episode hears of its completion as it ends. The work that it then waits for begins at once."""
+    unheard = dict(enumerate(episode for episode, _ in asked))
+
+    def begin(episode: _Playing) -> None:
+        if isinstance(episode.pending, Job):
+            workers.begin(episode.pending, episode)
+
+    def ended(completions: Sequence[tuple[int, Completion]]) -> None:
+        for index, completion in completions:
+            episode = unheard.pop(index)
+            episode.receive(completion)
+            begin(episode)
+        for episode, result in workers.poll():
+            episode.advance(result)
+            begin(episode)
+
+    engine.generate([request for _, request in asked], sampling, ended=ended)
+    assert not unheard, "an engine tells of each completion"
 
 
 def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[str, list[str]]:

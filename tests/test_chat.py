@@ -468,7 +468,9 @@ def test_the_text_that_ends_an_answer_stops_the_engine(policy, engine, workers, 
     )  # no token of the tokenizer's own
     asked, generate = [], engine.generate
     monkeypatch.setattr(
-        engine, "generate", lambda requests, sampling: asked.append(sampling) or generate(requests, sampling)
+        engine,
+        "generate",
+        lambda requests, sampling, **named: asked.append(sampling) or generate(requests, sampling, **named),
     )
     plan = Plan(8, 8, 1.0, 0, "test", 0, stop_strings=("5",))
     played = rollout(policy, engine, workers, sevens, sevens.dataset.train[:2], plan).rollouts

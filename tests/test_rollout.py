@@ -32,16 +32,19 @@ class Scripted(TorchEngine):
     def context_length(self):
         return self.room or super().context_length
 
-    def generate(self, requests, sampling):
+    def generate(self, requests, sampling, *, ended=None):
         self.calls.append(list(requests))
         self.samplings.append(sampling)
         answers = [self.ids.pop(0) for _ in requests]
         end = max(sampling.stop_ids)
         reasons = ["stop" if ids[-1] == end else "length" for ids in answers]
-        return [
+        completions = [
             Completion(ids, [-0.5 * (n + 1) for n in range(len(ids))], reason)
             for ids, reason in zip(answers, reasons, strict=True)
         ]
+        if ended is not None:
+            ended(list(enumerate(completions)))
+        return completions
 
 
 def plan(**changes):
@@ -499,6 +502,6 @@ class Counting(TorchEngine):
 
     asked = last = 0
 
-    def generate(self, requests, sampling):
+    def generate(self, requests, sampling, **named):
         self.asked, self.last = self.asked + len(requests), len(requests)
-        return super().generate(requests, sampling)
+        return super().generate(requests, sampling, **named)

@@ -521,7 +521,7 @@ class Shared:
             other = (next(rounds), Sampling(1.0, frozenset([7])))
             return [item, other] if rank == 0 else [other, item]
 
-        def run(requests, sampling):
+        def run(requests, sampling, ended=None):
             engine.ran.append(([request.seed for request in requests], sampling.stop_ids))
             return [Completion([request.seed], [0.0], "stop") for request in requests]
 

@@ -26,13 +26,13 @@ sys.path.insert(0, {root!r})
 from minrl.engines.vllm.engine import VllmEngine
 usual, calls = VllmEngine.generate, []
 
-def breaking(engine, requests, sampling):
+def breaking(engine, requests, sampling, **named):
     calls.append(len(requests))
     if len(calls) == 3:  # in the third step, inside the model that vLLM runs
         def forward(*args, **kwargs):
             {act}
         engine.model.forward = forward
-    return usual(engine, requests, sampling)
+    return usual(engine, requests, sampling, **named)
 
 VllmEngine.generate = breaking
 import train

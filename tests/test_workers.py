@@ -15,10 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from minrl.rewards import worker
+from minrl.rewards import begun, worker, worker_process
 from minrl.rewards import workers as workers_module
-from minrl.rewards.worker import Lost
-from minrl.rewards.workers import Failure, Worker, Workers, call, in_threads
+from minrl.rewards.begun import Begun, Threads
+from minrl.rewards.worker import Failure, Lost, call
+from minrl.rewards.worker_process import Worker
+from minrl.rewards.workers import Workers
 from minrl.system.processor import processor_s
 from minrl.system.progress import listening
 from minrl.system.signals import STOP_SIGNALS
@@ -92,7 +94,7 @@ def test_a_worker_that_has_not_started_yet_does_not_heed_it_either():
     try:
         for number in STOP_SIGNALS:  # a batch system signals every process of the job
             os.kill(starting.process.pid, number)
-        assert starting.start(0, Job(abs, (-3,)), 60.0) is None
+        assert starting.start(Begun(Job(abs, (-3,))), 60.0) is None
         assert starting.receive() is worker.READY
         assert starting.receive() == 3
     finally:
@@ -103,10 +105,11 @@ def test_a_worker_that_has_not_started_yet_does_not_heed_it_either():
 def test_a_worker_ends_with_the_trainer_also_in_a_job(tmp_path):
     code = (
         "import sys, time\n"
-        "from minrl.rewards.workers import Worker\n"
+        "from minrl.rewards.begun import Begun\n"
+        "from minrl.rewards.worker_process import Worker\n"
         "from minrl.types import Job\n"
         "one = Worker()\n"
-        "one.start(0, Job(time.sleep, (3600,)), 60.0)\n"
+        "one.start(Begun(Job(time.sleep, (3600,))), 60.0)\n"
         "one.receive()\n"
         "print(one.process.pid, flush=True)\n"
         "time.sleep(3600)"
@@ -159,31 +162,44 @@ def test_workers_have_the_callers_path_and_one_thread(pool, monkeypatch):
     assert threads == "1"
 
 
-def test_jobs_that_wait_do_so_at_the_same_time_in_this_process(pool, monkeypatch):
+def test_jobs_that_wait_do_so_at_the_same_time_in_this_process(pool):
     # Three that wait for each other: one after another none would end.
     barrier = threading.Barrier(3)
     waits = [Job(barrier.wait, (60,), waits=True) for _ in range(3)]
     assert sorted(pool.run([Job(int, ("7",), cheap=True), *waits])[1:]) == [0, 1, 2]
-    monkeypatch.setattr(workers_module, "MOST_THREADS", 1)
-    names = [name for _, name in in_threads(dict.fromkeys(range(5), Job(jobs.thread_name)))]
-    assert len(set(names)) == 1
-    assert list(in_threads({})) == []
+
+
+def test_of_jobs_that_wait_no_more_than_so_many_do_at_a_time(pool, monkeypatch):
+    monkeypatch.setattr(begun, "MOST_THREADS", 1)
+    for _ in range(2):  # the thread ends with the last job, and there is another one for the next
+        names = pool.run([Job(jobs.thread_name, waits=True) for _ in range(5)])
+        assert len(set(names)) == 1
+    assert pool.run([]) == []
 
 
 def test_what_no_thread_has_begun_is_not_begun_once_nobody_asks(monkeypatch):
-    monkeypatch.setattr(workers_module, "MOST_THREADS", 1)
-    begun, goes_on = [], threading.Event()
+    monkeypatch.setattr(begun, "MOST_THREADS", 1)
+    seen, goes_on = [], threading.Event()
 
-    def first():
-        begun.append(threading.current_thread())
+    def wait():
+        seen.append(threading.current_thread())
+        goes_on.wait(60)
 
-    results = in_threads({0: Job(first), 1: Job(goes_on.wait, (60,)), 2: Job(first)})
-    next(results)
-    results.close()
+    threads, waiting = Threads(), [Begun(Job(wait)) for _ in range(2)]
+    for one in waiting:
+        threads.begin(one)
+    threads.keep([])
     goes_on.set()
-    (thread,) = begun
+    waiting[0].wait()
+    (thread,) = seen
     thread.join(60)
-    assert begun == [thread] and thread.daemon  # the interpreter's end does not wait for it
+    assert len(seen) == 1 and thread.daemon  # the interpreter's end does not wait for it
+
+
+def test_a_thread_whose_job_ends_it_goes_on_with_the_next(pool, monkeypatch):
+    monkeypatch.setattr(begun, "MOST_THREADS", 1)
+    ended, good = pool.run([Job(jobs.raises, (KeyboardInterrupt,), waits=True), Job(int, ("7",), waits=True)])
+    assert isinstance(ended, Failure) and ended.reason.strip().endswith("KeyboardInterrupt") and good == 7
 
 
 def test_seconds_are_taken_once(pool):
@@ -218,10 +234,10 @@ def test_nobody_is_waited_for_longer_than_its_deadline(monkeypatch):
     workers = Workers(1, deadline_s=60.0)
     try:
         workers.run([Job(int, ("7",))])
-        workers.deadline_s = 0.2
+        workers.deadline_s, before = 0.2, len(patience)
         assert isinstance(workers.run([Job(time.sleep, (600,))])[0], Failure)
-        until_ready, *others = patience[2:]  # the first job waited for the worker and for its result
-        assert until_ready <= workers_module.START_S and min(others) >= 0 and max(others) <= 0.2
+        until_ready, *others = patience[before:]
+        assert until_ready <= worker_process.START_S and min(others) >= 0 and max(others) <= 0.2
     finally:
         workers.close()
 
@@ -438,7 +454,7 @@ def test_a_grader_that_missed_its_deadline_is_run_again_unless_it_computed_for_h
     computed_s, runs, tmp_path, monkeypatch
 ):
     clock = itertools.count(0.0, computed_s)
-    monkeypatch.setattr(workers_module, "processor_s", lambda _, children: next(clock))
+    monkeypatch.setattr(worker_process, "processor_s", lambda _, children: next(clock))
     for deadline_s in (0.5, 60.0):
         file = tmp_path / f"{deadline_s}"
         clock = itertools.count(0.0, computed_s * deadline_s / 0.5)
@@ -466,7 +482,7 @@ def test_what_no_alarm_interrupts_ends_the_worker_and_is_blamed_at_once(tmp_path
 def test_where_no_worker_can_be_started_nothing_is_blamed_on_a_completion(pool, tmp_path, monkeypatch):
     pool.count = 1
     pool.run([Job(int)])
-    monkeypatch.setattr(workers_module.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     (failed,) = pool.run([Job(Grader(os._exit, jobs.loss), (3,))])
     assert failed == Failure("the worker died (exit status 1) before it was ready")
 
@@ -488,7 +504,7 @@ def test_what_a_new_worker_loads_takes_nothing_from_the_deadline():
 
 
 def test_a_worker_that_is_not_ready_in_time_is_the_machines_doing(pool, monkeypatch):
-    monkeypatch.setattr(workers_module, "START_S", 0.2)
+    monkeypatch.setattr(worker_process, "START_S", 0.2)
     (failed,) = pool.run([Job(Grader(int, jobs.loss, partial(time.sleep, 600)))])
     assert failed == Failure("no worker was ready within 0.2 s")
 

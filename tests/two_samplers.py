@@ -29,9 +29,9 @@ TASK = Task(split([Example(f"{n} {n + 1}", f"{n} {n + 1}", {}) for n in range(24
 class Counting(TorchEngine):
     """Remembers the seeds of what it samples."""
 
-    def generate(self, requests, sampling):
+    def generate(self, requests, sampling, **named):
         self.seeds += [request.seed for request in requests]
-        return super().generate(requests, sampling)
+        return super().generate(requests, sampling, **named)
 
 
 def config_of(refill_rounds: int) -> TrainerConfig:

@@ -1,6 +1,6 @@
 """The engine protocol, and what its implementations share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -24,8 +24,18 @@ class Sampling:
     stop_strings: tuple[str, ...] = ()
 
 
+Ended = Callable[[Sequence[tuple[int, Completion]]], None]
+"""Hears of each completion once, as it ends, with the index of its request. Called after each step of an engine, also
+where none has ended.
+"""
+
 CACHE_GIB = 4.0
 """Most key-value memory if the config sets none."""
+
+
+def ended_as(ended: Ended | None, indices: Sequence[int]) -> Ended | None:
+    """The same for the requests that have these indices."""
+    return ended and (lambda completions: ended([(indices[index], completion) for index, completion in completions]))
 
 
 def require_room(requests: Sequence[Request], context_length: int) -> None:
@@ -75,9 +85,16 @@ class Engine(Protocol):
     def context_length(self) -> int:
         """Tokens that it takes, prompt and completion together."""
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion for each request, in order. Of several processes each ends a call of `rollout` without
-        requests: it then takes part in what processes that hold an engine together still sample.
+    @property
+    def cores(self) -> int:
+        """Cores of this machine that it computes on while it samples; 0 where it does so on a card or elsewhere."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+    ) -> list[Completion]:
+        """One completion for each request, in order, of which `ended` has heard by then. Of several processes each ends
+        a call of `rollout` without requests: it then takes part in what processes that hold an engine together still
+        sample.
         """
 
     def sync(self, policy: Policy) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from minrl.engines import Engine, Sampling
+from minrl.engines import Ended, Engine, Sampling, ended_as
 from minrl.engines.torch_engine import TorchEngine
 from minrl.policy import Policy
 from minrl.types import Completion, Request, UserError
@@ -29,7 +29,14 @@ class EngineWithOpponent:
         """Tokens that both take."""
         return min(self.engine.context_length, self.opponent.context_length)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    @property
+    def cores(self) -> int:
+        """Cores that the one which takes more of them computes on."""
+        return max(self.engine.cores, self.opponent.cores)
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+    ) -> list[Completion]:
         """One completion for each request, in order. It depends on weights, prompt and seed alone, so the engines may
         sample one after the other.
         """
@@ -37,6 +44,7 @@ class EngineWithOpponent:
         for engine, frozen in ((self.engine, False), (self.opponent, True)):
             chosen = [index for index, request in enumerate(requests) if request.frozen == frozen]
             if chosen or not (frozen or requests):  # without requests others of the run may have some
-                sampled = engine.generate([requests[index] for index in chosen], sampling)
+                own = [requests[index] for index in chosen]
+                sampled = engine.generate(own, sampling, ended=ended_as(ended, chosen))
                 completions.update(zip(chosen, sampled, strict=True))
         return [completions[index] for index in range(len(requests))]

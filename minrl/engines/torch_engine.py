@@ -7,6 +7,7 @@ is a hash of (seed, t), whatever else is in the batch.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cached_property, partial
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from minrl.engines import CACHE_GIB, PromptReuse, Sampling, require_room
+from minrl.engines import CACHE_GIB, Ended, PromptReuse, Sampling, ended_as, require_room
 from minrl.engines.decoder import Decoder, make_decoder
 from minrl.engines.seeds import GOLDEN, mix
 from minrl.engines.slices import footprint, slices
@@ -64,8 +65,20 @@ class TorchEngine:
         """Tokens that the policy takes, which each episode asks for and its config tells layer by layer."""
         return self.policy.context_length
 
+    @property
+    def cores(self) -> int:
+        """Those of torch's threads, unless the policy is on a card."""
+        return torch.get_num_threads() if self.policy.device.type == "cpu" else 0
+
     @torch.no_grad()
-    def generate(self, requests: Sequence[Request], sampling: Sampling, heard: Heard | None = None) -> list[Completion]:
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        heard: Heard | None = None,
+        *,
+        ended: Ended | None = None,
+    ) -> list[Completion]:
         """One completion for each request, in order. Requests are sampled in slices that fit the memory, and each
         distinct prompt of a slice is prefilled once.
         """
@@ -82,6 +95,7 @@ class TorchEngine:
                     self._reuse.add(sum(len(r.ids) for r in part), sum(map(len, {tuple(r.ids) for r in part})))
                     batch = _Batch(self.policy, decoder, head, part, sampling)
                     batch.heard = heard and partial(_heard_of, heard, order[: len(part)])
+                    batch.ended = ended_as(ended, order[: len(part)])
                     made = batch.run(report, len(completions))
                     completions |= zip(order[: len(part)], made, strict=True)
                     del order[: len(part)]
@@ -134,6 +148,7 @@ class _Batch:
         self.policy, self.decoder, self.head = policy, decoder, head
         self.requests, self.sampling = requests, sampling
         self.heard: Heard | None = None
+        self.ended: Ended | None = None
         self.seeds = np.array([request.seed for request in requests], dtype=np.uint64)
         self.limits = np.array([request.max_tokens for request in requests])
         self.stop_ids = np.array(sorted(sampling.stop_ids))
@@ -146,14 +161,13 @@ class _Batch:
     def run(self, report: Callable[[int], None], before: int) -> list[Completion]:
         """Sample until every row has stopped or reached its limit; report how many have, with those `before`."""
         self._sample(report, before)
-        return [
-            Completion(
-                self.tokens[row, : self.lengths[row]].tolist(),
-                self.logprobs[row, : self.lengths[row]].tolist(),
-                "stop" if self.stopped[row] else "length",
-            )
-            for row in range(len(self.requests))
-        ]
+        return [self._completion(row) for row in range(len(self.requests))]
+
+    def _completion(self, row: int) -> Completion:
+        """What was sampled for a row."""
+        length = self.lengths[row]
+        reason = "stop" if self.stopped[row] else "length"
+        return Completion(self.tokens[row, :length].tolist(), self.logprobs[row, :length].tolist(), reason)
 
     def _sample(self, report: Callable[[int], None], before: int) -> None:
         """A token for every row that goes on, position by position."""
@@ -199,7 +213,19 @@ class _Batch:
             for row in live_rows.tolist():
                 token, logprob = int(self.tokens[row, position]), float(self.logprobs[row, position])
                 self.stopped[row] |= not self.heard(row, token, logprob)
-        return live & ~self.stopped[rows] & (self.limits[rows] > position + 1)
+        going = live & ~self.stopped[rows] & (self.limits[rows] > position + 1)
+        self._tell(rows[live & ~going].tolist())
+        return going
+
+    def _tell(self, rows: Sequence[int]) -> None:
+        """Tell who listens that these rows have ended, outside the modes in which this engine computes."""
+        if self.ended is None:
+            return
+        with ExitStack() as stack:
+            if rows:  # entering takes longer than to look for what else has ended
+                stack.enter_context(torch.enable_grad())
+                stack.enter_context(torch.autocast(self.policy.device.type, enabled=False))
+            self.ended([(row, self._completion(row)) for row in rows])
 
     def _ends_with_stop_string(self, row: int) -> bool:
         """Whether the text of the last tokens contains a stop string. A token has at least one byte."""

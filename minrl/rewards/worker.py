@@ -1,6 +1,6 @@
 """A reward worker: a new process (`python -m minrl.rewards.worker`), never a fork of one in which torch has threads.
 
-It imports little, because each worker pays for its start. The other side of the pipe is `minrl.rewards.workers`.
+It imports little, because each worker pays for its start. The other side of the pipe is `minrl.rewards.worker_process`.
 """
 
 import pickle

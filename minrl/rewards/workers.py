@@ -3,120 +3,33 @@
 A worker loads what a job needs before the job's deadline counts. One that misses its deadline or dies is replaced, and
 the other jobs continue.
 
+`begin` starts a job while its caller does something else, such as sampling further completions; `run` waits.
+
 A `Grader` whose worker was lost runs once more, alone in a new worker. If that is lost too, and a further one is well,
 it was the completion's doing: the result is what the grader pays then. A job that computed for half of its deadline has
 no second run, because no other process can have spent its processor time. Jobs that are no graders fail.
 """
 
-import contextlib
-import os
-import pickle
-import signal
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from threading import Thread
 from typing import Any
 
 from loguru import logger
 
+from minrl.rewards.begun import Begun, Threads
 from minrl.rewards.printed import PRINTED, caught
 from minrl.rewards.worker import READY, Failure, Lost, call
+from minrl.rewards.worker_process import Worker
 from minrl.system.cores import cpu_cores
-from minrl.system.processor import processor_s
 from minrl.system.progress import activity
-from minrl.system.signals import blocked
 from minrl.tasks.grader import Grader
 from minrl.types import Job
 
-MOST_THREADS = 256
-"""Concurrent jobs that wait for a server."""
-
 LONGEST_WAIT_S = 3600.0
 """Longest single wait: the system refuses one of a month."""
-
-START_S = 120.0
-"""Until a worker has loaded what its job needs. To take longer is the machine's doing."""
-
-ROOT = str(Path(__file__).resolve().parents[2])
-
-
-class Worker:
-    """A worker's process and the pipe to it."""
-
-    def __init__(self) -> None:
-        self.connection, theirs = Pipe()
-        with blocked():  # until it ignores them
-            self.process = subprocess.Popen(
-                # P: no working directory on sys.path; u: what is printed is not kept back
-                [sys.executable, "-Pu", "-m", "minrl.rewards.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]), "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        theirs.close()
-        self.reader = Thread(target=PRINTED.read, args=(self.process.stdout,), daemon=True)
-        self.reader.start()
-        self.index: int  # of the current job, as the deadline and the seconds until it
-        self.deadline: float
-        self.deadline_s: float
-        self.ready = False
-
-    def start(self, index: int, job: Job, deadline_s: float) -> Failure | None:
-        """Send the job. A job that cannot be pickled fails here."""
-        try:
-            payload = pickle.dumps((job.function, job.arguments))
-        except Exception as error:  # pickling a task's objects may raise anything
-            return Failure(f"the job cannot be sent to a worker: {error}")
-        self.index, self.deadline_s, self.ready = index, deadline_s, False
-        self.deadline = time.monotonic() + START_S
-        with contextlib.suppress(BrokenPipeError):  # it just died, as `receive` will find
-            self.connection.send_bytes(payload)
-        return None
-
-    def receive(self) -> Any:  # noqa: ANN401 - whatever the job returned
-        """`READY`, from which on the deadline counts, then the job's result; a failure if the worker died."""
-        try:
-            if self.ready:
-                return self.connection.recv()
-            self.connection.recv_bytes()
-        except (EOFError, OSError):
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its pipe shortly before it ends
-                self.process.wait(timeout=1.0)
-            self.kill()
-            status = self.process.returncode
-            reason = f"the worker died (exit status {status})"
-            if not self.ready:
-                return Failure(f"{reason} before it was ready")
-            timeout = status == -signal.SIGXCPU
-            return Lost(reason, "timeout" if timeout else "crash", blamed=timeout)
-        self.ready, self.deadline = True, time.monotonic() + self.deadline_s
-        self._computed_s = processor_s(self.process.pid, children=False)
-        return READY
-
-    def late(self) -> Failure:
-        """Kill it, and say why."""
-        computed_s = processor_s(self.process.pid, children=False) - self._computed_s if self.ready else 0.0
-        self.kill()
-        if not self.ready:
-            return Failure(f"no worker was ready within {START_S:g} s")
-        reason = f"no reward within its deadline of {self.deadline_s} s"
-        return Lost(reason, "timeout", blamed=computed_s >= self.deadline_s / 2)
-
-    def kill(self) -> None:
-        """Kill the process and its session."""
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.connection.close()
 
 
 class Workers:
@@ -124,13 +37,54 @@ class Workers:
 
     def __init__(self, count: int, deadline_s: float) -> None:
         self.count, self.deadline_s = count or cpu_cores(), deadline_s
+        self._beside = self.count
         self._idle: list[Worker] = []
         self._busy: dict[Connection, Worker] = {}
+        self._queue: deque[Begun] = deque()
+        self._threads = Threads()
+        self._begun: list[Begun] = []
+        self._ended: SimpleQueue[Begun] = SimpleQueue()
         self._seconds, self._said = 0.0, False
 
+    def beside(self, taken: int, cores: int) -> None:
+        """From now on jobs are begun beside an engine that computes on `taken` of the process's `cores`, and nobody
+        asks for what was begun before. Only the cores that it leaves are used, since torch's threads wait for one
+        another at every product: one that shares its core holds all of them up. One that takes none leaves all workers.
+        """
+        self._beside = min(self.count, max(0, cores - taken)) if taken else self.count
+        self._take([])
+
+    def begin(self, job: Job, whose: Any = None) -> None:  # noqa: ANN401 - what `poll` gives back
+        """Start a job. A cheap one runs here, one that waits for a server in a thread, all others in the workers beside
+        the engine, or in `run` if there are none.
+        """
+        begun = Begun(job, whose, self._ended.put)
+        self._begun.append(begun)
+        if job.cheap:
+            started = time.perf_counter()
+            with caught():
+                begun.end(call(job))
+            self._seconds += time.perf_counter() - started
+        else:
+            self._start(begun)
+            self._hand_out(self._beside)
+
+    def poll(self) -> list[tuple[Any, Any]]:
+        """Whose begun jobs have ended, with the results; waits for nothing. `run` gives those whose worker was lost."""
+        if self._busy or (self._queue and self._beside):
+            self._collect(0.0)
+            self._hand_out(self._beside)
+        ended = []
+        while not self._ended.empty():
+            begun = self._ended.get()
+            if not isinstance(begun.result, Lost):
+                self._begun.remove(begun)
+                ended.append((begun.whose, begun.result))
+        return ended
+
     def run(self, jobs: Sequence[Job]) -> list[Any]:
-        """The result or `Failure` of each job, in order. Cheap jobs run here, jobs that wait for a server in threads,
-        all others in the workers.
+        """The result or `Failure` of each job, in order: of those that were begun, and of others. Cheap jobs run here,
+        jobs that wait for a server in threads, all others in the workers. What else was begun is given up.
         """
         started = time.perf_counter()
         with activity("rewards", len(jobs)) as report:
@@ -139,40 +93,70 @@ class Workers:
         return results
 
     def take_seconds(self) -> float:
-        """Seconds spent in `run` since the last call."""
+        """Seconds spent in `run`, and in cheap jobs that were begun, since the last call."""
         taken, self._seconds = self._seconds, 0.0
         return taken
 
     def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
-        results = dict(in_threads({index: job for index, job in enumerate(jobs) if job.waits}))
+        asked = self._take(jobs)
         with caught():
-            results.update({index: call(job) for index, job in enumerate(jobs) if job.cheap})
-        waiting = [index for index, job in enumerate(jobs) if not (job.cheap or job.waits)]
-        self._work(jobs, waiting, results, report)
-        for index in waiting:
-            if isinstance(lost := results[index], Lost):
-                results[index] = self._second(jobs[index], lost)
-        return [results[index] for index in range(len(jobs))]
+            for one in asked:
+                if one.job.cheap and not one.there:
+                    one.end(call(one.job))
+        self._work(len(asked), report)
+        results = [one.wait() for one in asked]
+        return [
+            self._second(job, result) if isinstance(result, Lost) else result
+            for job, result in zip(jobs, results, strict=True)
+        ]
 
-    def _work(
-        self, jobs: Sequence[Job], indices: Sequence[int], results: dict[int, Any], report: Callable[[int], None]
-    ) -> None:
-        """Add the results of the jobs of these indices."""
-        waiting = list(indices)[::-1]
-        while waiting or self._busy:
-            while waiting and len(self._busy) < self.count:
-                index = waiting.pop()
-                worker = self._next_worker()
-                failed = worker.start(index, jobs[index], self._deadline_s(jobs[index]))
-                if failed is None:
-                    self._busy[worker.connection] = worker
-                else:
-                    results[index] = failed
-                    self._idle.append(worker)
-            finished = self._finished()
-            results.update({worker.index: result for worker, result in finished})
-            if finished or not self._busy:
-                report(len(jobs) - len(waiting) - len(self._busy))
+    def _take(self, jobs: Sequence[Job]) -> list[Begun]:
+        """Each job on its way, those that were begun and new ones. Nothing else is from now on."""
+        begun, self._begun, self._ended = self._begun, [], SimpleQueue()
+        found: dict[int, deque[Begun]] = {}
+        for one in begun:
+            found.setdefault(id(one.job), deque()).append(one)
+        asked = [found[id(job)].popleft() if found.get(id(job)) else Begun(job) for job in jobs]
+        before = {*begun}
+        self._keep(before & {*asked})
+        for one in asked:
+            if one not in before:
+                self._start(one)
+        return asked
+
+    def _start(self, begun: Begun) -> None:
+        """Bring a job on its way, unless it is a cheap one."""
+        if begun.job.waits:
+            self._threads.begin(begun)
+        elif not begun.job.cheap:
+            self._queue.append(begun)
+
+    def _keep(self, wanted: Collection[Begun]) -> None:
+        """Give up all other jobs."""
+        self._queue = deque(one for one in self._queue if one in wanted)
+        self._threads.keep(wanted)
+        for connection, worker in list(self._busy.items()):
+            if worker.begun not in wanted:
+                worker.kill()
+                del self._busy[connection]
+
+    def _work(self, count: int, report: Callable[[int], None]) -> None:
+        """Run all jobs of the queue in the workers, the last of `count` jobs."""
+        while self._queue or self._busy:
+            self._hand_out(self.count)
+            if self._collect() or not self._busy:
+                report(count - len(self._queue) - len(self._busy))
+
+    def _hand_out(self, most: int) -> None:
+        """Send jobs of the queue until so many workers are busy."""
+        while self._queue and len(self._busy) < most:
+            begun, worker = self._queue.popleft(), self._next_worker()
+            failed = worker.start(begun, self._deadline_s(begun.job))
+            if failed is None:
+                self._busy[worker.connection] = worker
+            else:
+                self._idle.append(worker)
+                begun.end(failed)
 
     def _deadline_s(self, job: Job) -> float:
         """The deadline of a job: a grader that ends itself has the time for it."""
@@ -196,11 +180,12 @@ class Workers:
 
     def _alone(self, job: Job) -> Any:  # noqa: ANN401 - whatever the job returned
         """The result of a job in a new worker, while no other job runs."""
-        results: dict[int, Any] = {}
+        begun = Begun(job)
         idle, self._idle = self._idle, []
-        self._work([job], [0], results, lambda _: None)
+        self._queue.append(begun)
+        self._work(1, lambda _: None)
         self._idle += idle
-        return results[0]
+        return begun.wait()
 
     def _next_worker(self) -> Worker:
         """An idle worker that is still alive, or a new one."""
@@ -212,59 +197,36 @@ class Workers:
         return Worker()
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers, and give up what was begun."""
         workers = [*self._idle, *self._busy.values()]
-        for worker in workers:
+        self._take([])
+        for worker in self._idle:
             worker.kill()
         patience = time.monotonic() + 1.0  # for all: what they started outside their sessions may hold the pipes
         for worker in workers:
             worker.reader.join(timeout=max(0.0, patience - time.monotonic()))
-        self._idle, self._busy = [], {}
+        self._idle = []
         PRINTED.close()
 
-    def _finished(self) -> list[tuple[Worker, Any]]:
-        """Workers that answered, died or missed their deadline, each with its result."""
+    def _collect(self, longest_s: float = LONGEST_WAIT_S) -> bool:
+        """Take the results of workers that answered, died or missed their deadline. Waits for one, no longer than
+        `longest_s`; returns whether there was one.
+        """
         if not self._busy:
-            return []
-        patience = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
-        ready = set(wait(list(self._busy), timeout=min(max(0.0, patience), LONGEST_WAIT_S)))
-        finished = []
+            return False
+        before, patience = len(self._busy), min(worker.deadline for worker in self._busy.values()) - time.monotonic()
+        ready = set(wait(list(self._busy), timeout=min(max(0.0, patience), longest_s)))
         for connection, worker in list(self._busy.items()):
+            result: Any = READY
             if connection in ready:
                 result = worker.receive()
-                if result is not READY:
-                    finished.append((worker, result))
+                if result is READY and connection.poll():  # nobody may look again for a while
+                    result = worker.receive()
             elif time.monotonic() >= worker.deadline:
-                finished.append((worker, worker.late()))
-        for worker, _ in finished:
-            del self._busy[worker.connection]
-            if not worker.connection.closed:  # it was not killed
-                self._idle.append(worker)
-        return finished
-
-
-def in_threads(jobs: Mapping[int, Job]) -> Iterator[tuple[int, Any]]:
-    """Each job's number with its result or `Failure`, run concurrently, in the order in which they end.
-
-    Neither an abandoned generator nor the interpreter's exit waits for the threads.
-    """
-    waiting = deque(jobs.items())
-    ended: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-
-    def work() -> None:
-        with contextlib.suppress(IndexError):  # none is left
-            while True:
-                number, job = waiting.popleft()
-                result: Any = Failure("its thread ended")
-                try:
-                    result = call(job)
-                finally:
-                    ended.put((number, result))
-
-    for _ in range(min(len(jobs), MOST_THREADS)):
-        Thread(target=work, daemon=True).start()
-    try:
-        for _ in jobs:
-            yield ended.get()
-    finally:
-        waiting.clear()
+                result = worker.late()
+            if result is not READY:
+                del self._busy[connection]
+                if not connection.closed:  # it was not killed
+                    self._idle.append(worker)
+                worker.begun.end(result)
+        return len(self._busy) < before

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
-from minrl.engines import Sampling
+from minrl.engines import Ended, Sampling, ended_as
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.loading import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER, small_qwen3
 from minrl.model.processes import Processes
@@ -95,12 +95,16 @@ class Forced(TorchEngine):
             self.policy.score(pack([sampled_rollout(ids[:1], ids[1:])], [0]), 1.0)[0].sum().backward()
             self.policy.model.zero_grad()
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+    ) -> list[Completion]:
         """The given completions, and sampled ones for the other requests."""
         self.before()
         given = [self._given(request, sampling) for request in requests]
-        own = [request for request, completion in zip(requests, given, strict=True) if completion is None]
-        sampled = iter(super().generate(own, sampling))
+        own = [index for index, completion in enumerate(given) if completion is None]
+        if ended is not None:
+            ended([(index, completion) for index, completion in enumerate(given) if completion is not None])
+        sampled = iter(super().generate([requests[index] for index in own], sampling, ended=ended_as(ended, own)))
         return [completion or next(sampled) for completion in given]
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ an engine is made.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from minrl.config import EngineConfig
-from minrl.engines import PromptReuse, Sampling, require_room
+from minrl.engines import Ended, PromptReuse, Sampling, require_room
 from minrl.engines.vllm import versions as vllm_versions
 from minrl.engines.vllm.checkpoint import Checkpoint
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
@@ -69,14 +70,21 @@ class VllmEngine:
         with refused(policy):
             self.sync(policy)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    @property
+    def cores(self) -> int:
+        """Those of torch's threads, unless the policy is on a card."""
+        return 0 if self._cuda else torch.get_num_threads()
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+    ) -> list[Completion]:
         """One completion for each request, in order. Requests with the same prompt share its cache.
 
-        Processes that hold the engine together sample all of their requests at the same time. One that has none takes
-        part until none of them has any.
+        Processes that hold the engine together sample all of their requests at the same time, and tell what has ended
+        when all have. One that has none takes part until none of them has any.
         """
         if self._members == 1:
-            return self._counted(requests, self._run(requests, sampling)) if requests else []
+            return self._counted(requests, self._run(requests, sampling, ended)) if requests else []
         while True:
             shared = vllm_versions.exchanged((list(requests), sampling))
             together = [one for asked, _ in shared for one in asked]
@@ -85,17 +93,26 @@ class VllmEngine:
             outputs = self._run(together, next(own for asked, own in shared if asked))
             if requests:
                 start = sum(len(asked) for asked, _ in shared[: self.policy.processes.rank % self._members])
-                return self._counted(requests, outputs[start : start + len(requests)])
+                completions = self._counted(requests, outputs[start : start + len(requests)])
+                if ended is not None:
+                    ended(list(enumerate(completions)))
+                return completions
 
-    def _run(self, requests: Sequence[Request], sampling: Sampling) -> list[Any]:
+    def _run(self, requests: Sequence[Request], sampling: Sampling, ended: Ended | None = None) -> list[Any]:
         """vLLM's outputs for the requests, in order."""
+
+        def tell(outputs: Sequence[tuple[int, Any]]) -> None:
+            assert ended is not None
+            ended([(index, _completion(output.outputs[0])) for index, output in outputs])
+
         self._require_current()
         require_room(requests, self.context_length)
         if not self._continues(requests):
             self._llm.reset_prefix_cache()  # so that a batch depends on nothing before it
         prompts = [{"prompt_token_ids": request.ids} for request in requests]
         parameters = [sampling_parameters(request, sampling) for request in requests]
-        with self._watchdog:
+        telling = vllm_versions.told_of(self._llm, len(requests), tell) if ended is not None else nullcontext()
+        with self._watchdog, telling:
             outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
         ids = requests[0].ids + list(outputs[0].outputs[0].token_ids)
         self._probe = ids[-PROBE_TOKENS:] if len(ids) > 1 else self._probe

@@ -5,7 +5,7 @@ vLLM is imported inside functions, when it is wanted. No other file knows about 
 
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -160,6 +160,30 @@ def exchanged(item: T) -> list[T]:
     items: list[Any] = [None] * group.world_size
     torch.distributed.all_gather_object(items, item, group=group.cpu_group)
     return items
+
+
+@contextmanager
+def told_of(llm: Any, requests: int, tell: Callable[[list[tuple[int, Any]]], None]) -> Iterator[None]:  # noqa: ANN401
+    """Inside, a call of `llm.generate` with so many requests tells after each step which outputs are whole, each with
+    the index of its request. vLLM does not: its loop calls `step` of the engine, so that what that returns passes here.
+    An error of `tell` ends what is still sampled.
+    """
+    engine, first = llm.llm_engine, int(next(llm.request_counter)) + 1  # requests are numbered
+    step = engine.step
+
+    def told() -> Any:  # noqa: ANN401 - a list of vLLM's outputs
+        outputs = step()
+        tell([(int(one.request_id) - first, one) for one in outputs if one.finished])
+        return outputs
+
+    engine.step = told
+    try:
+        yield
+    except BaseException:
+        engine.abort_request([str(first + index) for index in range(requests)])
+        raise
+    finally:
+        del engine.step
 
 
 def fall_asleep(llm: Any, everything: bool) -> bool:  # noqa: ANN401 - vllm.LLM

@@ -6,14 +6,14 @@ the others learn what came of it. What a server sampled counts if its weights ar
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from minrl.config import EngineConfig
-from minrl.engines import PromptReuse, Sampling, require_room
+from minrl.engines import Ended, PromptReuse, Sampling, require_room
 from minrl.engines.vllm.checkpoint import Checkpoint
 from minrl.engines.vllm.sampling import sampling_settings
 from minrl.engines.vllm.verify import (
@@ -27,7 +27,7 @@ from minrl.engines.vllm.verify import (
 )
 from minrl.engines.vllm.watchdog import Watchdog
 from minrl.engines.vllm_server.address import private_urls
-from minrl.engines.vllm_server.client import Connection, Lost, all_of
+from minrl.engines.vllm_server.client import Connection, Lost, Sampled, all_of
 from minrl.engines.vllm_server.handover import HandOver
 from minrl.engines.vllm_server.servers import Servers
 from minrl.engines.vllm_server.transfer import Shapes, Tensors, sent_shapes
@@ -40,11 +40,18 @@ from minrl.types import Completion, Request, UserError
 
 T = TypeVar("T")
 
+Asked = Mapping[int, tuple[Request, Mapping[str, Any]]]
+"""Requests and their settings, by index."""
+Done = dict[int, Completion]
+
+TOLD_EVERY_S = 0.1
+"""How often somebody who listens hears of what has ended. A server is asked for its weights as often."""
+
 
 class ServerEngine:
     """Samples with servers of vLLM. Their numbers are not the policy's own: other kernels, other rounding."""
 
-    exact = False
+    exact, cores = False, 0
 
     def __init__(self, config: EngineConfig, policy: Policy, going_on: Callable[[], str] = lambda: "") -> None:
         self.config, self.policy = config, policy
@@ -62,8 +69,12 @@ class ServerEngine:
         policy.processes.on_main(self._write_shape)
         self.sync(policy)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """One completion for each request, in order. What a lost server was asked is asked of another one."""
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, *, ended: Ended | None = None
+    ) -> list[Completion]:
+        """One completion for each request, in order. What a lost server was asked is asked of another one, but for the
+        completions of which `ended` has heard.
+        """
         if not requests:
             return []
         if self.version != self.policy.version:
@@ -72,9 +83,17 @@ class ServerEngine:
                 "call sync(policy) after each update"
             )
         require_room(requests, self.context_length)
-        settings = [sampling_settings(request, sampling) for request in requests]
-        with activity("sampling", len(requests)) as report:
-            completions = asyncio.run(self._sample(requests, settings, report))
+        asked = {index: (request, sampling_settings(request, sampling)) for index, request in enumerate(requests)}
+        done: Done = {}
+        with activity("sampling", len(requests)) as report, asyncio.Runner() as runner:
+            news = self._sample(asked, done, TOLD_EVERY_S if ended is not None else None)
+            told = 0
+            while runner.run(_goes_on(news)):  # between two runs, so that who listens may run a loop too
+                report(len(done))
+                if ended is not None:
+                    ended(list(done.items())[told:])
+                told = len(done)
+        completions = [done[index] for index in range(len(requests))]
         ids = requests[0].ids + completions[0].ids
         self._probe = ids[-PROBE_TOKENS:] if len(ids) > 1 else self._probe
         return completions
@@ -126,49 +145,62 @@ class ServerEngine:
             self._handover.close()
             self._weights.close()
 
-    async def _sample(
-        self, requests: Sequence[Request], settings: Sequence[Mapping[str, Any]], report: Callable[[int], None]
-    ) -> list[Completion]:
-        """All servers at the same time. The part of one that is lost is spread over those that are left."""
-        done: dict[int, Completion] = {}
+    async def _sample(self, asked: Asked, done: Done, every_s: float | None) -> AsyncIterator[None]:
+        """Add what all servers sample at the same time to `done`. What a lost one still has to sample is spread over
+        those that are left. Yields whenever a server is through or lost, and every so many seconds.
+        """
         self._servers.begin()
+        requests = [request for request, _ in asked.values()]
         async with Connection(self.config.engine_timeout_s) as connection:
-            parts: dict[asyncio.Task[list[Completion]], tuple[str, list[int]]] = {}
+            parts: dict[asyncio.Task[None], tuple[str, list[int]]] = {}
 
             def begin(indices: Sequence[int]) -> None:
                 for url, part in self._servers.spread(requests, indices).items():
-                    asked = [(requests[index], settings[index]) for index in part]
-                    parts[asyncio.create_task(self._part(connection, url, asked))] = url, part
+                    own = {index: asked[index] for index in part}
+                    parts[asyncio.create_task(self._part(connection, url, own, done, every_s))] = url, part
 
             begin(range(len(requests)))
             try:
                 while parts:
-                    ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+                    ended, _ = await asyncio.wait(parts, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
                     for task in ended:
                         url, part = parts.pop(task)
                         try:
-                            done.update(zip(part, task.result(), strict=True))
+                            task.result()
                         except Lost as error:
                             self._servers.lost[url] = str(error)
                             self._tell(self._servers.lost)
-                            begin(part)
-                    report(len(done))
+                            begin([index for index in part if index not in done])
+                    yield
             finally:
                 for task in parts:
                     task.cancel()
-        return [done[index] for index in range(len(requests))]
 
-    async def _part(
-        self, connection: Connection, url: str, asked: Sequence[tuple[Request, Mapping[str, Any]]]
-    ) -> list[Completion]:
-        """What a server samples, all of it with the weights of the sync."""
+    async def _part(self, connection: Connection, url: str, asked: Asked, done: Done, every_s: float | None) -> None:
+        """Add what a server samples to `done`: it has the weights of the sync before and after."""
+        arrived: dict[int, Sampled] = {}
+
+        async def complete(index: int) -> None:
+            request, settings = asked[index]
+            arrived[index] = await connection.complete(url, request.ids, settings)
+
         await self._require_token(connection, url)
-        sampled = await all_of([connection.complete(url, request.ids, settings) for request, settings in asked])
-        await self._require_token(connection, url)
-        for (request, _), one in zip(asked, sampled, strict=True):
-            if one.cached is not None:
-                self._reuse.add(len(request.ids), len(request.ids) - one.cached)
-        return [one.completion for one in sampled]
+        sampling = asyncio.ensure_future(all_of([complete(index) for index in asked]))
+        try:
+            while not sampling.done() or arrived:
+                await asyncio.wait([sampling], timeout=every_s)
+                if sampling.done():
+                    sampling.result()
+                new = list(arrived)
+                if new:
+                    await self._require_token(connection, url)
+                for index in new:
+                    one, length = arrived.pop(index), len(asked[index][0].ids)
+                    done[index] = one.completion
+                    if one.cached is not None:
+                        self._reuse.add(length, length - one.cached)
+        finally:
+            sampling.cancel()
 
     async def _require_token(self, connection: Connection, url: str) -> None:
         """Raise unless all workers of a server have the weights of the last sync: `Lost` if it has started anew."""
@@ -243,6 +275,13 @@ class ServerEngine:
     def _tell(self, lost: Mapping[str, str]) -> None:
         if self.policy.processes.main:
             self._servers.tell(lost)
+
+
+async def _goes_on(news: AsyncIterator[None]) -> bool:
+    """Whether there is something new, or there may be."""
+    async for _ in news:
+        return True
+    return False
 
 
 def pass_over(tensors: Tensors) -> None:
