@@ -15,7 +15,7 @@ from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, make_decoder
 from minrl.engines.seeds import mix, seed_after
 from minrl.engines.slices import Footprint, footprint, slices
-from minrl.engines.torch_engine import FEWEST_ROWS, TorchEngine, sample, uniforms
+from minrl.engines.torch_engine import FEWEST_ROWS, TorchEngine, orders, sample, uniforms
 from minrl.model.loading import word_tokenizer
 from minrl.policy import as_policy
 from minrl.scoring import score
@@ -550,6 +550,49 @@ def test_what_is_heard_is_what_is_sampled_and_who_hears_can_end_it(engine, monke
     again = [[] for _ in requests]
     engine.generate(requests, NO_STOP, lambda index, token, logprob: again[index].append(token) or True)
     assert again == [one.ids for one in whole]
+
+
+class Told:
+    """Hears of completions: `once` is those of each request, by index, `calls` the indices of each call."""
+
+    def __init__(self):
+        self.once, self.calls = {}, []
+
+    def __call__(self, completions):
+        self.calls.append([index for index, _ in completions])
+        for index, completion in completions:
+            assert index not in self.once
+            self.once[index] = completion
+
+    def are(self, completions):
+        return [self.once[index] for index in range(len(self.once))] == completions
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("shape", ["qwen3", "gpt-neox"])
+def test_each_completion_is_told_of_once(shape, shaped, parts, monkeypatch):
+    policy = shaped(shape)
+    engine = TorchEngine(policy)
+    if parts:  # those with prompts of one length together, and each by itself
+        monkeypatch.setattr(torch_engine, "orders", lambda requests, _: orders(requests, "aligned"))
+        monkeypatch.setattr(engine, "_limit", 1)
+    requests = [Request(list(prompt), seed, 14 - seed % 5) for seed, prompt in enumerate(PROMPTS * 4)]
+    free = engine.generate(requests, NO_STOP)
+    for sampling in (
+        NO_STOP,
+        Sampling(1.0, frozenset(range(5, 11))),
+        Sampling(1.0, frozenset(), (policy.decode_all(free[3].ids[4:6]),)),
+    ):
+        told = Told()
+        assert engine.generate(requests, sampling) == engine.generate(requests, sampling, ended=told)
+        assert told.are(engine.generate(requests, sampling))
+    assert any(one == free[index] for index, one in told.once.items()) and not told.are(free)  # some were stopped
+
+
+def test_a_completion_is_told_of_after_its_last_step_and_each_step_is_told(engine):
+    lengths, told = [3, 1, 5, 3], Told()
+    engine.generate([Request([5, 6], seed, length) for seed, length in enumerate(lengths)], NO_STOP, ended=told)
+    assert told.calls == [[1], [], [0, 3], [], [2]]
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])

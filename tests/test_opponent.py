@@ -74,6 +74,24 @@ def test_each_request_is_sampled_by_its_own_model_in_order(pair):
     assert isinstance(engine, Engine) and engine.exact
 
 
+def test_what_either_has_sampled_is_told_of_by_its_place_in_the_call(pair):
+    policy, _, engine = pair
+    mixed = requests(policy, True, False, False, True, True)
+    told = []
+    completions = engine.generate(mixed, SAMPLING, ended=told.extend)
+    assert completions == engine.generate(mixed, SAMPLING)
+    assert sorted(told, key=lambda one: one[0]) == list(enumerate(completions))
+    assert {index for index, _ in told[:2]} == {1, 2}  # the policy's come first
+
+
+def test_the_cores_are_those_of_the_one_that_takes_more(pair, monkeypatch):
+    engine = pair[2]
+    assert engine.cores == torch.get_num_threads() == 1
+    monkeypatch.setattr(type(engine.engine), "cores", 0)
+    engine.engine.cores = 3
+    assert engine.cores == 3
+
+
 def test_the_opponent_stays_what_it_was_while_the_policy_learns(pair, make_policy):
     policy, opponent, engine = pair
     frozen = requests(policy, True, True)

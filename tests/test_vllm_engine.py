@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -291,6 +293,42 @@ def test_the_same_seeds_give_the_same_tokens_whatever_came_before(engines):
 
 
 @needs_vllm
+def test_completions_are_told_of_as_they_end_and_are_those_of_a_call_that_tells_nothing(engines):
+    engine = engines.get("qwen3-tied")
+    policy = engine.policy
+    assert engine.cores == torch.get_num_threads()
+    free = engine.generate(REQUESTS, Sampling(1.0, frozenset()))
+    for sampling in (
+        Sampling(1.0, frozenset()),
+        Sampling(1.0, frozenset(free[2].ids[3:5])),
+        Sampling(1.0, frozenset(), (policy.decode(free[4].ids[3:5]),)),
+    ):
+        told = []
+        completions = engine.generate(REQUESTS, sampling, ended=lambda ended, told=told: told.append(dict(ended)))
+        assert completions == engine.generate(REQUESTS, sampling)
+        assert {index: one for step in told for index, one in step.items()} == dict(enumerate(completions))
+        assert sum(map(len, told)) == len(REQUESTS) and len(told) >= 12  # a step for each token
+        assert len(list(filter(None, told))) > 3  # at different steps
+    assert "step" not in vars(engine._llm.llm_engine)
+
+
+@needs_vllm
+def test_an_error_of_who_listens_leaves_no_request_in_the_engine(engines):
+    engine = engines.get("qwen3-tied")
+    sampling = Sampling(1.0, frozenset())
+    expected = engine.generate(REQUESTS, sampling)
+
+    def hear(ended):
+        if ended:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(REQUESTS, sampling, ended=hear)
+    assert not engine._llm.llm_engine.has_unfinished_requests()
+    assert engine.generate(REQUESTS, sampling) == expected
+
+
+@needs_vllm
 def test_seeds_that_differ_in_high_bits_only_differ(engines):
     engine = engines.get("qwen3-tied")
     requests = [Request([5, 6, 7], seed, 16) for seed in (1, 1 + 2**32, 1 + 2**62, 1)]
@@ -507,6 +545,52 @@ def test_loading_that_is_more_than_copies_is_repeated_as_it_is():
     assert float(model.both.weight.min()) == 2.0
 
 
+class FakeLlm:
+    """As much of `vllm.LLM` as is told of: requests are numbered, and the n-th ends in step `lengths[n]`."""
+
+    def __init__(self, lengths):
+        self.lengths, self.request_counter, self.llm_engine = lengths, count(7), self
+        self.waiting, self.aborted = {}, []
+
+    def step(self):
+        self.waiting = {number: left - 1 for number, left in self.waiting.items()}
+        outputs = [SimpleNamespace(request_id=str(n), finished=not left) for n, left in self.waiting.items()]
+        self.waiting = {number: left for number, left in self.waiting.items() if left}
+        return outputs
+
+    def abort_request(self, ids):
+        self.aborted += ids
+
+    def generate(self):
+        self.waiting = {next(self.request_counter): length for length in self.lengths}
+        ended = []
+        while self.waiting:
+            ended += [one for one in self.llm_engine.step() if one.finished]
+        return sorted(ended, key=lambda one: int(one.request_id))
+
+
+def test_whole_outputs_are_told_of_after_each_step_by_the_index_of_their_request():
+    llm, told = FakeLlm([2, 1, 4]), []
+    llm.generate()
+    with vllm_versions.told_of(
+        llm, 3, lambda outputs: told.append([(index, one.request_id) for index, one in outputs])
+    ):
+        llm.generate()
+    assert told == [[(1, "12")], [(0, "11")], [], [(2, "13")]]
+    llm.generate()
+    assert len(told) == 4 and llm.aborted == []
+
+
+def test_an_error_of_who_is_told_ends_what_is_still_sampled():
+    def tell(outputs):
+        raise RuntimeError("not now")
+
+    llm = FakeLlm([2, 1])
+    with pytest.raises(RuntimeError, match="not now"), vllm_versions.told_of(llm, 2, tell):
+        llm.generate()
+    assert llm.aborted == ["8", "9"] and llm.step == FakeLlm.step.__get__(llm)
+
+
 class Shared:
     """An engine that several processes hold together, of which a test plays the others."""
 
@@ -535,7 +619,9 @@ def test_processes_that_hold_an_engine_together_sample_all_of_their_requests(pol
     others = [[Request([5], 10 + n, 4) for n in range(count)] for count in (3, 0, 1, 1, 0)]
     engine, sampling = Shared(policy, rank, others, monkeypatch), Sampling(1.0, frozenset([7]))
     own = [Request([6], n, 4) for n in range(2)]
-    assert [one.ids for one in engine.generate(own, sampling)] == [[0], [1]]
+    told = []
+    assert [one.ids for one in engine.generate(own, sampling, ended=told.append)] == [[0], [1]]
+    assert [[(index, one.ids) for index, one in call] for call in told] == [[(0, [0]), (1, [1])]]  # when all have ended
     assert [one.ids for one in engine.generate(own[:1], sampling)] == [[0]]  # the other one has none any more
     assert engine.generate([], Sampling(0.5, frozenset())) == []  # and begins again, until it has none
     seeds = [[[0, 1], [10, 11, 12]], [[0], []], [[], [10]], [[], [10]]]

@@ -1,5 +1,6 @@
 """The engine of servers against a small server of the tests that is right, wrong, slow, dead or another one."""
 
+import asyncio
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ from collections import namedtuple
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -215,6 +217,67 @@ def test_what_was_sampled_with_other_weights_in_between_does_not_count(engine, s
     else:
         assert same(engine.generate(REQUESTS, SAMPLING), own_completions(policy))
         assert len(servers[1].prompts()) == len(REQUESTS)
+
+
+def held_until(held, released, path, body):
+    """A server's answers to the last of its requests wait."""
+    if "seed" in body and body["seed"] in held:
+        assert released.wait(60)
+
+
+def test_completions_are_told_of_as_they_arrive_and_each_once(engine, servers, policy):
+    assert engine.cores == 0
+    released, told = threading.Event(), []
+    for server in servers:
+        server.act = partial(held_until, {mix_seed(REQUESTS[5].seed)}, released)
+
+    def hear(completions):
+        told.extend(completions)
+        asyncio.run(asyncio.sleep(0))  # who listens may run a loop of its own
+        if len(told) == len(REQUESTS) - 1:
+            released.set()
+
+    completions = engine.generate(REQUESTS, SAMPLING, ended=hear)
+    assert same(completions, own_completions(policy))
+    assert told[-1][0] == 5 and sorted(told, key=lambda one: one[0]) == list(enumerate(completions))
+    facts = engine.take_facts()
+    assert facts["prompt_tokens"] - facts["prompt_tokens_computed"] == len(REQUESTS)
+
+
+@pytest.mark.parametrize("token", ["", "another run's"])
+def test_what_was_told_of_is_not_asked_for_again_and_what_was_not_checked_is_not_told_of(
+    engine, servers, policy, token
+):
+    """A server that changes its weights once one of its completions has been told of."""
+    released, told = threading.Event(), []
+    own = next(part for url, part in engine._servers.spread(REQUESTS, range(8)).items() if url == servers[0].url)
+    servers[0].act = partial(held_until, {mix_seed(REQUESTS[index].seed) for index in own[1:]}, released)
+
+    def hear(completions):
+        told.extend(completions)
+        if not released.is_set() and own[0] in dict(told):
+            servers[0].token = token
+            released.set()
+
+    if token:
+        with pytest.raises(UserError, match="give each run servers of its own"):
+            engine.generate(REQUESTS, SAMPLING, ended=hear)
+        assert not {*dict(told)} & {*own[1:]}
+    else:
+        completions = engine.generate(REQUESTS, SAMPLING, ended=hear)
+        assert same(completions, own_completions(policy))
+        assert sorted(told, key=lambda one: one[0]) == list(enumerate(completions))
+        asked = [body["seed"] for _, body in servers[1].asked if "seed" in body]
+        assert mix_seed(REQUESTS[own[0]].seed) not in asked and len(asked) == len(REQUESTS) - 1
+
+
+def test_an_error_of_who_listens_ends_the_call_and_the_next_one_samples(engine, policy):
+    def hear(completions):
+        raise RuntimeError("not now")
+
+    with pytest.raises(RuntimeError, match="not now"):
+        engine.generate(REQUESTS, SAMPLING, ended=hear)
+    assert same(engine.generate(REQUESTS, SAMPLING), own_completions(policy))
 
 
 def answer(**changes):

@@ -1,0 +1,322 @@
+"""Rewards of completions that have ended are computed while others are still sampled, and nothing else changes."""
+
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+
+from minrl.engines.torch_engine import TorchEngine
+from minrl.model.processes import Processes
+from minrl.rewards.judge import judged, with_part
+from minrl.rewards.worker import Failure, Lost
+from minrl.rewards.workers import Workers
+from minrl.rollout import Plan, rollout
+from minrl.tasks import Task
+from minrl.tasks.grader import Grader
+from minrl.tasks.task import Dataset
+from minrl.types import SOLO, Example, Job, Reward, Turn
+from tests import jobs
+from tests.rewards import breaks_at_odd_lengths, noted, raises_at_odd_lengths
+from tests.test_workers import gone_soon, running
+
+EXAMPLES = [Example(str(n), "numbers 1 2", {}) for n in range(3)]
+DATASET = Dataset(EXAMPLES, [Example("held out", "numbers 1", {})])
+STOPS = tuple("023456789")
+"""A policy that has learned nothing says one of them or its end now and then: completions have all lengths."""
+PLAN = Plan(group_size=6, max_tokens=12, temperature=1.0, seed=0, purpose="test", step=1, stop_strings=STOPS)
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class Watched(TorchEngine):
+    """After each step in which some have ended and others have not, waits until `caught_up(number of the former)`.
+    It takes no cores, so that all workers may compute.
+    """
+
+    cores = 0
+
+    def __init__(self, policy, caught_up=lambda ended: True):
+        super().__init__(policy)
+        self.caught_up, self.waited = caught_up, 0
+
+    def generate(self, requests, sampling, *, ended):
+        told = 0
+
+        def watch(completions):
+            nonlocal told
+            ended(completions)
+            told += len(completions)
+            if completions and told < len(requests):
+                self.waited += 1
+                until(lambda: ended([]) or self.caught_up(told))
+
+        return super().generate(requests, sampling, ended=watch)
+
+
+class Afterwards(Workers):
+    """Begins nothing before everything is sampled."""
+
+    def begin(self, job, whose=None):
+        pass
+
+    def poll(self):
+        return []
+
+
+def seen(folder):
+    return len(list(folder.iterdir()))
+
+
+def noting(folder):
+    examples = [replace(one, fields={"folder": str(folder)}) for one in EXAMPLES]
+    return Task(replace(DATASET, train=examples), noted)
+
+
+def test_rewards_are_there_while_longer_completions_are_sampled(policy, workers, tmp_path):
+    task = noting(tmp_path)
+    engine = Watched(policy, lambda ended: seen(tmp_path) == ended)
+    sampled = rollout(policy, engine, workers, task, task.dataset.train, PLAN)
+    assert engine.waited > 3 and not sampled.failures
+    assert [one.reward for one in sampled.rollouts] == [Reward(one.text.count("7")) for one in sampled.rollouts]
+    assert seen(tmp_path) == len(sampled.rollouts)  # each once
+
+
+def told(shown, result):
+    return f"yes {shown} {result}"
+
+
+def tool(example, rng):
+    """A turn, a job of each kind whose results are read in the next turn, and a reward by chance."""
+    first = yield Turn(SOLO, "numbers 1")
+    size = yield Job(len, (first,))
+    word = yield Job(str, (size,), cheap=True)
+    shown = yield Job(told, (word, rng.randint(0, 9)), waits=True)
+    second = yield Turn(SOLO, shown)
+    if len(second) % 3 == 0:
+        raise RuntimeError(f"no third turn after {second!r}")
+    failed = yield Job(int, (first,))
+    third = yield Turn(SOLO, f"no {failed}")
+    return {SOLO: Reward(rng.random() if third else 0.0)}
+
+
+def pair(example, rng):
+    """Two roles; the second reads what the first said, and half of the episodes end early."""
+    said = yield Turn("white", "numbers 1")
+    if len(said) % 2:
+        return {"white": (yield Job(Reward, (0.5,)))}
+    reply = yield Turn("black", f"target {said}")
+    both = yield Job(max, (len(said), len(reply)))
+    return {"white": Reward(1.0 / (1 + both)), "black": Reward(rng.random())}
+
+
+class Kind:
+    """A judge that scores by what it is shown."""
+
+    def reward(self, reward, prompt, completion, example):
+        if completion.startswith("<"):
+            raise RuntimeError("not this one")
+        return with_part(reward, len(completion) % 10 / 10, 0.5)
+
+
+def length(completion, example):
+    return 1.0 / (1 + len(completion))
+
+
+TASKS = {
+    "in this process": (Task(DATASET, length, cheap=True), False),
+    "in the workers": (Task(DATASET, raises_at_odd_lengths), True),
+    "lost graders": (Task(DATASET, breaks_at_odd_lengths, worst=-1.0), False),
+    "a judge": (judged(Task(DATASET, length, cheap=True), Kind()), True),
+    "a tool": (Task(DATASET, None, episode=tool), True),
+    "two roles": (Task(DATASET, None, episode=pair), False),
+}
+"""Each with whether some of its rollouts are unscorable."""
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_nothing_is_sampled_or_paid_otherwise(policy, name):
+    task, fails = TASKS[name]
+    limited = replace(PLAN, group_size=1 if name == "lost graders" else 4)  # those wait for new workers
+
+    def played(workers, engine):
+        with closing(workers):
+            return rollout(policy, engine, workers, task, task.dataset.train, limited)
+
+    expected = played(Afterwards(2, 120.0), TorchEngine(policy))
+    assert played(Workers(2, 120.0), Watched(policy)) == expected
+    assert played(Workers(1, 120.0), TorchEngine(policy)) == expected
+    assert bool(expected.failures) == fails and len({str(one.reward) for one in expected.rollouts}) > 1
+    if name == "lost graders":
+        assert {one.reward.value for one in expected.rollouts if "grader_crash" in one.reward.parts} == {-1.0}
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 0), (2, 1), (9, 2)])
+def test_beside_a_policy_on_the_cpu_only_the_cores_that_torch_leaves_compute(
+    policy, workers, tmp_path, monkeypatch, cores, most
+):
+    monkeypatch.setattr(Processes, "cores", property(lambda self: cores))
+    busy, task = [], noting(tmp_path)
+
+    class OnCores(Watched):
+        cores = TorchEngine.cores
+
+    engine = OnCores(policy, lambda ended: busy.append(len(workers._busy)) or not most or seen(tmp_path) == ended)
+    assert (engine.cores, torch.get_num_threads()) == (1, 1)
+    played = {}
+    run = workers.run
+    monkeypatch.setattr(workers, "run", lambda jobs: played.update(before=seen(tmp_path), jobs=len(jobs)) or run(jobs))
+    sampled = rollout(policy, engine, workers, task, task.dataset.train, PLAN)
+    assert engine.waited > 3 and max(busy) == most
+    assert seen(tmp_path) == len(sampled.rollouts) == 18 and not sampled.failures
+    if not most:
+        assert played == {"before": 0, "jobs": 18}
+
+
+@pytest.mark.parametrize(("count", "taken", "cores", "begun"), [(3, 0, 2, 3), (3, 2, 4, 2), (3, 4, 4, 0), (1, 2, 9, 1)])
+def test_an_engine_that_takes_no_core_leaves_all_workers(count, taken, cores, begun):
+    with closing(Workers(count, 60.0)) as workers:
+        workers.beside(taken, cores)
+        for _ in range(5):
+            workers.begin(Job(time.sleep, (600,)))
+        workers.poll()
+        assert len(workers._busy) == begun
+
+
+def test_a_judge_is_asked_while_longer_completions_are_sampled(policy, workers):
+    asked = []
+
+    class Asked(Kind):
+        def reward(self, *shown):
+            asked.append(shown)
+            return super().reward(*shown)
+
+    task = judged(Task(DATASET, length, cheap=True), Asked())
+    engine = Watched(policy, lambda ended: len(asked) == ended)
+    sampled = rollout(policy, engine, workers, task, EXAMPLES, PLAN)
+    assert engine.waited > 3 and len(asked) == len(sampled.rollouts) == 18
+
+
+def test_seconds_of_cheap_jobs_count_and_those_of_others_do_not_before_they_are_waited_for(workers):
+    workers.begin(Job(time.sleep, (0.2,), cheap=True))
+    assert 0.2 <= workers.take_seconds() < 60
+    waiting = Job(jobs.after, (0.2, 7))
+    workers.begin(waiting)
+    until(lambda: workers.poll() == [(None, 7)])
+    assert workers.take_seconds() == 0
+
+
+def test_what_was_begun_is_taken_by_whoever_asks_for_it_once(workers, tmp_path):
+    job, other = (Job(jobs.runs, (tmp_path / name, str, name)) for name in ("one", "other"))
+    workers.begin(job, "whose")
+    workers.begin(job, "again")
+    workers.begin(other)
+    assert workers.run([other, job, job, job]) == ["other", "one", "one", "one"]
+    assert (len((tmp_path / "one").read_text()), len((tmp_path / "other").read_text())) == (3, 1)
+    assert workers.poll() == []
+
+
+def test_a_poll_gives_each_result_once_and_a_lost_worker_is_for_run(workers, tmp_path):
+    bad, good = Job(Grader(jobs.dies_the_first_time, jobs.loss), (tmp_path / "died",)), Job(int, ("7",))
+    lock = Job(jobs.identity, (lambda: 0,))
+    workers.begin(bad, "bad")
+    workers.begin(lock, "lock")
+    ended = []
+    until(lambda: ended.extend(workers.poll()) or any(isinstance(one.result, Lost) for one in workers._begun))
+    workers.begin(good, "good")
+    until(lambda: ended.extend(workers.poll()) or len(ended) == 2)
+    assert ended[1] == ("good", 7)
+    assert ended[0][0] == "lock" and isinstance(ended[0][1], Failure) and "cannot be sent" in ended[0][1].reason
+    assert workers.poll() == []
+    assert workers.run([bad]) == ["graded"]  # by its second run
+
+
+@pytest.mark.parametrize("deadline_s", [0.3])
+def test_a_job_that_was_begun_has_its_deadline(deadline_s):
+    with closing(Workers(1, deadline_s)) as workers:
+        hung = Job(time.sleep, (600,))
+        workers.begin(hung)
+        until(lambda: workers.poll() or any(one.there for one in workers._begun))
+        (failed,) = workers.run([hung])
+        assert isinstance(failed, Failure) and "no reward within its deadline of 0.3 s" in failed.reason
+
+
+def test_what_was_begun_for_nobody_holds_up_nothing(tmp_path):
+    with closing(Workers(1, 600.0)) as workers:
+        for _ in range(3):
+            workers.begin(Job(time.sleep, (600,)))
+        (hung,) = workers._busy.values()
+        assert workers.run([Job(int, ("7",)), Job(int, ("8",), cheap=True)]) == [7, 8]
+        assert gone_soon(hung.process.pid)
+        workers.begin(Job(int, ("9",)), "nobody")
+        workers.beside(0, 1)
+        assert workers.poll() == [] and workers.run([Job(int, ("8",))]) == [8]
+        workers.begin(Job(time.sleep, (600,)))
+        workers.begin(Job(time.sleep, (600,)))
+        (busy,) = workers._busy.values()
+        assert running(busy.process.pid)
+    assert gone_soon(busy.process.pid) and workers.poll() == []
+    workers.close()
+
+
+class Failing(TorchEngine):
+    """Raises as soon as a completion has ended."""
+
+    cores = 0
+
+    def generate(self, requests, sampling, *, ended):
+        def raising(completions):
+            ended(completions)
+            if completions:
+                raise KeyboardInterrupt
+
+        return super().generate(requests, sampling, ended=raising)
+
+
+def test_an_engine_that_fails_leaves_nothing_to_the_next_call(policy, workers, tmp_path):
+    task = noting(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        rollout(policy, Failing(policy), workers, task, task.dataset.train, PLAN)
+    assert workers._begun
+    again = rollout(policy, Watched(policy), workers, task, task.dataset.train, PLAN)
+    with closing(Afterwards(2, 60.0)) as others:
+        assert again == rollout(policy, TorchEngine(policy), others, task, task.dataset.train, PLAN)
+    assert not (workers._begun or workers._busy or workers._queue)
+    pids = [worker.process.pid for worker in workers._idle]
+    workers.close()
+    assert pids and all(gone_soon(pid) for pid in pids)
+
+
+def test_an_engine_that_does_not_tell_is_a_mistake_of_ours(policy, workers):
+    class Silent(TorchEngine):
+        def generate(self, requests, sampling, *, ended):
+            return super().generate(requests, sampling)
+
+    with pytest.raises(AssertionError, match="an engine tells of each completion"):
+        rollout(policy, Silent(policy), workers, TASKS["in this process"][0], EXAMPLES, PLAN)
+
+
+def test_what_rewards_and_episodes_compute_with_torch_is_computed_as_ever(policy, workers):
+    modes = []
+
+    def episode(example, rng):
+        yield Turn(SOLO, "numbers 1")
+        modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return {SOLO: (yield Job(lambda: modes.append(torch.is_grad_enabled()) or Reward(1.0), cheap=True))}
+
+    class Halves(Processes):
+        def __init__(self, other):
+            self.__dict__.update(other.__dict__)
+
+        def autocast(self):
+            return torch.autocast("cpu", torch.bfloat16)
+
+    halves = replace(policy, processes=Halves(policy.processes))
+    rollout(halves, TorchEngine(halves), workers, Task(DATASET, None, episode=episode), EXAMPLES[:1], PLAN)
+    assert set(modes) == {(True, False), True}
