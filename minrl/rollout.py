@@ -99,7 +99,8 @@ def _play(
     stops = plan.stop_strings + task.stop_strings
     stop_ids = policy.stop_ids | policy.stop_tokens(stops)
     sampling = Sampling(plan.temperature, stop_ids, stops + policy.stop_strings)
-    workers.beside(engine.cores, policy.processes.cores)
+    free = workers.beside(engine.cores, policy.processes.cores)
+    meanwhile = any(one.episode is not None or (free and not one.cheap) for one in task.members.values())
     for episode in episodes:
         episode.advance(None)
     while waiting := [episode for episode in episodes if episode.pending is not None]:
@@ -110,7 +111,7 @@ def _play(
             continue
         asked = [(episode, request) for episode in waiting if (request := episode.request()) is not None]
         if asked:
-            _sample(engine, workers, asked, sampling)
+            _sample(engine, workers, asked, sampling, meanwhile)
     if policy.processes.count > 1:  # others may still sample with an engine that this process holds a part of
         engine.generate([], sampling)
     failures = [episode.problem for episode in episodes if episode.problem is not None]
@@ -118,8 +119,10 @@ def _play(
     return Rollouts(_numbered(episodes), failures, [episode.failure for episode in episodes], lost)
 
 
-def _sample(engine: Engine, workers: Workers, asked: Sequence[tuple["_Playing", Request]], sampling: Sampling) -> None:
-    """Each episode hears of its completion as it ends. The work that it then waits for begins at once."""
+def _sample(
+    engine: Engine, workers: Workers, asked: Sequence[tuple["_Playing", Request]], sampling: Sampling, meanwhile: bool
+) -> None:
+    """Each episode hears of its completion; `meanwhile` as it ends, and the work that it then waits for begins."""
     unheard = dict(enumerate(episode for episode, _ in asked))
 
     def begin(episode: _Playing) -> None:
@@ -135,8 +138,9 @@ def _sample(engine: Engine, workers: Workers, asked: Sequence[tuple["_Playing", 
             episode.advance(result)
             begin(episode)
 
-    engine.generate([request for _, request in asked], sampling, ended=ended)
-    assert not unheard, "an engine tells of each completion"
+    completions = engine.generate([request for _, request in asked], sampling, ended=ended if meanwhile else None)
+    for index, episode in unheard.items():
+        episode.receive(completions[index])
 
 
 def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[str, list[str]]:

@@ -46,8 +46,10 @@ class Watched(TorchEngine):
         super().__init__(policy)
         self.caught_up, self.waited = caught_up, 0
 
-    def generate(self, requests, sampling, *, ended):
+    def generate(self, requests, sampling, *, ended=None):
         told = 0
+        if ended is None:
+            return super().generate(requests, sampling)
 
         def watch(completions):
             nonlocal told
@@ -161,8 +163,10 @@ def test_nothing_is_sampled_or_paid_otherwise(policy, name):
 def test_beside_a_policy_on_the_cpu_only_the_cores_that_torch_leaves_compute(
     policy, workers, tmp_path, monkeypatch, cores, most
 ):
+    """In an episode, which may wait for other jobs and so hears of its completions at once on any machine."""
     monkeypatch.setattr(Processes, "cores", property(lambda self: cores))
     busy, task = [], noting(tmp_path)
+    task = replace(task, episode=task.play)
 
     class OnCores(Watched):
         cores = TorchEngine.cores
@@ -293,13 +297,26 @@ def test_an_engine_that_fails_leaves_nothing_to_the_next_call(policy, workers, t
     assert pids and all(gone_soon(pid) for pid in pids)
 
 
-def test_an_engine_that_does_not_tell_is_a_mistake_of_ours(policy, workers):
+@pytest.mark.parametrize(
+    ("cheap", "is_episode", "cores", "expected"),
+    [(True, False, 9, False), (False, False, 1, False), (False, False, 2, True), (True, True, 1, True)],
+)
+def test_who_gains_nothing_by_it_hears_of_completions_afterwards(
+    policy, workers, tmp_path, monkeypatch, cheap, is_episode, cores, expected
+):
+    """To hear of each takes several times as long between two steps, when the caches hold the model."""
+    monkeypatch.setattr(Processes, "cores", property(lambda self: cores))
+    asked = []
+
     class Silent(TorchEngine):
         def generate(self, requests, sampling, *, ended):
+            asked.append(ended is not None)
             return super().generate(requests, sampling)
 
-    with pytest.raises(AssertionError, match="an engine tells of each completion"):
-        rollout(policy, Silent(policy), workers, TASKS["in this process"][0], EXAMPLES, PLAN)
+    task = replace(noting(tmp_path), cheap=cheap)
+    task = replace(task, episode=task.play) if is_episode else task
+    sampled = rollout(policy, Silent(policy), workers, task, EXAMPLES[:1], PLAN)
+    assert asked == [expected] and all(one.reward is None for one in sampled.rollouts)  # EXAMPLES name no folder
 
 
 def test_what_rewards_and_episodes_compute_with_torch_is_computed_as_ever(policy, workers):

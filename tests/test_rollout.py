@@ -32,19 +32,16 @@ class Scripted(TorchEngine):
     def context_length(self):
         return self.room or super().context_length
 
-    def generate(self, requests, sampling, *, ended=None):
+    def generate(self, requests, sampling, **_):
         self.calls.append(list(requests))
         self.samplings.append(sampling)
         answers = [self.ids.pop(0) for _ in requests]
         end = max(sampling.stop_ids)
         reasons = ["stop" if ids[-1] == end else "length" for ids in answers]
-        completions = [
+        return [
             Completion(ids, [-0.5 * (n + 1) for n in range(len(ids))], reason)
             for ids, reason in zip(answers, reasons, strict=True)
         ]
-        if ended is not None:
-            ended(list(enumerate(completions)))
-        return completions
 
 
 def plan(**changes):

@@ -299,9 +299,9 @@ def test_the_base_model_learns_positions_exactly_as_play_shows_them(tmp_path, pr
         return {}
 
     class Says(TorchEngine):
-        def generate(self, requests, sampling, *, ended):
+        def generate(self, requests, sampling, **_):
             ids = policy.tokenizer(f"{texts.pop(0)} <end>")["input_ids"]
-            ended([(0, Completion(ids, [0.0] * len(ids), "stop"))])
+            return [Completion(ids, [0.0] * len(ids), "stop")]
 
     plan = Plan(1, 24, 1.0, 0, "test", 1)
     replayed = replace(task, episode=replay)

@@ -223,13 +223,9 @@ def test_a_prompt_that_is_too_long_is_never_drawn(loop, sevens, monkeypatch, has
 def test_an_exact_engine_that_is_not_stops_the_run_before_anything_is_saved(loop, tmp_path, monkeypatch):
     generate = TorchEngine.generate
 
-    def off(self, requests, sampling, *, ended):
-        ended(
-            [
-                (index, replace(one, logprobs=[value - 0.02 for value in one.logprobs]))
-                for index, one in enumerate(generate(self, requests, sampling))
-            ]
-        )
+    def off(self, requests, sampling, **_):
+        sampled = generate(self, requests, sampling)
+        return [replace(one, logprobs=[value - 0.02 for value in one.logprobs]) for one in sampled]
 
     monkeypatch.setattr(TorchEngine, "generate", off)
     with pytest.raises(UserError, match=r"step 1 the embedded engine's log-probabilities differ .* by 0.02 nats"):

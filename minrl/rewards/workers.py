@@ -46,13 +46,15 @@ class Workers:
         self._ended: SimpleQueue[Begun] = SimpleQueue()
         self._seconds, self._said = 0.0, False
 
-    def beside(self, taken: int, cores: int) -> None:
+    def beside(self, taken: int, cores: int) -> int:
         """From now on jobs are begun beside an engine that computes on `taken` of the process's `cores`, and nobody
         asks for what was begun before. Only the cores that it leaves are used, since torch's threads wait for one
         another at every product: one that shares its core holds all of them up. One that takes none leaves all workers.
+        Returns how many there are.
         """
         self._beside = min(self.count, max(0, cores - taken)) if taken else self.count
         self._take([])
+        return self._beside
 
     def begin(self, job: Job, whose: Any = None) -> None:  # noqa: ANN401 - what `poll` gives back
         """Start a job. A cheap one runs here, one that waits for a server in a thread, all others in the workers beside
