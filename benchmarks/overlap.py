@@ -2,7 +2,7 @@
 
     python benchmarks/overlap.py
 
-64 rows of the 5M model, whose lengths are exponential: half of the completions have ended after 44 of up to 512 tokens.
+64 rows of the 5M model, whose lengths are exponential: half of the completions have ended after 22 of up to 256 tokens.
 A reward takes 50 ms of a core in a worker. With one thread of torch the workers have the other cores while the engine
 samples, with a thread on each core none of them. A cheap job of an episode runs in the process itself: its row shows
 what it costs to hear of each completion as it ends. Both sides sample the same tokens and pay the same.
@@ -23,7 +23,7 @@ from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
 from minrl.types import SOLO, Job, Turn
 
-REWARD_S, MEAN, LONGEST = 0.05, 64, 512
+REWARD_S, MEAN, LONGEST = 0.05, 32, 256
 
 
 @dataclass(frozen=True)
