@@ -1,6 +1,9 @@
-"""What a step costs as the work grows: rollouts x1 to x8, and context x1 to x8.
+"""What a step costs as the work grows: groups, rollouts of a group, context and width, each x1 to x8.
 
     python benchmarks/growth.py
+    python benchmarks/growth.py --grows context --rounds 9
+
+The length of a run is measured by long_run.py.
 
 Seconds of rollout and update over what they must compute, relative to the smallest size. Counted are the update's
 floating-point operations (see benchmarks/update.py), a third of them for the rollout's own forward pass, and the
@@ -10,6 +13,7 @@ rollout's bytes: at each position all weights once, and every row's keys and val
 import argparse
 import statistics
 import time
+from dataclasses import replace
 
 from harness import Row, doing, save, wait_until_quiet
 from shapes import SHAPES, Work, random_rollouts
@@ -36,13 +40,29 @@ def rollout_bytes(work: Work) -> float:
     return 4.0 * (work.max_tokens * weights + cached)
 
 
+def wide(work: Work, factor: int) -> Work:
+    """The same for a wider model, with as many more heads."""
+    shape, name = SHAPES[work.size], f"{work.size}, {factor} times as wide"
+    SHAPES[name] = replace(shape, hidden_size=factor * shape.hidden_size, heads=factor * shape.heads)
+    return replace(work, size=name)
+
+
+GROWN = {
+    "groups": lambda work, factor: replace(work, prompts=factor * work.prompts),
+    "rollouts": lambda work, factor: replace(work, group=factor * work.group),
+    "context": lambda work, factor: replace(
+        work, prompt_tokens=factor * work.prompt_tokens, max_tokens=factor * work.max_tokens
+    ),
+    "width": wide,
+}
+"""The work with so many times as much of it."""
+
+
 class Growing:
     """The work at one size: an engine and a policy of its own, and the least that it must compute."""
 
     def __init__(self, size: str, what: str, factor: int, rate: float) -> None:
-        self.work = Work(size=size, prompts=8 * factor)
-        if what == "context":
-            self.work = Work(size=size, prompt_tokens=32 * factor, max_tokens=64 * factor)
+        self.work = GROWN[what](Work(size=size), factor)
         self.update = Update(self.work)
         self.engine = TorchEngine(self.update.policy)
         counted = flops(self.work, random_rollouts(self.work))
@@ -78,11 +98,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", default="1M")
+    parser.add_argument("--grows", nargs="+", default=list(GROWN), choices=list(GROWN))
     parser.add_argument("--factors", type=int, nargs="+", default=[1, 2, 4, 8])
     options = parser.parse_args()
     rate = best_product()["float32"]
     rows = []
-    for what in ("rollouts", "context"):
+    for what in options.grows:
         kept, load = rounds_of(options.size, what, options.factors, options.rounds, rate)
         for phase, name in enumerate(("rollout", "update")):
             medians = [

@@ -74,10 +74,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--group", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=1, help="of --train")
     options = parser.parse_args()
     if options.train:
         sizes = options.prompts, options.group, options.max_tokens
-        train(options.train, options.lora_rank, options.optimizer, *sizes)
+        train(options.train, options.lora_rank, options.optimizer, *sizes, options.threads)
         return
     sides = Sides("memory", {"chunked": chunked, "plain": plain}, (options.tokens, options.width, options.vocabulary))
     kept = sides.rounds(options.rounds, warmup=0)

@@ -5,7 +5,8 @@
 
 The shapes are those of Qwen3 with random weights, in a checkpoint in bfloat16. A few rollouts are sampled by the
 embedded engine, and an optimizer step is taken on them, twice: the second has moments from its start. The floor of each
-part is what `minrl.model.memory` estimates.
+part is what `minrl.model.memory` estimates. That of a phase's seconds is its products at the best product's rate, or
+what it must read and write at the machine's (roofline.py), whichever takes longer.
 """
 
 import ctypes
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import doing
+from roofline import Machine
 
 SHAPES = {
     "0.6B": {"hidden_size": 1024, "intermediate_size": 3072},
@@ -26,6 +28,8 @@ SHAPES = {
     "tiny": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "vocab_size": 512},
 }
 GIB = 2**30
+PROMPT = 32
+"""Tokens of a prompt."""
 STATUS = Path("/proc/self/status")
 
 
@@ -36,15 +40,16 @@ def gib(field: str) -> float:
 
 
 @contextmanager
-def peak(name: str, peaks: dict[str, float]) -> Iterator[None]:
-    """Note the most resident memory inside beyond what is there before, and say how long it took."""
+def peak(name: str, peaks: dict[str, float], seconds: dict[str, float]) -> Iterator[None]:
+    """Note the most resident memory inside beyond what is there before, and how long it took."""
     doing(name)
     ctypes.CDLL(None).malloc_trim(0)
     before, started = gib("VmRSS"), time.perf_counter()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from now
     yield
     peaks[name] = max(peaks.get(name, 0.0), gib("VmHWM") - before)
-    print(f"{name}: {before:.2f} GiB before, {gib('VmHWM'):.2f} at the peak, {time.perf_counter() - started:.0f} s")
+    seconds[name] = time.perf_counter() - started
+    print(f"{name}: {before:.2f} GiB before, {gib('VmHWM'):.2f} at the peak, {seconds[name]:.0f} s", flush=True)
 
 
 def save_base(size: str, folder: str) -> None:
@@ -70,16 +75,16 @@ def save_base(size: str, folder: str) -> None:
     word_tokenizer([f"w{index}" for index in range(100)]).save_pretrained(folder)
 
 
-def main(size: str, rank: int, optimizer_name: str, prompts: int, group: int, tokens: int) -> None:
+def main(size: str, rank: int, optimizer_name: str, prompts: int, group: int, tokens: int, threads: int) -> None:
     """Steps of the model; a row for each part."""
     with tempfile.TemporaryDirectory() as folder:
         doing("writing the checkpoint")
         make = f"from memory_parts import save_base; save_base({size!r}, {folder!r})"
         subprocess.run([sys.executable, "-c", make], check=True, cwd=Path(__file__).parent)
-        steps(folder, rank, optimizer_name, prompts, group, tokens)
+        steps(folder, rank, optimizer_name, prompts, group, tokens, threads)
 
 
-def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int, tokens: int) -> None:
+def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int, tokens: int, threads: int) -> None:
     """Load, sample and train twice; print the parts."""
     from shapes import as_rollouts
 
@@ -96,30 +101,57 @@ def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int,
     from minrl.update import update_policy
 
     peaks: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     config = TrainerConfig(
-        model=ModelConfig(device="cpu", dtype="float32", threads=1),
+        model=ModelConfig(device="cpu", dtype="float32", threads=threads),
         optimizer=OptimizerConfig(optimizer=optimizer_name, learning_rate=1e-6),
         lora=LoraConfig(lora_rank=rank) if rank else LoraConfig(),
     )
-    with peak("loading", peaks):
+    with peak("loading", peaks, seconds):
         policy = load_policy(folder, config.model, Processes(config.model))
     if rank:
-        with peak("adapters", peaks):
+        with peak("adapters", peaks, seconds):
             policy.adapters = Adapters(policy.model, config.lora, folder, seed=0)
     requests = [
-        Request([5 + (7 * (row // group) + 3 * place) % 90 for place in range(32)], row, tokens)
+        Request([5 + (7 * (row // group) + 3 * place) % 90 for place in range(PROMPT)], row, tokens)
         for row in range(prompts * group)
     ]
     algorithm, optimizer = choose_algorithm(config), make_optimizer(policy, config.optimizer)
     for step in (1, 2):
-        with peak("sampling", peaks):
+        with peak("sampling", peaks, seconds):
             completions = TorchEngine(policy).generate(requests, Sampling(1.0, frozenset()))
         rollouts = as_rollouts(requests, completions, group)
         batch = make_batch(rollouts, algorithm.advantages(rollouts, {}).values)
-        with peak("update", peaks):
+        with peak("update", peaks, seconds):
             update_policy(policy, optimizer, batch, algorithm, config, step, False)
     moments = sum(_bytes(state.values()) for state in optimizer.state.values())
     _print(policy, optimizer_name, sum(len(rollout.ids) for rollout in rollouts), peaks, moments)
+    print("\n| phase | s | floor s | floor is |\n| --- | --- | --- | --- |")
+    for name, (products_s, bytes_s) in _floors(policy, prompts, group, tokens, moments).items():
+        bound = "products" if products_s > bytes_s else "bytes"
+        print(f"| {name} | {seconds[name]:.1f} | {max(products_s, bytes_s):.1f} | {bound} |")
+
+
+def _floors(policy: Any, prompts: int, group: int, tokens: int, moments: int) -> dict[str, tuple[float, float]]:
+    """Seconds of each phase's products, and of its bytes: weights at each position and the cache up to there; of the
+    optimizer, weights, gradients and moments, all but the gradients also written.
+    """
+    from minrl.engines.slices import footprint
+
+    machine, model = Machine.measured(), policy.model
+    head = model.get_output_embeddings().weight
+    weights = list(model.parameters())
+    inside = sum(weight.numel() for weight in weights if weight.ndim > 1 and weight is not head)
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    rows, per_weight = prompts * group, 6 if head.requires_grad else 4  # frozen weights have no gradient
+    stream, sampled = prompts * PROMPT + rows * (tokens - 1), rows * tokens
+    heads = model.config.num_attention_heads * model.config.head_dim * model.config.num_hidden_layers
+    pairs = rows * (tokens * PROMPT + tokens**2 / 2) + prompts * PROMPT**2 / 2
+    once = stream * inside + sampled * head.numel()
+    read = tokens * _bytes(weights) + rows * footprint(model, 4).slot * sum(range(PROMPT, PROMPT + tokens))
+    products = {"sampling": 2 * once + 4 * pairs * heads, "update": per_weight * once + 12 * pairs * heads}
+    moved = {"sampling": read, "update": 3 * 4 * trained + 2 * moments}
+    return {name: (products[name] / machine.flops, moved[name] / machine.bytes) for name in products}
 
 
 def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:

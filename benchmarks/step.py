@@ -2,11 +2,12 @@
 
     make setup EXTRA=bench
     python benchmarks/step.py            1M, 5M and 15M parameters, 8 prompts x 8, 32 + 64 tokens; then varying lengths
-    python benchmarks/step.py --trl-dtypes default float32      TRL in its default bfloat16, and in our float32
+    python benchmarks/step.py --dtypes float32 bfloat16         both sides in the same precision
 
-Our side is `train.py` itself, TRL's its GRPOTrainer: all 64 completions in one generation and one micro-batch, which is
-faster on a CPU than its default of 8 at a time. Both train the same model on the same prompts, and the completions of
-each step are as long on both sides: end tokens come from a schedule. TRL's step is timed without its data loader.
+Each side has its own default precision, ours float32 and TRL's bfloat16. Our side is `train.py` itself, TRL's its
+GRPOTrainer: all 64 completions in one generation and one micro-batch, which is faster on a CPU than its default of 8 at
+a time. Both train the same model on the same prompts, and the completions of each step are as long on both sides: end
+tokens come from a schedule. TRL's step is timed without its data loader.
 """
 
 import argparse
@@ -188,6 +189,7 @@ def _flags(work: Work, folder: str) -> list[str]:
         "--eval-every": 0,
         "--save-every": 0,
         "--rollouts-every": 0,
+        "--dtype": "auto" if work.dtype == "default" else work.dtype,
         "--runs-dir": f"{folder}/runs",
         "--checkpoints-dir": f"{folder}/checkpoints",
     }
@@ -245,20 +247,21 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--lengths", nargs="+", default=["fixed", "varying"])
     parser.add_argument(
-        "--trl-dtypes",
+        "--dtypes",
         nargs="+",
         default=["default"],
-        help="float32 or bfloat16 beside or in place of TRL's default (bfloat16)",
+        choices=["default", "float32", "bfloat16"],
+        help="float32 or bfloat16 of both sides, beside or in place of each side's default",
     )
     parser.add_argument("--alone", action="store_true", help="our side only: no TRL, no ratio")
     options = parser.parse_args()
     rows = []
-    for size, lengths, dtype in product(options.sizes, options.lengths, options.trl_dtypes):
+    for size, lengths, dtype in product(options.sizes, options.lengths, options.dtypes):
         work = Work(size=size, varying=lengths == "varying", dtype=dtype)
         if options.alone:
             alone(work, options.rounds)
             continue
-        against = "TRL 1.16" if dtype == "default" else f"TRL 1.16, {dtype}"
+        against = "TRL 1.16" if dtype == "default" else f"TRL 1.16, both {dtype}"
         marks = (against, *MARKS[lengths, size])
         row = compare(
             f"whole GRPO step, {size}, {lengths} lengths", marks, {"ours": ours, "TRL": trl}, work, options.rounds

@@ -444,15 +444,15 @@ def test_the_engine_samples_from_the_weights_as_they_are_now(engine, policy, mak
 def test_uniforms_are_those_of_splitmix64():
     # The generator's first numbers from the state 0, as its authors' C program prints them; 53 bits are kept.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    drawn = [uniforms(np.zeros(1, dtype=np.uint64), position)[0] for position in range(3)]
-    assert drawn == [(number >> 11) / 2**53 for number in published]
+    drawn = uniforms(np.zeros(1, dtype=np.uint64), range(3))[0]
+    assert drawn.tolist() == [(number >> 11) / 2**53 for number in published]
     # A seed goes through the same hash first; that of the first state is the first number.
     assert mix(np.array([0x9E3779B97F4A7C15], dtype=np.uint64))[0] == published[0]
 
 
 def test_uniforms_are_in_the_unit_interval_and_different_over_seeds_and_positions():
     seeds = np.arange(1000, dtype=np.uint64)
-    drawn = np.stack([uniforms(seeds, position) for position in range(100)])
+    drawn = uniforms(seeds, range(100)).T
     assert drawn.min() >= 0.0 and drawn.max() < 1.0
     assert len(np.unique(drawn)) == drawn.size
     # 100,000 uniforms: mean 1/2 and variance 1/12; the standard error of the mean is sqrt(1/12 / 1e5) = 0.0009.
@@ -467,7 +467,7 @@ def test_uniforms_are_in_the_unit_interval_and_different_over_seeds_and_position
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_tokens_of_large_vocabularies_are_those_of_the_plain_inverse_cdf(vocabulary, temperature):
     logits = 3 * torch.randn(500, vocabulary, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    u = torch.from_numpy(uniforms(np.arange(500, dtype=np.uint64), 0))
+    u = torch.from_numpy(uniforms(np.arange(500, dtype=np.uint64), range(1))[:, 0])
     p = (logits / temperature).softmax(-1)
     expected = torch.searchsorted(p.cumsum(-1), u[:, None], right=True)[:, 0]
     tokens, logprobs = sample(logits, u, temperature)
@@ -497,7 +497,7 @@ def test_tokens_are_drawn_with_their_probabilities(temperature):
     logits = torch.tensor([2.0, 0.0, -torch.inf, 1.0, -1.0, 0.5, -torch.inf])
     p = (logits / temperature).softmax(-1).double()
     draws = 20_000
-    u = torch.from_numpy(uniforms(np.arange(draws, dtype=np.uint64), 0))
+    u = torch.from_numpy(uniforms(np.arange(draws, dtype=np.uint64), range(1))[:, 0])
     tokens, logprobs = sample(logits.expand(draws, -1), u, temperature)
     counts = torch.bincount(tokens, minlength=7).double()
     assert counts[2] == counts[6] == 0  # probability 0 is never drawn
@@ -609,6 +609,5 @@ def test_the_seed_of_the_rest_draws_the_same_uniforms():
     seeds = [0, 1, 2**40 + 3, 2**63 - 1, 2**64 - 1]
     for tokens in (0, 1, 1000):
         rest = np.array([seed_after(seed, tokens) for seed in seeds], dtype=np.uint64)
-        for position in (0, 1, 50):
-            drawn = uniforms(np.array(seeds, dtype=np.uint64), tokens + position)
-            assert (uniforms(rest, position) == drawn).all()
+        drawn = uniforms(np.array(seeds, dtype=np.uint64), range(tokens, tokens + 51))
+        assert (uniforms(rest, range(51)) == drawn).all()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
-from minrl.engines.layers import Layer, read_norm, rotary_kinds, rotary_table, shape_of
+from minrl.engines.layers import Layer, embedding_scale, read_norm, rotary_kinds, rotary_table, shape_of
 from minrl.engines.products import WORTH_SHARING, SharedPrompts, attend_by_products
 from minrl.kernels.cpu import few_rows_product, in_float32
 from minrl.kernels.frozen import held_bytes
@@ -64,7 +64,7 @@ class LlamaDecoder:
         assert shape is not None, f"{config.model_type} has no shape"
         self.decoder, self.shape = decoder, shape
         self.weight = merged_weight(decoder.embed_tokens)
-        self.embedding_scale = _embedding_scale(decoder)
+        self.embedding_scale = embedding_scale(decoder)
         self.layers = [Layer(decoder, index, shape) for index in range(len(decoder.layers))]
         self.norm = read_norm(getattr(decoder, shape.last_norm), shape, self.weight.device)
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -73,8 +73,8 @@ class LlamaDecoder:
         self.last_position = context_length(model) - 1
         self.cache: list[Tensor] = []  # for each layer (2, N, K, L, C): keys, then values; or a convolution's tokens
         self.prompts: SharedPrompts | None = None  # with the first slots of all rows, which the cache is then without
-        self.rotary: dict[str, tuple[Tensor, Tensor]] = {}  # by type of layer: (L, C) each, by position
-        self.query_scale: Tensor | None = None  # (L,) by position
+        self.rotary: dict[str, tuple[Tensor, Tensor]] = {}  # by type of layer: (L, 1, C) each, by position
+        self.query_scale: Tensor | None = None  # (L, 1, 1) by position
         self.padding, self.most_padding = torch.empty(0, dtype=torch.long), 0
         self.length = 0
 
@@ -155,21 +155,22 @@ class LlamaDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token (N,) to every row -> (N, D)."""
-        padding = self.padding if self.most_padding else self.padding[:1]  # all rows are at the same position
+        same = slice(self.length, self.length + 1)  # the position of all rows, where none is padded
+        positions = (self.length - self.padding)[:, None] if self.most_padding else same
         seen: Seen = {}
         for window in {layer.window for layer in self.layers}:  # rows end at the same slot, and so do their windows
             start = max(0, self.length + 1 - window) if window else 0
             seen[window] = start, self._real_from(start) if self.most_padding > start else None
-        return self._forward(tokens[:, None], (self.length - padding)[:, None], seen)[:, 0]
+        return self._forward(tokens[:, None], positions, seen)[:, 0]
 
     def _real_from(self, start: int) -> Tensor:
         """Which slots from there on are a row's own (N, 1, 1, 1, L)."""
         slots = torch.arange(start, self.length + 1, device=self.padding.device)
         return (slots >= self.padding[:, None])[:, None, None, None]
 
-    def _forward(self, ids: Tensor, positions: Tensor, seen: Seen, real: Tensor | None = None) -> Tensor:
-        """(N, Q) ids at positions (N, Q) or (1, Q) -> (N, Q, D); the cache grows by Q. Ids that are not `real` are
-        padding. Products are in their weights' precision, all else in float32; autocast would cast again and again.
+    def _forward(self, ids: Tensor, positions: Tensor | slice, seen: Seen, real: Tensor | None = None) -> Tensor:
+        """(N, Q) ids at positions (N, Q), or a slice of Q -> (N, Q, D); the cache grows by Q. Ids that are not `real`
+        are padding. Products are in their weights' precision, all else in float32; autocast would cast again and again.
         """
         device = self.weight.device.type
         if torch.is_autocast_enabled(device):
@@ -181,11 +182,8 @@ class LlamaDecoder:
         if self.shape.norms_embeddings:
             hidden = self.norm(hidden)
         now = _Now(
-            {
-                kind: tuple(table[positions][:, :, None].to(hidden.dtype) for table in tables)
-                for kind, tables in self.rotary.items()
-            },
-            None if self.query_scale is None else self.query_scale[positions][:, :, None, None],
+            {kind: tuple(table[positions] for table in tables) for kind, tables in self.rotary.items()},
+            None if self.query_scale is None else self.query_scale[positions],
             seen,
             real,
         )
@@ -212,16 +210,18 @@ class LlamaDecoder:
         rows, queries, _ = x.shape
         made = in_float32(few_rows_product(x, layer.qkv, layer.qkv_bias))
         heads = made.view(rows, queries, -1, self.head_dim)
-        rotated = heads[:, :, : self.heads + self.kv_heads]  # queries and keys are normed and rotated alike
+        turned = rotated = heads[:, :, : self.heads + self.kv_heads]  # queries and keys are normed and rotated alike
         if not self.shape.rotates_first:
-            rotated = self._normed(layer, rotated)
+            turned = self._normed(layer, turned)
         if rotary is not None:
-            rotated = _rotate(rotated, *rotary)
+            turned = _rotate(turned, *rotary, out=None if self.shape.rotates_first else rotated)
         if self.shape.rotates_first:
-            rotated = self._normed(layer, rotated)
+            turned = self._normed(layer, turned)
+        if turned is not rotated:
+            rotated.copy_(turned)  # beside the values, for one copy to the cache
         slot = self.length - self._num_shared
-        new = cache[:, :, :, slot : slot + queries].transpose(2, 3)  # (2, N, Q, K, C)
-        new[0], new[1] = rotated[:, :, self.heads :], heads[:, :, self.heads + self.kv_heads :]
+        written = heads[:, :, self.heads :].unflatten(2, (2, -1)).permute(2, 0, 3, 1, 4)  # (2, N, K, Q, C)
+        cache[:, :, :, slot : slot + queries].copy_(written)
         return rotated[:, :, : self.heads]
 
     def _normed(self, layer: Layer, heads: Tensor) -> Tensor:
@@ -236,8 +236,10 @@ class LlamaDecoder:
         """(N, Q, H, C) -> (N, Q, H * C), over the slots from `start` on."""
         layer, (rows, queries), before = self.layers[index], query.shape[:2], self._num_shared
         keys, values = self.cache[index][:, :, :, max(0, start - before) : self.length + queries - before]
-        query = query.unflatten(2, (self.kv_heads, -1))
-        query = query.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        if queries == 1:  # the same with fewer operations
+            query = query.view(rows, self.kv_heads, self.repeats, self.head_dim)
+        else:
+            query = query.unflatten(2, (self.kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         if mask is not None:
             mask = mask.expand(-1, -1, self.repeats, -1, -1).flatten(2, 3)  # (N, 1, R * Q, L)
         plain = layer.cap is None and layer.sinks is None
@@ -247,6 +249,8 @@ class LlamaDecoder:
             attended = attend_by_products(query, keys, values, mask, layer.scale, layer.cap, sinks, shared)
         else:
             attended = F.scaled_dot_product_attention(query.to(keys.dtype), keys, values, mask, scale=layer.scale)
+        if queries == 1:
+            return attended.reshape(rows, 1, -1)
         attended = attended.unflatten(2, (self.repeats, queries))  # (N, K, R, Q, C)
         return attended.permute(0, 3, 1, 2, 4).reshape(rows, queries, -1)
 
@@ -256,11 +260,13 @@ class LlamaDecoder:
         """
         index = torch.arange(positions, device=self.weight.device).clamp(max=self.last_position)
         kinds = rotary_kinds(self.decoder) or [""]
-        self.rotary = {kind: rotary_table(self.decoder, kind, index, self.shape, self.head_dim) for kind in kinds}
+        tables = {kind: rotary_table(self.decoder, kind, index, self.shape, self.head_dim) for kind in kinds}
+        self.rotary = {kind: (cos[:, None], sin[:, None]) for kind, (cos, sin) in tables.items()}
         if self.shape.scaled_by_position:
             rope = self.decoder.config.rope_parameters
             far = (index / rope["original_max_position_embeddings"]).floor()
-            self.query_scale = 1 + rope["llama_4_scaling_beta"] * torch.log1p(far) if bool(far.any()) else None
+            scale = 1 + rope["llama_4_scaling_beta"] * torch.log1p(far)
+            self.query_scale = scale[:, None, None] if bool(far.any()) else None
 
 
 @dataclass(frozen=True)
@@ -268,27 +274,19 @@ class _Now:
     """What the layers of one forward pass share."""
 
     rotary: dict[str | None, tuple[Tensor, ...]]
-    """Cosines and sines (N, Q, 1, C) by type of layer."""
+    """Cosines and sines (N, Q, 1, C) or (Q, 1, C) by type of layer."""
     query_scale: Tensor | None
-    """(N, Q, 1, 1)."""
+    """(N, Q, 1, 1) or (Q, 1, 1)."""
     seen: Seen
     real: Tensor | None
     """(N, Q)."""
 
 
-def _embedding_scale(decoder: CausalModel) -> Tensor | float | None:
-    """What embeddings are multiplied by; None for nothing."""
-    embedding = getattr(decoder.embed_tokens, "base_layer", decoder.embed_tokens)
-    if hasattr(embedding, "embed_scale"):
-        return in_float32(embedding.embed_scale)
-    return getattr(decoder, "embedding_multiplier", None)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None) -> Tensor:
     """Rotary position embedding (arXiv:2104.09864, equation 34). Departure: pairs are (i, i + C / 2), as in the
     weights of transformers, not neighbours. `sin` carries the sign.
     """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, out=out)
 
 
 Decoder = LlamaDecoder | CachedDecoder | RecomputingDecoder

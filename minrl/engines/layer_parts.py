@@ -82,7 +82,7 @@ class FeedForward:
         inner = few_rows_product(x, self.into, self.into_bias)
         if self.gated:
             gate, up = inner.chunk(2, dim=-1)
-            inner = self.activation(gate) * up
+            inner = self.activation(gate).mul_(up)
         else:
             inner = self.activation(inner)
         return few_rows_product(inner, self.down, self.down_bias)

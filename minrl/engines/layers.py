@@ -61,12 +61,11 @@ class Layer:
         slides = shape.windows == "all" or (shape.windows == "typed" and kind == "sliding_attention")
         self.window = (config.sliding_window or None) if slides else None
         self.rotary = (kind if rotary_kinds(decoder) else "") if shape.rotates(attention) else None
-        self.scale: float = attention.scaling
         self.sinks: Tensor | None = getattr(attention, "sinks", None)
         self.cap: float | None = attention.attn_logit_softcapping if shape.capped else None
         order = None if self.rotary is None else _order(decoder, self.rotary, attention.head_dim, shape)
         qkv, self.qkv_bias = _projections(attention, config, order)
-        self.query_key_norms = _query_key_norms(attention, config, shape, order)
+        self.query_key_norms, self.scale = _query_key_norms(attention, config, shape, order)
         self.qkv, (self.out, self.out_bias) = ordered(qkv), _projection(_named(attention, "o_proj", "out_proj"))
 
 
@@ -90,6 +89,14 @@ def _norm(norm: Part, weight: Tensor | None, shape: Shape, device: torch.device)
 
 def _scales(weight: Tensor, shape: Shape) -> Tensor:
     return weight.float() + 1 if shape.one_more else weight
+
+
+def embedding_scale(decoder: CausalModel) -> Tensor | float | None:
+    """What embeddings are multiplied by; None for nothing."""
+    embedding = getattr(decoder.embed_tokens, "base_layer", decoder.embed_tokens)
+    if hasattr(embedding, "embed_scale"):
+        return in_float32(embedding.embed_scale)
+    return getattr(decoder, "embedding_multiplier", None)
 
 
 def rotary_kinds(decoder: CausalModel) -> list[str]:
@@ -145,22 +152,30 @@ def _projections(attention: Part, config: Part, order: Tensor | None) -> tuple[T
     return weight[rows.flatten()], None if bias is None else bias[rows.flatten()]
 
 
-def _query_key_norms(attention: Part, config: Part, shape: Shape, order: Tensor | None) -> tuple[Norm, ...]:
-    """None, one for all query and key heads (H + K, C), or one for the whole query and one for the whole key."""
+def _query_key_norms(
+    attention: Part, config: Part, shape: Shape, order: Tensor | None
+) -> tuple[tuple[Norm, ...], float]:
+    """None, one for all query and key heads (H + K, C), or one for the whole query and one for the whole key; and the
+    scale of scores, which is 1 where it is in the query's norm.
+    """
+    scale: float = attention.scaling
     names = next((names for names in QUERY_KEY_NORMS if hasattr(attention, names[0])), None)
     if names is None:
-        return ()
+        return (), scale
     norms = [getattr(attention, name) for name in names]
     counts, device = (config.num_attention_heads, config.num_key_value_heads), attention.q_proj.weight.device
     if not hasattr(norms[0], "weight"):
-        return (_norm(norms[0], None, shape, device),)
+        return (_norm(norms[0], None, shape, device),), scale
     weights = [_scales(norm.weight, shape).view(-1, attention.head_dim) for norm in norms]
     weights = weights if order is None else [weight[:, order] for weight in weights]
+    if getattr(norms[0], "bias", None) is None:
+        weights[0], scale = in_float32(weights[0]) * scale, 1.0
     whole = norms[0].weight.shape[-1] != attention.head_dim
     if whole:
-        return tuple(_norm(norm, weight.flatten(), shape, device) for norm, weight in zip(norms, weights, strict=True))
+        both = zip(norms, weights, strict=True)
+        return tuple(_norm(norm, weight.flatten(), shape, device) for norm, weight in both), scale
     joined = torch.cat([w.expand(n, -1) for w, n in zip(weights, counts, strict=True)])
-    return (_norm(norms[0], joined, shape, device),)
+    return (_norm(norms[0], joined, shape, device),), scale
 
 
 def _feed_forward(mlp: Part) -> FeedForward:

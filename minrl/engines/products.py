@@ -96,7 +96,7 @@ def attend_by_products(
         query, keys, values = map(in_float32, (query, keys, values))
     rows, heads, _, _ = query.shape
     keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # (N * K, L, C), views of the cache
-    query = (query * scale).to(keys.dtype)
+    query = (query if scale == 1 else query * scale).to(keys.dtype)
     scores = in_float32(torch.bmm(query.flatten(0, 1), keys.transpose(1, 2)))
     if shared is not None:
         prompts, layer, start = shared
@@ -110,8 +110,8 @@ def attend_by_products(
     else:
         sink = sinks.to(scores.dtype).repeat(rows, 1)[:, :, None]  # (N * K, Q, 1)
         shares = torch.cat([scores, sink], dim=-1).softmax(-1)[:, :, :-1]
+    if shared is None:
+        return torch.bmm(shares.to(values.dtype), values).unflatten(0, (rows, heads))
     of_prompts = shares.shape[-1] - keys.shape[1]
     mixed = torch.bmm(shares[:, :, of_prompts:].to(values.dtype), values).unflatten(0, (rows, heads))
-    if shared is None:
-        return mixed
     return mixed + prompts.mixed(layer, shares[:, :, :of_prompts].unflatten(0, (rows, heads)), start)

@@ -38,6 +38,9 @@ next smaller size. Products are compiled for each size (minrl/kernels/cpu.py).
 FEWEST_ROWS = 4
 """The smallest size: with fewer rows a product takes as long, since it reads the same weights."""
 
+AHEAD = 32
+"""Positions whose uniform numbers are drawn at once."""
+
 BLOCK = 128
 """Tokens whose probabilities are summed before the cumulative sum."""
 
@@ -175,7 +178,9 @@ class _Batch:
         hidden = self._prefill()
         for position in range(int(self.limits.max())):
             logits = self.head.logits(hidden)
-            (u,) = sent([torch.from_numpy(uniforms(self.seeds[rows], position))], logits.device)
+            if position % AHEAD == 0:
+                drawn = uniforms(self.seeds, range(position, position + AHEAD))
+            (u,) = sent([torch.from_numpy(drawn[rows, position % AHEAD])], logits.device)
             sampled, logprobs = sample(logits, u, self.sampling.temperature)
             going = self._record(rows, position, sampled, logprobs)
             report(before + len(self.requests) - int(going.sum()))
@@ -206,7 +211,7 @@ class _Batch:
         self.logprobs[live_rows, position] = logprobs.cpu().numpy()[live]
         self.tokens[live_rows, position] = tokens.numpy()[live]
         self.lengths[live_rows] = position + 1
-        self.stopped[live_rows] = np.isin(self.tokens[live_rows, position], self.stop_ids)
+        self.stopped[live_rows] = (self.tokens[live_rows, position, None] == self.stop_ids).any(1)
         for row in live_rows.tolist() if self.sampling.stop_strings else ():
             self.stopped[row] |= self._ends_with_stop_string(row)
         if self.heard is not None:
@@ -240,12 +245,12 @@ def orders(requests: Sequence[Request], decoding: Decoding) -> list[list[int]]:
     return [[index for index, own in enumerate(lengths) if own == length] for length in sorted(set(lengths))]
 
 
-def uniforms(seeds: np.ndarray, position: int) -> np.ndarray:
-    """One number in [0, 1) for each seed at this position: the 53 high bits of SplitMix64 of seed and position
-    (Steele, Lea and Flood, doi:10.1145/2714064.2660195, with its mix64variant13).
+def uniforms(seeds: np.ndarray, positions: range) -> np.ndarray:
+    """A number in [0, 1) for each seed (N,) at each position (P,), (N, P): the 53 high bits of SplitMix64 of seed and
+    position (Steele, Lea and Flood, doi:10.1145/2714064.2660195, with its mix64variant13).
     """
     with np.errstate(over="ignore"):
-        z = mix(seeds) + np.uint64(position + 1) * GOLDEN
+        z = mix(seeds)[:, None] + (np.arange(positions.start, positions.stop, dtype=np.uint64) + np.uint64(1)) * GOLDEN
         return (mix(z) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -283,5 +288,5 @@ def _inverse_cdf(probabilities: Float[Tensor, "N V"], u: Float[Tensor, " N"]) ->
 
 
 def _below(values: Tensor, limits: Tensor) -> Tensor:
-    """The values, with the next smaller number where rounding has brought one to its limit."""
-    return torch.minimum(values, torch.nextafter(limits, torch.zeros_like(limits)))
+    """The values, with a number just below where rounding has brought one to its limit."""
+    return torch.minimum(values, limits * (1 - 2.0**-52))

@@ -91,7 +91,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     multiplies up to `FEW_ROWS` rows up to 1.8 times faster from the weight's side; the rows of the result are then its
     columns in memory.
     """
-    x = x.to(weight.dtype)
+    x = x if x.dtype == weight.dtype else x.to(weight.dtype)
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     rows = x.numel() // x.shape[-1]
@@ -157,7 +157,7 @@ def computed(factor: Tensor) -> Tensor:
 
 def in_float32(x: Tensor) -> Tensor:
     """A tensor in float32, or in float64 where it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 
 def float32_on_cpu(x: Tensor, weight: Tensor) -> bool:
