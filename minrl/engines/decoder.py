@@ -214,7 +214,7 @@ class LlamaDecoder:
         if not self.shape.rotates_first:
             turned = self._normed(layer, turned)
         if rotary is not None:
-            turned = _rotate(turned, *rotary, out=None if self.shape.rotates_first else rotated)
+            turned = _rotate(turned, rotary, out=None if self.shape.rotates_first else rotated)
         if self.shape.rotates_first:
             turned = self._normed(layer, turned)
         if turned is not rotated:
@@ -282,10 +282,11 @@ class _Now:
     """(N, Q)."""
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None) -> Tensor:
+def _rotate(x: Tensor, rotary: tuple[Tensor, ...], out: Tensor | None) -> Tensor:
     """Rotary position embedding (arXiv:2104.09864, equation 34). Departure: pairs are (i, i + C / 2), as in the
-    weights of transformers, not neighbours. `sin` carries the sign.
+    weights of transformers, not neighbours. The sine of `rotary`, cosine and sine, carries the sign.
     """
+    cos, sin = rotary
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin, out=out)
 
 
