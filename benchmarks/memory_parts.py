@@ -133,23 +133,28 @@ def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int,
 
 
 def _floors(policy: Any, prompts: int, group: int, tokens: int, moments: int) -> dict[str, tuple[float, float]]:
-    """Seconds of each phase's products, and of its bytes: weights at each position and the cache up to there; of the
-    optimizer, weights, gradients and moments, all but the gradients also written.
+    """Seconds of each phase's products, and of its bytes: weights at each position, and the cache up to there with a
+    prompt's once for its group; of the optimizer, weights, gradients and moments, all but the gradients also written.
+    Adapters are merged before sampling. The last token of a completion is sampled, not read.
     """
     from minrl.engines.slices import footprint
 
     machine, model = Machine.measured(), policy.model
     head = model.get_output_embeddings().weight
     weights = list(model.parameters())
-    inside = sum(weight.numel() for weight in weights if weight.ndim > 1 and weight is not head)
+    lora = policy.adapters is not None
+    base = [weight for weight in weights if not (lora and weight.requires_grad)]
+    inside = sum(weight.numel() for weight in base if weight.ndim > 1 and weight is not head)
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    rows, per_weight = prompts * group, 6 if head.requires_grad else 4  # frozen weights have no gradient
-    stream, sampled = prompts * PROMPT + rows * (tokens - 1), rows * tokens
+    rows, own = prompts * group, tokens - 1
+    stream, sampled = prompts * PROMPT + rows * own, rows * tokens
     heads = model.config.num_attention_heads * model.config.head_dim * model.config.num_hidden_layers
-    pairs = rows * (tokens * PROMPT + tokens**2 / 2) + prompts * PROMPT**2 / 2
+    pairs = rows * (own * PROMPT + own**2 / 2) + prompts * PROMPT**2 / 2
     once = stream * inside + sampled * head.numel()
-    read = tokens * _bytes(weights) + rows * footprint(model, 4).slot * sum(range(PROMPT, PROMPT + tokens))
-    products = {"sampling": 2 * once + 4 * pairs * heads, "update": per_weight * once + 12 * pairs * heads}
+    slots = own * prompts * PROMPT + rows * sum(range(1, tokens))
+    read = tokens * _bytes(base) + slots * footprint(model, 4).slot
+    update = 4 * once + 6 * stream * trained if lora else 6 * once  # frozen weights have no gradient
+    products = {"sampling": 2 * once + 4 * pairs * heads, "update": update + 12 * pairs * heads}
     moved = {"sampling": read, "update": 3 * 4 * trained + 2 * moments}
     return {name: (products[name] / machine.flops, moved[name] / machine.bytes) for name in products}
 

@@ -144,7 +144,7 @@ class Job:
 
 
 Episode = Generator[Turn | Job, Any, Mapping[str, Reward | float]]
-"""One play of a task. It yields turns and jobs, and returns the reward of each role."""
+"""One play of a task. It yields turns and jobs, and returns the reward of each role. Episodes go on in any order."""
 
 
 @dataclass(frozen=True)

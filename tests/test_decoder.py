@@ -348,3 +348,14 @@ def test_large_weights_that_stand_alone_are_the_models_own(name, own, monkeypatc
         weights = {path.split(".")[-2]: id(weight) for path, weight in layer.named_parameters()}
         taken = {part for part, weight in weights.items() if weight in read_weights}
         assert taken == (set() if copied else {*own, "down_proj"})
+
+
+@pytest.mark.parametrize("prompts", [[[3, 4, 5]], [[3, 4, 5], [6]]])
+@torch.no_grad()
+def test_a_token_that_the_cache_has_no_slot_for_is_refused(prompts):
+    decoder = make_decoder(make_model("llama"))
+    decoder.prefill(prompts, 1)
+    tokens = torch.tensor([6] * len(prompts))
+    decoder.step(tokens)
+    with pytest.raises(AssertionError, match="no slot"):
+        decoder.step(tokens)

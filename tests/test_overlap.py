@@ -1,25 +1,32 @@
 """Rewards of completions that have ended are computed while others are still sampled, and nothing else changes."""
 
+import pickle
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from dataclasses import replace
 from fcntl import ioctl
+from io import StringIO
 from termios import FIONREAD
+from threading import Event
 
 import pytest
 import torch
 
+from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.processes import Processes
+from minrl.rewards import begun
 from minrl.rewards.judge import judged, with_part
-from minrl.rewards.worker import READY, Failure, Lost
+from minrl.rewards.printed import caught
+from minrl.rewards.worker import Failure, Lost
+from minrl.rewards.worker_process import READY
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
 from minrl.tasks import Task
 from minrl.tasks.grader import Grader
 from minrl.tasks.task import Dataset
-from minrl.types import SOLO, Example, Job, Reward, Turn
+from minrl.types import SOLO, Example, Job, Request, Reward, Turn
 from tests import jobs
 from tests.rewards import breaks_at_odd_lengths, noted, raises_at_odd_lengths
 from tests.test_workers import gone_soon, running
@@ -186,14 +193,16 @@ def test_beside_a_policy_on_the_cpu_only_the_cores_that_torch_leaves_compute(
         assert played == {"before": 0, "jobs": 18}
 
 
-@pytest.mark.parametrize(("count", "taken", "cores", "begun"), [(3, 0, 2, 3), (3, 2, 4, 2), (3, 4, 4, 0), (1, 2, 9, 1)])
-def test_an_engine_that_takes_no_core_leaves_all_workers(count, taken, cores, begun):
+@pytest.mark.parametrize(
+    ("count", "taken", "cores", "expected"), [(3, 0, 2, 3), (3, 2, 4, 2), (3, 4, 4, 0), (1, 2, 9, 1)]
+)
+def test_an_engine_that_takes_no_core_leaves_all_workers(count, taken, cores, expected):
     with closing(Workers(count, 60.0)) as workers:
         workers.beside(taken, cores)
         for _ in range(5):
             workers.begin(Job(time.sleep, (600,)))
         workers.poll()
-        assert len(workers._busy) == begun
+        assert len(workers._busy) == expected
 
 
 def test_a_judge_is_asked_while_longer_completions_are_sampled(policy, workers):
@@ -253,10 +262,42 @@ def test_one_poll_is_enough_for_a_job_that_has_ended(workers):
 
     def answered():
         ioctl(worker.connection.fileno(), FIONREAD, waiting)
-        return int.from_bytes(waiting, sys.byteorder) > 4 + len(READY)  # a message has its length before it
+        begins = 4 + len(pickle.dumps((0.5, 0.5)))  # a message has its length before it
+        return int.from_bytes(waiting, sys.byteorder) > begins
 
     until(answered)
     assert workers.poll() == [("whose", 7)]
+
+
+def test_what_ended_in_time_is_paid_whenever_somebody_looks(workers, monkeypatch):
+    job, clock = Job(int, ("7",)), time.monotonic
+    workers.begin(job)
+    (worker,) = workers._busy.values()
+    until(worker.connection.poll)
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "monotonic", lambda: clock() + 1000)  # the deadline is 60 s
+        assert workers.run([job]) == [7]
+
+
+def test_what_ended_after_its_deadline_is_not_paid_however_late_somebody_looks():
+    with closing(Workers(1, 0.3)) as workers:
+        late = Job(jobs.after, (0.6, 7))
+        workers.begin(late)
+        (worker,) = workers._busy.values()
+        until(worker.connection.poll)
+        time.sleep(1.0)
+        (failed,) = workers.run([late])
+        assert "no reward within its deadline of 0.3 s" in failed.reason
+
+
+def test_a_deadline_counts_from_when_the_job_began():
+    with closing(Workers(1, 0.3)) as workers:
+        workers.begin(Job(time.sleep, (600,)))
+        (worker,) = workers._busy.values()
+        until(worker.connection.poll)
+        time.sleep(0.4)
+        assert worker.receive() is READY
+        assert worker.deadline < time.monotonic()
 
 
 def test_a_job_that_was_begun_has_its_deadline():
@@ -285,6 +326,36 @@ def test_what_was_begun_for_nobody_holds_up_nothing(tmp_path):
         assert running(busy.process.pid)
     assert gone_soon(busy.process.pid) and workers.poll() == []
     workers.close()
+
+
+def test_threads_that_were_given_up_hold_up_nothing(workers, monkeypatch):
+    monkeypatch.setattr(begun, "MOST_THREADS", 1)
+    end = Event()
+    workers.begin(Job(end.wait, waits=True), "hung")
+    workers.beside(0, 1)
+    workers.begin(Job(int, ("7",), waits=True), "next")
+    ended = []
+    until(lambda: ended.extend(workers.poll()) or ended)
+    assert ended == [("next", 7)]
+    end.set()
+
+
+def test_a_thread_or_worker_that_cannot_start_loses_no_job(workers, monkeypatch):
+    def full(*arguments, **named):
+        raise RuntimeError("the system is full")
+
+    waiting, working = Job(int, ("7",), waits=True), Job(int, ("8",))
+    with monkeypatch.context() as patched:
+        patched.setattr(begun, "MOST_THREADS", 1)
+        patched.setattr(begun, "Thread", full)
+        with pytest.raises(RuntimeError, match="full"):
+            workers.run([waiting])
+    assert workers._threads._count == 0 and not workers._threads._waiting
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "_next_worker", full)
+        with pytest.raises(RuntimeError, match="full"):
+            workers.begin(working)
+    assert workers.run([waiting, working]) == [7, 8]
 
 
 class Failing(TorchEngine):
@@ -355,3 +426,23 @@ def test_what_rewards_and_episodes_compute_with_torch_is_computed_as_ever(policy
     halves = replace(policy, processes=Halves(policy.processes))
     rollout(halves, TorchEngine(halves), workers, Task(DATASET, None, episode=episode), EXAMPLES[:1], PLAN)
     assert set(modes) == {(True, False), True}
+    told = []  # also where none has ended, since results of jobs arrive then
+
+    def ended(completions):
+        told.append((len(completions), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+
+    TorchEngine(halves).generate([Request([5, 6], 0, 3)], Sampling(1.0, frozenset()), ended=ended)
+    assert told == [(0, True, False), (0, True, False), (1, True, False)]
+
+
+def test_a_thread_that_redirects_its_output_does_not_keep_that_of_the_process(capsys):
+    """It finds what stands for the stream while a task's code runs here, and puts it back when that is over."""
+    thread = redirect_stdout(StringIO())
+    with caught():
+        thread.__enter__()
+    thread.__exit__(None, None, None)
+    print("of the run")
+    with caught():
+        print("of a task")
+    print("of the run again")
+    assert capsys.readouterr().out == "of the run\nof the run again\n"

@@ -501,6 +501,24 @@ def test_a_hung_engine_ends_the_process_and_says_how_to_go_on(capfd):
     assert "last checkpoint step_7; go on with: python train.py --resume runs/x" in said
 
 
+def interrupt():
+    watchdog = Watchdog(0.5, lambda: "")
+    with watchdog:
+        for _ in range(3):
+            with watchdog.paused():
+                time.sleep(0.7)
+        with watchdog.paused(), watchdog:  # somebody else's code may call the engine
+            pass
+        time.sleep(60)
+
+
+def test_the_time_of_others_in_the_middle_of_a_call_does_not_count_and_the_rest_does(capfd):
+    process, started = multiprocessing.get_context("fork").Process(target=interrupt), time.monotonic()
+    process.start()
+    process.join(60)
+    assert process.exitcode == 70 and time.monotonic() - started > 3 * 0.7
+
+
 class Fused(nn.Module):
     """Two projections in one parameter, loaded by name, as vLLM does."""
 

@@ -1,6 +1,5 @@
 """Rewards in processes: in order, under deadlines, and nothing left behind."""
 
-import itertools
 import os
 import resource
 import signal
@@ -15,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from minrl.rewards import begun, worker, worker_process
+from minrl.rewards import begun, worker_process
 from minrl.rewards import workers as workers_module
 from minrl.rewards.begun import Begun, Threads
 from minrl.rewards.worker import Failure, Lost, call
-from minrl.rewards.worker_process import Worker
+from minrl.rewards.worker_process import READY, Worker
 from minrl.rewards.workers import Workers
 from minrl.system.processor import processor_s
 from minrl.system.progress import listening
@@ -95,7 +94,7 @@ def test_a_worker_that_has_not_started_yet_does_not_heed_it_either():
         for number in STOP_SIGNALS:  # a batch system signals every process of the job
             os.kill(starting.process.pid, number)
         assert starting.start(Begun(Job(abs, (-3,))), 60.0) is None
-        assert starting.receive() is worker.READY
+        assert starting.receive() is READY
         assert starting.receive() == 3
     finally:
         starting.kill()
@@ -453,11 +452,17 @@ def test_a_grader_that_was_killed_by_the_machine_is_run_again(tmp_path):
 def test_a_grader_that_missed_its_deadline_is_run_again_unless_it_computed_for_half_of_it(
     computed_s, runs, tmp_path, monkeypatch
 ):
-    clock = itertools.count(0.0, computed_s)
-    monkeypatch.setattr(worker_process, "processor_s", lambda _, children: next(clock))
+    receive = Worker.receive
+
+    def received(self):
+        result = receive(self)
+        self._computed_s = 0.0  # until the job began
+        return result
+
+    monkeypatch.setattr(Worker, "receive", received)
     for deadline_s in (0.5, 60.0):
-        file = tmp_path / f"{deadline_s}"
-        clock = itertools.count(0.0, computed_s * deadline_s / 0.5)
+        file, share = tmp_path / f"{deadline_s}", computed_s / 0.5
+        monkeypatch.setattr(worker_process, "processor_s", lambda _, children, s=share * deadline_s: s)
         assert graded(jobs.runs, file, time.sleep, 600, deadline_s=deadline_s) == "lost: timeout"
         if file.exists():
             break

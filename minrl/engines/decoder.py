@@ -76,7 +76,7 @@ class LlamaDecoder:
         self.rotary: dict[str, tuple[Tensor, Tensor]] = {}  # by type of layer: (L, 1, C) each, by position
         self.query_scale: Tensor | None = None  # (L, 1, 1) by position
         self.padding, self.most_padding = torch.empty(0, dtype=torch.long), 0
-        self.length = 0
+        self.length = self.slots = 0  # of the cache: those that are taken, and all
 
     def prefill(self, prompts: Sequence[Sequence[int]], slots: int) -> Tensor:
         """(P, D) at the last token of each prompt; the cache has room for `slots` more tokens."""
@@ -95,7 +95,7 @@ class LlamaDecoder:
             for layer in self.layers
         ]
         self._by_position(longest + slots)
-        self.length = 0
+        self.length, self.slots = 0, longest + slots
         index = torch.arange(longest, device=device)
         itself = torch.eye(longest, dtype=torch.bool, device=device)  # a padded query must see something
         seen: Seen = {}
@@ -155,6 +155,7 @@ class LlamaDecoder:
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token (N,) to every row -> (N, D)."""
+        assert self.length < self.slots, "the cache has no slot for another token"
         same = slice(self.length, self.length + 1)  # the position of all rows, where none is padded
         positions = (self.length - self.padding)[:, None] if self.most_padding else same
         seen: Seen = {}

@@ -52,7 +52,14 @@ class Threads:
             if self._count == MOST_THREADS:
                 return
             self._count += 1
-        Thread(target=self._work, daemon=True).start()
+        try:
+            Thread(target=self._work, daemon=True).start()
+        except RuntimeError:  # the system has no room for another
+            with self._lock:
+                self._count -= 1
+                if begun in self._waiting:  # else another thread has taken it
+                    self._waiting.remove(begun)
+                    raise
 
     def keep(self, wanted: Collection[Begun]) -> None:
         """Forget all others that no thread has begun yet."""

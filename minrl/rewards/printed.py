@@ -53,18 +53,22 @@ class Printed:
 
 
 class Lines:
-    """Stands for a stream: what is written is added line by line, of which no more than WIDTH is kept."""
+    """Stands for a stream: what is written is added line by line, of which no more than WIDTH is kept. When it is
+    closed it goes to the stream: a thread that redirected its output meanwhile may leave this in the stream's place.
+    """
 
     def __init__(self, printed: Printed, stream: Any) -> None:  # noqa: ANN401 - what sys.stdout is at this moment
         # Where rich draws its bars while this stands for the stream, or for what rich has put in its place.
         self.rich_proxied_file = getattr(stream, "rich_proxied_file", stream)
-        self._printed, self._begun = printed, ""
+        self._printed, self._begun, self._stream, self._closed = printed, "", stream, False
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the stream's own
         return getattr(self.rich_proxied_file, name)
 
     def write(self, text: str) -> int:
         """Add the lines that end in the text, and keep the beginning of the next."""
+        if self._closed:
+            return self._stream.write(text)
         first, *others = text.split("\n")
         self._begun += first[: WIDTH + 1 - len(self._begun)]
         for line in others:
@@ -74,6 +78,7 @@ class Lines:
 
     def close(self) -> None:
         """Add the line that was begun."""
+        self._closed = True
         if self._begun:
             self._printed.add(self._begun)
             self._begun = ""

@@ -5,6 +5,7 @@ It imports little, because each worker pays for its start. The other side of the
 
 import pickle
 import sys
+import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -13,8 +14,6 @@ from typing import Any
 from minrl.system.signals import die_with_parent, ignore_stop_signals
 from minrl.tasks.grader import Grader, Reason
 from minrl.types import Job, Mistake
-
-READY = b"ready"
 
 
 @dataclass(frozen=True)
@@ -43,18 +42,22 @@ def call(job: Job) -> Any:  # noqa: ANN401 - whatever the job returns
 
 
 def serve(connection: Connection) -> None:
-    """Run jobs until the other side closes."""
+    """Run jobs until the other side closes. It is told when each begins, with the processor time so far, and when it
+    ended with its result: it may look late, and the deadline is the same. The clock is one of all processes.
+    """
     while True:
         try:
             payload = connection.recv_bytes()
         except EOFError:
             return
         job = _loaded(payload)
-        connection.send_bytes(READY)
+        connection.send((time.monotonic(), time.process_time()))
+        result = call(job)
+        ended = time.monotonic()
         try:
-            answer = pickle.dumps(call(job))
+            answer = pickle.dumps((ended, result))
         except Exception:  # the result cannot be pickled
-            answer = pickle.dumps(Failure(traceback.format_exc()))
+            answer = pickle.dumps((ended, Failure(traceback.format_exc())))
         connection.send_bytes(answer)
 
 

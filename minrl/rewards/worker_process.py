@@ -14,9 +14,12 @@ from typing import Any
 
 from minrl.rewards.begun import Begun
 from minrl.rewards.printed import PRINTED
-from minrl.rewards.worker import READY, Failure, Lost
+from minrl.rewards.worker import Failure, Lost
 from minrl.system.processor import processor_s
 from minrl.system.signals import blocked
+
+READY = object()
+"""What a worker says first: from then on a job's deadline counts."""
 
 START_S = 120.0
 """Until a worker has loaded what its job needs. To take longer is the machine's doing."""
@@ -61,11 +64,9 @@ class Worker:
         return None
 
     def receive(self) -> Any:  # noqa: ANN401 - whatever the job returned
-        """`READY`, from which on the deadline counts, then the job's result; a failure if the worker died."""
+        """`READY`, then the job's result; a failure if the worker died, or ended after its deadline."""
         try:
-            if self.ready:
-                return self.connection.recv()
-            self.connection.recv_bytes()
+            said, what = self.connection.recv()
         except (EOFError, OSError):
             with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its pipe shortly before it ends
                 self.process.wait(timeout=1.0)
@@ -76,8 +77,9 @@ class Worker:
                 return Failure(f"{reason} before it was ready")
             timeout = status == -signal.SIGXCPU
             return Lost(reason, "timeout" if timeout else "crash", blamed=timeout)
-        self.ready, self.deadline = True, time.monotonic() + self.deadline_s
-        self._computed_s = processor_s(self.process.pid, children=False)
+        if self.ready:
+            return what if said <= self.deadline else self.late()
+        self.ready, self.deadline, self._computed_s = True, said + self.deadline_s, what
         return READY
 
     def late(self) -> Failure:

@@ -21,8 +21,8 @@ from loguru import logger
 
 from minrl.rewards.begun import Begun, Threads
 from minrl.rewards.printed import PRINTED, caught
-from minrl.rewards.worker import READY, Failure, Lost, call
-from minrl.rewards.worker_process import Worker
+from minrl.rewards.worker import Failure, Lost, call
+from minrl.rewards.worker_process import READY, Worker
 from minrl.system.cores import cpu_cores
 from minrl.system.progress import activity
 from minrl.tasks.grader import Grader
@@ -42,7 +42,7 @@ class Workers:
         self._busy: dict[Connection, Worker] = {}
         self._queue: deque[Begun] = deque()
         self._threads = Threads()
-        self._begun: list[Begun] = []
+        self._begun: dict[Begun, None] = {}  # in the order in which they were begun
         self._ended: SimpleQueue[Begun] = SimpleQueue()
         self._seconds, self._said = 0.0, False
 
@@ -61,7 +61,7 @@ class Workers:
         the engine, or in `run` if there are none.
         """
         begun = Begun(job, whose, self._ended.put)
-        self._begun.append(begun)
+        self._begun[begun] = None
         if job.cheap:
             started = time.perf_counter()
             with caught():
@@ -80,7 +80,7 @@ class Workers:
         while not self._ended.empty():
             begun = self._ended.get()
             if not isinstance(begun.result, Lost):
-                self._begun.remove(begun)
+                del self._begun[begun]
                 ended.append((begun.whose, begun.result))
         return ended
 
@@ -114,13 +114,12 @@ class Workers:
 
     def _take(self, jobs: Sequence[Job]) -> list[Begun]:
         """Each job on its way, those that were begun and new ones. Nothing else is from now on."""
-        begun, self._begun, self._ended = self._begun, [], SimpleQueue()
+        before, self._begun, self._ended = self._begun, {}, SimpleQueue()
         found: dict[int, deque[Begun]] = {}
-        for one in begun:
+        for one in before:
             found.setdefault(id(one.job), deque()).append(one)
         asked = [found[id(job)].popleft() if found.get(id(job)) else Begun(job) for job in jobs]
-        before = {*begun}
-        self._keep(before & {*asked})
+        self._keep(before.keys() & {*asked})
         for one in asked:
             if one not in before:
                 self._start(one)
@@ -137,6 +136,8 @@ class Workers:
         """Give up all other jobs."""
         self._queue = deque(one for one in self._queue if one in wanted)
         self._threads.keep(wanted)
+        if not any(one.job.waits for one in wanted):
+            self._threads = Threads()  # those of before may wait for ever
         for connection, worker in list(self._busy.items()):
             if worker.begun not in wanted:
                 worker.kill()
@@ -152,8 +153,9 @@ class Workers:
     def _hand_out(self, most: int) -> None:
         """Send jobs of the queue until so many workers are busy."""
         while self._queue and len(self._busy) < most:
-            begun, worker = self._queue.popleft(), self._next_worker()
+            worker, begun = self._next_worker(), self._queue[0]
             failed = worker.start(begun, self._deadline_s(begun.job))
+            self._queue.popleft()  # not before: what raises above must not lose it
             if failed is None:
                 self._busy[worker.connection] = worker
             else:

@@ -103,7 +103,8 @@ class VllmEngine:
 
         def tell(outputs: Sequence[tuple[int, Any]]) -> None:
             assert ended is not None
-            ended([(index, _completion(output.outputs[0])) for index, output in outputs])
+            with self._watchdog.paused():
+                ended([(index, _completion(output.outputs[0])) for index, output in outputs])
 
         self._require_current()
         require_room(requests, self.context_length)

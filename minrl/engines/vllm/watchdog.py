@@ -5,7 +5,8 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +30,25 @@ class Watchdog:
 
     def __enter__(self) -> None:
         self._depth += 1
-        if self._depth > 1 or not self.limit_s:
+        if self._depth == 1:
+            self._arm()
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._disarm()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, somebody else computes in the middle of an engine call, which has its whole time again afterwards."""
+        self._disarm()
+        try:
+            yield
+        finally:
+            self._arm()
+
+    def _arm(self) -> None:
+        if not self.limit_s:
             return
         self._timer = threading.Timer(self.limit_s, self._end)
         self._timer.daemon = True
@@ -37,9 +56,8 @@ class Watchdog:
         # a C thread, for calls that never release the interpreter
         faulthandler.dump_traceback_later(self.limit_s + GRACE_S, exit=True, file=_stderr())
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._timer is not None:
+    def _disarm(self) -> None:
+        if self._timer is not None:
             self._timer.cancel()
             self._timer = None
             faulthandler.cancel_dump_traceback_later()
