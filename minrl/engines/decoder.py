@@ -156,8 +156,9 @@ class LlamaDecoder:
     def step(self, tokens: Tensor) -> Tensor:
         """Append a token (N,) to every row -> (N, D)."""
         assert self.length < self.slots, "the cache has no slot for another token"
-        same = slice(self.length, self.length + 1)  # the position of all rows, where none is padded
-        positions = (self.length - self.padding)[:, None] if self.most_padding else same
+        positions: Tensor | slice = slice(self.length, self.length + 1)  # of all rows, where none is padded
+        if self.most_padding:
+            positions = (self.length - self.padding)[:, None]
         seen: Seen = {}
         for window in {layer.window for layer in self.layers}:  # rows end at the same slot, and so do their windows
             start = max(0, self.length + 1 - window) if window else 0

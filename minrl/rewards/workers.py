@@ -64,8 +64,7 @@ class Workers:
         self._begun[begun] = None
         if job.cheap:
             started = time.perf_counter()
-            with caught():
-                begun.end(call(job))
+            _run_here([begun])
             self._seconds += time.perf_counter() - started
         else:
             self._start(begun)
@@ -101,10 +100,7 @@ class Workers:
 
     def _run(self, jobs: Sequence[Job], report: Callable[[int], None]) -> list[Any]:
         asked = self._take(jobs)
-        with caught():
-            for one in asked:
-                if one.job.cheap and not one.there:
-                    one.end(call(one.job))
+        _run_here([one for one in asked if one.job.cheap and not one.there])
         self._work(len(asked), report)
         results = [one.wait() for one in asked]
         return [
@@ -234,3 +230,10 @@ class Workers:
                     self._idle.append(worker)
                 worker.begun.end(result)
         return len(self._busy) < before
+
+
+def _run_here(cheap: Sequence[Begun]) -> None:
+    """Run cheap jobs in this process."""
+    with caught():
+        for one in cheap:
+            one.end(call(one.job))
