@@ -46,6 +46,7 @@ TASK_DEFINITIONS: Registry[TaskDefinition] = Registry(
         "countdown_3to4": "minrl.tasks.countdown_3to4",
         "hanoi": "minrl.tasks.hanoi",
         "rust": "minrl.tasks.rust",
+        "sentences": "minrl.tasks.sentences",
         "tictactoe": "minrl.tasks.tictactoe",
         "connections": "minrl.tasks.connections",
         "gsm8k": "minrl.tasks.gsm8k",

@@ -1,0 +1,129 @@
+"""Sentences: one sentence that contains two given words.
+
+    Write one sentence of 4 to 20 words that contains the words "garden" and "letter".
+    ->    She read the letter in the garden.
+
+It is for models that speak English already. The reward sees form and words, not sense: it reads a line that begins with
+a capital letter, ends with its only full stop, question or exclamation mark, has at least two function words such as
+`the`, and has no longer word twice. A sentence about words or sentences, such as the prompt copied back, is none.
+
+Held out are words: no word of a held-out problem stands in any training problem.
+"""
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from minrl.model.thoughts import after_thoughts
+from minrl.tasks.characters import plain_characters
+from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
+from minrl.types import Example, Reward, require
+
+INSTRUCTION = 'Write one sentence of {least} to {most} words that contains the words "{first}" and "{second}".'
+PROGRESS_REWARD = 0.2
+"""Paid for a sentence that lacks a word, in proportion to those it has."""
+MOST_CHARACTERS = 1000
+WORDS = (
+    *"anchor apple arrow balcony banana basket beach bell bicycle blanket boat bottle bridge bucket butter".split(),
+    *"cabin camera candle carpet castle ceiling chair cheese cherry clock coat coffee coin corner curtain".split(),
+    *"desert diamond dinner doctor donkey door dragon drawer dream engine farmer feather fence field finger".split(),
+    *"fire flag flower forest fountain garden ghost glass glove goat grass guitar hammer harbor hat hill".split(),
+    *"honey horse hotel island jacket jar journey jungle kettle key kitchen kitten ladder lake lamp leaf".split(),
+    *"lemon letter library lion magnet map market medal mirror money monkey moon morning mountain mouse".split(),
+    *"museum music needle night ocean onion orange oven owl painter palace paper parrot pepper piano".split(),
+    *"pillow pirate planet pocket potato prince puzzle queen rabbit radio rain ribbon ring river road".split(),
+    *"rocket roof rope salt school shadow sheep shell ship shoe silver sister snow soldier soup spider".split(),
+    *"spoon square stable star station stone storm street sugar summer sun table teacher temple tent".split(),
+    *"ticket tiger tower train tree turtle uncle valley village violin wagon wall water whale wheel".split(),
+    *"whistle wind window winter wolf wood yard zebra".split(),
+)
+FUNCTION_WORDS = frozenset(
+    "a an the and or but so of to in on at by for from with into over under near as is are was were be has have had "
+    "he she it they we you i his her its their our my your this that who when while not".split()
+)
+SELF_REFERENCE = frozenset({"word", "words", "sentence", "sentences"})
+_SENTENCE = re.compile(r"[A-Z][A-Za-z ,;'-]*[A-Za-z][.!?]")
+_WORD = re.compile(r"[a-z]+(?:['-][a-z]+)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencesOptions:
+    """Which sentences are asked for."""
+
+    min_words: int = 4
+    """Fewest words of a sentence."""
+    max_words: int = 20
+    """Most words of a sentence."""
+    held_out_share: float = 0.25
+    """Share of the words that are held out, with all problems that name one of them."""
+
+    def __post_init__(self) -> None:
+        require(
+            4 <= self.min_words <= self.max_words <= 50,
+            "sentences needs 4 <= min_words <= max_words <= 50 (two given words and two function words), got "
+            f"{self.min_words} and {self.max_words}",
+        )
+        require(
+            0.05 <= self.held_out_share <= 0.95,
+            f"sentences.held_out_share must be in [0.05, 0.95], got {self.held_out_share}",
+        )
+
+
+def sentence_words(text: str) -> list[str]:
+    """The words of a text that is one sentence, in lower case; none if it is not.
+
+    >>> sentence_words("The queen's goat ran, and it was night!")
+    ['the', "queen's", 'goat', 'ran', 'and', 'it', 'was', 'night']
+    >>> sentence_words("Goat. Night."), sentence_words("Goat, night, hill, river."), sentence_words("the goat sat.")
+    ([], [], [])
+    """
+    text = plain_characters(text[: MOST_CHARACTERS + 1]).strip()
+    if len(text) > 2 and text[0] == text[-1] == '"':
+        text = text[1:-1]
+    if len(text) > MOST_CHARACTERS or not _SENTENCE.fullmatch(text):
+        return []
+    words = _WORD.findall(text.lower())
+    repeated = any(count > 1 and len(word) > 3 for word, count in Counter(words).items())
+    is_language = len(FUNCTION_WORDS.intersection(words)) >= 2 and not SELF_REFERENCE.intersection(words)
+    return words if is_language and not repeated else []
+
+
+def reward(completion: str, example: Example) -> Reward:
+    """1 for one sentence of the right length with both words, up to 0.1 for one that lacks a word, else 0.
+
+    >>> example = Example("goat,hill", "", {"words": ["goat", "hill"], "least": 4, "most": 20})
+    >>> [reward(text, example).value for text in ("The goat ran up the hill.", "The goat ran to it.", "goat hill")]
+    [1.0, 0.1, 0.0]
+    """
+    words = sentence_words(after_thoughts(completion))
+    is_sentence = example["least"] <= len(words) <= example["most"]
+    contained = sum(word in words for word in example["words"]) / len(example["words"]) if is_sentence else 0.0
+    value = 1.0 if contained == 1.0 else PROGRESS_REWARD * contained
+    return Reward(value, {"sentence": float(is_sentence), "words": contained})
+
+
+def make(options: SentencesOptions, data_path: str) -> Task:
+    """All pairs of training words, and all pairs of held-out words."""
+    require(not data_path, f"sentences makes its own problems and takes no --data-path, got {data_path!r}")
+    held_out = [word for word in WORDS if is_held_out(word, options.held_out_share)]
+    train = [word for word in WORDS if word not in held_out]
+    return Task(
+        Dataset(_examples(train, options), _examples(held_out, options)),
+        reward,
+        solution=lambda example: "The {} is near the {}.".format(*example["words"]),
+        cheap=True,
+    )
+
+
+def _examples(words: list[str], options: SentencesOptions) -> list[Example]:
+    least, most = options.min_words, options.max_words
+    examples = []
+    for first, second in itertools.combinations(words, 2):
+        question = INSTRUCTION.format(least=least, most=most, first=first, second=second)
+        prompt = [{"role": "user", "content": question}]
+        examples.append(Example(f"{first},{second}", prompt, {"words": [first, second], "least": least, "most": most}))
+    return in_order_of_identity(examples)
+
+
+TASK = TaskDefinition(SentencesOptions, make)
