@@ -16,7 +16,7 @@ from minrl.tasks.task import Task
 from minrl.types import Example, Prompt
 
 DEMONSTRATIONS = 200
-GENERATED = ("countdown", "hanoi", "tictactoe", "code_game", "code_tool")
+GENERATED = ("countdown", "hanoi", "tictactoe", "code_game", "code_tool", "sentences")
 """The tasks that make their own examples."""
 
 
@@ -27,7 +27,7 @@ def text_of(prompt: Prompt) -> str:
 def played(task: Task, count: int = DEMONSTRATIONS) -> Iterator[tuple[Example, list[tuple[str, str]]]]:
     """Demonstrations of training examples, as the warm start draws them: what each turn shows and says."""
     rng = random.Random(0)
-    for _ in range(count):
+    for _ in range(count if task.demonstrations else 0):
         example = rng.choice(task.dataset.train)
         shown = task.demonstrations(example, rng)
         turns = [(example.prompt, shown)] if isinstance(shown, str) else shown
@@ -53,6 +53,12 @@ def test_no_held_out_prompt_and_no_held_out_answer_stands_in_what_is_trained_on(
         said, answers = said_in(task), [task.shortest_answer(example) for example in task.dataset.held_out]
         seen = [answer for answer in answers if answer.removeprefix("<think> </think> ") in said]
         assert not seen, f"{len(seen)} of {len(answers)} held-out answers: {seen[:3]}"
+
+
+def test_sentences_holds_out_words_and_not_only_pairs_of_them():
+    dataset = load_task("sentences").dataset
+    trained, held_out = ({word for one in side for word in one["words"]} for side in (dataset.train, dataset.held_out))
+    assert len(held_out) >= 40 and not trained & held_out
 
 
 @pytest.mark.parametrize("options", [CountdownOptions(), CountdownOptions(max_number=6, held_out_share=0.4)])
