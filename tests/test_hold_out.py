@@ -16,7 +16,7 @@ from minrl.tasks.task import Task
 from minrl.types import Example, Prompt
 
 DEMONSTRATIONS = 200
-GENERATED = ("countdown", "hanoi", "tictactoe", "code_game", "code_tool", "sentences")
+GENERATED = ("countdown", "hanoi", "tictactoe", "code_game", "code_tool", "sentences", "extraction")
 """The tasks that make their own examples."""
 
 

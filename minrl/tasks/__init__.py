@@ -44,6 +44,7 @@ TASK_DEFINITIONS: Registry[TaskDefinition] = Registry(
         "code_tool": "minrl.tasks.code_tool",
         "countdown": "minrl.tasks.countdown",
         "countdown_3to4": "minrl.tasks.countdown_3to4",
+        "extraction": "minrl.tasks.extraction",
         "hanoi": "minrl.tasks.hanoi",
         "rust": "minrl.tasks.rust",
         "sentences": "minrl.tasks.sentences",
