@@ -26,8 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+import minrl
 from minrl.config import ModelConfig
 from minrl.model.processes import Processes
+
+PACKAGE = Path(minrl.__file__).parent
 
 DEVICE = torch.device("cuda:0")
 
@@ -264,8 +267,8 @@ def _line() -> str:
     """The innermost line of minrl/ that is being computed; of a backward pass the line that began it."""
     frame = sys._getframe(1)
     while frame is not None:
-        parts = Path(frame.f_code.co_filename).parts
-        if "minrl" in parts and "site-packages" not in parts:
-            return f"{'/'.join(parts[len(parts) - parts[::-1].index('minrl') - 1 :])}:{frame.f_lineno}"
+        file = Path(frame.f_code.co_filename)
+        if file.is_relative_to(PACKAGE):
+            return f"{file.relative_to(PACKAGE.parent)}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"

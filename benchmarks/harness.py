@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -242,7 +243,7 @@ def save(name: str, rows: Sequence[Row]) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     record = {
         "benchmark": name,
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "commit": _commit(),
         "machine": machine(),
         "date": time.strftime("%Y-%m-%d"),

@@ -83,17 +83,16 @@ def program(name: str, command: str, flags: str) -> Scenario:
 
 def all_scenarios(rows: Path, model: Path) -> list[Scenario]:
     """Every kind of program that is left alone for hours."""
-    train = str(ROOT / "train.py")
     hanoi = f"{HANOI} {BASE} {SMALL}"
-    evaluation = f"""{ROOT / "evaluate.py"} --models {model} --tasks hanoi --hanoi.min-disks 2 --hanoi.max-disks 3
+    evaluation = f"""evaluate.py --models {model} --tasks hanoi --hanoi.min-disks 2 --hanoi.max-disks 3
         --hanoi.peg-names 4 --max-tokens 32 --samples 8 --batch-size 16 --threads 1 --device cpu --no-charts"""
     again: Callable[[Path], Sequence[str]] = lambda place: [*evaluation.split(), "--output", str(place / "evaluation")]  # noqa: E731
     return [
-        program("single", train, f"{hanoi} {TRAINED} {PROMPTS}"),
-        program("two_processes", f"{LAUNCH} {train}", f"{hanoi} {TRAINED} {PROMPTS}"),
+        program("single", "train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
+        program("two_processes", f"{LAUNCH} train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
         program("sft", "-m minrl.sft", f"{hanoi} {TRAINED} --batch-size 4 --data {rows}"),
         program("expert_iteration", "-m minrl.sft.expert_iteration", f"{hanoi} {ROUNDS} --keep-checkpoints 2"),
-        program("self_play", train, f"{GAME} {BASE} {SMALL} {TRAINED} {PROMPTS}"),
+        program("self_play", "train.py", f"{GAME} {BASE} {SMALL} {TRAINED} {PROMPTS}"),
         Scenario("evaluation", again, again, evaluation_outcome),
     ]
 

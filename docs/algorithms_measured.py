@@ -32,7 +32,7 @@ def read() -> Runs:
     """The runs of the sweep, which must be complete."""
     planned = sorted(read_plan(PLAN), key=lambda run: run.settings.seed)
     left = [run.name for run in planned if run.state != "complete"]
-    require(not left, f"{len(left)} runs are not complete, such as {left[:1]}: python -m minrl.sweep {PLAN}")
+    require(not left, f"{len(left)} runs are not complete: python -m minrl.sweep docs/algorithms.yaml")
     order = list(dict.fromkeys(run.settings.algorithm.algorithm for run in planned))
     of_each = sorted(planned, key=lambda run: order.index(run.settings.algorithm.algorithm))
     groups = groupby(of_each, key=lambda run: run.settings.algorithm.algorithm)

@@ -9,8 +9,9 @@ from minrl.types import Example, Reward
 
 TASK = f"{Path(__file__)}:sevens"
 
-SAY_SEVENS = f"""--task {TASK} --max-tokens 4 --base-steps 8 --base-batch-size 8 --base-learning-rate 2e-2
-    --base-hidden-size 64 --base-heads 2 --base-layers 1"""
+SIZES = str.split("""--max-tokens 4 --base-steps 8 --base-batch-size 8 --base-learning-rate 2e-2 --base-hidden-size 64
+    --base-heads 2 --base-layers 1""")
+SAY_SEVENS = ["--task", TASK, *SIZES]
 """The flags of a run whose base model solves the task about once in four times."""
 
 

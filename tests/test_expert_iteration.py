@@ -35,11 +35,11 @@ from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS, TASK
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = f"""{SAY_SEVENS} --threads 1 --device cpu --rounds 3 --examples-per-round 8 --sample-batch-size 4
-    --samples-per-example 8 --batch-size 4 --max-per-example 0 --no-deduplicate --learning-rate 2e-3 --warmup-steps 2
-    --eval-examples 4 --eval-samples 2"""
+SETTINGS = """--threads 1 --device cpu --rounds 3 --examples-per-round 8 --sample-batch-size 4 --samples-per-example 8
+    --batch-size 4 --max-per-example 0 --no-deduplicate --learning-rate 2e-3 --warmup-steps 2 --eval-examples 4
+    --eval-samples 2"""
 NAME = "sevens-expert-iteration"
-FLAGS = [*SETTINGS.split(), "--run-name", NAME]
+FLAGS = [*SAY_SEVENS, *SETTINGS.split(), "--run-name", NAME]
 
 
 @pytest.fixture(scope="module")

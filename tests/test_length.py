@@ -177,8 +177,8 @@ def test_a_target_may_be_the_limit_itself():
     assert choose_algorithm(config_of(length_target=64))
 
 
-FLAGS = f"""{SAY_SEVENS} --prompts-per-step 4 --group-size 8 --steps 3 --save-every 1 --eval-every 0
-    --eval-examples 4 --eval-samples 1 --rollouts-every 1 --threads 1 --device cpu --quiet"""
+FLAGS = """--prompts-per-step 4 --group-size 8 --steps 3 --save-every 1 --eval-every 0 --eval-examples 4
+    --eval-samples 1 --rollouts-every 1 --threads 1 --device cpu --quiet"""
 
 
 def run_in(folder, *flags):
@@ -193,7 +193,7 @@ def run_in(folder, *flags):
 )
 def test_a_run_shows_the_part_and_goes_on_to_the_same_weights(tmp_path, priced):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    flags = [*FLAGS.split(), *priced]
+    flags = [*SAY_SEVENS, *FLAGS.split(), *priced]
     run = run_in(whole, *flags, "--checkpoints-dir", f"{whole}/checkpoints")
     for base in (whole / "checkpoints").glob("base-*"):
         shutil.copytree(base, killed / "checkpoints" / base.name)
@@ -222,11 +222,11 @@ def test_a_run_shows_the_part_and_goes_on_to_the_same_weights(tmp_path, priced):
 @pytest.mark.learns
 def test_completions_come_to_the_length_of_the_target_and_stay_right(tmp_path):
     # Any number of sevens is right. The demonstrations have one or two, and so has a run without a target.
-    flags = f"""{SAY_SEVENS} --max-tokens 16 --base-steps 40 --prompts-per-step 8 --group-size 16 --steps 40
+    flags = """--max-tokens 16 --base-steps 40 --prompts-per-step 8 --group-size 16 --steps 40
         --learning-rate 3e-3 --eval-every 0 --save-every 0 --rollouts-every 0 --threads 1 --device cpu --quiet"""
-    folders = ["--checkpoints-dir", f"{tmp_path}/checkpoints"]
-    plain = run_in(tmp_path / "plain", *flags.split(), *folders)
-    aimed = run_in(tmp_path / "aimed", *flags.split(), *folders, "--length-target", "8")
+    given = [*SAY_SEVENS, *flags.split(), "--checkpoints-dir", f"{tmp_path}/checkpoints"]
+    plain = run_in(tmp_path / "plain", *given)
+    aimed = run_in(tmp_path / "aimed", *given, "--length-target", "8")
     ends = [json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]) for run in (plain, aimed)]
     assert ends[0]["eval/sevens/completion_tokens_mean"] < 5 < 7 < ends[1]["eval/sevens/completion_tokens_mean"] < 9.5
     assert ends[1]["eval/sevens/pass@1"] > 0.8

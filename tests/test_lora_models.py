@@ -250,7 +250,7 @@ def test_the_engine_samples_from_adapted_experts_and_scaled_embeddings(name, dty
 
 @pytest.mark.optim8bit
 def test_moments_in_eight_bits_train_adapters_on_held_weights_and_go_on(adapted, tmp_path):
-    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed: make setup EXTRA=optim8bit")
     policy = adapted("Qwen3", dtype=torch.bfloat16, rank=128)  # 4096 elements: fewer keep moments in float32
     config = OptimizerConfig(optimizer="adamw8bit", learning_rate=1e-2)
     before = {name: weight.clone() for name, weight in policy.model.named_parameters()}

@@ -248,7 +248,7 @@ def test_a_mixture_is_stored_as_it_is_read_again():
 OWN = str.split("""--prompts-per-step 3 --group-size 4 --save-every 1 --eval-every 2 --eval-examples 4 --eval-samples 2
     --rollouts-every 2 --learning-rate 1e-2 --threads 1 --device cpu --quiet --no-preflight""")
 FLAGS = [
-    *say_sevens.SAY_SEVENS.split()[2:],  # without its --task
+    *say_sevens.SIZES,
     *[
         "--task",
         f"{say_sevens.TASK}:2,{DUEL}:1",

@@ -22,15 +22,15 @@ from minrl.viewer.__main__ import main as viewer
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("minrl", "train.py", "evaluate.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")
-BUILD = "import sys; from setuptools.build_meta import build_sdist, build_wheel; {}(sys.argv[1])"
+BUILD = "import sys; from setuptools import build_meta; build_meta.{}(sys.argv[1])"
 TINY = """--run-name countdown-grpo-seed0 --steps 1 --device cpu --threads 1 --quiet --prompts-per-step 4 --group-size 8
     --max-tokens 12 --rollouts-every 1 --eval-samples 4 --base-steps 20 --base-hidden-size 64 --base-heads 2
     --base-batch-size 16 --reward-workers 1"""
 
 
-def build(kind: str, folder: Path) -> Path:
+def build(kind: str, folder: Path, checkout: str = "source") -> Path:
     """A wheel or an archive of the sources, made without network of a copy: a build leaves folders behind."""
-    source = folder / "source"
+    source = folder / checkout
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         source.mkdir(exist_ok=True)
@@ -128,6 +128,16 @@ def test_a_wheel_of_the_archive_of_the_sources_is_the_same(wheel, tmp_path):
     (again,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(again) as other:
         assert sorted(one.namelist()) == sorted(other.namelist())
+
+
+@pytest.mark.slow
+def test_a_checkout_called_minrl_is_not_taken_for_the_package(tmp_path):
+    """Imported from the folder above the checkout, as `make setup` installs it and without anything else."""
+    with zipfile.ZipFile(build("build_editable", tmp_path, "minrl")) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import site; site.addsitedir('site'); import minrl; print(minrl.__version__, minrl.__file__)"
+    ended = subprocess.run([sys.executable, "-ES", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.stdout == f"{minrl.__version__} {tmp_path}/minrl/minrl/__init__.py\n", ended.stderr
 
 
 @pytest.mark.slow

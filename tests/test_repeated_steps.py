@@ -16,9 +16,9 @@ from minrl.verify.fork import forked
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
 
-FLAGS = f"""{SAY_SEVENS} --prompts-per-step 4 --group-size 8 --steps 5 --save-every 2 --keep-checkpoints 0
-    --eval-every 0 --no-eval-first --eval-examples 4 --eval-samples 1 --rollouts-every 2 --threads 1
-    --device cpu""".split()
+SETTINGS = """--prompts-per-step 4 --group-size 8 --steps 5 --save-every 2 --keep-checkpoints 0 --eval-every 0
+    --no-eval-first --eval-examples 4 --eval-samples 1 --rollouts-every 2 --threads 1 --device cpu"""
+FLAGS = [*SAY_SEVENS, *SETTINGS.split()]
 NAME = "sevens-grpo-prompts_per_step=4-max_tokens=4-seed0"
 
 

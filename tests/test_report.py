@@ -512,6 +512,14 @@ def test_a_run_before_its_first_line_is_listed_and_a_folder_without_runs_is_said
         main(["--runs-dir", str(tmp_path / "runs/a")])
 
 
+def test_a_command_names_a_folder_with_a_space_as_a_shell_reads_it(make_run, capsys, tmp_path):
+    make_run("a")
+    runs = (tmp_path / "runs").rename(tmp_path / "my runs")
+    assert f"train.py --resume '{runs}/RUN' --steps N\n" in listed(capsys, runs)
+    text, _, _ = report(capsys, "a", "--runs-dir", runs)
+    assert f"Made by `python -m minrl.report a --runs-dir '{runs}'`" in text
+
+
 def test_the_command_imports_neither_torch_nor_matplotlib_nor_numpy():
     slow = {"torch", "transformers", "tensorboard", "matplotlib", "datasets", "numpy"}
     code = f"import sys, minrl.report.__main__; print({slow} & set(sys.modules))"

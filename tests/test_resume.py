@@ -27,9 +27,9 @@ from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
 
 ROOT = Path(__file__).parent.parent
-SETTINGS = f"""{SAY_SEVENS} --prompts-per-step 4 --group-size 8 --steps 6 --save-every 1 --eval-every 3
-    --eval-examples 4 --eval-samples 1 --rollouts-every 2 --threads 1 --device cpu"""
-FLAGS = SETTINGS.split()
+SETTINGS = """--prompts-per-step 4 --group-size 8 --steps 6 --save-every 1 --eval-every 3 --eval-examples 4
+    --eval-samples 1 --rollouts-every 2 --threads 1 --device cpu"""
+FLAGS = [*SAY_SEVENS, *SETTINGS.split()]
 NAME = "sevens-grpo-prompts_per_step=4-max_tokens=4-seed0"
 STEPS = list(range(7))  # step 0 is the evaluation before the first
 

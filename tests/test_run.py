@@ -88,7 +88,7 @@ def test_commands_work_where_no_environment_is_activated(environment, monkeypatc
     assert as_typed("python train.py") == f"'{environment}/python' train.py"
     assert as_typed("python -m minrl.sft") == f"'{environment}/python' -m minrl.sft"
     monkeypatch.chdir(tmp_path)
-    assert as_typed("python train.py") == f"'my environment/bin/python' {CHECKOUT}/train.py"
+    assert as_typed("python train.py") == shlex.join(["my environment/bin/python", f"{CHECKOUT}/train.py"])
     monkeypatch.setattr(sys, "argv", ["minrl-train"])
     assert as_typed("python train.py") == "'my environment/bin/minrl-train'"
     (tmp_path / "other").mkdir()

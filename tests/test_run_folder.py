@@ -217,11 +217,12 @@ def test_what_a_run_did_not_write_is_not_taken_and_not_removed(tmp_path, process
 
 
 def test_a_name_that_the_user_gave_is_that_of_one_run(tmp_path, processes):
-    places = {"runs_dir": str(tmp_path / "runs"), "checkpoints_dir": str(tmp_path / "kept")}
+    folder = tmp_path / "my runs" / "mine"
+    places = {"runs_dir": str(folder.parent), "checkpoints_dir": str(tmp_path / "kept")}
     run = open_run(TrainerConfig(logging=LoggingConfig(run_name="mine", **places)), {}, [])
-    assert run.folder == tmp_path / "runs" / "mine"
-    refused = rf"^a run mine is there already, in {tmp_path}/runs/mine or .*: choose another --run-name, or go on with "
-    refused += rf"python train.py --resume {tmp_path}/runs/mine$"
+    assert run.folder == folder
+    refused = rf"^a run mine is there already, in {folder} or .*: choose another --run-name, or go on with "
+    refused += rf"python train.py --resume '{folder}'$"
     with owned(run, processes) as mine:
         assert mine.name == "mine"
         with pytest.raises(UserError, match=refused), owned(run, processes):

@@ -269,8 +269,8 @@ def test_two_sweeps_of_a_file_are_not_made_at_once(sweep):
     assert order() == NAMES
 
 
-SIZES = f"""{SAY_SEVENS} --prompts-per-step 2 --group-size 2 --eval-every 1 --eval-examples 4 --eval-samples 1
-    --rollouts-every 0 --no-preflight --threads 1 --device cpu"""
+SIZES = """--prompts-per-step 2 --group-size 2 --eval-every 1 --eval-examples 4 --eval-samples 1 --rollouts-every 0
+    --no-preflight --threads 1 --device cpu"""
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ def test_a_sweep_trains_its_runs_and_reports_on_all(tmp_path, monkeypatch):
     """With train.py itself: a run that was killed is resumed, to the weights of one that never was."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(processes, "Popen", Forked)
-    words = SIZES.split()
+    words = [*SAY_SEVENS, *SIZES.split()]
     flags = {}
     for place, word in enumerate(words):
         if word.startswith("--"):

@@ -176,13 +176,13 @@ def test_rollouts_of_another_version_are_said_to_be_such(tmp_path):
 def test_a_page_that_cannot_be_made_does_not_end_a_run(tmp_path, monkeypatch):
     from loguru import logger
 
-    folder = write_run(tmp_path / "run", {10: many(1, 2)})
+    folder = write_run(tmp_path / "my run", {10: many(1, 2)})
     said = []
     sink = logger.add(said.append, level="WARNING")
     monkeypatch.setattr(build, "make_page", lambda folder: 1 / 0)
     refresh_page(folder)
     logger.remove(sink)
-    assert len(said) == 1 and "could not be made (division by zero); python -m minrl.viewer" in said[0]
+    assert len(said) == 1 and f"could not be made (division by zero); python -m minrl.viewer '{folder}'\n" in said[0]
 
 
 def test_a_run_without_rollouts_gets_no_page_by_itself(tmp_path):

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,7 +91,7 @@ class WandbLog:
             for shown in (one for one in media if one["step"] == line["step"]):
                 self._send(shown["step"], {shown["tag"]: self._readable(shown["value"])})
             self._send(line["step"], {tag: value for tag, value in line.items() if tag != "step"})
-        offline = f"offline, to be sent with: wandb sync {folder}/wandb/offline-run-*"
+        offline = f"offline, to be sent with: wandb sync {shlex.quote(str(folder))}/wandb/offline-run-*"
         logger.info(f"W&B: {offline if self._run.offline else self._run.url}")
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -8,6 +8,7 @@ A run that is still going on, or was killed, is shown up to its last step.
 """
 
 import hashlib
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     sys.stderr.write(f"reading {', '.join(arguments[:first_flag])}\n")
     runs = read_runs(arguments[:first_flag], Path(config.runs_dir))
     folder = Path(config.output or _default_folder(runs, arguments[0], config.runs_dir))
-    write_report(runs, folder, " ".join(["python -m minrl.report", *arguments]), config.smoothing)
+    write_report(runs, folder, f"python -m minrl.report {shlex.join(arguments)}", config.smoothing)
     return 0
 
 

@@ -47,7 +47,7 @@ def _how_to_go_on(runs_dir: Path, count: int) -> str:
     where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
     return (
         f"{count} run{'s' * (count > 1)} in {runs_dir}. Side by side: python -m minrl.report RUN RUN{where}\n"
-        f"Further than its last step: {train} --resume {runs_dir}/RUN --steps N\n"
+        f"Further than its last step: {train} --resume {shlex.quote(f'{runs_dir}/RUN')} --steps N\n"
     )
 
 

@@ -1,6 +1,7 @@
 """The report as Markdown: results, cost and differences of the runs' settings."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,7 +118,7 @@ def settings(runs: Sequence[RunData]) -> Table | str:
         return header, [[_flag(name), _value(value)] for name, value in record["not_default"].items()]
     if "not_default" in record:
         return "Every setting is at its default."
-    command = " ".join(map(str, record.get("command", [])))
+    command = shlex.join(map(str, record.get("command", [])))
     return f"`{command or NOTHING}`; every setting is in config.json."
 
 

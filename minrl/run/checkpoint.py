@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
@@ -105,7 +106,7 @@ def load_state(checkpoint: Path) -> TrainState:
     require(
         not unknown,
         f"{checkpoint / STATE} holds {', '.join(unknown)}, which this version of MinRL does not know: go on with the "
-        f"version that wrote it, or begin a new run from its weights with --model-id {checkpoint}",
+        f"version that wrote it, or begin a new run from its weights with --model-id {shlex.quote(str(checkpoint))}",
     )
     tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
     return TrainState(**values, tasks=tasks)

@@ -101,7 +101,7 @@ def _claim(run: Run, held: ExitStack) -> Run:
                 return claimed
     raise UserError(
         f"a run {given} is there already, in {run.folder} or {run.checkpoints}: choose another --run-name, or go on "
-        f"with {run.program.typed} --resume {run.folder}"
+        f"with {run.resume_command}"
     )
 
 

@@ -149,7 +149,8 @@ def _named_run(settings: Settings, program: Program) -> tuple[Path, Path | None,
         kept = Path(settings.logging.checkpoints_dir) / record.parent.name
         require(
             not record.exists(),
-            f"{record} is not whole or not a run's: put it back, or start a new run with --model-id {kept}/step_*",
+            f"{record} is not whole or not a run's: put it back, or start a new run with --model-id "
+            f"{shlex.quote(str(kept))}/step_*",
         )
     raise UserError(
         f"--resume {settings.resume}: no run and no checkpoint there; use `latest`, runs/NAME or a checkpoint"
@@ -167,7 +168,8 @@ def run_of(checkpoints: Path, runs: Path, checkpoint: Path | None = None) -> Pat
             return folder
     raise UserError(
         f"the checkpoints in {checkpoints} belong to run {here}, which is not there: name the folder that holds it "
-        f"with --runs-dir, or start a new run from their weights with --model-id {checkpoint or checkpoints / 'step_*'}"
+        "with --runs-dir, or start a new run from their weights with --model-id "
+        f"{shlex.quote(str(checkpoints))}/{checkpoint.name if checkpoint else 'step_*'}"
     )
 
 

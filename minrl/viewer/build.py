@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from minrl.config.bounds import Bounded, from_zero
 from minrl.system.files import read_record, write_text
 from minrl.system.foreign_text import html_text
 from minrl.system.json_text import json_text
+from minrl.terminal.commands import as_typed
 from minrl.types import UserError, require
 from minrl.viewer.chunk import about, choose, encode, read_lines
 
@@ -84,7 +86,8 @@ def refresh_page(folder: Path) -> None:
     try:
         make_page(folder)
     except Exception as error:
-        logger.opt(exception=True).warning(f"{PAGE} could not be made ({error}); python -m minrl.viewer {folder}")
+        again = f"{as_typed('python -m minrl.viewer')} {shlex.quote(str(folder))}"
+        logger.opt(exception=True).warning(f"{PAGE} could not be made ({error}); {again}")
 
 
 def rollout_files(folder: Path) -> dict[int, Path]:
