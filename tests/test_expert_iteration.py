@@ -338,8 +338,10 @@ def test_a_filter_does_not_write_over_its_rows(tmp_path):
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags, message):
-    there = ["--runs-dir", str(tmp_path), "--checkpoints-dir", str(uninterrupted[0] / "checkpoints")]
-    base = [] if "--resume" in flags else FLAGS
+    resumed = "--resume" in flags
+    runs = uninterrupted[0] / "runs" if resumed else tmp_path
+    there = ["--runs-dir", str(runs), "--checkpoints-dir", str(uninterrupted[0] / "checkpoints")]
+    base = [] if resumed else FLAGS
     with pytest.raises(UserError, match=message) as refused:
         expert_iteration.main([*base, *there, *flags])
     assert "\n" not in str(refused.value)

@@ -21,7 +21,10 @@ from minrl.record.clock import PhaseClock
 from minrl.record.metrics import MetricsLog, read_metrics
 from minrl.run.checkpoint import newest_complete
 from minrl.run.parts import Parts
+from minrl.run.resume import open_run
+from minrl.terminal.command_line import parse_trainer
 from minrl.types import UserError
+from tests import say_sevens
 from tests.forked import Forked
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
@@ -102,12 +105,14 @@ def test_another_seed_ends_elsewhere(folder, uninterrupted):
     assert summary(folder)["weights_sha256"] != uninterrupted[1]["weights_sha256"]
 
 
-def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted):
+def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted, capsys):
     assert train.main([*FLAGS, *folders(folder), "--steps", "4"]) == 0
     last = newest_complete(folder / f"checkpoints/{NAME}")
     (last / "model.safetensors").write_bytes((last / "model.safetensors").read_bytes()[:1000])
     assert train.main(["--resume", str(run_folder(folder)), "--steps", "6", "--runs-dir", str(folder / "runs")]) == 0
     assert summary(folder)["weights_sha256"] == uninterrupted[1]["weights_sha256"]
+    (schedule,) = (line for line in capsys.readouterr().err.splitlines() if "schedule" in line)  # of warmup, 4 of 5
+    assert schedule.endswith("now ends at step 6: step 4 has 0.00024 (peak 0.0003)")
 
 
 def test_a_run_continues_from_the_checkpoint_that_is_named(folder, uninterrupted):
@@ -142,11 +147,6 @@ def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
     ("flags", "message"),
     [
         (["--resume", "auto"], "give --run-name"),
-        (["--resume", "latest", "--seed", "1"], "only --steps, --stop-at and --patience may change, got --seed"),
-        (
-            ["--resume", "latest", "--chat-template", "chatml"],
-            "only --steps, --stop-at and --patience may change, got --chat-template",
-        ),
         (["--resume", "latest"], "finds no run"),
         (["--resume", "latest", "--checkpoints_dir", "nowhere"], "finds no run"),
         (["--resume", "nothing"], "no run and no checkpoint there"),
@@ -155,6 +155,34 @@ def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
 def test_what_cannot_be_resumed_is_refused(tmp_path, flags, message):
     with pytest.raises(UserError, match=message):
         train.main([*flags, "--runs-dir", str(tmp_path / "runs")])
+
+
+def opened(whole, *flags):
+    flags = ["--resume", "latest", "--runs-dir", str(whole / "runs"), *flags]
+    return open_run(*parse_trainer(flags), flags)
+
+
+def test_a_resume_takes_settings_that_the_run_has(uninterrupted):
+    flags = [*FLAGS, "--seed", "0", "--no-batch-invariant", "--eval-first", f"--task={say_sevens.TASK}"]
+    assert opened(uninterrupted[0], *flags).settings == opened(uninterrupted[0]).settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (["--seed", "1"], "--seed 1 (it has 0)"),
+        (["--no-eval-first"], "--eval-first False (it has True)"),
+        (["--threads=1", "--threads=2"], "--threads 2 (it has 1)"),
+        (["--chat-template", "chatml", "--model-id", "m"], "--model-id m (it has ); --chat-template chatml (it has )"),
+        (["--countdown.max-number", "9"], "--countdown.max-number 9 (it has None)"),
+        (["--config", str(ROOT / "configs/tinyzero.yaml")], "--config"),
+    ],
+)
+def test_a_resume_refuses_other_settings_than_the_run_has(uninterrupted, flags, difference):
+    with pytest.raises(UserError) as refused:
+        opened(uninterrupted[0], *flags)
+    keeps = "a resumed run keeps its config and only --steps, --stop-at and --patience may change, got "
+    assert str(refused.value) == keeps + difference
 
 
 def start(folder, *flags):

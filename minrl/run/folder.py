@@ -18,6 +18,7 @@ from typing import TypeVar
 from loguru import logger
 
 from minrl.model.processes import Processes
+from minrl.optimizer import learning_rate
 from minrl.run.checkpoint import (
     best_in,
     damage,
@@ -80,8 +81,19 @@ def begin(run: Run, steps: int) -> int | None:
     cut_after = -1 if run.stored else None  # a new run has nothing to cut
     if run.checkpoint is not None:
         cut_after = step_of(run.checkpoint)
+        _report_schedule(run, cut_after + 1, steps)
         discard_after(run.checkpoints, cut_after)
     return cut_after
+
+
+def _report_schedule(run: Run, step: int, steps: int) -> None:
+    """Report the learning rate of the next step if another end of the run changes it."""
+    optimizer = run.config.optimizer
+    if run.had.keys() & {"steps", "epochs"} and optimizer.schedule != "constant":
+        logger.warning(
+            f"the {optimizer.schedule} schedule of the learning rate now ends at step {steps}: step {step} has "
+            f"{learning_rate(optimizer, step, steps):.3g} (peak {optimizer.learning_rate:g})"
+        )
 
 
 def note_saved(run: Run, checkpoint: Path) -> None:

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minrl.config import EngineConfig, TaskOptions, with_absolute_paths
-from minrl.run.changed import ALWAYS, ENDING, elsewhere, movable, with_end
+from minrl.config import TaskOptions, with_absolute_paths
+from minrl.run.changed import ENDING, changeable, differences, elsewhere, movable, with_end
 from minrl.run.checkpoint import BEST, MANIFEST, best_in, find_checkpoint
 from minrl.run.folder import OWNER
 from minrl.run.naming import full_name
 from minrl.run.run import TRAIN, Program, Run, Settings
 from minrl.system.files import read_json, read_record
-from minrl.terminal.command_line import from_dict, to_dict
+from minrl.terminal.command_line import from_dict
 from minrl.terminal.commands import as_typed, documented
 from minrl.types import UserError, require
 
@@ -39,11 +39,10 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
         )
     if settings.resume == AUTO:
         settings = _begun_or_new(settings, options, program)
-        kept = {*ALWAYS, *movable(settings)}
-        flags = [flag for flag in flags if flag.split("=")[0].replace("_", "-") in kept]
-        flags += [*(f"--{name}" for name in program.extends), *ENDING]
+        flags = [*(flag for flag in flags if flag.split("=")[0] != "--config"), *ENDING]
+        flags += [f"--{name}" for name in program.extends]
     if settings.resume:
-        return _stored_run(settings, flags, program)
+        return _stored_run(settings, options, flags, program)
     settings = with_absolute_paths(settings)
     options = {name: with_absolute_paths(chosen) for name, chosen in options.items()}
     name = full_name(settings, options, program.rates, program.extends)
@@ -58,43 +57,39 @@ def _begun_or_new(settings: Any, options: TaskOptions, program: Program) -> Sett
     folder = Path(settings.logging.runs_dir) / name
     if not is_run(folder):
         return replace(settings, resume="")
-    options = {name: with_absolute_paths(chosen) for name, chosen in options.items()}
-    given, stored = to_dict(with_absolute_paths(settings), options), read_json(folder / "config.json")["config"]
-    kept = to_dict(*from_dict(stored, type(settings)))  # with the defaults of flags that are newer than the run
-    free = {*ALWAYS, *movable(settings)} - {"--engine"}
-    own = {*program.extends, *(flag[2:].replace("-", "_") for flag in free)}
-    other = [
-        f"--{key.replace('_', '-')} {value} (it has {kept.get(key)})"
-        for key, value in given.items()
-        if key not in own and value != kept.get(key)
-    ]
+    differing = differences(settings, options, read_json(folder / "config.json")["config"])
+    refused = [text for flag, text in differing.items() if flag not in changeable(settings, program)]
     require(
-        not other,
-        f"--resume auto found the run {folder}, which keeps its config, and this command has {'; '.join(other)}: give "
-        "what the run has, or another --run-name",
+        not refused,
+        f"--resume auto found the run {folder}, which keeps its config, and this command has {'; '.join(refused)}: "
+        "give what the run has, or another --run-name",
     )
     return replace(settings, resume=str(folder))
 
 
-def _stored_run(settings: Settings, flags: Sequence[str], program: Program) -> Run:
+def _stored_run(
+    settings: Any,  # noqa: ANN401 - of any program
+    options: TaskOptions,
+    flags: Sequence[str],
+    program: Program,
+) -> Run:
     """The run that --resume names, with its stored settings except those that may change."""
-    changed = [flag.split("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")]
-    extending = [f"--{name}" for name in program.extends]
-    moved, engine = movable(settings) & set(changed), getattr(settings, "engine", EngineConfig())
-    refused = sorted(set(changed) - {*extending, *ALWAYS} - moved)
-    if refused:
-        *others, last = *extending, *ENDING
-        raise UserError(
-            f"a resumed run keeps its config and only {', '.join(others)} and {last} may change, got "
-            f"{' '.join(refused)}"
-        )
     folder, named, kept = _named_run(settings, program)
     record = read_json(folder / "config.json")
+    changed = {flag.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for flag in flags}
+    differing = {**differences(settings, options, record["config"]), "--config": "--config"}
+    refused = [text for flag, text in differing.items() if flag in changed - changeable(settings, program)]
+    if refused:
+        *others, last = *(f"--{name}" for name in program.extends), *ENDING
+        raise UserError(
+            f"a resumed run keeps its config and only {', '.join(others)} and {last} may change, got "
+            f"{'; '.join(refused)}"
+        )
     name = record["minrl_run"]
     stored: Any
     stored, options = from_dict(record["config"], type(settings))
-    if moved:
-        stored = replace(stored, engine=elsewhere(stored.engine, with_absolute_paths(engine)))
+    if movable(settings) & changed:
+        stored = replace(stored, engine=elsewhere(stored.engine, with_absolute_paths(settings.engine)))
     kept_in = stored.logging.checkpoints_dir
     if kept is not None:
         mend = "the folder must have the run's name, rename it back"

@@ -97,6 +97,12 @@ class Run:
         return full_name(self.settings, self.options, self.program.rates, self.program.extends)
 
     @property
+    def had(self) -> dict[str, Any]:
+        """The settings of its end before a resume that changes them."""
+        had = {name: self.stored.get("config", {}).get(name) for name in self.program.extends}
+        return {name: value for name, value in had.items() if value not in (None, getattr(self.settings, name))}
+
+    @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
         return f"{self.program.typed} --resume {shlex.quote(str(self.folder))}"
@@ -125,10 +131,8 @@ def write_config(run: Run) -> None:
         "models": run.models,
     }
     if run.stored:
-        had = {name: run.stored.get("config", {}).get(name) for name in run.program.extends}
-        moved = {name: value for name, value in had.items() if value not in (None, record["config"].get(name))}
         step = step_of(run.checkpoint) if run.checkpoint else 0
-        record["resumed"] = with_end_before(run.stored.get("resumed", []), now, step, moved)
+        record["resumed"] = with_end_before(run.stored.get("resumed", []), now, step, run.had)
         changed = changes(run.stored, now)
         if changed:
             logger.warning(f"changed since the run began, so its numbers may be others: {'; '.join(changed)}")
