@@ -1,0 +1,66 @@
+"""What a pretrained model learned, from runs of `make real`: the scores, the entropy, how varied it writes, samples.
+
+    python benchmarks/real.py runs/sentences-grpo-seed0 ...
+
+Variety is the share of distinct openings (first three words) among the completions of the first and of the last steps
+whose rollouts were written.
+"""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+from harness import doing
+
+OPENING = 3
+"""Words of an opening."""
+
+STEPS = 3
+"""First and last written steps that are compared."""
+
+
+def written(run: Path) -> list[list[dict]]:
+    """The trained completions of each step whose rollouts were written, in order."""
+    steps = []
+    for path in sorted((run / "rollouts").glob("step_*.jsonl.gz")):
+        with gzip.open(path, "rt") as lines:
+            steps.append([one for one in map(json.loads, lines) if one.get("purpose") == "train"])
+    return steps
+
+
+def distinct_openings(completions: list[dict]) -> float:
+    """Distinct openings over completions.
+
+    >>> distinct_openings([{"text": "The cat sat on"}, {"text": "The cat sat by"}, {"text": "A dog ran"}, {"text": ""}])
+    0.75
+    """
+    return len({" ".join(one["text"].split()[:OPENING]).lower() for one in completions}) / len(completions)
+
+
+def main(runs: list[str]) -> None:
+    """A line for each run, and its samples."""
+    for run in map(Path, runs):
+        doing(str(run))
+        summary = json.loads((run / "summary.json").read_text())
+        steps = written(run)
+        first, last = ([one for step in part for one in step] for part in (steps[:STEPS], steps[-STEPS:]))
+        metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        entropy = [line["policy/entropy"] for line in metrics if "policy/entropy" in line]
+        print(f"\n{run.name}: {summary['seconds'] / 60:.1f} min, {summary['steps']} steps")
+        for name in ("eval_before", "eval_after"):
+            score = summary[name]
+            low, high = score["ci95"]
+            print(
+                f"  {name.removeprefix('eval_'):6} held-out pass@1 {score['pass@1']:.1%} ({low:.1%} to {high:.1%}), "
+                f"greedy {score['pass@1_greedy']:.1%}"
+            )
+        print(f"  entropy {entropy[0]:.2f} -> {entropy[-1]:.2f} nats")
+        print(f"  distinct openings {distinct_openings(first):.0%} -> {distinct_openings(last):.0%} of {len(last)}")
+        for name, completions in (("before", first), ("after", last)):
+            for one in completions[:: len(completions) // 3][:3]:
+                print(f"  {name}: {one['message'][-1]['content'][-70:]!r} -> {one['text']!r} ({one['reward']:g})")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
