@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from loguru import logger
 
 from minrl.config import LoggingConfig, task_key
@@ -137,7 +138,7 @@ class Session:
             if self.parts.policy.processes.main:
                 self.recorder.flush()
             config, parts = self.parts.config.logging, (self.parts.policy, self.parts.optimizer, self.state)
-            kept = config.keep_checkpoints, config.keep_best
+            kept = config.keep_checkpoints, config.keep_best, getattr(torch, config.save_dtype)
             self._saved = save_checkpoint(self.run.checkpoints, *parts, *kept)
             if self.parts.policy.processes.main:
                 note_saved(self.run, self._saved)
