@@ -118,10 +118,8 @@ def test_the_best_is_saved_where_nothing_else_is_and_kept_beside_the_newest(star
     assert summary()["best"] == best() and summary()["final_checkpoint"].endswith("step_000005")
     assert load_state(KEPT / "step_000002").held_out == [list(score(step, LOWS[step])) for step in range(3)]
     said = " ".join(capfd.readouterr().err.split())
-    here = Path.cwd()
-    assert f"checkpoint {here}/{KEPT}/step_000005; the best, 65.0% (60.0% to 70.0%): {here}/{KEPT}/step_000002" in said
-    assert f"evaluate.py --checkpoint {here}/{RUN}@best --task sevens" in said
-    assert f'AutoModelForCausalLM.from_pretrained("{here}/{KEPT}/step_000002")' in said
+    assert f"checkpoint {KEPT}/step_000005; the best, 65.0% (60.0% to 70.0%): step_000002" in said
+    assert f"evaluate.py --checkpoint {RUN}@best --task sevens" in said
     fallen = [line for line in said.split("step ") if "has fallen" in line]
     assert [line[:1] for line in fallen] == [
         "3",
@@ -193,7 +191,7 @@ def test_a_run_ends_where_it_is_good_enough_or_gains_nothing_and_goes_on_if_told
         assert (summary()["steps"], summary().get("ended_by"), best()["step"]) == (step, by, 2)
         said = " ".join(capfd.readouterr().err.split())
         assert why in said and ("ended early" in said) == bool(by)
-        assert (f"--resume {Path.cwd()}/{RUN} {flags[0]} 0" in said) == bool(by)
+        assert (f"--resume {RUN} {flags[0]} 0" in said) == bool(by)
     assert start(LOWS, "--resume", "run", flags[0], "0") == 0
     assert_whole_and_best_is_2(whole)
     assert json.loads((RUN / "config.json").read_text())["config"][flags[0][2:].replace("-", "_")] == 0

@@ -209,6 +209,9 @@ OTHERS = {
     "minrl-serve countdown-grpo-seed0 --chat": "test_talk.py::test_a_terminal_has_a_prompt_and_ctrl_d_ends_it",
     "python -m minrl.serve countdown-grpo-seed0": "minrl-serve countdown-grpo-seed0",
     "python -m minrl.serve RUN": "minrl-serve countdown-grpo-seed0",
+    "python -m minrl.serve RUN --chat": (
+        "test_resume.py::test_the_chat_command_that_a_run_prints_answers_a_prompt_of_its_task"
+    ),
     "python benchmarks/NAME.py": "by hand: takes minutes, and measures nothing beside other programs",
     "python benchmarks/experts.py": "python benchmarks/NAME.py",
     "python benchmarks/processes.py": "python benchmarks/NAME.py",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -155,6 +156,25 @@ def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
 def test_what_cannot_be_resumed_is_refused(tmp_path, flags, message):
     with pytest.raises(UserError, match=message):
         train.main([*flags, "--runs-dir", str(tmp_path / "runs")])
+
+
+def test_the_chat_command_that_a_run_prints_answers_a_prompt_of_its_task(uninterrupted, tmp_path):
+    run = uninterrupted[0] / f"runs/{NAME}"
+    (printed,) = (line for line in (run / "log.txt").read_text().splitlines() if line.strip().startswith("chat: "))
+    _, *words = shlex.split(printed.strip().removeprefix("chat: "))
+    prompt = json.loads((run / "config.json").read_text())["prompt"]
+    assert prompt.startswith("numbers ")
+    chat = Forked(
+        [sys.executable, *words, "--device", "cpu", "--threads", "1"],
+        cwd=tmp_path,  # anywhere
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    answers, problems = chat.communicate(f"{prompt}\n{prompt}\n", timeout=300)
+    assert chat.returncode == 0 and "error" not in problems
+    assert len(answers.splitlines()) == 2 and set(answers.split()) <= {"numbers", *"0123456789"}
 
 
 def opened(whole, *flags):

@@ -116,38 +116,35 @@ def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(
     run = make_run(folder=tmp_path / "my runs/run")
     run = replace(run, settings=replace(run.settings, steps=600_000, rollout=RolloutConfig(task="a b.py:task")))
     (run.folder / "rollouts").mkdir(parents=True)
-    checkpoint = tmp_path / "it's here/step_600000"
-    found = {}
-    for line in next_steps(run, checkpoint, "2 + 3 :"):
-        purpose, _, command = line.partition(": ") if not line.startswith("chat") else line.partition("): ")
-        found[purpose.partition(",")[0].partition(" ")[0]] = shlex.split(command)
-    assert found.pop("load")[-1]  # Python, which quotes differ in
-    *chat, program = found.pop("chat")
-    assert chat == [python, "-c"] and str(checkpoint) in program and compile(program, "", "exec")
-    assert found == {
-        "curves": [board, "--logdir", str(tmp_path)],
+    kept = run.checkpoints
+
+    def commands(*checkpoints):
+        lines = (line.partition(": ") for line in next_steps(run, *checkpoints))
+        return {purpose: shlex.split(command) for purpose, _, command in lines}
+
+    last, best, start = kept / "step_000009", kept / "step_000006", tmp_path / "it's the start"
+    assert commands(last) == {
+        "curves": [board, "--logdir", str(tmp_path / "my runs")],
         "report": [python, "-m", "minrl.report", str(run.folder)],
         "rollouts": [python, "-m", "minrl.viewer", str(run.folder)],
-        "evaluate": [python, "evaluate.py", "--checkpoint", str(checkpoint), "--task", "a b.py:task"],
+        "evaluate": [python, "evaluate.py", "--checkpoint", str(run.folder), "--task", "a b.py:task"],
+        "chat": [python, "-m", "minrl.serve", str(run.folder), "--chat"],
         "continue": [python, "train.py", "--resume", str(run.folder), "--steps", "1200000"],
     }
+    assert commands(last, last) == commands(last)
+    for checkpoints, model in (((last, best), f"{run.folder}@best"), ((start,), str(start))):
+        named = commands(*checkpoints)
+        assert named["chat"][3] == named["evaluate"][3] == model
+    monkeypatch.chdir(tmp_path)
+    assert commands(last)["report"][-1] == "my runs/run"
 
 
 def test_a_run_without_a_task_names_no_evaluation_and_goes_on_by_what_it_was_asked_for(make_run, environment):
     run = make_run(program=Program("python -m minrl.sft", ("steps", "epochs")))
     run = replace(run, settings=SftConfig(data="rows.jsonl", epochs=1.5))
-    purposes = [line.partition(":")[0].partition(" ")[0] for line in next_steps(run, Path("c"), None)]
+    purposes = [line.partition(":")[0] for line in next_steps(run, Path("c"))]
     assert {"evaluate", "rollouts"}.isdisjoint(purposes) and "chat" in purposes
-    assert any(line.endswith("--epochs 3") for line in next_steps(run, Path("c"), None))
-
-
-def test_a_multimodal_checkpoint_is_loaded_by_its_own_class(make_run, environment, tmp_path):
-    run = make_run()
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3VLForConditionalGeneration"]}))
-    *others, load = next_steps(run, tmp_path, None)
-    own = f"Qwen3VLForConditionalGeneration.from_pretrained({json.dumps(str(tmp_path))})"
-    assert load == f"load, in Python: from transformers import Qwen3VLForConditionalGeneration; model = {own}"
-    assert not any(line.startswith("chat") for line in others)  # transformers' pipeline for text does not take it
+    assert any(line.endswith("--epochs 3") for line in next_steps(run, Path("c")))
 
 
 @pytest.mark.parametrize("called", ["/usr/bin/minrl-train", "minrl-train"])

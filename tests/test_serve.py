@@ -25,7 +25,7 @@ from minrl.serve.choices import Job
 from minrl.serve.config import ServeConfig, parse_serve
 from minrl.serve.sampler import Sampler
 from minrl.serve.server import MOST_BYTES, ApiServer
-from minrl.serve.trained import as_trained
+from minrl.serve.trained import as_trained, prompt_of
 from minrl.types import Completion, Request, UserError
 from tests import evaluated
 from tests.forked import Forked
@@ -527,7 +527,10 @@ def test_a_run_is_served_with_what_it_was_trained_with(tmp_path, model, monkeypa
     flags = ["mine", "--max-tokens", "9"]
     assert as_trained(flags, parse_serve(flags)[0]).max_tokens == 9
     given = ServeConfig(checkpoint=model)
-    assert as_trained([model], given) == given
+    assert as_trained([model], given) == given and prompt_of(model) is prompt_of("mine") is None
+    config = tmp_path / "runs/mine/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "prompt": "numbers 3"}))
+    assert prompt_of("mine") == prompt_of("checkpoints/mine/step_000001") == "numbers 3"
 
 
 @pytest.mark.vllm

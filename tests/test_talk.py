@@ -24,10 +24,10 @@ from tests.test_serve import Endless, sampled
 def say(policy, engine, monkeypatch, capsys):
     """Talks with these lines as standard input; yields standard output and error."""
 
-    def said(*lines, engine=engine, **settings):
+    def said(*lines, engine=engine, example=None, **settings):
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         config = ServeConfig(checkpoint="tiny", chat=True, **settings)
-        assert talk.talk(Sampler(policy, engine, 9), config) == 0
+        assert talk.talk(Sampler(policy, engine, 9), config, example) == 0
         return capsys.readouterr()
 
     return said
@@ -49,6 +49,18 @@ def test_a_conversation_is_remembered_until_it_is_reset(say, engine, policy):
     out, err = say("numbers 3", "", "numbers 5", "/reset", "numbers 5", seed=4)
     assert (out, err) == (f"{first}\n{second}\n{third}\n", "")
     assert second != third  # or the test shows nothing
+
+
+def test_a_line_is_the_whole_prompt_where_the_tasks_prompts_are_texts(say, engine, policy):
+    policy.tokenizer.chat_template = None  # none is needed
+
+    def answer(seed):
+        return policy.decode(sampled(engine, "numbers 3", seed, 9).ids)
+
+    out, err = say("numbers 3", "numbers 3", seed=4, example="numbers 5")
+    assert (out, err) == (f"{answer(4)}\n{answer(5)}\n", "")
+    with pytest.raises(UserError, match="--system is for chats"):
+        say("numbers 3", system="be brief", example="numbers 5")
 
 
 def test_the_system_message_comes_first(policy, engine, monkeypatch):

@@ -90,6 +90,26 @@ def test_numbers_are_packed_as_they_are_unpacked():
     assert rollout["seed"] == str(2**62 + 1)
 
 
+def said(role, content):
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("message", "asked"),
+    [
+        ("numbers 3 5", "numbers 3 5"),
+        ([said("system", "be brief"), said("user", "one"), said("assistant", "1"), said("user", "two")], "two"),
+        ([said("user", [{"type": "text", "text": "in"}, {"type": "text", "text": "parts"}])], "in parts"),
+        ([said("user", "one"), said("assistant", "<think>")], "one"),
+        ([said("system", "play")], "play"),
+        ("", "the whole prompt"),  # a run of an earlier version
+    ],
+)
+def test_the_question_is_the_last_message_of_the_user(message, asked):
+    packed = encode([line([[" 3"]], prompt="the whole prompt", message=message)])
+    assert packed["texts"][packed["rollouts"][0]["asked"]] == [(asked, False)]
+
+
 def test_of_a_large_step_whole_examples_are_shown_and_the_same_at_each():
     first, second = many(20, 4, step=10), many(20, 4, step=20)
     held_out = [line([[" 1"] * 500], purpose="held_out", slot=0)]

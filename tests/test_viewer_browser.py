@@ -143,6 +143,17 @@ def test_nothing_that_a_model_wrote_becomes_html(tmp_path, open_page):
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")  # long tokens are broken
 
 
+def test_the_question_is_seen_before_the_prompt_is_opened_and_the_whole_prompt_after(tmp_path, open_page):
+    system, question = "You are a helpful assistant. " * 20, "What is 3 + 5?"
+    prompt = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    message = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    lines = [line([[" 8"]], prompt=prompt, message=message), line([[" 9"]], prompt="numbers 3 5", group=1, slot=1)]
+    page = open_page(make_page(write_run(tmp_path / "run", {10: lines})))
+    assert [page.text(f".group:nth-of-type({n}) .prompt").strip() for n in (1, 2)] == [question, "numbers 3 5"]
+    page.run("document.querySelector('.prompt summary').click()")
+    assert page.text(".prompt").strip() == prompt.strip()
+
+
 def test_script_that_gets_into_the_page_is_not_run(tmp_path, open_page, chromium):
     """The second wall: were a text put in as HTML after all, the page's policy would refuse it."""
     path = make_page(write_run(tmp_path / "run", {10: [line([[" a"]])]}))
@@ -176,8 +187,9 @@ def test_groups_stand_side_by_side_with_all_that_is_known(page):
     assert len(boxes) == 2 and boxes[0]["top"] == boxes[1]["top"] and boxes[0]["right"] < boxes[1]["left"]
     assert page.texts(".group > .quiet")[0] == "training · mean reward 0.5 · 1 of 3 solved"
     facts = page.texts("#board .facts")
-    for expected in ("format 0", "stop", "3 tok", "0.25 nats/tok", "adv −1", f"seed {2**62 + 1}"):
+    for expected in ("format 0", "stop", "3 tok", "0.25 nats/tok", "adv −1"):
         assert expected in facts[0]
+    assert "seed" not in facts[0]  # of 19 digits, which the rollout in full has
     assert "✂ length" in facts[2] and page.texts("#board .badge")[:3] == ["0.00", "1.00 ✓", "0.50"]
 
 
@@ -288,7 +300,7 @@ def test_everything_is_reached_by_keys(page):
     page.keys(RIGHT)
     assert "2 of 2" in page.text("#tip")
     page.keys(DOWN)
-    assert "third" in page.text("#detail")
+    assert "third" in page.text("#detail") and str(2**62 + 1) in page.text("#detail")
     page.keys("x")
     page.wait("return document.querySelectorAll('.columns').length === 1")
     page.keys(ESCAPE, "?")

@@ -85,7 +85,8 @@ class ModelConfig(Bounded):
     """Which model is trained."""
 
     model_id: str = field(default="", metadata=PATH_OR_NAME)
-    """Hub name or local path of a transformers model. Empty: the small base model that MinRL makes itself."""
+    """Hub name or folder of a transformers model, or a GGUF file (the gguf extra). Empty: the small base model that
+    MinRL makes itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products. Weights that are trained are float32 in any case; those frozen under adapters stay
     in bfloat16 where the checkpoint is. auto: bfloat16 on CUDA, float32 on a CPU."""
@@ -312,6 +313,9 @@ class LoggingConfig(Bounded):
     """Save a checkpoint after every so many steps, beside the last one. 0: only the last."""
     keep_checkpoints: Annotated[int, from_zero("keeps all")] = 3
     """How many checkpoints of this run stay on disk, beside the best. 0: all."""
+    save_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of a checkpoint's model.safetensors. bfloat16: weights are rounded for the programs that load them, and
+    optimizer.safetensors also holds them in float32, from which the run resumes."""
     keep_best: bool = True
     """Save the policy after each evaluation that is the best so far, by the lower bound of held-out pass@1, and keep it
     until there is a better one: `RUN@best` names it."""

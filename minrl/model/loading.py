@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
+import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 from huggingface_hub.errors import HFValidationError
@@ -27,6 +28,15 @@ from transformers.utils import logging
 
 from minrl.kernels.attention import ATTENTION, packed_attention
 from minrl.kernels.routers import exact_routers
+from minrl.model.gguf import (
+    GIVE_SAFETENSORS,
+    GgufFile,
+    read_gguf,
+    refuse_what_is_lost,
+    settle_config,
+    source_of,
+    without_added,
+)
 from minrl.model.source import PICKLE, auto_class, processor_files, read_config, settle_dequantized, why_not
 from minrl.model.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
 from minrl.system.streams import first_line
@@ -52,39 +62,29 @@ CHAT_TEMPLATE = (
 
 
 def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
-    """The model, with a text part in float32, and its tokenizer, at a hub name or a local path. What a multimodal model
-    has beside its text part is frozen, in the precision of the checkpoint.
+    """The model, with a text part in float32, and its tokenizer, at a hub name or in a local folder or GGUF file. What
+    a multimodal model has beside its text part is frozen, in the precision of the checkpoint.
 
     If the hub cannot be reached only the cache is read, at once instead of after minutes of retries.
     """
     cached_only = not Path(path).exists() and not hub_reachable()
+    gguf = read_gguf(path) if Path(path).is_file() else None
     try:
-        config = read_config(path, cached_only)
-        frozen = frozen_precision(config)  # loading writes its own into the config
-        auto = auto_class(path, config)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=cached_only, trust_remote_code=False)
-        loaded: Any = auto.from_pretrained(
-            path,
-            config=config,
-            dtype=torch.float32,
-            local_files_only=cached_only,
-            trust_remote_code=False,
-            use_safetensors=True,
-            weights_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, in one line
-        )
+        tokenizer, frozen, (model, found) = _from_pretrained(path, gguf, cached_only)
     except UserError:
         raise
     except Exception as error:  # transformers raises whatever a damaged file leads it to
         raise UserError(_not_found(path, error, cached_only)) from error
-    model, found = loaded
     lacking = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if lacking:  # transformers fills them with random numbers
+        incomplete = "the folder is incomplete, or its config.json is another model's"
         raise UserError(
-            f"{path} lacks {len(lacking)} weights of its own shape, {lacking[0]} among them: the folder is incomplete, "
-            "or its config.json is another model's"
+            f"{path} lacks {len(lacking)} weights of its own shape, {lacking[0]} among them: "
+            f"{incomplete if gguf is None else GIVE_SAFETENSORS}"
         )
+    if gguf is not None:
+        refuse_what_is_lost(gguf, model)
+        without_added(tokenizer, gguf)
     broken = next((name for name, weight in model.named_parameters() if not weight.sum().isfinite()), None)
     require(broken is None, f"{path} holds {broken} with weights that are not finite: choose an earlier checkpoint")
     require(
@@ -99,6 +99,33 @@ def load_model(path: str) -> tuple[CausalModel, PreTrainedTokenizerBase]:
     exact_routers(model, model.config.get_text_config(decoder=True))
     model.processor_files = processor_files(path, cached_only) if is_multimodal(model) else {}
     return model, tokenizer
+
+
+def _from_pretrained(
+    path: str, gguf: GgufFile | None, cached_only: bool
+) -> tuple[PreTrainedTokenizerBase, torch.dtype, Any]:
+    """The tokenizer, the precision of what is frozen, and the model with what transformers says of its loading."""
+    quantized = {} if gguf is None else {"quantization_config": transformers.GgufConfig(dequantize=True)}
+    with source_of(path) as source:
+        config = read_config(path, source, cached_only)
+        if gguf is not None:
+            settle_config(gguf, config)
+        frozen = frozen_precision(config)  # loading writes its own into the config
+        auto = auto_class(path, config)
+        tokenizer = AutoTokenizer.from_pretrained(**source, local_files_only=cached_only, trust_remote_code=False)
+        loaded: Any = auto.from_pretrained(
+            **source,
+            **quantized,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=cached_only,
+            trust_remote_code=False,
+            use_safetensors=True,
+            weights_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused in one line
+        )
+    return tokenizer, frozen, loaded
 
 
 def _settle_generation(path: str, model: CausalModel) -> None:
@@ -185,13 +212,19 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     weights: Mapping[str, torch.Tensor] | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Save in Hugging Face's format, which any transformers program can load, with the processor's files of the folder
-    that the model came from. `weights` replace the model's own.
+    that the model came from. `weights` replace the model's own, and are saved in `dtype` if they are float32.
     """
+    if weights is not None and dtype != torch.float32:
+        buffers = dict(model.named_buffers())
+        float32 = (weight for name, weight in weights.items() if weight.dtype == torch.float32 and name not in buffers)
+        rounded = {weight: weight.to(dtype) for weight in dict.fromkeys(float32)}  # tied ones once
+        weights = {name: rounded.get(weight, weight) for name, weight in weights.items()}
     model.save_pretrained(folder, state_dict=weights)
-    # transformers writes the precision of the first weight, a frozen one perhaps; merged weights are in float32
-    model.config.dtype = decoder_of(model).dtype if weights is None else torch.float32
+    # transformers writes the precision of the first weight, a frozen one perhaps
+    model.config.dtype = decoder_of(model).dtype if weights is None else dtype
     model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_processor(model, folder)
@@ -248,7 +281,8 @@ def _not_found(path: str, error: Exception, cached_only: bool) -> str:
     """One line for a model that cannot be loaded, with what to do."""
     reason = (why_not(Path(path)) if Path(path).is_dir() else None) or first_line(error)
     if Path(path).exists():
-        return f"{path} is not a model folder that transformers can load ({reason})"
+        kind = "model folder" if Path(path).is_dir() else "GGUF file"
+        return f"{path} is not a {kind} that transformers can load ({reason})"
     if cached_only:
         why = "offline mode is on (HF_HUB_OFFLINE)" if HF_HUB_OFFLINE else f"the hub {ENDPOINT} cannot be reached"
         return (
@@ -257,4 +291,6 @@ def _not_found(path: str, error: Exception, cached_only: bool) -> str:
         )
     if "safetensors" in reason:
         reason = f"it has no safetensors; what else it has is {PICKLE}"
+    if "config.json" in reason:
+        reason += "; of a repository of GGUF files download one and give that"
     return f"cannot load model {path!r}: the hub did not give it ({reason}); check the name, or give a local folder"

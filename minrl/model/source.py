@@ -1,6 +1,7 @@
 """What a model's folder holds: the class that loads it, the files of its processor, or why it cannot be loaded."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ DEQUANTIZED = ("mxfp4", "fp8")
 """Quantizations that transformers undoes as it loads a checkpoint."""
 
 
-def read_config(path: str, cached_only: bool) -> Any:  # noqa: ANN401 - of transformers
-    """The config of the model at a hub name or a local path. No code of the model's own is run.
+def read_config(path: str, source: Mapping[str, str], cached_only: bool) -> Any:  # noqa: ANN401 - of transformers
+    """The config of the model at a hub name or a local path, which is read from `source`. No code of the model's own is
+    run.
 
     The attention is left to the class: sdpa where it has it. Quantized weights are loaded as what they stand for.
     """
-    config = AutoConfig.from_pretrained(path, local_files_only=cached_only, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(**source, local_files_only=cached_only, trust_remote_code=False)
     config._attn_implementation = None
     quantization = getattr(config, "quantization_config", None) or {}
     method = quantization.get("quant_method")
@@ -102,8 +104,8 @@ def why_not(folder: Path) -> str | None:
     if (folder / "model_index.json").exists():
         return "it holds a pipeline of diffusers, which makes no text"
     if not (folder / "config.json").exists():
-        if any(folder.glob("*.gguf")):
-            return "it holds GGUF files, which are for inference: give the safetensors that they were made of"
+        if found := sorted(folder.glob("*.gguf")):
+            return f"it has no config.json: give the GGUF file itself, {found[0]}"
         if (folder / "params.json").exists():
             return "it holds the maker's own format (params.json): give the one with config.json"
         return "it has no config.json"

@@ -12,6 +12,7 @@ from minrl.model.loading import cached_commit
 from minrl.model.lora import base_of
 from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST, damage
+from minrl.run.provenance import files_in
 from minrl.run.resume import model_folder, resolve_model
 from minrl.system.keys import checked_url
 from minrl.types import require
@@ -81,7 +82,7 @@ def _served(name: str) -> NamedModel:
 
 def _local(path: str) -> NamedModel:
     folder = Path(path)
-    if not folder.is_dir():
+    if not folder.exists():
         return NamedModel(path, path, cached_commit(path), hub=True)
     parts = folder.resolve().parts
     if not (folder / MANIFEST).exists():
@@ -107,14 +108,13 @@ def _weights_digest(folder: Path) -> str:
     own = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.exists() else _files_digest(folder)
     if base is None:
         return own
-    return f"{own} on {_weights_digest(Path(base)) if Path(base).is_dir() else cached_commit(base)}"
+    return f"{own} on {_weights_digest(Path(base)) if Path(base).exists() else cached_commit(base)}"
 
 
 def _files_digest(folder: Path) -> str:
     """A digest of names, sizes and modification times: cheap for any size of model."""
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            status = path.stat()
-            digest.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
+    for path in files_in(folder):
+        status = path.stat()
+        digest.update(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

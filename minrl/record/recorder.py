@@ -74,7 +74,8 @@ class Recorder:
         """Open the run's files, cut off what lies beyond the checkpoint, show the bar."""
         step, config = self.state.step, self.config
         if self.main:
-            cut_after = begin(self.run, config.steps)
+            prompt = self.parts.task.dataset.held_out[0].prompt if config.rollout.task else None
+            cut_after = begin(self.run, config.steps, prompt)
             names, settings = self.parts.scored, hyperparameters(self.run)
             self._log = MetricsLog(self.run.folder, cut_after, names, settings, config.logging.logger)
             if config.logging.note and not step:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from loguru import logger
 
 from minrl.config import LoggingConfig, task_key
@@ -33,6 +34,7 @@ from minrl.statistics.evaluation import Evaluation, is_solved
 from minrl.system.files import read_json, read_record
 from minrl.system.signals import exit_status
 from minrl.terminal.bars import FILE_ONLY
+from minrl.terminal.commands import near
 from minrl.terminal.screen import RESULT
 from minrl.types import UserError
 
@@ -136,7 +138,7 @@ class Session:
             if self.parts.policy.processes.main:
                 self.recorder.flush()
             config, parts = self.parts.config.logging, (self.parts.policy, self.parts.optimizer, self.state)
-            kept = config.keep_checkpoints, config.keep_best
+            kept = config.keep_checkpoints, config.keep_best, getattr(torch, config.save_dtype)
             self._saved = save_checkpoint(self.run.checkpoints, *parts, *kept)
             if self.parts.policy.processes.main:
                 note_saved(self.run, self._saved)
@@ -174,18 +176,17 @@ class Session:
 
     def _show_results(self, before: dict[str, dict], after: dict[str, Evaluation], final: Path) -> None:
         screen, name = self.parts.screen, task_key(self.parts.config.rollout.task)
+        scores, best = scores_of(self.state), best_in(self.run.checkpoints)
         if name in after:
-            screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
             first = {is_solved(one): one for one in reversed(after[name].rollouts)}
             screen.samples({solved: self.parts.policy.decode_all(one.ids) for solved, one in first.items()})
-        steps = f"{self.state.step} step{'s' * (self.state.step != 1)}"
-        scores, best = scores_of(self.state), best_in(self.run.checkpoints)
-        done = f"{steps} in {self.state.seconds:.0f} s; checkpoint {final}"
-        if best is not None and best.name != final.name:
-            done += f"; the best, {best_of(score for score in scores if score.step == step_of(best))}: {best}"
+        logger.info("\n".join(["next:", *next_steps(self.run, final, best, self._ended_by)]))
         if self._ended_by:
             logger.info(f"ended early: {why_ended(scores, self.parts.config.evaluation)}")
+        if name in after:  # the score last, where it stays on the screen
+            screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
+        steps = f"{self.state.step} step{'s' * (self.state.step != 1)}"
+        done = f"{steps} in {self.state.seconds:.0f} s; checkpoint {near(final)}"
+        if best is not None and best.name != final.name:
+            done += f"; the best, {best_of(score for score in scores if score.step == step_of(best))}: {best.name}"
         logger.bind(**{RESULT: True}).info(done)
-        prompt = self.parts.task.dataset.held_out[0].prompt if name else None
-        for line in next_steps(self.run, final, prompt, best, self._ended_by):
-            logger.info(line)

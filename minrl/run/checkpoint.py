@@ -33,6 +33,8 @@ from minrl.types import TrainState, UserError, require
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
 MOMENTS = "optimizer.safetensors"
+MASTER = "weight"
+"""Among the optimizer's moments: a float32 weight that model.safetensors has in lower precision."""
 BEST = "best"
 """The file beside the checkpoints that names the best of them."""
 
@@ -48,7 +50,13 @@ def step_of(checkpoint: Path) -> int:
 
 
 def save_checkpoint(
-    folder: Path, policy: Policy, optimizer: torch.optim.Optimizer, state: TrainState, keep: int, keep_best: bool = True
+    folder: Path,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    keep: int,
+    keep_best: bool = True,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Write `folder/step_000123` and remove all but the newest `keep` (0: keep all) and the best. All processes call
     it; the main one gathers what is sharded and writes, while the others go on.
@@ -58,8 +66,11 @@ def save_checkpoint(
     moments = gathered(optimizer_tensors(optimizer, policy).items(), policy.processes.main)
     if not policy.processes.main:
         return final
+    if dtype != torch.float32 and policy.adapters is None:
+        masters = {name: tensors[name] for name in named_weights(policy.model)}
+        moments |= {f"{MASTER}:{name}": weight for name, weight in masters.items() if weight.dtype == torch.float32}
     with whole_folder(final) as temporary:
-        save_policy(policy, temporary, tensors)
+        save_policy(policy, temporary, tensors, dtype)
         save_optimizer(moments, temporary / MOMENTS)
         held = {name: value for name, value in asdict(state).items() if value or name != "tasks"}  # none of one task
         (temporary / STATE).write_text(json.dumps(held, indent=1))
@@ -133,8 +144,11 @@ def save_optimizer(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
 
 
+@torch.no_grad()
 def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
-    """Restore what `save_optimizer` wrote. bitsandbytes counts steps in an int, torch in a float32."""
+    """Restore what `save_optimizer` wrote, and float32 weights where it has them. bitsandbytes counts steps in an int,
+    torch in a float32.
+    """
     weights = named_weights(policy.model)
     with safe_open(path, "pt") as file:
         for key in file.keys():  # noqa: SIM118 - no dictionary
@@ -142,7 +156,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path)
             counted = kind == "step" and value.dtype == torch.int64
             weight = weights[name]
             moment = part_of(value.to(weight.device), weight)
-            optimizer.state[weight][kind] = int(value) if counted else moment
+            if kind == MASTER:
+                weight.copy_(moment)
+            else:
+                optimizer.state[weight][kind] = int(value) if counted else moment
 
 
 def policy_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
@@ -159,9 +176,12 @@ def policy_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, merged.part(name)) for name in merged)
 
 
-def save_policy(policy: Policy, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+def save_policy(
+    policy: Policy, folder: Path, tensors: Mapping[str, Tensor] | None = None, dtype: torch.dtype = torch.float32
+) -> None:
     """Write model and tokenizer in Hugging Face's format; with adapters as `lora_checkpoint` says. `tensors` are what
-    `policy_tensors` gave, gathered. Raises `UserError` if a weight is not finite: no run could resume from it.
+    `policy_tensors` gave, gathered; `dtype` is the precision of the model's file. Raises `UserError` if a weight is not
+    finite: no run could resume from it.
     """
     tensors, merged = tensors or dict(policy_tensors(policy)), None
     for name, weight in tensors.items():
@@ -175,9 +195,9 @@ def save_policy(policy: Policy, folder: Path, tensors: Mapping[str, Tensor] | No
         if alone:
             return
         merged = {name: tensor.detach() for name, tensor in tensors.items() if ADAPTER not in name}
-    elif sharded(policy.model):
+    elif sharded(policy.model) or dtype != torch.float32:
         merged = dict(tensors)
-    save_model(policy.model, policy.tokenizer, folder, merged)
+    save_model(policy.model, policy.tokenizer, folder, merged, dtype)
 
 
 def last_saved(folder: Path) -> Path | None:

@@ -32,7 +32,7 @@ from minrl.run.checkpoint import (
 from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.system.disk import refusal, writing
 from minrl.system.files import LOCK, holder, lock, read_record, write_json
-from minrl.types import UserError
+from minrl.types import Prompt, UserError
 
 T = TypeVar("T")
 
@@ -69,11 +69,11 @@ def owned(run: Run, processes: Processes) -> Iterator[Run]:
         yield processes.on_main(lambda: decide(run, held))
 
 
-def begin(run: Run, steps: int) -> int | None:
+def begin(run: Run, steps: int, prompt: Prompt | None = None) -> int | None:
     """Record whose folders these are, and discard what lies beyond the checkpoint from which the run resumes. Returns
     the step after which its files are cut: -1 cuts all, None nothing.
     """
-    write_config(run)
+    write_config(run, prompt)
     write_json(run.checkpoints / OWNER, {"minrl_run": run.name, "id": run.identity, "folder": str(run.folder)})
     for folder in _folders(run):
         (folder / COPYING).unlink(missing_ok=True)

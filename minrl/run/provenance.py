@@ -44,7 +44,7 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
     """Commit, packages, machine, place, command, and digests of MinRL's sources and the given files."""
     return {
         "commit": _git_commit(PACKAGE) if SCRIPTS else None,
-        "files": {str(path): _digest(_files_in(path)) for path in files},
+        "files": {str(path): _digest(files_in(path)) for path in files},
         **code(),
         "place": place(os.environ).facts,
         "machine": {
@@ -73,7 +73,7 @@ def _changes(name: str, was: Any, found: Any, before: Mapping[str, Any]) -> Iter
         yield commit if name == "sources" else f"{name} {was} (now {found})"
 
 
-def _files_in(path: Path) -> list[Path]:
+def files_in(path: Path) -> list[Path]:
     """All files in a folder, or the file itself."""
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 

@@ -118,11 +118,12 @@ def _ways(weights: Weights, text: Any, setup: Setup, room: int) -> Iterator[tupl
 
 
 def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
-    """Approximate bytes of a checkpoint: float32 weights, and the moments of the trained ones."""
+    """Approximate bytes of a checkpoint: the weights, once more if rounded, and the moments of the trained ones."""
     counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
     trained = sum(count for weight, count in counts.items() if weight.requires_grad)
     saved = trained if config.lora.lora_checkpoint == "adapter" else sum(counts.values())
-    return 4 * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
+    each = 6 if config.logging.save_dtype == "bfloat16" and not config.lora.lora_rank else 4
+    return each * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
 
 
 def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:

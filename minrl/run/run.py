@@ -18,8 +18,8 @@ from minrl.statistics.evaluation import Evaluation
 from minrl.system.files import read_record, write_json
 from minrl.tasks.programs import files_outside
 from minrl.terminal.command_line import to_dict
-from minrl.terminal.commands import as_typed
-from minrl.types import TrainState
+from minrl.terminal.commands import as_typed, near
+from minrl.types import Prompt, TrainState
 
 
 @runtime_checkable
@@ -105,7 +105,7 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        return f"{self.program.typed} --resume {shlex.quote(str(self.folder))}"
+        return f"{self.program.typed} --resume {shlex.quote(near(self.folder))}"
 
 
 def in_common(run: Run) -> dict[str, Any]:
@@ -115,9 +115,9 @@ def in_common(run: Run) -> dict[str, Any]:
     return {"the run": run.name, **flags, "MinRL's code": facts["sources"][:12], **facts["packages"]}
 
 
-def write_config(run: Run) -> None:
+def write_config(run: Run, prompt: Prompt | None = None) -> None:
     """Write config.json: every setting, the models, and what else the numbers depend on, at the start and at each
-    resume. Changes since the start are reported.
+    resume, and a `prompt` of the trained task. Changes since the start are reported.
     """
     now = provenance(_outside_files(run))
     record: dict[str, Any] = {
@@ -129,6 +129,7 @@ def write_config(run: Run) -> None:
         "not_default": differing(run.settings, run.options, run.program.rates),
         "config": to_dict(run.settings, run.options),
         "models": run.models,
+        **({} if prompt is None else {"prompt": prompt}),
     }
     if run.stored:
         step = step_of(run.checkpoint) if run.checkpoint else 0

