@@ -195,11 +195,12 @@ def compare(
     sides: Mapping[str, Callable],
     options: Any,
     rounds: int,
+    warmup: int = 2,
 ) -> Row:
     """Seconds of the first side over seconds of the second, round by round."""
     turns = Sides(what, sides, options)
     try:
-        kept = turns.rounds(rounds)
+        kept = turns.rounds(rounds, warmup)
     finally:
         turns.close()
     ours, theirs = sides

@@ -12,7 +12,7 @@ from minrl.config import ModelConfig
 from minrl.model.loading import HEAD_DIM, save_model, small_qwen3, word_tokenizer
 from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
-from minrl.tasks import Task
+from minrl.tasks import TASK_DEFINITIONS, Task
 from minrl.tasks.task import Dataset
 from minrl.types import Completion, Example, Request, Reward, Rollout
 
@@ -48,6 +48,8 @@ class Work:
     max_tokens: int = MAX_TOKENS
     dtype: str = "float32"
     threads: int = 0
+    model: str = ""
+    """A folder of transformers with a pretrained chat model, in place of a model of `size` with random weights."""
 
     def lengths(self, number: int) -> list[int]:
         """Tokens of each completion of a round, the same for both sides."""
@@ -76,7 +78,10 @@ class Work:
         return [Request(prompts[row // self.group], 1000 * number + row, length) for row, length in enumerate(lengths)]
 
     def examples(self) -> list[Example]:
-        """The prompts as text."""
+        """The prompts: text, for a pretrained model messages of the task `sentences`."""
+        if self.model:
+            sentences = TASK_DEFINITIONS["sentences"]
+            return list(sentences.make(sentences.options(), "").dataset.train[: self.prompts])
         texts = [" ".join(f"w{token - 5}" for token in ids) for ids in self.prompt_ids()]
         return [Example(text, text, {}) for text in texts]
 
@@ -134,9 +139,9 @@ def save_shape(size: str, folder: Path) -> None:
 
 
 def even_share(text: str) -> float:
-    """The reward of both sides: the share of words with an even number. Any model's groups differ in it."""
-    numbers = [int(word[1:]) for word in text.split() if word[:1] == "w" and word[1:].isdigit()]
-    return sum(number % 2 == 0 for number in numbers) / max(1, len(numbers))
+    """The reward of both sides: the share of words with an even last character. Any model's groups differ in it."""
+    words = text.split()
+    return sum(ord(word[-1]) % 2 == 0 for word in words) / max(1, len(words))
 
 
 def even_task(examples: Sequence[Example]) -> Task:

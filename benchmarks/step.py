@@ -3,6 +3,8 @@
     make setup EXTRA=bench
     python benchmarks/step.py            1M, 5M and 15M parameters, 8 prompts x 8, 32 + 64 tokens; then varying lengths
     python benchmarks/step.py --dtypes float32 bfloat16         both sides in the same precision
+    python benchmarks/step.py --model PATH --dtypes float32     a pretrained chat model, 4 prompts x 8, 32 tokens
+    taskset -c 0 python benchmarks/step.py ...                  on one core
 
 Each side has its own default precision, ours float32 and TRL's bfloat16. Our side is `train.py` itself, TRL's its
 GRPOTrainer: all 64 completions in one generation and one micro-batch, which is faster on a CPU than its default of 8 at
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Row, Sides, Turns, compare, save
+from memory_parts import gib
 from shapes import SHAPES, Work, even_share, even_task, save_shape
 
 STEPS = 10_000
@@ -31,7 +34,7 @@ class PacedRun:
 
     def __init__(self, turns: Turns, work: Work) -> None:
         self.turns, self.work = turns, work
-        self.number = self.tokens = self.unique = self.forwarded = 0
+        self.number = self.tokens = self.prompt_tokens = self.unique = self.forwarded = 0
         self.computed = self.started = 0.0
 
     def install(self) -> None:
@@ -53,6 +56,7 @@ class PacedRun:
         completions = generate(engine, fixed, replace(sampling, stop_ids=frozenset()), **named)
         self.tokens = sum(len(completion.ids) for completion in completions)
         prompts = {tuple(request.ids) for request in requests}
+        self.prompt_tokens = sum(len(request.ids) for request in requests)
         self.unique = sum(map(len, prompts)) + self.tokens - len(requests)  # last tokens are labels only
         return completions
 
@@ -80,6 +84,8 @@ class PacedRun:
         named = sum(phases.get(f"time/{name}_s", 0.0) for name in ("rollout", "reward", "update", "sync"))
         counted = {
             "completion_tokens": self.tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "ours_gib": gib("VmHWM"),
             "named_share": named / seconds,
             "computed_over_unique": self.computed / self.unique,
             "forwarded_over_computed": self.forwarded / self.computed,
@@ -102,7 +108,8 @@ def ours(turns: Turns, work: Work) -> None:
     PacedRun(turns, work).install()
     TASK_DEFINITIONS["even"] = TaskDefinition(_NoOptions, lambda options, path: even_task(work.examples()))
     with tempfile.TemporaryDirectory() as folder:
-        save_shape(work.size, Path(folder) / "model")
+        if not work.model:
+            save_shape(work.size, Path(folder) / "model")
         train.main(_flags(work, folder))
 
 
@@ -115,9 +122,11 @@ def trl(turns: Turns, work: Work) -> None:
 
     state: dict[str, Any] = {}
     folder = Path(tempfile.mkdtemp())
-    save_shape(work.size, folder)
-    words = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    if not work.model:
+        save_shape(work.size, folder)
+    path = work.model or folder
+    words = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
     generate = model.generate
 
     class Scheduled(LogitsProcessor):
@@ -125,16 +134,20 @@ def trl(turns: Turns, work: Work) -> None:
 
         def __call__(self, input_ids, scores):
             scores[:, words.eos_token_id] = -torch.inf
-            last = state["lengths"] == input_ids.shape[1] - work.prompt_tokens + 1
+            last = state["lengths"] == input_ids.shape[1] - state["width"] + 1
             if work.varying and last.any():
                 scores[last] = -torch.inf
                 scores[last, words.eos_token_id] = 0.0
             return scores
 
     def scheduled(*args, **kwargs):
+        state["width"] = kwargs["input_ids"].shape[1]
         ids = generate(*args, **kwargs, logits_processor=LogitsProcessorList([Scheduled()]))
-        completion = ids[:, work.prompt_tokens :]
-        state["tokens"] = int((torch.arange(completion.shape[1]) < state["lengths"][:, None]).sum())
+        sampled = torch.arange(ids.shape[1] - state["width"]) < state["lengths"][:, None]
+        state["counted"] = {
+            "completion_tokens": int(sampled.sum()),
+            "prompt_tokens": int(kwargs["attention_mask"].sum()),
+        }
         return ids
 
     class Paced(TrainerCallback):
@@ -145,10 +158,10 @@ def trl(turns: Turns, work: Work) -> None:
             state["started"] = time.perf_counter()
 
         def on_step_end(self, *_, **__) -> None:
-            turns.done(time.perf_counter() - state["started"], {"completion_tokens": state["tokens"]})
+            turns.done(time.perf_counter() - state["started"], {**state["counted"], "TRL_gib": gib("VmHWM")})
 
     def reward(completions, **_):
-        return [even_share(completion) for completion in completions]
+        return [even_share(one if isinstance(one, str) else one[0]["content"]) for one in completions]
 
     model.generate = scheduled
     rows = work.prompts * work.group
@@ -181,7 +194,7 @@ def _flags(work: Work, folder: str) -> list[str]:
     """train.py's defaults, but for the shape of the batch and for what is not part of a step."""
     flags = {
         "--task": "even",
-        "--model-id": f"{folder}/model",
+        "--model-id": work.model or f"{folder}/model",
         "--prompts-per-step": work.prompts,
         "--group-size": work.group,
         "--max-tokens": work.max_tokens,
@@ -206,6 +219,9 @@ MARKS = {
     ("varying", "15M"): (0.16, 0.10),
 }
 """Reach and aim, by lengths and size."""
+
+PRETRAINED_MARKS, PRETRAINED_MEMORY = (0.35, 0.25), 0.5
+"""Reach and aim of a pretrained model's step, and reach of its peak memory."""
 
 
 def counters(row: Row) -> list[Row]:
@@ -240,6 +256,15 @@ def counters(row: Row) -> list[Row]:
     ]
 
 
+def memory(row: Row) -> Row:
+    """The most that the process of each side ever had in memory, imports and loading included."""
+    last = row.facts["rounds"][-1]["facts"]
+    ours_gib, trl_gib = last["ours"]["ours_gib"], last["TRL"]["TRL_gib"]
+    print(f"peak memory: ours {ours_gib:.2f} GiB, TRL {trl_gib:.2f} GiB", flush=True)
+    name = row.what.removeprefix("whole GRPO step, ")
+    return Row(f"peak memory, {name}", row.against, PRETRAINED_MEMORY, PRETRAINED_MEMORY, [ours_gib / trl_gib])
+
+
 def main() -> None:
     """Every size, fixed and varying lengths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -253,28 +278,32 @@ def main() -> None:
         choices=["default", "float32", "bfloat16"],
         help="float32 or bfloat16 of both sides, beside or in place of each side's default",
     )
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--model", default="", help="a folder of transformers, in place of --sizes")
+    parser.add_argument("--prompts", type=int, default=4, help="prompts of a step with --model")
     parser.add_argument("--alone", action="store_true", help="our side only: no TRL, no ratio")
     options = parser.parse_args()
     rows = []
-    for size, lengths, dtype in product(options.sizes, options.lengths, options.dtypes):
-        work = Work(size=size, varying=lengths == "varying", dtype=dtype)
+    sizes = [Path(options.model).name] if options.model else options.sizes
+    shape = {"model": options.model, "prompts": options.prompts, "max_tokens": 32} if options.model else {}
+    for size, lengths, dtype in product(sizes, options.lengths, options.dtypes):
+        work = Work(size=size, varying=lengths == "varying", dtype=dtype, **shape)
         if options.alone:
-            alone(work, options.rounds)
+            alone(work, options.rounds, options.warmup)
             continue
         against = "TRL 1.16" if dtype == "default" else f"TRL 1.16, both {dtype}"
-        marks = (against, *MARKS[lengths, size])
-        row = compare(
-            f"whole GRPO step, {size}, {lengths} lengths", marks, {"ours": ours, "TRL": trl}, work, options.rounds
-        )
-        rows += [row, *counters(row)]
+        marks = (against, *(PRETRAINED_MARKS if options.model else MARKS[lengths, size]))
+        what, sides = f"whole GRPO step, {size}, {lengths} lengths", {"ours": ours, "TRL": trl}
+        row = compare(what, marks, sides, work, options.rounds, options.warmup)
+        rows += [row, *([memory(row)] if options.model else []), *counters(row)]
     if rows:
         save("step", rows)
 
 
-def alone(work: Work, rounds: int) -> None:
+def alone(work: Work, rounds: int, warmup: int) -> None:
     """Seconds of our steps and their phases."""
     sides = Sides("whole GRPO step", {"ours": ours}, work)
-    for one in sides.rounds(rounds):
+    for one in sides.rounds(rounds, warmup):
         facts = {name: round(value, 4) for name, value in one["facts"]["ours"].items()}
         print(f"{one['seconds']['ours'] * 1e3:.1f} ms, others {one['others_load']:.0%}, {facts}")
     sides.close()
