@@ -10,6 +10,8 @@ from dataclasses import asdict
 import pytest
 import torch
 from loguru import logger
+from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
@@ -54,10 +56,16 @@ def save(folder, trained, number=3, keep=0):
     return save_checkpoint(folder, *trained, TrainState(step=number), keep)
 
 
-def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_loaded_goes_on_bit_for_bit(tmp_path, trained, processes, dtype):
     policy, optimizer = trained
-    path = save_checkpoint(tmp_path, policy, optimizer, STATE, keep=0)
+    path = save_checkpoint(tmp_path, policy, optimizer, STATE, keep=0, dtype=dtype)
     assert path == tmp_path / "step_000003"
+    saved, own = load_file(path / "model.safetensors"), dict(policy.model.named_parameters())
+    assert {name: torch.equal(weight, own[name].to(dtype)) for name, weight in saved.items()} == dict.fromkeys(
+        own, True
+    )
+    assert AutoConfig.from_pretrained(path).dtype == dtype
     other = load_policy(str(path), CPU, processes)
     fresh = make_optimizer(other, OptimizerConfig())
     restore_optimizer(path, other, fresh)

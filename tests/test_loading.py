@@ -105,11 +105,12 @@ def test_the_text_of_a_multimodal_model_trains_and_the_rest_is_kept_bit_for_bit(
     assert stored[1]["dtype"] == stored[1]["text_config"]["dtype"] == "float32"
 
 
-def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, processes):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, processes, dtype):
     policy = loaded(gemma3, processes)
     optimizer = make_optimizer(policy, OptimizerConfig(learning_rate=1e-2))
     train_a_step(policy, optimizer)
-    path = save_checkpoint(tmp_path, policy, optimizer, TrainState(step=1), keep=0)
+    path = save_checkpoint(tmp_path, policy, optimizer, TrainState(step=1), keep=0, dtype=dtype)
     again = loaded(path, processes)
     fresh = make_optimizer(again, OptimizerConfig(learning_rate=1e-2))
     restore_optimizer(path, again, fresh)
@@ -123,7 +124,7 @@ def test_a_run_of_a_multimodal_model_resumes_bit_for_bit(gemma3, tmp_path, proce
     ("config", "files", "reason"),
     [
         (None, ["model_index.json"], "a pipeline of diffusers, which makes no text"),
-        (None, ["model.gguf"], "GGUF files"),
+        (None, ["model.gguf"], "give the GGUF file itself"),
         (None, ["params.json"], "the maker's own format"),
         (None, [], "it has no config.json"),
         ({}, [], "names no model_type"),

@@ -97,6 +97,17 @@ def test_the_engine_samples_from_the_policy_as_it_is(loop):
         assert line["engine/logprob_gap_max"] < 1e-4
 
 
+def test_with_checkpoints_in_bfloat16_a_resumed_run_ends_as_one_that_was_not_stopped(loop, tmp_path):
+    flags = ["--schedule", "constant", "--no-preflight", "--no-eval-first", "--run-name"]
+    loop(*flags, "whole", "--steps", "4")
+    loop(*flags, "halves", "--steps", "2", "--save-dtype", "bfloat16")
+    saved = load_file(tmp_path / "ckpt" / "halves" / "step_000002" / "model.safetensors")
+    assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
+    assert train.main(["--resume", str(tmp_path / "runs" / "halves"), "--steps", "4", "--quiet"]) == 0
+    ends = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("whole", "halves")]
+    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
+
+
 def test_equal_rewards_teach_nothing_and_are_counted(loop, sevens, monkeypatch):
     object.__setattr__(sevens, "reward", lambda text, example: Reward(0.5))
     _, run = loop("--steps", "2")

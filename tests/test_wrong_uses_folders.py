@@ -129,7 +129,7 @@ MODELS = {
     "adapter whose config is cut": (lambda m: (adapter(m), cut(m / "adapter_config.json")), "adapter_config.json"),
     "adapter without weights": (lambda m: adapter(m, "base"), "adapter_model.safetensors"),
     "adapter with cut weights": (lambda m: adapter(m, "base", b"\0" * 9), "adapter_model.safetensors"),
-    "a file": (lambda m: (shutil.rmtree(m), m.write_bytes(b"GGUF")), NO_MODEL),
+    "a file": (lambda m: (shutil.rmtree(m), m.write_bytes(b"GGUF")), "is damaged or incomplete"),
 }
 """What happened to the model's folder, and what its one line must hold beside the folder's name."""
 
