@@ -32,6 +32,8 @@ from minrl.types import TrainState, UserError, require
 MANIFEST = "manifest.json"
 STATE = "trainer.json"
 MOMENTS = "optimizer.safetensors"
+OWNER = "run.json"
+"""The file beside the checkpoints that names the run."""
 BEST = "best"
 """The file beside the checkpoints that names the best of them."""
 

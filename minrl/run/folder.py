@@ -19,6 +19,7 @@ from loguru import logger
 
 from minrl.model.processes import Processes
 from minrl.run.checkpoint import (
+    OWNER,
     best_in,
     damage,
     damaged,
@@ -34,9 +35,6 @@ from minrl.system.files import LOCK, holder, lock, read_record, write_json
 from minrl.types import UserError
 
 T = TypeVar("T")
-
-OWNER = "run.json"
-"""The file in checkpoints/NAME that names the run."""
 
 SAVED = "last_checkpoint.json"
 """The file in runs/NAME that says where a checkpoint was saved."""
