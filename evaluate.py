@@ -44,22 +44,20 @@ def main(arguments: Sequence[str]) -> int:
     require_one_process("evaluate.py")
     config, options = parse_with_tasks(EvaluateConfig, arguments)
     if config.model_names:
-        config, options = _as_trained(arguments, config, options)
+        config, options = _as_trained(arguments, config)
     for name in config.task_names:
         for note in load_task(name, options, config.data_of(task_key(name))).notes():
             sys.stderr.write(f"{name}: {note}\n")
     return _score(config, options) if config.completions else _evaluate(config, options)
 
 
-def _as_trained(
-    arguments: Sequence[str], config: EvaluateConfig, options: TaskOptions
-) -> tuple[EvaluateConfig, TaskOptions]:
+def _as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[EvaluateConfig, TaskOptions]:
     """The config with what the runs among the models were trained with, where the arguments say nothing else."""
     from minrl.pipeline.runs import as_trained
 
     found, notes = as_trained(arguments, config)
     sys.stderr.writelines(f"{note}\n" for note in dict.fromkeys(notes))
-    return found or (config, options)
+    return found
 
 
 def _score(config: EvaluateConfig, options: TaskOptions) -> int:

@@ -24,10 +24,12 @@ if __name__ == "__main__":
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
+from minrl.config import TrainerConfig
 from minrl.draw import every, observe, require_rewards, sample_groups, temperature_of
 from minrl.engines import require_exact
 from minrl.record.session import Session, require_logger
 from minrl.record.taught import follow
+from minrl.run.defaults import parse_run
 from minrl.run.parts import assemble
 from minrl.run.preflight import preflight
 from minrl.run.resume import open_run
@@ -82,7 +84,7 @@ def train(session: Session) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Evaluate the policy, train it, and evaluate it again."""
-    run = open_run(*parse_trainer(arguments), arguments)
+    run = open_run(*parse_run(TrainerConfig, arguments), arguments)
     choose_algorithm(run.config)  # refuses what cannot work before anything slow
     require_logger(run.config.logging)
     with assemble(run) as parts, Session(parts, STARTED) as session:

@@ -58,6 +58,7 @@ TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.
     "record/session": ["tests/test_record.py"],
     "run/folder": ["tests/test_run_folder.py"],
     "run/loading": ["tests/test_scoring.py", "tests/test_policy.py"],
+    "run/model_names": ["tests/test_best.py", "tests/test_evaluate_runs.py"],
     "run/resume": ["tests/test_run_folder.py"],
 }
 """The modules of the core, each with its tests."""

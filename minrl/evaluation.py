@@ -18,6 +18,17 @@ MIN_SAMPLES = 500
 """Completions of an evaluation with an automatic number of samples."""
 
 
+def samples_of(examples: int, config: EvaluationConfig) -> int:
+    """Sampled completions of each of so many examples, beside the greedy one."""
+    return config.eval_samples or math.ceil(MIN_SAMPLES / examples)
+
+
+def evaluations_after(step: int, steps: int, config: EvaluationConfig) -> int:
+    """Evaluations that are due after a step, in a run of so many: that after the last step is one."""
+    every = config.eval_every or steps
+    return (steps - 1) // every - step // every + (step < steps)
+
+
 def evaluate(
     policy: Policy,
     engine: Engine,
@@ -29,7 +40,7 @@ def evaluate(
 ) -> Evaluation:
     """Sampled and greedy completions of the same held-out examples. `rollouts` are the sampled ones."""
     examples = list(task.dataset.held_out)[: config.eval_examples]
-    samples = config.eval_samples or math.ceil(MIN_SAMPLES / len(examples))
+    samples = samples_of(len(examples), config)
 
     def play(samples: int, temperature: float) -> Rollouts:
         plan = Plan(

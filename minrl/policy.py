@@ -80,6 +80,11 @@ class Policy(ChatTokenizer):
         return self.processes.device
 
     @property
+    def num_weights(self) -> int:
+        """The number of weights, with adapters."""
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    @property
     def packed(self) -> bool:
         """Whether the update packs rollouts into streams."""
         return method_of(self.model).packed

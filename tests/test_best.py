@@ -22,9 +22,9 @@ from minrl.report.tables import results
 from minrl.run import checkpoint
 from minrl.run.best import Score, best_of, ended_by, fall, note_score, why_ended
 from minrl.run.checkpoint import damage, load_state, save_policy
+from minrl.run.model_names import resolve_model
 from minrl.run.parts import Parts
 from minrl.run.preflight import end_findings
-from minrl.run.resume import resolve_model
 from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.types import TrainState, UserError

@@ -5,9 +5,9 @@ import shutil
 from dataclasses import make_dataclass, replace
 
 import pytest
+from minrl.config.defaults import MAX_TOKENS
 
 from minrl.config import ModelConfig, RolloutConfig
-from minrl.config.defaults import MAX_TOKENS
 from minrl.config.learning import LoraConfig
 from minrl.model.lora import Adapters
 from minrl.model.processes import Processes
@@ -23,7 +23,7 @@ from minrl.pipeline.runs import as_trained
 from minrl.pipeline.settings import check_settings, settings_of
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
-from minrl.run.resume import resolve_model
+from minrl.run.model_names import resolve_model
 from minrl.system.files import read_json
 from minrl.tasks import load_task
 from minrl.tasks.code import CodeOptions

@@ -20,9 +20,10 @@ from minrl.config import (
 )
 from minrl.run import run as run_module
 from minrl.run.checkpoint import weights_sha256
+from minrl.run.model_names import is_run
 from minrl.run.next_steps import next_steps
 from minrl.run.provenance import changes, provenance
-from minrl.run.resume import is_run, open_run
+from minrl.run.resume import open_run
 from minrl.run.run import Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.statistics.evaluation import Evaluation

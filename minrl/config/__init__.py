@@ -202,12 +202,12 @@ class RolloutConfig(Bounded):
     """Scale of the rewards of single tasks among several, such as hanoi:0.5: their advantages are multiplied by it. The
     others have 1."""
     prompts_per_step: Count = 48
-    """Examples drawn in each step, over all processes."""
+    """Examples drawn in each step, over all processes. Not given: by the size of a --model-id."""
     group_size: Count = 8
-    """Completions sampled for each example and compared with each other."""
+    """Completions sampled for each example and compared with each other. Not given: by the size of a --model-id."""
     max_tokens: Count = 192
-    """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated. Not given: this for
-    the own base model, 1024 for a --model-id."""
+    """Longest completion of one turn, in tokens. Longer ones are cut off and counted as truncated. Not given: by the
+    size of a --model-id."""
     temperature: Annotated[float, at_least(LEAST_TEMPERATURE, "to sample")] = 1.0
     """Sampling temperature; log-probabilities are scored at the same one."""
     stop_strings: tuple[str, ...] = ()
@@ -268,9 +268,10 @@ class EvaluationConfig(Bounded):
     eval_every: Annotated[int, from_zero("only before and after")] = 25
     """Evaluate after every so many steps, beside before and after. 0: only before and after."""
     eval_examples: Count = 512
-    """Held-out examples in each evaluation (all where the task has fewer)."""
+    """Held-out examples in each evaluation (all where the task has fewer). Not given: by the size of a --model-id."""
     eval_samples: Annotated[int, from_zero("automatic")] = 0
-    """Sampled completions per held-out example. 0: as many as it takes for 500 samples."""
+    """Sampled completions per held-out example. 0: as many as it takes for 500 samples. Not given: by the size of a
+    --model-id."""
     eval_temperature: Annotated[float, at_least(LEAST_TEMPERATURE)] = 1.0
     """Temperature of the sampled evaluation; a greedy one runs beside it."""
     eval_tasks: str = ""

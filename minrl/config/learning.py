@@ -125,8 +125,8 @@ class OptimizerConfig(Bounded):
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """adamw: torch's, fused. adamw8bit: moments in 8 bits, a quarter of the memory, by bitsandbytes."""
     learning_rate: Annotated[float, from_zero()] = 3e-4
-    """AdamW's learning rate after the warmup, its peak. Not given: this for the own base model, 1e-6 for all weights of
-    a --model-id (2e-5 in supervised fine-tuning), and ten times as much for adapters (minrl.config.defaults)."""
+    """AdamW's learning rate after the warmup, its peak. Not given: by the size of a --model-id, in fine-tuning another,
+    and about ten times as much for adapters (minrl.run.defaults)."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """How the learning rate falls from its peak to a tenth at the last of `steps`; constant: not at all."""
     warmup_steps: Natural = 5

@@ -11,6 +11,7 @@ rounded up to one of few, whose products are kept.
 
 import ctypes
 import os
+import resource
 import sys
 from functools import cache
 from pathlib import Path
@@ -64,6 +65,16 @@ def free_bytes(device: torch.device | None = None) -> int | None:
     if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
         return None
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(device: torch.device) -> int:
+    """Bytes that this process holds: of a CUDA card, or of memory; where the system does not tell, at most so far."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _below_the_limit(group: Path) -> int | None:

@@ -128,6 +128,15 @@ def _from_pretrained(
     return tokenizer, frozen, loaded
 
 
+def count_weights(path: str) -> int:
+    """The number of weights of the model at a hub name or a local path, from its config."""
+    cached_only = Path(path).exists() or bool(cached_commit(path)) or not hub_reachable()
+    with source_of(path) as source:
+        config = read_config(path, source, cached_only)
+    with torch.device("meta"):
+        return auto_class(path, config).from_config(config).num_parameters()
+
+
 def _settle_generation(path: str, model: CausalModel) -> None:
     """Make the generation config one that can be saved: some that people publish, such as Llama 2's, cannot. Ends that
     are no tokens of the model are left out, which is said; what is no number is refused.

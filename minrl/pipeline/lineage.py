@@ -11,7 +11,8 @@ from minrl.config import TaskOptions, TrainerConfig, option_keys, task_key
 from minrl.config.tasks import data_by_task, split_tool, weights_of
 from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST
-from minrl.run.resume import is_run, model_folder, run_folder_of, run_of
+from minrl.run.model_names import is_run, model_folder, run_folder_of
+from minrl.run.resume import run_of
 from minrl.run.start import START, TEACHER
 from minrl.system.files import read_json
 from minrl.terminal.command_line import from_dict

@@ -12,8 +12,8 @@ from minrl.model.loading import cached_commit
 from minrl.model.lora import base_of
 from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST, damage
+from minrl.run.model_names import model_folder, resolve_model
 from minrl.run.provenance import files_in
-from minrl.run.resume import model_folder, resolve_model
 from minrl.system.keys import checked_url
 from minrl.types import require
 

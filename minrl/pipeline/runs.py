@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions, option_keys, task_key
-from minrl.config.defaults import MAX_TOKENS
 from minrl.config.tasks import limits_by_task, mixed, weights_of
 from minrl.model.loading import made_here
 from minrl.pipeline.config import API, EvaluateConfig
 from minrl.pipeline.leaks import leaked_rows, leaks
 from minrl.pipeline.lineage import TrainedRun, find_runs, lineage
-from minrl.run.resume import resolve_model
+from minrl.run.defaults import UNKNOWN, sizes_for, sizes_of
+from minrl.run.model_names import resolve_model
 from minrl.terminal.command_line import parse_with_tasks
 from minrl.types import require
 
@@ -27,13 +27,15 @@ SHARED = ("max_tokens", "task_max_tokens", "stop_strings", "chat_template_option
 Parsed = tuple[EvaluateConfig, TaskOptions]
 
 
-def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed | None, list[str]]:
-    """The evaluation of the arguments with the settings of its runs as defaults (None: the defaults are unchanged), and
-    notes on it. Runs with different settings, and problems that a run was trained on, are refused.
+def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed, list[str]]:
+    """The evaluation of the arguments with the settings of its runs as defaults, and notes on it. Runs with different
+    settings, and problems that a run was trained on, are refused.
     """
     runs, notes = find_runs(config.model_names)
+    config, sized = _sized(config)
+    notes += sized
     if not runs:
-        return _as_given_models(arguments, config, notes), notes
+        return parse_with_tasks(EvaluateConfig, arguments, config), notes
     tasks = {mixed({key: weights_of(run.task)[name] for key, name in run.task_names.items()}): run.task for run in runs}
     tasks.pop("", None)  # of runs without a task
     if tasks and not (config.task or config.tasks):
@@ -58,17 +60,22 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
     return (config, options), notes
 
 
-def _as_given_models(arguments: Sequence[str], config: EvaluateConfig, notes: list[str]) -> Parsed | None:
-    """The evaluation of models that no run trained, with train.py's limit on their completions, which is noted; None if
-    MinRL made all of them.
+def _sized(config: EvaluateConfig) -> tuple[EvaluateConfig, list[str]]:
+    """The config with the examples, samples and longest completion that train.py takes of the largest of the models
+    that MinRL did not make, and a note on them. A server is taken to have a GPU.
     """
-    given = [name for name in config.model_names if name.startswith(API) or not made_here(Path(resolve_model(name)))]
-    if not given:
-        return None
-    config, options = parse_with_tasks(EvaluateConfig, arguments, replace(config, max_tokens=MAX_TOKENS))
-    if config.max_tokens == MAX_TOKENS:
-        notes.append(f"completions of at most {MAX_TOKENS} tokens (--max-tokens), as train.py takes them of {given[0]}")
-    return config, options
+    sizes = {
+        name: sizes_for(UNKNOWN, on_gpu=True) if name.startswith(API) else sizes_of(name, config.model)
+        for name in config.model_names
+        if name.startswith(API) or not made_here(Path(resolve_model(name)))
+    }
+    if not sizes:
+        return config, []
+    name, chosen = min(sizes.items(), key=lambda one: one[1].eval_examples)
+    samples = chosen.eval_samples if config.temperature > 0 and not config.pass_at else config.samples
+    flags = f"--examples {chosen.eval_examples} --samples {samples} --max-tokens {chosen.max_tokens}"
+    config = replace(config, examples=chosen.eval_examples, samples=samples, max_tokens=chosen.max_tokens)
+    return config, [f"by the size of {name}, as in train.py, the default is {flags}"]
 
 
 def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from loguru import logger
 from torch import Tensor
 
 from minrl.algorithms import Advantages
 from minrl.config import task_key
+from minrl.evaluation import evaluations_after
 from minrl.record.clock import PhaseClock, speeds
 from minrl.record.fingerprints import of_checkpoint, of_step
 from minrl.record.metrics import MetricsLog
@@ -46,7 +48,9 @@ class Recorder:
         self._started, self._earlier_s = started, parts.state.seconds
         self._log: MetricsLog | None = None
         self.bar = ExitStack()
-        self._report: Callable[[int, str], None] = lambda completed, note: None
+        self._report: Callable[..., None] = lambda completed, note, left_s: None
+        self._step_s: list[float] = []
+        self._evaluation_s: list[float] = []
         self._metrics: dict[str, float] = {}
         self._facts: dict[str, float] = {}
         self._clock, self._usage = PhaseClock(), Usage()
@@ -197,13 +201,16 @@ class Recorder:
         self._metrics.update(over_processes(self.parts.policy.processes.gather([own])))
         # If the step's evaluation was left to this run, the seconds before the stop count too.
         self._metrics.update({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
+        evaluation_s = seconds.get("time/eval_s", 0.0) if self.evaluated_at == self.state.step else 0.0
+        self._evaluation_s += [evaluation_s] * (evaluation_s > 0)
+        self._step_s += [seconds["time/step_s"] - evaluation_s] * (self.state.step > 0)
         self._metrics.update(speeds(self._metrics, self._new_tokens))
         with self.timed("time/log_s"):
             if self._log is not None and not self.owed:
                 self._log.log(self.state.step, self._metrics)
             if self._log is not None and self._hashes:
                 self._log.fingerprint(self.state.step, self._hashes)
-            self._report(self.state.step, self._note())
+            self._report(self.state.step, self._note(), self._left_s())
         self.state.unfinished = self._metrics if self.owed else {}
         self._metrics, self._facts, self._hashes, self._new_tokens, self.owed = {}, {}, {}, 0, False
         self._forget_other_work()
@@ -229,6 +236,14 @@ class Recorder:
         self.parts.engine.take_facts()
         self.parts.workers.take_seconds()
 
+    def _left_s(self) -> float | None:
+        """The seconds of the remaining steps and evaluations, each as long as those of this run so far took."""
+        if not self._step_s:
+            return None
+        steps, evaluations = self.config.steps - self.state.step, self.config.evaluation
+        left = evaluations_after(self.state.step, self.config.steps, evaluations)
+        return steps * fmean(self._step_s) + left * fmean(self._evaluation_s or [0.0])
+
     def _note(self) -> str:
         """The note beside the bar."""
         metrics, step = self._metrics, self.state.step
@@ -237,6 +252,7 @@ class Recorder:
         note += [f"loss {metrics['sft/loss']:.3f}"] if "sft/loss" in metrics else []
         if held_out is not None and held_out.measured:
             note += [f"held-out {100 * held_out.pass_at_1:.0f} %"]
+        note += [f"{fmean(self._step_s):.2g} s/step"] if self._step_s else []
         return "  ".join(note)
 
 

@@ -1,6 +1,6 @@
 """A run while it goes on: signals, evaluations, checkpoints, and its end."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -93,12 +93,14 @@ class Session:
         first = self.state.step == 0 and self.parts.config.evaluation.eval_first
         return self.recorder.owed or first
 
-    def preflight(self, findings: Sequence[str]) -> None:
-        """Report the findings of the preflight, a line each."""
+    def preflight(self, findings: Iterable[str]) -> None:
+        """Report each finding of the preflight as it comes."""
+        clean = True
         for finding in findings:
             logger.warning(f"preflight: {finding}")
-        if not findings:
-            logger.info("preflight: nothing to complain about")
+            clean = False
+        if clean:
+            logger.info("preflight: no problems found")
 
     def begin(self) -> None:
         """Open the run's files. From now on a signal lets the step end."""

@@ -35,6 +35,8 @@ STATE = "trainer.json"
 MOMENTS = "optimizer.safetensors"
 MASTER = "weight"
 """Among the optimizer's moments: a float32 weight that model.safetensors has in lower precision."""
+OWNER = "run.json"
+"""The file beside the checkpoints that names the run."""
 BEST = "best"
 """The file beside the checkpoints that names the best of them."""
 

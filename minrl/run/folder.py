@@ -20,6 +20,7 @@ from loguru import logger
 from minrl.model.processes import Processes
 from minrl.optimizer import learning_rate
 from minrl.run.checkpoint import (
+    OWNER,
     best_in,
     damage,
     damaged,
@@ -35,9 +36,6 @@ from minrl.system.files import LOCK, holder, lock, read_record, write_json
 from minrl.types import Prompt, UserError
 
 T = TypeVar("T")
-
-OWNER = "run.json"
-"""The file in checkpoints/NAME that names the run."""
 
 SAVED = "last_checkpoint.json"
 """The file in runs/NAME that says where a checkpoint was saved."""

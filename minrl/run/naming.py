@@ -17,7 +17,7 @@ from minrl.config import (
     option_keys,
     weights_of,
 )
-from minrl.config.defaults import Rates, defaults
+from minrl.run.defaults import defaults
 from minrl.terminal.command_line import plain_options, to_dict
 
 LONGEST = 120
@@ -40,9 +40,9 @@ NOT_IN_NAMES = (
 """Settings that a name leaves out: it has them already, or they are about measuring, memory, speed and deadlines."""
 
 
-def differing(settings: Any, options: TaskOptions, rates: Rates) -> dict[str, Any]:  # noqa: ANN401 - of any program
+def differing(settings: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - of any program
     """The settings that are not at the defaults of what is trained, by name; a task's option as `task.option`."""
-    usual = {**to_dict(type(settings)(), {}), **defaults(settings.trainer, rates)}
+    usual = {**to_dict(type(settings)(), {}), **defaults(settings)}
     found = {name: value for name, value in to_dict(settings, {}).items() if value != usual[name]}
     for key, own in options.items():
         start = plain_options(type(own)())
@@ -50,7 +50,7 @@ def differing(settings: Any, options: TaskOptions, rates: Rates) -> dict[str, An
     return {name: value for name, value in found.items() if name not in HOUSEKEEPING}
 
 
-def full_name(settings: Any, options: TaskOptions, rates: Rates, changing: Collection[str]) -> str:  # noqa: ANN401
+def full_name(settings: Any, options: TaskOptions, changing: Collection[str]) -> str:  # noqa: ANN401
     """The name that the user gave the run, or its own, such as `countdown-grpo-learning_rate=0.001-seed0`. A resume may
     change the settings `changing`, so no name has them.
     """
@@ -59,7 +59,7 @@ def full_name(settings: Any, options: TaskOptions, rates: Rates, changing: Colle
     trained = [key for name in weights_of(settings.trainer.rollout.task) for key in option_keys(name)]
     alone = len(settings.trainer.rollout.weights) == 1
     own = tuple(f"{key}." for key in trained) if alone else ()
-    found = differing(settings, options, rates)
+    found = differing(settings, options)
     shown = [(name, value) for name, value in found.items() if name not in NOT_IN_NAMES and name not in changing]
     short = [(name.partition(".")[2] if name.startswith(own) else name, value) for name, value in shown]
     # No option of a task that is only evaluated.

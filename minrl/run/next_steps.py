@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from minrl.run.resume import AT_BEST
+from minrl.run.model_names import AT_BEST
 from minrl.run.run import Run
 from minrl.terminal.commands import as_typed, near, tool
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ import torch
 from loguru import logger
 
 from minrl.config import TrainerConfig, task_key
-from minrl.config.defaults import what_is_trained
 from minrl.engines import Engine
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.engines.opponent import EngineWithOpponent
@@ -22,6 +22,7 @@ from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.run import checkpoint
 from minrl.run.base_model import require_demonstrations
+from minrl.run.defaults import what_is_trained
 from minrl.run.folder import owned
 from minrl.run.overall import together
 from minrl.run.preflight import leave_out_unusable
@@ -37,7 +38,7 @@ from minrl.system.progress import activity
 from minrl.tasks import Task, load_task
 from minrl.tasks.mixture import mixture
 from minrl.terminal.screen import Screen
-from minrl.types import TrainState, require
+from minrl.types import TrainState, UserError, require
 
 
 @dataclass
@@ -116,7 +117,9 @@ def _on_screen(
     for folder in (run.folder, run.checkpoints):
         require_writable(folder)  # before anything slow
     policy, state = prepare_policy(run, tasks, processes, screen)
-    for line in filter(None, [str(place(os.environ)), str(processes.launch), what_is_trained(config)]):
+    for line in filter(
+        None, [str(place(os.environ)), str(processes.launch), what_is_trained(run.settings, policy.num_weights)]
+    ):
         logger.info(line)
     optimizer = make_optimizer(policy, config.optimizer)
     require_room(policy, config, run.checkpoints)
@@ -167,8 +170,22 @@ def load_tasks(run: Run) -> dict[str, Task]:
             f"the data of {name!r} has {held_out} held-out examples and none to train on: "
             "evaluate.py takes it, training needs a --data-path or a dataset with a training split",
         )
+        _require_sendable(name, task)
     for task in tasks.values():
         task.notes()  # raises if the task cannot run on this machine
     frozen = any(one.frozen_opponent for one in tasks.values())
     require(frozen or not config.rollout.opponent, no_frozen_role(task_key(config.rollout.task)))
     return tasks
+
+
+def _require_sendable(name: str, task: Task) -> None:
+    """Refuse a reward that no worker process can be sent, which the first completions would show."""
+    if task.reward is None or task.cheap:
+        return
+    try:
+        pickle.dumps(task.paid("", task.dataset.held_out[0]).function)
+    except Exception as error:  # pickling a task's objects may raise anything
+        raise UserError(
+            f"the reward of {name} cannot be sent to a worker process ({error}): define it at the top level of its "
+            "module, and bind options to it with functools.partial"
+        ) from error

@@ -13,9 +13,9 @@ from minrl.engines.choice import takes_vllm
 from minrl.engines.decoder import has_own_decoder
 from minrl.engines.slices import footprint
 from minrl.engines.torch_engine import CACHE_GIB
-from minrl.kernels.activations import layers_of
+from minrl.kernels.activations import LARGEST_SHARE, layers_of
 from minrl.kernels.cpu import free_bytes
-from minrl.model.memory import MOMENT_BYTES, Setup, Weights, needed, weights_of, with_adapters
+from minrl.model.memory import MOMENT_BYTES, Need, Setup, Weights, all_activations, needed, weights_of, with_adapters
 from minrl.model.method import method_of
 from minrl.model.sharding import master_weights, sharded
 from minrl.model.text import decoder_of
@@ -27,41 +27,56 @@ FEW_TOKENS, RANK, COUNTS = 1024, 16, (2, 4, 8, 16, 32, 64)
 """Tokens of a micro-batch, rank of adapters, numbers of processes: what is tried in place of the run's own."""
 
 
-def memory_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+def expected_bytes(policy: Policy, config: TrainerConfig, tokens: int) -> int:
+    """What a process will hold at the peak beside what is loaded, with micro-batches of so many tokens."""
+    text, setup, free = policy.model.config.get_text_config(), setup_of(policy, config), policy.free_memory()
+    tokens = min(tokens, config.optimizer.micro_batch_tokens)
+    kept = all_activations(text, tokens, setup.itemsize)
+    always = config.model.activation_checkpointing == "always"
+    recompute = setup.recompute and (always or (free is not None and kept > LARGEST_SHARE * free))
+    need = needed(_weights(policy.model), text, replace(setup, tokens=tokens, recompute=recompute))
+    return need.total - loaded_bytes(need)
+
+
+def loaded_bytes(need: Need) -> int:
+    """What is held before the first step."""
+    return need.weights + need.reference + need.teacher + need.engine
+
+
+def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     """Whether what a process holds fits in its free memory, and what would; the weights are loaded already."""
     free, text = policy.free_memory(), policy.model.config.get_text_config()
     weights, setup = _weights(policy.model), setup_of(policy, config)
     need = needed(weights, text, setup)
-    taken = need.weights + need.reference + need.teacher + need.engine
+    taken = loaded_bytes(need)
     if free is None or need.total - taken < free:
-        return []
+        return
     ways = list(_ways(weights, text, setup, free + taken))
     fit = " or ".join(flags for flags, fits in ways if fits)
     tried = ", ".join(flags for flags, _ in ways)
-    mend = f"it fits with {fit}" if fit else "choose a smaller model or larger machine"
+    remedy = f"it fits with {fit}" if fit else "choose a smaller model or larger machine"
     if tried and not fit:
-        mend += f"; none of these is enough alone: {tried}"
+        remedy += f"; none of these is enough alone: {tried}"
     each = f" in each of {setup.processes} processes" if setup.processes > 1 else ""
-    return [
+    yield (
         f"training {weights.total / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB{each}, of which "
-        f"{taken / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: {mend} (docs/scaling.md)"
-    ]
+        f"{taken / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: {remedy} (docs/scaling.md)"
+    )
 
 
 def _weights(model: CausalModel) -> Weights:
     return weights_of(model, layers_of(decoder_of(model)))
 
 
-def save_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+def save_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     """Whether the main memory has room for a checkpoint of sharded weights, which the main process gathers there."""
     needed, free = checkpoint_bytes(policy, config), free_bytes()
-    if not sharded(policy.model) or free is None or needed < free:
-        return []
-    return [
-        f"to save, the main process gathers the checkpoint in main memory: about {_size(needed)}, and {_size(free)} are"
-        " free: choose a machine with more, or train adapters that are saved alone (--lora-rank 16 --lora-checkpoint "
-        "adapter)"
-    ]
+    if sharded(policy.model) and free is not None and needed >= free:
+        yield (
+            f"to save, the main process gathers the checkpoint in main memory: about {_size(needed)}, and {_size(free)}"
+            " are free: choose a machine with more, or train adapters that are saved alone (--lora-rank 16 "
+            "--lora-checkpoint adapter)"
+        )
 
 
 def setup_of(policy: Policy, config: TrainerConfig) -> Setup:
@@ -136,19 +151,18 @@ def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
     )
 
 
-def disk_findings(policy: Policy, config: TrainerConfig) -> list[str]:
+def disk_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     """Whether the kept checkpoints fit on the disk, with the one that is written before the oldest is removed."""
     settings = config.logging
     saves = math.ceil(config.steps / settings.save_every) if settings.save_every else 1
     count = min(saves, settings.keep_checkpoints + 1) if settings.keep_checkpoints else saves
     count += settings.keep_best
     needed, free = count * checkpoint_bytes(policy, config), free_on_disk(Path(settings.checkpoints_dir))
-    if needed < free:
-        return []
-    return [
-        f"{count} checkpoints take about {_size(needed)} and {settings.checkpoints_dir} has {_size(free)} free: keep "
-        "fewer with --keep-checkpoints, or name another disk with --checkpoints-dir"
-    ]
+    if needed >= free:
+        yield (
+            f"{count} checkpoints take about {_size(needed)} and {settings.checkpoints_dir} has {_size(free)} free: "
+            "keep fewer with --keep-checkpoints, or name another disk with --checkpoints-dir"
+        )
 
 
 def _size(count: int) -> str:

@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 from loguru import logger
 
 from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, option_keys, task_key, with_absolute_paths
-from minrl.config.defaults import REINFORCEMENT, Rates
 from minrl.run.checkpoint import step_of
 from minrl.run.ends import with_end_before
 from minrl.run.naming import differing, full_name
@@ -49,11 +48,10 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A command that makes runs, as config.json names it, the settings that a resumed run may change, and its rates."""
+    """A command that makes runs, as config.json names it, and the settings that a resumed run may change."""
 
     command: str
     extends: tuple[str, ...] = ("steps",)
-    rates: Rates = REINFORCEMENT
 
     @property
     def typed(self) -> str:
@@ -94,7 +92,7 @@ class Run:
     @property
     def unnumbered(self) -> str:
         """Its name without the number of one that was taken."""
-        return full_name(self.settings, self.options, self.program.rates, self.program.extends)
+        return full_name(self.settings, self.options, self.program.extends)
 
     @property
     def had(self) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def write_config(run: Run, prompt: Prompt | None = None) -> None:
         **run.stored,
         "id": run.identity,
         "program": run.program.command,
-        "not_default": differing(run.settings, run.options, run.program.rates),
+        "not_default": differing(run.settings, run.options),
         "config": to_dict(run.settings, run.options),
         "models": run.models,
         **({} if prompt is None else {"prompt": prompt}),

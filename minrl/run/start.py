@@ -12,7 +12,7 @@ from minrl.policy import Policy
 from minrl.run import checkpoint
 from minrl.run.base_model import base_model_path, digest_of, make_base_model, require_words
 from minrl.run.loading import load_policy
-from minrl.run.resume import resolve_model
+from minrl.run.model_names import resolve_model
 from minrl.run.run import Run
 from minrl.run.sharded import sharded_policy
 from minrl.run.teacher import require_same_tokens

@@ -20,7 +20,7 @@ if __name__ == "__main__":
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.model.processes import Processes
 from minrl.run.loading import load_policy
-from minrl.run.resume import resolve_model
+from minrl.run.model_names import resolve_model
 from minrl.serve.sampler import MOST_ROWS, Sampler
 from minrl.serve.server import ApiServer
 from minrl.serve.talk import talk

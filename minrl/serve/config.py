@@ -6,7 +6,6 @@ from typing import Annotated
 
 from minrl.config import EngineConfig, ModelConfig, TaskOptions
 from minrl.config.bounds import Bound, Bounded, Count
-from minrl.config.defaults import MAX_TOKENS
 from minrl.pipeline.config import API
 from minrl.serve.asking import TEMPERATURE
 from minrl.terminal.command_line import parse_with_tasks
@@ -37,7 +36,7 @@ class ServeConfig(Bounded):
     """Talk to it here, in the terminal, in place of serving it."""
     port: Annotated[int, Bound("0 (any free one) to 65535", lambda value: 0 <= value <= 65535)] = PORT
     """Port of 127.0.0.1. 0: any free one."""
-    max_tokens: Count = MAX_TOKENS
+    max_tokens: Count = 1024
     """Longest answer in tokens where a request sets none. A run: its own."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end each answer, beside the model's own end tokens and a request's `stop`. A run: its own."""

@@ -16,11 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from minrl.terminal.command_line import before_imports, parse_config, run_main
-from minrl.config.defaults import FINE_TUNING
 from minrl.sft.config import SftConfig
 
 if __name__ == "__main__":
-    before_imports(lambda arguments: parse_config(SftConfig, arguments, FINE_TUNING))
+    before_imports(lambda arguments: parse_config(SftConfig, arguments))
 
 import torch
 
@@ -29,6 +28,7 @@ from minrl.draw import draw_examples, every, tracked_plan
 from minrl.record.metrics import read_metrics
 from minrl.record.session import Session, require_logger
 from minrl.rollout import rollout
+from minrl.run.defaults import parse_run
 from minrl.run.parts import assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program, Run
@@ -38,7 +38,7 @@ from minrl.system.files import read_json, write_json
 from minrl.types import TrainState, UserError, require
 from minrl.update import Update
 
-SFT = Program("python -m minrl.sft", extends=("steps", "epochs"), rates=FINE_TUNING)
+SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
 
 
 def fine_tune(session: Session, rows: Rows) -> None:
@@ -85,7 +85,7 @@ def save_tracked(session: Session) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Measure the policy, train it on the rows, and measure it again."""
     started = time.perf_counter()
-    config, options = parse_config(SftConfig, arguments, FINE_TUNING)
+    config, options = parse_run(SftConfig, arguments)
     named = bool(config.data or config.resume)
     require(named, "name the rows to train on with --data (JSONL with a prompt and a response)")
     run = open_run(config, options, arguments, SFT)

@@ -133,9 +133,9 @@ class SftConfig(FineTuningConfig):
     epochs: Epochs = 3.0
     """How often each row is trained on, where `steps` is 0; the last batch is as short as that takes."""
     batch_size: Count = 32
-    """Rows of each optimizer step, over all processes."""
+    """Rows of each optimizer step, over all processes. Not given: by the size of a --model-id."""
     max_tokens: int = 192
-    """Longest completion in the evaluation of the task, in tokens. Not given: 1024 for a --model-id."""
+    """Longest completion in the evaluation of the task, in tokens. Not given: by the size of a --model-id."""
     stop_strings: tuple[str, ...] = ()
     """Texts that end a completion in the evaluation, beside the model's own end tokens."""
     seed: int = 0
@@ -178,11 +178,12 @@ class ExpertIterationConfig(FineTuningConfig):
     rounds: Count = 5
     """How often is sampled, filtered and fine-tuned."""
     examples_per_round: Count = 480
-    """Training examples of each round, over all processes (all where the task has fewer)."""
+    """Training examples of each round, over all processes (all where the task has fewer). Not given: by the size of a
+    --model-id."""
     sample_batch_size: Count = 48
     """Examples that are sampled at a time, over all processes: memory and speed only."""
     samples_per_example: Count = 8
-    """Completions sampled for each example."""
+    """Completions sampled for each example. Not given: by the size of a --model-id."""
     max_per_example: Annotated[int, from_zero("all")] = 4
     """Most correct completions of an example that are trained on in a round. 0: all."""
     deduplicate: bool = True
@@ -192,9 +193,9 @@ class ExpertIterationConfig(FineTuningConfig):
     epochs_per_round: Epochs = 1.0
     """How often each kept completion is trained on in its round; the last batch is as short as that takes."""
     batch_size: Count = 32
-    """Completions of each optimizer step, over all processes."""
+    """Completions of each optimizer step, over all processes. Not given: by the size of a --model-id."""
     max_tokens: int = 192
-    """Longest completion of one turn, in tokens. Not given: 1024 for a --model-id."""
+    """Longest completion of one turn, in tokens. Not given: by the size of a --model-id."""
     temperature: float = 1.0
     """Sampling temperature. The loss is that of temperature 1."""
     stop_strings: tuple[str, ...] = ()

@@ -20,11 +20,10 @@ from functools import partial
 from pathlib import Path
 
 from minrl.terminal.command_line import before_imports, parse_config, run_main
-from minrl.config.defaults import FINE_TUNING
 from minrl.sft.config import ExpertIterationConfig
 
 if __name__ == "__main__":
-    before_imports(lambda arguments: parse_config(ExpertIterationConfig, arguments, FINE_TUNING))
+    before_imports(lambda arguments: parse_config(ExpertIterationConfig, arguments))
 
 import torch
 from loguru import logger
@@ -36,6 +35,7 @@ from minrl.optimizer import make_optimizer
 from minrl.record.metrics import read_metrics
 from minrl.record.session import Session, require_logger
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
+from minrl.run.defaults import parse_run
 from minrl.run.parts import Parts, assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program
@@ -48,7 +48,7 @@ from minrl.system.progress import activity
 from minrl.tasks.checked import refuse_mistakes
 from minrl.types import Example, Rollout, TrainState
 
-EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",), rates=FINE_TUNING)
+EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
 
 
 def improve(session: Session, settings: ExpertIterationConfig) -> None:
@@ -212,7 +212,7 @@ def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
 def main(arguments: Sequence[str]) -> int:
     """Measure the policy, let it learn from itself, and show the figures of each round."""
     started = time.perf_counter()
-    config, options = parse_config(ExpertIterationConfig, arguments, FINE_TUNING)
+    config, options = parse_run(ExpertIterationConfig, arguments)
     run = open_run(config, options, arguments, EXPERT_ITERATION)
     require_logger(run.config.logging)
     with assemble(run) as parts:

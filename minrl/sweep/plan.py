@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import ENDS, TaskOptions, TrainerConfig, with_absolute_paths
-from minrl.config.defaults import REINFORCEMENT
+from minrl.run.defaults import parse_run
 from minrl.run.naming import NOT_IN_NAMES, full_name, part
 from minrl.system.files import read_record
 from minrl.tasks import flag_identifier
-from minrl.terminal.command_line import from_dict, parse_trainer, read_config_file, to_dict
+from minrl.terminal.command_line import from_dict, read_config_file, to_dict
 from minrl.terminal.flags import unknown
 from minrl.types import UserError, require
 
@@ -133,7 +133,7 @@ def _named(path: Path, cells: Iterable[tuple[Mapping[str, Any], Mapping[str, Any
     found: list[tuple[list[str], str, Mapping[str, Any], tuple[TrainerConfig, TaskOptions]]] = []
     for common, own in cells:
         flags = _flags({**common, **own})
-        settings, options = parse_trainer(flags)
+        settings, options = parse_run(TrainerConfig, flags)
         _require_other(own, [before for *_, before, same in found if same == (settings, options)])
         found.append((flags, _name(sweep, settings, options, own), own, (settings, options)))
     names = Counter(name for _, name, *_ in found)
@@ -143,7 +143,7 @@ def _named(path: Path, cells: Iterable[tuple[Mapping[str, Any], Mapping[str, Any
         if names[name] > 1 or len(name) > LONGEST:
             name = f"{name[:LONGEST]}-{digest}"
         flags = [*flags, f"--run-name={name}"]
-        planned.append(Planned(name, *parse_trainer(flags), flags))
+        planned.append(Planned(name, *parse_run(TrainerConfig, flags), flags))
     return planned
 
 
@@ -162,7 +162,7 @@ def sweep_name(path: Path) -> str:
 def _name(sweep: str, settings: TrainerConfig, options: TaskOptions, own: Mapping[str, Any]) -> str:
     """The run's own name behind that of the sweep, with settings of the grid that such a name leaves out."""
     seed = f"-seed{settings.seed}"
-    name = full_name(settings, options, REINFORCEMENT, changing=END).removesuffix(seed)
+    name = full_name(settings, options, changing=END).removesuffix(seed)
     left_out = {*NOT_IN_NAMES, *END} - {"task", "algorithm", "seed"}
     values = to_dict(settings, {})
     parts = [part(key, values[key]) for key in own if key in left_out]

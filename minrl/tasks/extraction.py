@@ -15,7 +15,7 @@ from typing import Any
 
 from minrl.model.thoughts import after_thoughts
 from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
-from minrl.types import Example, Reward, require
+from minrl.types import Example, Prompt, Reward, require
 
 INSTRUCTION = 'Reply with a JSON object with the keys "name", "city" and "age".'
 OBJECT_REWARD, FIELDS_REWARD = 0.1, 0.4
@@ -98,12 +98,14 @@ def _same(found: object, expected: object) -> bool:
 def make(options: ExtractionOptions, data_path: str) -> Task:
     """Sentences about people and cities of the training side, and about those held out."""
     require(not data_path, f"extraction makes its own problems and takes no --data-path, got {data_path!r}")
-    sides = [
-        [[word for word in words if is_held_out(word, options.held_out_share) == held_out] for words in (NAMES, CITIES)]
-        for held_out in (False, True)
-    ]
+
+    def side(held_out: bool, count: int) -> list[Example]:
+        share = options.held_out_share
+        names, cities = ([w for w in words if is_held_out(w, share) == held_out] for words in (NAMES, CITIES))
+        return _examples(names, cities, count)
+
     return Task(
-        Dataset(_examples(*sides[0], TRAIN_PROBLEMS), _examples(*sides[1], HELD_OUT_PROBLEMS)),
+        Dataset(side(False, TRAIN_PROBLEMS), side(True, HELD_OUT_PROBLEMS)),
         reward,
         solution=lambda example: json.dumps(example["object"]),
         cheap=True,
@@ -115,7 +117,7 @@ def _examples(names: list[str], cities: list[str], count: int) -> list[Example]:
     while len(examples) < count:
         person = {"name": rng.choice(names), "city": rng.choice(cities), "age": rng.randint(18, 89)}
         text = rng.choice(TEMPLATES).format(**person, job=rng.choice(JOBS))
-        prompt = [{"role": "user", "content": f"{INSTRUCTION} {text}"}]
+        prompt: Prompt = [{"role": "user", "content": f"{INSTRUCTION} {text}"}]
         examples[text] = Example(text, prompt, {"object": person})
     return in_order_of_identity(examples.values())
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from minrl.model.thoughts import after_thoughts
 from minrl.tasks.characters import plain_characters
 from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
-from minrl.types import Example, Reward, require
+from minrl.types import Example, Prompt, Reward, require
 
 INSTRUCTION = 'Write one sentence of {least} to {most} words that contains the words "{first}" and "{second}".'
 PROGRESS_REWARD = 0.2
@@ -122,7 +122,7 @@ def _examples(words: list[str], options: SentencesOptions) -> list[Example]:
     examples = []
     for first, second in itertools.combinations(words, 2):
         question = INSTRUCTION.format(least=least, most=most, first=first, second=second)
-        prompt = [{"role": "user", "content": question}]
+        prompt: Prompt = [{"role": "user", "content": question}]
         examples.append(Example(f"{first},{second}", prompt, {"words": [first, second], "least": least, "most": most}))
     return in_order_of_identity(examples)
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from typing import Any
 
 from loguru import logger
 from rich.console import Console
@@ -18,17 +19,16 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+from rich.text import Text
 
 SHOWN_AFTER_S = 1.0
 """A shorter activity has no bar, which would only flicker, and no line."""
-
-PACE_OVER_S = 3600.0
-"""The window over which the time left is estimated. It holds several steps even where a step takes minutes."""
 
 SAID_EVERY_S = 30.0
 """Between two lines about progress."""
@@ -45,7 +45,9 @@ FILE_ONLY = "file_only"
 
 @dataclass
 class _Activity:
-    """An activity, and its bar once it has one. `begun` is how much was done when it started."""
+    """An activity, and its bar once it has one. `begun` is how much was done when it started, `end` when it will end,
+    if whoever reports has said so.
+    """
 
     name: str
     total: int
@@ -53,17 +55,22 @@ class _Activity:
     done: int = 0
     begun: int = 0
     note: str = ""
+    end: float | None = None
     bar: TaskID | None = None
 
     def line(self, now: float) -> str:
         """How much is done, and the time left if that is known."""
-        line = f"{self.name} {self.done}/{self.total}" if self.total else f"{self.name} for {_time(now - self.started)}"
-        parts = [line, *filter(None, [self.note])]
-        if self.total and self.done > self.begun:
-            pace = (now - self.started) / (self.done - self.begun)
-            parts += [f"{pace:.1f} s/step" if pace >= 0.1 else f"{pace:.2g} s/step"] if self.name == STEP else []
-            parts += [f"{_time(pace * (self.total - self.done))} left"]
-        return "  ".join(parts)
+        done = f"{self.done}/{self.total}" if self.total else f"for {duration(now - self.started)}"
+        left = self.left(now)
+        return "  ".join(filter(None, [f"{self.name} {done}", self.note, f"{left} left" if left else ""]))
+
+    def left(self, now: float) -> str:
+        """The time left: as reported, or at the pace so far; empty if it is not known."""
+        if self.end is not None:
+            return duration(max(0.0, self.end - now))
+        if not self.total or self.done <= self.begun:
+            return ""
+        return duration((now - self.started) / (self.done - self.begun) * (self.total - self.done))
 
 
 class Bars:
@@ -97,18 +104,21 @@ class Bars:
         self._thread.join()
 
     @contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-        """A bar that stays; yields `report(completed, note)`, with the note shown beside the bar."""
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+        """A bar that stays; yields `report(completed, note, left_s=None)`, with the note shown beside the bar. The
+        seconds left follow from the pace if they are not given.
+        """
         steps = _Activity(title, total, self._now(), done, done)
         with self._lock:
-            drawn, bar = self._add(title, total, done) if self.shown else (None, None)
+            drawn, bar = self._add(title, steps) if self.shown else (None, None)
             self._steps.append(steps)
 
-        def report(completed: int, note: str) -> None:
+        def report(completed: int, note: str, left_s: float | None = None) -> None:
             with self._lock:
                 if completed == done:  # what came before the first step does not tell how long a step takes
                     steps.started = self._now()
                 steps.done, steps.note = completed, note
+                steps.end = None if left_s is None else self._now() + left_s
                 if drawn is not None and bar is not None:
                     drawn.update(bar, completed=completed, note=note)
                 self.tick()
@@ -170,16 +180,17 @@ class Bars:
         """Add a bar for each activity without one, outermost first."""
         for depth, activity in enumerate(self._activities, 1):
             if activity.bar is None:
-                drawn, activity.bar = self._add("  " * depth + activity.name, activity.total or None, activity.done)
+                drawn, activity.bar = self._add("  " * depth + activity.name, activity)
                 drawn.tasks[-1].start_time = drawn.get_time() - (self._now() - activity.started)
 
-    def _add(self, title: str, total: int | None, done: int) -> tuple[Progress, TaskID]:
+    def _add(self, title: str, shown: _Activity) -> tuple[Progress, TaskID]:
         if self._drawn is None:
             self._drawn = _new_progress(self.console)
             with self.drawing:
                 self._drawn.start()
         self._count += 1
-        return self._drawn, self._drawn.add_task(title, total=total, completed=done, note="")
+        fields: dict[str, Any] = {"note": "", "left": lambda: shown.left(self._now())}
+        return self._drawn, self._drawn.add_task(title, total=shown.total or None, completed=shown.done, **fields)
 
     def _drop(self) -> None:
         """Count one bar less. After the last one the terminal is released."""
@@ -207,15 +218,23 @@ def _above_bars(console: Console) -> Iterator[None]:
             err.flush()
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """A duration in the unit that suits it.
 
-    >>> _time(89.0), _time(200.0), _time(20000.0)
+    >>> duration(89.0), duration(200.0), duration(20000.0)
     ('89 s', '3 min', '5.6 h')
     """
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+class _Left(ProgressColumn):
+    """The time left."""
+
+    def render(self, task: Task) -> Text:
+        """The time left of the activity whose bar it is."""
+        return Text(task.fields["left"]() or "-")
 
 
 def _new_progress(console: Console) -> Progress:
@@ -225,11 +244,10 @@ def _new_progress(console: Console) -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
-        TimeRemainingColumn(),
+        _Left(),
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
         auto_refresh=False,
         redirect_stdout=False,
         redirect_stderr=False,
-        speed_estimate_period=PACE_OVER_S,
     )

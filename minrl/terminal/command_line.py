@@ -22,7 +22,6 @@ import yaml
 from loguru import logger
 
 from minrl.config import TaskOptions, TrainerConfig, option_keys
-from minrl.config.defaults import REINFORCEMENT, Rates, defaults, not_chosen
 from minrl.system.disk import refusal
 from minrl.system.foreign_text import printable
 from minrl.system.keys import without_keys
@@ -58,13 +57,16 @@ class Layer:
 
 
 def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
-    """The config of train.py and the options of the tasks named."""
+    """The config of train.py and the options of the tasks named, before `minrl.run.defaults`."""
     return parse_config(TrainerConfig, arguments)
 
 
-def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORCEMENT) -> tuple[T, TaskOptions]:
+def parse_config(
+    cls: type[T], arguments: Sequence[str], defaults: Callable[[Any], Mapping[str, Any]] | None = None
+) -> tuple[T, TaskOptions]:
     """The config of a program that makes runs, and the options of the tasks named. Flags override a `--config` file,
-    which overrides the defaults of what is trained.
+    which overrides `defaults`, the settings that depend on what is trained. Where a file holds the defaults of what it
+    trains, as a run's config.json does, those of another model replace them.
     """
     given, in_file = given_flags(arguments), Layer()
     places = [place for place, one in enumerate(given) if one.flag == "--config"]
@@ -75,17 +77,18 @@ def parse_config(cls: type[T], arguments: Sequence[str], rates: Rates = REINFORC
         in_file = _file_layer(read_config_file(Path(one.words[0])), cls)
         given[place] = Given("", one.words[1:])
     flags = _flag_layer(given, cls, in_file)
-    config: Any
-    stored: Any
-    stored, config = _build(cls, in_file)[0], _build(cls, in_file, flags)[0]
-    own = defaults(config.trainer, rates)
-    taken = not_chosen(stored.trainer, config.trainer, rates, in_file.values.keys())
+    read = _build(cls, in_file, flags)
+    if defaults is None:
+        return read
+    now, before = defaults(read[0]), defaults(_build(cls, in_file)[0])
+    held = in_file.values
+    taken = {name: now[name] for name in held.keys() & now.keys() if held[name] == before[name] != now[name]}
     if taken:
-        said = ", ".join(f"{name} {value:g}" for name, value in taken.items())
+        said = ", ".join(f"{name} {taken[name]:g}" for name in now if name in taken)
         logger.info(
             f"the config file has the defaults of what it trains: another is trained here, by default with {said}"
         )
-    return _build(cls, Layer(own), in_file, Layer(taken), flags)
+    return _build(cls, Layer(now), in_file, Layer(taken), flags)
 
 
 def parse_with_tasks(

@@ -67,8 +67,8 @@ class Screen:
         self._early.clear()
         self._keeping = logger.add(partial(_append, path), **IN_FILE)
 
-    def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int, str], None]]:
-        """A bar with the time left; yields `report(steps done, note beside the bar)`."""
+    def progress(self, title: str, total: int, done: int = 0) -> AbstractContextManager[Callable[..., None]]:
+        """A bar with the time left; yields `report(steps done, note beside the bar, seconds left)`, as `Bars.bar`."""
         return self.bars.bar(title, total, done)
 
     def before_and_after(self, before: Mapping[str, dict], after: Mapping[str, dict]) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from minrl.config.bounds import Bounded, Natural
 from minrl.run.checkpoint import BEST, step_of
+from minrl.run.model_names import checkpoints_of, resolve_model, run_folder_of
 from minrl.run.provenance import changes, provenance
-from minrl.run.resume import checkpoints_of, resolve_model, run_folder_of
 from minrl.system.files import read_json, write_text
 from minrl.system.json_text import json_text
 from minrl.system.launch import require_one_process

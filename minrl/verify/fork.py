@@ -11,8 +11,9 @@ from minrl.config import TaskOptions, TrainerConfig, with_absolute_paths
 from minrl.record.session import Session
 from minrl.run.checkpoint import damage, last_saved, step_name, step_of
 from minrl.run.ends import steps_at
+from minrl.run.model_names import checkpoints_of
 from minrl.run.parts import assemble
-from minrl.run.resume import checkpoints_of, open_run
+from minrl.run.resume import open_run
 from minrl.run.run import Run
 from minrl.run.start import OPPONENT, TEACHER
 from minrl.system.files import read_json

@@ -1,0 +1,126 @@
+"""Defaults that follow from the number of weights and the kind of device: never from timing, so that they repeat.
+
+Learning rates of reinforcement learning: 3e-4 for the million weights of MinRL's own base model (LOG.md), 2e-5 for
+SmolLM2-135M (docs/fine_tuning.md), and above, where it cannot be measured on a processor, the 1e-6 of DeepSeekMath
+(arXiv:2402.03300, section 4.2), DAPO (arXiv:2503.14476, section 4.1), TinyZero (0.5B to 3B), nano-aha-moment (3B) and
+TRL's GRPOConfig. Fine-tuning takes 2e-5, as TRL's SFTConfig. Adapters take about ten times the rate of all weights
+(Schulman et al. 2025, "LoRA Without Regret", thinkingmachines.ai/blog/lora; QLoRA, arXiv:2305.14314, appendix B.2).
+
+Sizes on a processor are such that a step takes about half a minute on two cores, and the first held-out score comes
+within three minutes. On a GPU completions may have the 1024 tokens of DeepSeekMath, TinyZero and nano-aha-moment.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from math import inf
+from typing import Any, NamedTuple, TypeVar
+
+from minrl.config import ModelConfig, TaskOptions, TrainerConfig
+from minrl.terminal.command_line import parse_config, to_dict
+
+T = TypeVar("T")
+
+
+class Rates(NamedTuple):
+    """Learning rates of all weights and of adapters, in reinforcement learning and in fine-tuning."""
+
+    weights: float
+    adapters: float
+    fine_tuned_weights: float
+    fine_tuned_adapters: float
+
+
+class Sizes(NamedTuple):
+    """How much a step and an evaluation sample. `batch_size` and `examples_per_round` are of fine-tuning."""
+
+    prompts_per_step: int
+    group_size: int
+    max_tokens: int
+    eval_examples: int
+    eval_samples: int
+    batch_size: int
+    examples_per_round: int
+
+
+OWN_BASE = 10**6
+"""About as many weights as MinRL's own base model has, whose defaults do not depend on its exact size."""
+
+RATES = {  # for models of fewer weights
+    1e7: Rates(3e-4, 3e-3, 3e-4, 3e-3),
+    4.5e8: Rates(2e-5, 3e-4, 2e-5, 2e-4),
+    inf: Rates(1e-6, 1e-5, 2e-5, 2e-4),
+}
+ON_CPU = {
+    1e7: Sizes(48, 8, 192, 512, 0, 32, 480),
+    2e8: Sizes(4, 8, 64, 64, 2, 8, 32),
+    4.5e8: Sizes(4, 4, 48, 48, 1, 4, 16),
+    1e9: Sizes(4, 4, 32, 32, 1, 4, 16),
+    inf: Sizes(2, 4, 32, 32, 1, 2, 8),
+}
+ON_GPU = {
+    1e7: ON_CPU[1e7],
+    inf: Sizes(48, 8, 1024, 512, 0, 32, 480),
+}
+UNKNOWN = 10**9
+"""The number of weights of a model whose config cannot be read: loading it will say why."""
+
+
+def rates_for(weights: int) -> Rates:
+    """The learning rates for a model of so many weights."""
+    return next(rates for limit, rates in RATES.items() if weights < limit)
+
+
+def sizes_for(weights: int, on_gpu: bool) -> Sizes:
+    """What a step and an evaluation sample from a model of so many weights."""
+    return next(sizes for limit, sizes in (ON_GPU if on_gpu else ON_CPU).items() if weights < limit)
+
+
+def sizes_of(name: str, model: ModelConfig) -> Sizes:
+    """The same for the model of a name, on the configured device."""
+    import torch  # not before the command line is read
+
+    return sizes_for(num_weights(name), model.device != "cpu" and torch.cuda.is_available())
+
+
+@cache
+def num_weights(name: str) -> int:
+    """The number of weights of a model, as --model-id takes it: from its config, before it is loaded."""
+    from minrl.model.loading import count_weights
+    from minrl.model.lora import base_of
+    from minrl.run.model_names import resolve_model
+
+    try:
+        path = resolve_model(name)
+        return count_weights(base_of(path) or path)
+    except Exception:  # transformers raises whatever a damaged file leads it to
+        return UNKNOWN
+
+
+def defaults(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - of any program
+    """The defaults that depend on what the settings train, by name. Some are of other programs."""
+    config, fine_tuning = settings.trainer, not isinstance(settings, TrainerConfig)
+    name, adapted = config.model.model_id, config.lora.lora_rank > 0
+    rates = rates_for(num_weights(name) if name else OWN_BASE)
+    sizes = sizes_of(name, config.model) if name else sizes_for(OWN_BASE, on_gpu=False)
+    rate = rates[2 * fine_tuning + adapted]
+    return {"learning_rate": rate, **sizes._asdict(), "samples_per_example": sizes.group_size}
+
+
+def parse_run(cls: type[T], arguments: Sequence[str]) -> tuple[T, TaskOptions]:
+    """The config of a program that makes runs, with these defaults, and the options of the tasks named."""
+    return parse_config(cls, arguments, defaults)
+
+
+def num_text(weights: int) -> str:
+    """A number of weights, such as 135M."""
+    return f"{weights / 1e9:.3g}B" if weights >= 1e9 else f"{weights / 1e6:.3g}M"
+
+
+def what_is_trained(settings: Any, weights: int) -> str:  # noqa: ANN401 - of any program
+    """A line on what is trained, with the flags of the settings whose default depends on it."""
+    config, values = settings.trainer, to_dict(settings, {})
+    what = f"adapters of rank {config.lora.lora_rank}" if config.lora.lora_rank else "all weights"
+    flags = [f"--{name.replace('_', '-')} {values[name]:g}" for name in defaults(settings) if name in values]
+    return (
+        f"training {what} of {config.model.model_id or 'the base model'} ({num_text(weights)}) with {' '.join(flags)}"
+    )
