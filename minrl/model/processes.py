@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed import all_reduce
 
 from minrl.config import ModelConfig
+from minrl.kernels.barriers import spin_less_when_busy
 from minrl.kernels.cpu import keep_freed_memory
 from minrl.model.group import join
 from minrl.model.memory import BUCKET
@@ -62,6 +63,8 @@ class Processes:
         self._place: torch.device | None = None
         torch.set_num_threads(config.threads or self.cores)
         keep_freed_memory()
+        if on_cpu:
+            spin_less_when_busy()
 
     @property
     def device(self) -> torch.device:
