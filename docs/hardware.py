@@ -244,8 +244,8 @@ the weights in bfloat16 while the policy trains, and takes {share} of the card w
 what `--engine-cache-gib` says. {system} GiB of a laptop are counted for its system, and a share of {usable} of a card
 is used.
 
-Memory is not time. On a laptop's processor a 0.6B model is for trying out, with few and short completions
-(`--prompts-per-step 4 --group-size 4 --max-tokens 128`). The small base model that MinRL makes runs on any laptop.
+Memory is not time. On a laptop's processor a 0.6B model is for trying out, with few and short completions,
+which are its [defaults](fine_tuning.md#defaults-that-depend-on-the-model). The small base model that MinRL makes runs on any laptop.
 
 ## Where it goes
 

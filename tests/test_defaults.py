@@ -1,20 +1,47 @@
-"""Defaults by what is trained, under what the user gives, kept by a run that goes on."""
+"""Defaults by the number of weights and the device, under what the user gives, kept by a run that is resumed."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from loguru import logger
 
-from minrl.config import TrainerConfig
-from minrl.config.defaults import FINE_TUNING, what_is_trained
+from minrl.config import EvaluationConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.run import defaults as module
+from minrl.run.defaults import (
+    ON_CPU,
+    ON_GPU,
+    OWN_BASE,
+    RATES,
+    UNKNOWN,
+    Sizes,
+    num_weights,
+    parse_run,
+    rates_for,
+    sizes_for,
+    what_is_trained,
+)
+from minrl.run.naming import differing
+from minrl.run.preflight import rate_findings
 from minrl.sft.config import ExpertIterationConfig, SftConfig
-from minrl.terminal.command_line import parse_config, parse_trainer, to_dict
+from minrl.terminal.command_line import to_dict
 
-GIVEN, ADAPTERS = ["--model-id", "a/model"], ["--lora-rank", "8"]
+GIVEN, ADAPTERS = ["--model-id", "135M"], ["--lora-rank", "8"]
+RATE = rates_for(135 * 10**6)
+LIMIT = sizes_for(135 * 10**6, on_gpu=False).max_tokens
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine without a GPU, and models named after their size."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module, "num_weights", lambda name: int(name.removesuffix("M")) * 10**6)
 
 
 def chosen(flags, cls=TrainerConfig):
-    rates = {} if cls is TrainerConfig else {"rates": FINE_TUNING}
-    config = parse_config(cls, flags, **rates)[0].trainer
+    config = parse_run(cls, flags)[0].trainer
     return config.optimizer.learning_rate, config.rollout.max_tokens
 
 
@@ -23,8 +50,10 @@ def chosen(flags, cls=TrainerConfig):
     [
         ([], 3e-4, 3e-4, 192),
         (ADAPTERS, 3e-3, 3e-3, 192),
-        (GIVEN, 1e-6, 2e-5, 1024),
-        (GIVEN + ADAPTERS, 1e-5, 2e-4, 1024),
+        (["--model-id", "1M"], 3e-4, 3e-4, 192),
+        (GIVEN, RATE.weights, RATE.fine_tuned_weights, LIMIT),
+        (GIVEN + ADAPTERS, RATE.adapters, RATE.fine_tuned_adapters, LIMIT),
+        (["--model-id", "8000M"], 1e-6, 2e-5, sizes_for(8 * 10**9, on_gpu=False).max_tokens),
     ],
 )
 def test_a_default_depends_on_what_is_trained(flags, reinforcement, fine_tuning, max_tokens):
@@ -32,50 +61,112 @@ def test_a_default_depends_on_what_is_trained(flags, reinforcement, fine_tuning,
         assert chosen(flags, cls) == (rate, max_tokens), cls
 
 
+def test_every_program_takes_its_own_sizes():
+    """The sizes of 135M weights: each by the name that the program has for it."""
+    sizes = sizes_for(135 * 10**6, on_gpu=False)
+    train, sft = parse_run(TrainerConfig, GIVEN)[0], parse_run(SftConfig, [*GIVEN, "--data", "x"])[0]
+    rounds = parse_run(ExpertIterationConfig, GIVEN)[0]
+    assert (train.rollout.prompts_per_step, train.rollout.group_size) == (sizes.prompts_per_step, sizes.group_size)
+    for one in (train, sft, rounds):
+        assert (one.evaluation.eval_examples, one.evaluation.eval_samples) == (sizes.eval_examples, sizes.eval_samples)
+    assert (sft.batch_size, rounds.batch_size) == (sizes.batch_size, sizes.batch_size)
+    assert (rounds.examples_per_round, rounds.samples_per_example) == (sizes.examples_per_round, sizes.group_size)
+
+
+def test_the_own_base_model_has_the_defaults_of_the_settings():
+    rollout, evaluation, rounds = RolloutConfig(), EvaluationConfig(), ExpertIterationConfig()
+    step = (rollout.prompts_per_step, rollout.group_size, rollout.max_tokens)
+    evaluated = (evaluation.eval_examples, evaluation.eval_samples)
+    own = Sizes(*step, *evaluated, rounds.batch_size, rounds.examples_per_round)
+    assert sizes_for(OWN_BASE, on_gpu=False) == sizes_for(OWN_BASE, on_gpu=True) == own
+    assert rates_for(OWN_BASE).weights == OptimizerConfig().learning_rate
+    assert parse_run(TrainerConfig, [])[0] == TrainerConfig()
+
+
+def test_sizes_fall_with_the_number_of_weights_and_every_model_has_some():
+    for table in (ON_CPU, ON_GPU):
+        tokens = [sizes.prompts_per_step * sizes.group_size * sizes.max_tokens for sizes in list(table.values())[1:]]
+        assert tokens == sorted(tokens, reverse=True)
+    for table in (ON_CPU, ON_GPU, RATES):
+        assert list(table) == sorted(table) and float("inf") in table
+
+
+def test_a_gpu_has_sizes_of_its_own_unless_the_cpu_is_chosen(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert chosen(GIVEN) == (RATE.weights, 1024)
+    assert chosen([*GIVEN, "--device", "cpu"]) == (RATE.weights, LIMIT)
+
+
 def test_what_the_user_gives_stands_over_it(tmp_path):
     assert chosen([*GIVEN, "--learning-rate", "3e-4", "--max-tokens", "192"]) == (3e-4, 192)
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"learning-rate": 3e-4, "model_id": "a/model"}))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"learning-rate": 1e-4, "model_id": "135M"}))
     in_file = ["--config", str(tmp_path / "mine.yaml")]
-    assert chosen(in_file) == (3e-4, 1024)
-    assert chosen([*in_file, "--learning-rate", "1e-3"]) == (1e-3, 1024)
+    assert chosen(in_file) == (1e-4, LIMIT)
+    assert chosen([*in_file, "--learning-rate", "1e-3"]) == (1e-3, LIMIT)
 
 
-def test_the_config_of_a_run_holds_what_was_chosen_and_is_read_back_the_same(tmp_path):
-    config, options = parse_trainer(GIVEN)
+def test_the_config_of_a_run_holds_what_was_chosen_and_is_read_back_the_same(tmp_path, monkeypatch):
+    config, options = parse_run(TrainerConfig, GIVEN)
     values = to_dict(config, options)
-    assert (values["learning_rate"], values["max_tokens"]) == (1e-6, 1024)
+    assert (values["learning_rate"], values["max_tokens"]) == (RATE.weights, LIMIT)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**values, "learning_rate": 7e-6}))
-    assert chosen(["--config", str(tmp_path / "config.yaml")]) == (7e-6, 1024)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # another machine, with other defaults
+    assert chosen(["--config", str(tmp_path / "config.yaml")]) == (7e-6, LIMIT)
 
 
 @pytest.mark.parametrize(
     ("trained", "flags", "expected"),
     [
-        ([], GIVEN, (1e-6, 1024)),
+        ([], GIVEN, (RATE.weights, LIMIT)),
         ([], ADAPTERS, (3e-3, 192)),
-        ([*GIVEN, *ADAPTERS], ["--lora-rank", "0"], (1e-6, 1024)),
+        ([*GIVEN, *ADAPTERS], ["--lora-rank", "0"], (RATE.weights, LIMIT)),
         (GIVEN, ["--model-id", ""], (3e-4, 192)),
-        (["--learning-rate", "1e-3"], GIVEN, (1e-3, 1024)),
-        (["--max-tokens", "300"], GIVEN, (1e-6, 300)),
+        (["--learning-rate", "1e-3"], GIVEN, (1e-3, LIMIT)),
+        (["--max-tokens", "300"], GIVEN, (RATE.weights, 300)),
         ([], [*GIVEN, "--learning-rate", "3e-4", "--max-tokens", "192"], (3e-4, 192)),
-        (GIVEN, ["--model-id", "another/model"], (1e-6, 1024)),
+        (GIVEN, ["--model-id", "136M"], (RATE.weights, LIMIT)),
     ],
 )
 def test_defaults_in_the_config_of_a_run_are_none_of_a_run_that_trains_something_else(
     tmp_path, trained, flags, expected
 ):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(*parse_trainer(trained))))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(to_dict(*parse_run(TrainerConfig, trained))))
     said = []
     listening = logger.add(lambda message: said.append(message.record["message"]))
     assert chosen(["--config", str(tmp_path / "config.yaml"), *flags]) == expected
     logger.remove(listening)
-    assert len(said) == (trained[:1] != GIVEN[:1] or flags[:2] != ["--model-id", "another/model"])
+    assert len(said) == (flags != ["--model-id", "136M"])
     assert all(line.startswith("the config file has the defaults of what it trains") for line in said)
 
 
-def test_what_is_trained_is_said_in_a_line():
-    assert what_is_trained(parse_trainer([*GIVEN, *ADAPTERS])[0]) == (
-        "training adapters of rank 8 of a/model: peak learning rate 1e-05 (--learning-rate), completions of at most "
-        "1024 tokens (--max-tokens)"
-    )
-    assert what_is_trained(TrainerConfig()).startswith("training all weights of the base model that MinRL makes: peak")
+def test_defaults_are_not_listed_as_changed():
+    assert differing(*parse_run(TrainerConfig, GIVEN)) == {"model_id": "135M"}
+    assert differing(*parse_run(TrainerConfig, [*GIVEN, "--max-tokens", "192"])) == {
+        "model_id": "135M",
+        "max_tokens": 192,
+    }
+
+
+def test_what_is_trained_is_said_in_a_line_with_the_flags_that_change_it():
+    flags = "--learning-rate 1 --prompts-per-step 2 --group-size 3 --max-tokens 4 --eval-examples 5 --eval-samples 6"
+    config = parse_run(TrainerConfig, [*GIVEN, *ADAPTERS, *flags.split()])[0]
+    assert what_is_trained(config, 134515008) == f"training adapters of rank 8 of 135M (135M) with {flags}"
+    line = what_is_trained(SftConfig(), 10**6)
+    assert line.startswith("training all weights of the base model (1M) with --learning-rate 0.0003")
+    assert line.endswith("--batch-size 32")
+
+
+@pytest.mark.parametrize("weights", [1, 135, 360, 600, 8000])
+@pytest.mark.parametrize("adapters", [[], ADAPTERS])
+def test_no_default_learning_rate_is_named(weights, adapters):
+    config = parse_run(TrainerConfig, ["--model-id", f"{weights}M", *adapters])[0]
+    assert list(rate_findings(SimpleNamespace(num_weights=weights * 10**6), config)) == []
+
+
+def test_weights_are_counted_from_the_config_alone(tmp_path):
+    tokenizer = word_tokenizer(["a", "b"])
+    model = small_qwen3(tokenizer, hidden_size=32, layers=1, heads=2, seed=0)
+    model.config.architectures = ["Qwen3ForCausalLM"]
+    model.config.save_pretrained(tmp_path)
+    assert num_weights(str(tmp_path)) == sum(weight.numel() for weight in model.parameters())
+    assert num_weights(str(tmp_path / "nothing")) == UNKNOWN

@@ -1,6 +1,7 @@
 """evaluate.py and runs: their own settings are the defaults, no problem and no weights but theirs."""
 
 import json
+import math
 import shutil
 from dataclasses import make_dataclass, replace
 
@@ -22,6 +23,7 @@ from minrl.pipeline.plan import make_plan
 from minrl.pipeline.runs import as_trained
 from minrl.pipeline.settings import check_settings, settings_of
 from minrl.run.checkpoint import save_policy
+from minrl.run.defaults import ON_CPU, ON_GPU
 from minrl.run.loading import load_policy
 from minrl.run.model_names import resolve_model
 from minrl.system.files import read_json
@@ -390,22 +392,25 @@ def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path,
 
 
 def asked_of(*arguments):
-    """The longest completion that evaluate.py asks for, and what it says about that."""
+    """The longest completion, examples and samples that evaluate.py asks for, and what it says about that."""
     given = ["--task", "countdown", *arguments]
-    found, notes = as_trained(given, parse_with_tasks(EvaluateConfig, given)[0])
-    return EvaluateConfig(checkpoint="x").max_tokens if found is None else found[0].max_tokens, notes
+    (config, _), notes = as_trained(given, parse_with_tasks(EvaluateConfig, given)[0])
+    return (config.max_tokens, config.examples, config.samples), notes
 
 
-def test_a_model_that_no_run_trained_has_the_limit_that_train_gives_it(place, trained, tmp_path):
+def test_a_model_that_no_run_trained_has_the_sizes_that_train_gives_it(place, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr("minrl.pipeline.runs.sizes_of", lambda name, model: ON_CPU[2e8])
+    small, served = ON_CPU[2e8], ON_GPU[math.inf]
     given = shutil.copytree(place / "model0", tmp_path / "given")
     (given / "chat_template.jinja").write_text("{{ messages }}")  # another tokenizer's
-    for name in ("some-org/model", "openai:m@http://127.0.0.1:1/v1", str(given)):
-        limit, notes = asked_of("--checkpoint", name)
-        assert limit == MAX_TOKENS and notes == [
-            f"completions of at most {MAX_TOKENS} tokens (--max-tokens), as train.py takes them of {name}"
-        ]
-        assert asked_of("--checkpoint", name, "--max-tokens", "7") == (7, [])
-    assert asked_of("--checkpoint", str(place / "model0")) == (RolloutConfig().max_tokens, [])  # as MinRL makes them
-    assert asked_of("--models", str(place / "model0"), "some-org/model")[0] == MAX_TOKENS
+    for name, sizes in (("some-org/model", small), ("openai:m@http://127.0.0.1:1/v1", served), (str(given), small)):
+        asked, (note,) = asked_of("--checkpoint", name)
+        assert asked == (sizes.max_tokens, sizes.eval_examples, sizes.eval_samples)
+        assert note.startswith(f"by the size of {name}") and f"--max-tokens {sizes.max_tokens}" in note
+        flags = ("--max-tokens", "7", "--examples", "8", "--samples", "9")
+        assert asked_of("--checkpoint", name, *flags)[0] == (7, 8, 9)
+    assert asked_of("--checkpoint", "some-org/model", "--pass-at", "4")[0][2] == 0  # as many as there is room for
+    assert asked_of("--checkpoint", str(place / "model0")) == ((RolloutConfig().max_tokens, 512, 0), [])  # MinRL's own
+    assert asked_of("--models", str(place / "model0"), "some-org/model")[0][0] == small.max_tokens
     trained("one", rollout={"max_tokens": 3})
-    assert asked_of("--models", "one", "some-org/model")[0] == 3
+    assert asked_of("--models", "one", "some-org/model")[0][0] == 3

@@ -10,8 +10,9 @@ from together import together
 
 from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
+from minrl.draw import every
 from minrl.engines.torch_engine import TorchEngine
-from minrl.evaluation import evaluate
+from minrl.evaluation import evaluate, evaluations_after
 from minrl.pipeline.figures import pass_at_k
 from minrl.rollout import Plan
 from minrl.statistics.evaluation import Evaluation, summarize
@@ -237,3 +238,10 @@ def test_an_evaluation_counts_the_episodes_that_never_began(policy, engine, work
 def never(example, rng):
     raise RuntimeError("no board")
     yield
+
+
+@pytest.mark.parametrize("eval_every", [0, 1, 2, 3, 7])
+def test_the_evaluations_that_are_left_are_counted_with_the_last(eval_every):
+    for steps, step in itertools.product(range(1, 8), range(8)):
+        due = [one for one in range(step + 1, steps + 1) if every(eval_every, one) or one == steps]
+        assert evaluations_after(step, steps, EvaluationConfig(eval_every=eval_every)) == len(due) or step > steps

@@ -5,16 +5,16 @@ import shlex
 
 import pytest
 
-from minrl.config import LoggingConfig
-from minrl.config.defaults import FINE_TUNING, REINFORCEMENT
+from minrl.config import LoggingConfig, TrainerConfig
+from minrl.run.defaults import parse_run
 from minrl.run.naming import LONGEST, differing, full_name
 from minrl.sft.config import ExpertIterationConfig, SftConfig
-from minrl.terminal.command_line import parse_config, parse_trainer
+from minrl.terminal.command_line import parse_trainer
 from minrl.types import UserError
 
 
 def named(flags, extends=("steps",)):
-    return full_name(*parse_trainer(shlex.split(flags)), REINFORCEMENT, extends)
+    return full_name(*parse_run(TrainerConfig, shlex.split(flags)), extends)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_other_programs_have_defaults_of_their_own():
         (SftConfig, "--data rows.jsonl --model-id x", "rows-sft-x-seed0"),
         (ExpertIterationConfig, "--rounds 2 --batch-size 8", "countdown-expert-iteration-batch_size=8-seed0"),
     ):
-        settings, options = parse_config(cls, flags.split(), FINE_TUNING)
-        assert full_name(settings, options, FINE_TUNING, ("steps", "epochs", "rounds")) == name
+        settings, options = parse_run(cls, flags.split())
+        assert full_name(settings, options, ("steps", "epochs", "rounds")) == name
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_other_programs_have_defaults_of_their_own():
     ],
 )
 def test_a_run_is_called_after_its_rows_as_a_folder_can_be(data, name):
-    config, options = parse_config(SftConfig, ["--data", data], FINE_TUNING)
-    assert full_name(config, options, FINE_TUNING, ("steps", "epochs")) == name
+    config, options = parse_run(SftConfig, ["--data", data])
+    assert full_name(config, options, ("steps", "epochs")) == name
 
 
 def test_what_is_not_at_its_default_is_written_with_the_options_of_every_task():
     flags = "--eval-tasks hanoi --hanoi.max-disks 3 --steps 5 --runs-dir elsewhere --run-name a --note b --quiet"
-    found = differing(*parse_trainer(flags.split()), REINFORCEMENT)
+    found = differing(*parse_run(TrainerConfig, flags.split()))
     assert found == {"eval_tasks": "hanoi", "steps": 5, "hanoi.max_disks": 3}
 
 

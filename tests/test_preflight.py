@@ -10,27 +10,39 @@ from types import SimpleNamespace
 import pytest
 from together import together
 
-from minrl.config import LoggingConfig, LoraConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
-from minrl.config.defaults import REINFORCEMENT, defaults
+from minrl.config import (
+    EvaluationConfig,
+    LoggingConfig,
+    LoraConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.loading import word_tokenizer
-from minrl.model.memory import decoder_copies, least_activations
+from minrl.model.memory import all_activations, decoder_copies, least_activations
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts
 from minrl.run.checkpoint import save_checkpoint
+from minrl.run.defaults import rates_for
 from minrl.run.preflight import (
+    Sampled,
     answer_findings,
     context_findings,
     drawn,
+    estimate,
+    forward_s,
     leave_out_unusable,
     preflight,
     rate_findings,
     require_a_reward,
-    rollout_findings,
+    sample_findings,
+    sampled_as,
+    time_findings,
 )
-from minrl.run.room import checkpoint_bytes, disk_findings, memory_findings, require_room
-from minrl.run.step_time import seconds_per_token, time_findings
+from minrl.run.room import checkpoint_bytes, disk_findings, expected_bytes, memory_findings, require_room
 from minrl.tasks import Dataset, Task, load_task
 from minrl.tasks.hanoi import HanoiOptions, distance
 from minrl.types import Example, Reward, TrainState, UserError
@@ -40,8 +52,11 @@ END = 2
 ROOT = Path(__file__).parent.parent
 
 
-def findings(policy, rollouts, failures=()):
-    return rollout_findings(rollouts, list(failures), policy, 8)
+def findings(policy, rollouts, failures=(), limit=8):
+    """Of completions of at most `limit` tokens, in a run of completions of at most 8."""
+    task = Task(Dataset(lengths(1), lengths(2)), lambda text, example: Reward(0.0))
+    config = TrainerConfig(rollout=RolloutConfig(max_tokens=8))
+    return list(sample_findings(policy, None, "mine", task, Rollouts(rollouts, list(failures)), limit, 0.0, config))
 
 
 def lengths(*counts):
@@ -80,12 +95,12 @@ def test_answers_that_need_more_tokens_than_a_completion_has_are_counted_with_wh
     examples = task.dataset.held_out
     longest = max(distance(tuple(e["board"]), e["goal"], e["pegs"]) for e in examples)
     too_long = sum(distance(tuple(e["board"]), e["goal"], e["pegs"]) * 9 + 2 > 192 for e in examples)
-    assert answer_findings(policy, "hanoi", task, examples, 192) == [
+    assert list(answer_findings(policy, "hanoi", task, examples, 192)) == [
         f"{too_long} of {len(examples)} examples of hanoi have no answer of 192 tokens or less, written as its "
         f"demonstrations are: set --max-tokens {longest * 9 + 2}, or choose easier examples"
     ]
-    assert not answer_findings(policy, "hanoi", task, examples, longest * 9 + 2)
-    assert answer_findings(policy, "hanoi", task, examples, longest * 9 + 1)
+    assert not list(answer_findings(policy, "hanoi", task, examples, longest * 9 + 2))
+    assert list(answer_findings(policy, "hanoi", task, examples, longest * 9 + 1))
 
 
 @pytest.mark.parametrize(("split", "train", "held_out"), [("training", (10, 12), (5,)), ("held-out", (5,), (10,))])
@@ -134,11 +149,11 @@ def test_a_failing_reward_is_named_with_its_place_in_the_task_not_in_minrl(polic
     frames = ['File "/mine/beads.py", line 7, in reward', f'File "{ROOT}/minrl/types.py", line 56, in __getitem__']
     for places, named in ((frames, "/mine/beads.py:7"), (frames[1:], f"{ROOT}/minrl/types.py:56")):
         (finding,) = findings(policy, rollouts, ["Traceback\n  " + "\n  ".join(places) + "\nKeyError: 'answer'\n"])
-        assert f"the first with: KeyError: 'answer' ({named}); mend" in finding
+        assert f"the first with: KeyError: 'answer' ({named}); fix" in finding
 
 
 def test_memory_that_is_too_small_is_named(policy, monkeypatch):
-    assert memory_findings(policy, TrainerConfig()) == []
+    assert list(memory_findings(policy, TrainerConfig())) == []
     monkeypatch.setattr(type(policy), "free_memory", lambda self: 1000)
     (finding,) = memory_findings(policy, TrainerConfig())
     assert "choose a smaller model" in finding
@@ -149,7 +164,7 @@ def test_memory_that_is_too_small_is_named(policy, monkeypatch):
     (finding,) = memory_findings(policy, small)
     assert "--optimizer adamw8bit" not in finding and "--lora-rank 16" not in finding
     monkeypatch.setattr(type(policy), "free_memory", lambda self: None)
-    assert memory_findings(policy, TrainerConfig()) == []
+    assert list(memory_findings(policy, TrainerConfig())) == []
 
 
 def test_the_size_of_a_checkpoint_is_known_before_there_is_one(policy, tmp_path):
@@ -171,18 +186,18 @@ def test_room_for_one_checkpoint_is_needed_and_for_all_is_advised(policy, tmp_pa
         monkeypatch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": size})())
 
     free(3 * one + 1)  # two that stay, and the one that is written before the oldest goes
-    assert disk_findings(policy, config) == []
+    assert list(disk_findings(policy, config)) == []
     (finding,) = disk_findings(policy, replace(config, logging=replace(logging, keep_best=True)))
     assert finding.startswith("4 checkpoints take about")
     free(3 * one)
     (finding,) = disk_findings(policy, config)
     assert finding.startswith("3 checkpoints take about") and "--keep-checkpoints" in finding
-    assert disk_findings(policy, replace(config, steps=4)) == []  # after steps 2 and 4
+    assert list(disk_findings(policy, replace(config, steps=4))) == []  # after steps 2 and 4
     (finding,) = disk_findings(policy, replace(config, logging=replace(logging, keep_checkpoints=5)))
     assert finding.startswith("3 checkpoints take about")  # after steps 2, 4 and 6
-    assert disk_findings(policy, replace(config, logging=replace(logging, keep_checkpoints=0)))[0] == finding
+    assert list(disk_findings(policy, replace(config, logging=replace(logging, keep_checkpoints=0)))) == [finding]
     free(one + 1)
-    assert disk_findings(policy, replace(config, logging=replace(logging, save_every=0))) == []  # after the last
+    assert list(disk_findings(policy, replace(config, logging=replace(logging, save_every=0)))) == []  # after the last
     require_room(policy, config, tmp_path / "run")
     free(one)
     with pytest.raises(UserError, match=r"a checkpoint takes about .* free: make room there"):
@@ -222,7 +237,7 @@ def test_several_processes_find_what_one_would(make_policy, sevens):
     def found(policy):
         rewards = Workers(1, deadline_s=120.0)
         rewards.take_seconds = lambda: 100.0 * policy.processes.rank  # only the last process waits for its rewards
-        return preflight(policy, TorchEngine(policy), rewards, sevens, config)
+        return list(preflight(policy, TorchEngine(policy), rewards, sevens, config))
 
     alone = found(make_policy())
     seconds = 100.0 / (2 * min(8, len(sevens.dataset.train)))  # two completions of each of at most 8 examples
@@ -236,7 +251,7 @@ def test_a_context_without_room_for_a_first_turn_is_named_and_not_the_reward():
     with pytest.raises(UserError, match="give shorter prompts, or a longer context") as refused:
         require_a_reward("mine", Rollouts([], failures))
     assert "40 tokens come before it and the model takes 32" in str(refused.value)
-    assert "mend the task's reward" not in str(refused.value)
+    assert "fix the task's reward" not in str(refused.value)
 
 
 @pytest.mark.parametrize("cheap", [True, False])
@@ -245,7 +260,7 @@ def test_a_reward_that_always_raises_ends_the_run_in_one_line_with_its_place(pol
     config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=3))
     line = unfinished.__code__.co_firstlineno
     with pytest.raises(UserError) as refused:
-        preflight(policy, engine, workers, task, config)
+        list(preflight(policy, engine, workers, task, config))
     count = 2 * len(sevens.dataset.train)
     assert f"every reward of countdown failed in the preflight, {count} of {count}" in str(refused.value)
     assert "NotImplementedError" in str(refused.value) and "--no-preflight" in str(refused.value)
@@ -261,7 +276,7 @@ def test_one_reward_that_is_computed_lets_the_run_begin(policy, engine, workers,
         return Reward(0.0)
 
     config = TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=3))
-    found = preflight(policy, engine, workers, Task(sevens.dataset, moody, cheap=True), config)
+    found = list(preflight(policy, engine, workers, Task(sevens.dataset, moody, cheap=True), config))
     assert any(f"{len(sevens.dataset.train) - 1} of {len(sevens.dataset.train)} rewards failed" in one for one in found)
 
 
@@ -277,13 +292,13 @@ def test_examples_are_drawn_from_everywhere_the_same_for_a_seed():
 
 
 def test_prompts_that_leave_a_completion_less_than_its_tokens_are_named():
-    assert context_findings("mine", [3, 6], 4, 10) == []
+    assert list(context_findings("mine", [3, 6], 4, 10)) == []
     (finding,) = context_findings("mine", [3, 7, 8], 4, 10)
     assert finding.startswith(
         "2 of 3 prompts of mine leave no room for the 4 tokens of --max-tokens in the 10 that the"
     )
     assert "the longest has 8: set --max-tokens 2" in finding
-    assert context_findings("mine", [], 4, 10) == []
+    assert list(context_findings("mine", [], 4, 10)) == []
 
 
 def test_the_preflight_measures_all_prompts_and_of_episodes_those_that_were_played(policy, engine, workers):
@@ -295,15 +310,14 @@ def test_the_preflight_measures_all_prompts_and_of_episodes_those_that_were_play
     (finding,) = (one for one in preflight(policy, engine, workers, one_turn, config) if "--max-tokens in the" in one)
     assert finding.startswith("1 of 32 prompts") and "set --max-tokens 4" in finding
     played = replace(one_turn, episode=lambda example, _: one_turn._single_turn(example))
-    chosen = [one.id for one in drawn(many, 8, 0)]
-    found = [one for one in preflight(policy, engine, workers, played, config) if "--max-tokens in the" in one]
-    assert [one[:15] for one in found] == (["2 of 16 prompts"] if "11" in chosen else [])
+    (finding,) = (one for one in preflight(policy, engine, workers, played, config) if "--max-tokens in the" in one)
+    assert finding.startswith("2 of 24 prompts")
 
 
 def test_training_samples_are_not_those_of_the_preflight(policy, engine, workers, sevens):
     seen = []
     task = Task(sevens.dataset, lambda text, example: seen.append(example.id) or Reward(0.0), cheap=True)
-    preflight(policy, engine, workers, task, TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=2)))
+    list(preflight(policy, engine, workers, task, TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=2))))
     assert set(seen) <= {example.id for example in sevens.dataset.train}
 
 
@@ -324,18 +338,18 @@ def sampled_with(policy, engine, workers, monkeypatch):
         )
         task = Task(dataset, lambda text, example: Reward(0.0), cheap=True)
         settings = RolloutConfig(group_size=3, max_tokens=5, temperature=0.7, stop_strings=("stop",))
-        found = preflight(policy, engine, workers, task, TrainerConfig(rollout=settings, seed=9))
+        found = list(preflight(policy, engine, workers, task, TrainerConfig(rollout=settings, seed=9)))
         ((examples, plan),) = asked
         return found, [example.id for example in examples], plan
 
     return run
 
 
-def test_eight_examples_are_sampled_as_training_would_sample_them(sampled_with, make_rollout):
+def test_examples_are_sampled_as_training_would_sample_them(sampled_with, make_rollout):
     rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
     found, examples, plan = sampled_with(rollouts, 2.0)
     assert found == []  # a second for each reward is not slow
-    assert examples == [one.id for one in drawn([Example(str(n), str(n), {}) for n in range(20)], 20, 9)][:8]
+    assert examples == [one.id for one in drawn([Example(str(n), str(n), {}) for n in range(20)], 20, 9)]
     assert plan == Plan(3, 5, 0.7, 9, "preflight", 0, stop_strings=("stop",))
     (finding,), _, _ = sampled_with(rollouts, 2.4)
     assert "a reward takes 1.2 s" in finding
@@ -370,42 +384,31 @@ def test_a_limit_that_cuts_every_completion_is_named_before_the_template(policy,
 @pytest.mark.parametrize(
     ("weights", "rate", "rank", "said"),
     [
-        (10**8, 2e-5, 0, "all 0.1B weights are trained at a learning rate of 2e-05, where 1e-06 is usual: the model"),
-        (10**8, 1e-5, 0, ""),
-        (10**8, 1e-7, 0, ""),
-        (10**8, 1e-8, 0, "--learning-rate 1e-06"),
+        (10**9, 2e-5, 0, "all 1B weights are trained at a learning rate of 2e-05, where 1e-06 is usual: the model may"),
+        (10**9, 1e-5, 0, ""),
+        (10**9, 1e-7, 0, ""),
+        (10**9, 1e-8, 0, "--learning-rate 1e-06"),
         (10**9, 1e-3, 8, ""),
-        (10**9, 2e-3, 8, "adapters of a model of 1.0B weights are trained at a learning rate of 0.002, where 1e-05 is"),
+        (10**9, 2e-3, 8, "adapters of a model of 1B weights are trained at a learning rate of 0.002, where 1e-05 is"),
         (10**6, 3e-3, 0, ""),
-        (10**6, 1.0, 0, "all 1.0M weights are trained at a learning rate of 1, where 0.0003 is usual: the model may"),
+        (10**6, 1.0, 0, "all 1M weights are trained at a learning rate of 1, where 0.0003 is usual: the model may"),
         (10**6, 1e-6, 0, "little will be learned; raise it, such as to --learning-rate 0.0003"),
         (10**6, 1e-5, 8, "--learning-rate 0.003"),
-        (5 * 10**7, 1.0, 0, ""),
+        (135 * 10**6, 1.0, 0, f"lower it, such as to --learning-rate {rates_for(135 * 10**6).weights:g}"),
     ],
 )
-def test_a_learning_rate_that_suits_another_size_or_other_weights_is_named(
-    policy, monkeypatch, weights, rate, rank, said
-):
-    sized = [SimpleNamespace(numel=lambda: weights)]
-    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: sized))
-    config = TrainerConfig(optimizer=OptimizerConfig(learning_rate=rate), lora=LoraConfig(lora_rank=rank))
-    found = rate_findings(policy, config)
+def test_a_learning_rate_that_suits_another_size_or_other_weights_is_named(weights, rate, rank, said):
+    config = TrainerConfig(
+        model=ModelConfig(model_id="some/model"),
+        optimizer=OptimizerConfig(learning_rate=rate),
+        lora=LoraConfig(lora_rank=rank),
+    )
+    found = list(rate_findings(SimpleNamespace(num_weights=weights), config))
     assert len(found) == bool(said) and all(said in finding for finding in found)
-    assert all(("--lora-rank 16" in finding) == (weights >= 10**8 and not rank and rate > 1e-6) for finding in found)
 
 
-@pytest.mark.parametrize("model", ["", "some/model"])
-@pytest.mark.parametrize("rank", [0, 8])
-def test_no_default_learning_rate_is_named(policy, monkeypatch, model, rank):
-    config = TrainerConfig(model=ModelConfig(model_id=model), lora=LoraConfig(lora_rank=rank))
-    rate = defaults(config, REINFORCEMENT)["learning_rate"]
-    sized = [SimpleNamespace(numel=lambda: 10**9 if model else 10**6)]
-    monkeypatch.setattr(policy, "model", SimpleNamespace(parameters=lambda: sized))
-    assert rate_findings(policy, replace(config, optimizer=OptimizerConfig(learning_rate=rate))) == []
-
-
-def test_unscorable_completions_are_not_equal_rewards(policy, make_rollout):
-    assert findings(policy, [make_rollout([1], [5, END], reward=None)] * 2) == []
+def test_the_own_base_model_has_the_rate_of_its_row_whatever_its_width():
+    assert list(rate_findings(SimpleNamespace(num_weights=10**9), TrainerConfig())) == []
 
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 8), ("adamw8bit", 2)])
@@ -422,9 +425,9 @@ def test_training_needs_gradients_moments_and_activations_beside_what_is_loaded(
     config = TrainerConfig(rollout=rollouts, optimizer=OptimizerConfig(optimizer=optimizer))
     for free, count in ((more + 1, 0), (more, 1)):
         monkeypatch.setattr(type(policy), "free_memory", lambda self, free=free: free)
-        assert len(memory_findings(policy, config)) == count
+        assert len(list(memory_findings(policy, config))) == count
     fewer = replace(config, optimizer=replace(config.optimizer, micro_batch_tokens=53))
-    assert memory_findings(policy, fewer) == []
+    assert list(memory_findings(policy, fewer)) == []
 
 
 def test_what_training_needs_is_said_in_gib(policy, monkeypatch):
@@ -436,21 +439,86 @@ def test_what_training_needs_is_said_in_gib(policy, monkeypatch):
 
 
 def test_hours_for_a_step_are_said_before_it(policy, monkeypatch):
-    monkeypatch.setattr("minrl.run.step_time.seconds_per_token", lambda policy: 0.01)
-    assert time_findings(policy, TrainerConfig()) == []  # a small model is not measured
-    monkeypatch.setattr("minrl.run.step_time.SMALLEST", 1)
+    monkeypatch.setattr("minrl.run.preflight.forward_s", lambda policy, rollouts, tokens: 0.01 * tokens)
     rollouts = RolloutConfig(prompts_per_step=50, group_size=10, max_tokens=200)
-    # 100,000 tokens of 10 ms: once when they are sampled, three times when they are learned from.
+    # 100,000 tokens of 10 ms: 2 forward passes to sample them, 3 to learn from them.
     (finding,) = time_findings(policy, TrainerConfig(rollout=rollouts))
-    assert finding.startswith("a step of 500 completions of up to 200 tokens takes about 1.1 hours")
-    few = RolloutConfig(prompts_per_step=5, group_size=10, max_tokens=299)  # 598 s
-    assert time_findings(policy, TrainerConfig(rollout=few)) == []
+    assert finding.startswith("a step of 500 completions of up to 200 tokens takes up to about 83 min")
+    few = RolloutConfig(prompts_per_step=5, group_size=10, max_tokens=239)  # 597.5 s
+    assert list(time_findings(policy, TrainerConfig(rollout=few))) == []
 
 
-def test_the_time_of_a_token_is_that_of_a_forward_pass(policy, monkeypatch):
+def test_the_time_of_a_forward_pass_is_measured(policy, make_rollout, monkeypatch):
     clock = iter([5.0, 5.64])
-    monkeypatch.setattr("minrl.run.step_time.time.perf_counter", lambda: next(clock))
-    assert seconds_per_token(policy) == pytest.approx(0.01)
+    monkeypatch.setattr("minrl.run.preflight.time.perf_counter", lambda: next(clock))
+    assert forward_s(policy, [make_rollout([1], [5, END])], 8) == pytest.approx(0.64)
+
+
+SMALL = 135 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("weights", "settings", "cheap", "sampled"),
+    [
+        (10**6, {}, True, (48, 8, 192)),  # a step
+        (10**6, {}, False, (8, 8, 192)),  # whose rewards take time
+        (
+            SMALL,
+            {"prompts_per_step": 4, "max_tokens": 64},
+            True,
+            (4, 8, 64),
+        ),  # a default step of this size: 2,048 tokens
+        (SMALL, {"max_tokens": 1024}, True, (2, 8, 128)),  # as many tokens, in completions of at most twice its limit
+        (SMALL, {"group_size": 64, "max_tokens": 64}, True, (1, 32, 64)),
+    ],
+)
+def test_no_more_is_sampled_than_in_a_default_step(policy, monkeypatch, weights, settings, cheap, sampled):
+    monkeypatch.setattr(type(policy), "num_weights", weights)
+    task = Task(Dataset(lengths(*range(1, 99)), lengths(99)), lambda text, example: Reward(0.0), cheap=cheap)
+    examples, plan = sampled_as(policy, "mine", task, TrainerConfig(rollout=RolloutConfig(**settings)), 1)
+    assert (len(examples), plan.group_size, plan.max_tokens) == sampled
+
+
+def test_what_is_cut_off_before_the_limit_of_a_step_says_nothing(policy, make_rollout):
+    cut = [make_rollout([1], [5, 6], reward=Reward(0.0), finish_reason="length")] * 3
+    assert findings(policy, cut, limit=2) == []
+    ended = [make_rollout([1], [5, END], reward=Reward(0.5))]
+    (finding,) = findings(policy, [*cut, *ended], limit=2)
+    assert finding.startswith("every completion was rewarded 0.5")
+
+
+def test_the_time_and_memory_of_a_run_follow_from_the_sample(policy, make_rollout, monkeypatch):
+    """Four completions in 2 s, of which one, cut off, may be twice as long: 5 / 4 of it each. A forward pass of the one
+    group whose rewards differ takes 0.8 s.
+    """
+    seen = []
+    monkeypatch.setattr("minrl.run.preflight.forward_s", lambda policy, taught, _: seen.append(taught) or 0.8)
+    monkeypatch.setattr("minrl.run.preflight.expected_bytes", lambda policy, config, tokens: tokens * 2**30)
+    rewards, ends = (0.0, 1.0, 0.5, 0.5), ("stop", "stop", "stop", "length")
+    rollouts = [
+        make_rollout([1], [5, 6], reward=Reward(reward), finish_reason=end, group=number // 2)
+        for number, (reward, end) in enumerate(zip(rewards, ends, strict=True))
+    ]
+    config = TrainerConfig(
+        steps=10,
+        rollout=RolloutConfig(prompts_per_step=2, group_size=4, max_tokens=4),
+        evaluation=EvaluationConfig(eval_every=5, eval_samples=2),
+    )
+    task = Task(Dataset(lengths(1), lengths(*range(10))), lambda text, example: Reward(0.0))
+    line = estimate(policy, {"mine": task}, {"mine": Sampled(rollouts, 2, 2.0)}, config, 2**29)
+    # Of 8 completions: 8 / 4 x 5 / 4 x (2 + 3 x 0.8) s. Of 10 x 3 held-out ones: 30 / 4 x 5 / 4 x 2 s, three times.
+    # 10 steps of 11 s and 3 evaluations of 18.75 s are 166 s. 8 x 2 x 5 / 4 tokens.
+    assert line == "about 11 s a step, 19 s an evaluation, 3 min in all, and 20.5 GiB of memory"
+    assert seen == [rollouts[:2]]
+
+
+def test_what_training_will_hold_beside_what_is_loaded(policy, monkeypatch):
+    """Gradients and moments of all weights, and what 2,000 tokens keep; their layers' inputs alone where it must be."""
+    count, text = sum(weight.numel() for weight in policy.model.parameters()), policy.model.config
+    own = expected_bytes(policy, TrainerConfig(), 2000)
+    assert own == 12 * count + all_activations(text, 2000, 4)
+    monkeypatch.setattr(type(policy), "free_memory", lambda self: all_activations(text, 2000, 4))
+    assert expected_bytes(policy, TrainerConfig(), 2000) == 12 * count + least_activations(text, 2000, 4)
 
 
 def test_the_copies_of_the_embedded_engine_count(policy, monkeypatch):

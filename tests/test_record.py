@@ -463,7 +463,7 @@ def test_preflight_findings_are_said_a_line_each(make_record, told):
     record = make_record()
     record.preflight(["slow", "small"])
     record.preflight([])
-    assert told == ["preflight: slow", "preflight: small", "preflight: nothing to complain about"]
+    assert told == ["preflight: slow", "preflight: small", "preflight: no problems found"]
 
 
 def test_the_end_is_shown_where_the_trained_task_was_evaluated(make_record, make_rollout, monkeypatch):
