@@ -245,7 +245,8 @@ what `--engine-cache-gib` says. {system} GiB of a laptop are counted for its sys
 is used.
 
 Memory is not time. On a laptop's processor a 0.6B model is for trying out, with few and short completions,
-which are its [defaults](fine_tuning.md#defaults-that-depend-on-the-model). The small base model that MinRL makes runs on any laptop.
+which are its [defaults](fine_tuning.md#defaults-that-depend-on-the-model). The small base model that MinRL makes runs
+on any laptop.
 
 ## Where it goes
 

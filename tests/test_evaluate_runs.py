@@ -6,7 +6,6 @@ import shutil
 from dataclasses import make_dataclass, replace
 
 import pytest
-from minrl.config.defaults import MAX_TOKENS
 
 from minrl.config import ModelConfig, RolloutConfig
 from minrl.config.learning import LoraConfig
