@@ -128,14 +128,13 @@ class Policy(ChatTokenizer):
         """Whether the activations of the stream are recomputed in the backward pass."""
         if self.activation_checkpointing != "auto":
             return self.activation_checkpointing == "always"
-        free = self.free_memory()
-        short = free is not None and self.activation_bytes(stream) > LARGEST_SHARE * free
+        short = self.activation_bytes(stream) > LARGEST_SHARE * self.free_memory()
         return short and bool(layers_of(decoder_of(self.model)))
 
-    def free_memory(self) -> int | None:
-        """Free bytes on the device for this process; None if unknown."""
+    def free_memory(self) -> int:
+        """Free bytes on the device for this process."""
         free = free_bytes(self.device)
-        return free // self.processes.count if free is not None and self.device.type == "cpu" else free
+        return free // self.processes.count if self.device.type == "cpu" else free
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -104,12 +104,12 @@ def test_padded_rows_count_a_prompt_for_each_suffix(stream):
 
 @pytest.mark.parametrize(
     ("choice", "free", "expected"),
-    [("auto", 1.01, False), ("auto", 0.99, True), ("auto", None, False), ("always", 99, True), ("never", 0.01, False)],
+    [("auto", 1.01, False), ("auto", 0.99, True), ("always", 99, True), ("never", 0.01, False)],
 )
 def test_memory_decides_unless_the_user_does(choice, free, expected, policy, stream, monkeypatch):
-    """`free`: in units of what the stream's activations need; None where the system does not say."""
+    """`free`: in units of what the stream's activations need."""
     needed = policy.activation_bytes(stream) / LARGEST_SHARE
-    monkeypatch.setattr(policy, "free_memory", lambda: None if free is None else free * needed)
+    monkeypatch.setattr(policy, "free_memory", lambda: free * needed)
     monkeypatch.setattr(policy, "activation_checkpointing", choice)
     calls = []
     handle = policy.model.get_decoder().layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))

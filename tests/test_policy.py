@@ -379,8 +379,3 @@ def test_a_model_without_layers_is_not_computed_again(policy, make_rollout, monk
     assert policy._recomputes(stream)
     monkeypatch.setattr("minrl.policy.layers_of", lambda decoder: [])
     assert not policy._recomputes(stream)
-
-
-def test_where_the_system_does_not_say_nothing_is_known_to_be_free(policy, monkeypatch):
-    monkeypatch.setattr("minrl.policy.free_bytes", lambda device: None)
-    assert policy.free_memory() is None

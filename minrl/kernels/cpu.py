@@ -11,11 +11,11 @@ rounded up to one of few, whose products are kept.
 
 import ctypes
 import os
-import resource
 import sys
 from functools import cache
 from pathlib import Path
 
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,31 +50,18 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def free_bytes(device: torch.device | None = None) -> int | None:
-    """Available bytes of a CUDA card, or of memory, the page cache included, within a container's limit; None where it
-    is unknown.
-    """
+def free_bytes(device: torch.device | None = None) -> int:
+    """Available bytes of a CUDA card, or of memory, the page cache included, within a container's limit."""
     if device is not None and device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        available = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemAvailable"))
-        free, allowed = int(available.split()[1]) * 1024, _below_the_limit(Path("/sys/fs/cgroup"))
-        return free if allowed is None else min(free, allowed)
-    if not hasattr(os, "sysconf") or "SC_AVPHYS_PAGES" not in os.sysconf_names:
-        return None
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free, allowed = psutil.virtual_memory().available, _below_the_limit(Path("/sys/fs/cgroup"))
+    return free if allowed is None else min(free, allowed)
 
 
 def resident_bytes(device: torch.device) -> int:
-    """Bytes that this process holds: of a CUDA card, or of memory; where the system does not tell, at most so far."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Bytes that this process holds of a CUDA card or of memory."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
 
 
 def _below_the_limit(group: Path) -> int | None:

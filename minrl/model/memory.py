@@ -120,9 +120,14 @@ class Need:
         return sum(getattr(self, field.name) for field in fields(self)) - elsewhere
 
     @property
+    def loaded(self) -> int:
+        """Before the first step."""
+        return self.weights + self.reference + self.teacher + self.engine
+
+    @property
     def held(self) -> int:
         """At any time."""
-        return self.weights + self.moments + self.reference + self.teacher + self.engine
+        return self.loaded + self.moments
 
     @property
     def sampling(self) -> int:

@@ -221,7 +221,7 @@ def context_findings(name: str, prompts: Sequence[int], max_tokens: int, limit: 
 
 def time_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     """Whether a step takes long on a CPU if completions are as long as they may be."""
-    settings, weights = config.rollout, policy.num_weights
+    settings = config.rollout
     if policy.device.type != "cpu":
         return
     rollouts = settings.prompts_per_step * settings.group_size
@@ -230,12 +230,10 @@ def time_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     short = sampled_rollout([0], [0] * SHORT_STREAM)
     seconds = passes * tokens * forward_s(policy, [short], SHORT_STREAM) / SHORT_STREAM
     if seconds > LONG_STEP_S:
-        usual = sizes_for(weights, on_gpu=False)
         yield (
             f"a step of {rollouts} completions of up to {settings.longest} tokens takes up to about "
-            f"{duration(seconds)} with {num_text(weights)} weights on this CPU: sample less (by default "
-            f"--prompts-per-step {usual.prompts_per_step} --group-size {usual.group_size} --max-tokens "
-            f"{usual.max_tokens}), or choose a smaller model or a machine with a GPU"
+            f"{duration(seconds)} with {num_text(policy.num_weights)} weights on this CPU: sample less "
+            "(--prompts-per-step, --group-size, --max-tokens), or choose a smaller model or a machine with a GPU"
         )
 
 
@@ -330,7 +328,8 @@ def estimate(
         each = sum(grows) / len(rollouts) ** 2
         rollout_s += count * each * seconds
         forward += count * each * forward_s(policy, taught, config.optimizer.micro_batch_tokens)
-        tokens += count * each * sum(one.num_sampled for one in rollouts)
+        prompts = {one.group: one.prompt_length for one in rollouts}
+        tokens += count * each * (sum(prompts.values()) + sum(one.num_sampled for one in rollouts))
         held_out = min(len(tasks[name].dataset.held_out), config.evaluation.eval_examples)
         evaluation_s += held_out * (samples_of(held_out, config.evaluation) + 1) * each * seconds
     update_s = UPDATE_PASSES * config.algorithm.passes_per_step * forward

@@ -15,7 +15,7 @@ from minrl.engines.slices import footprint
 from minrl.engines.torch_engine import CACHE_GIB
 from minrl.kernels.activations import LARGEST_SHARE, layers_of
 from minrl.kernels.cpu import free_bytes
-from minrl.model.memory import MOMENT_BYTES, Need, Setup, Weights, all_activations, needed, weights_of, with_adapters
+from minrl.model.memory import MOMENT_BYTES, Setup, Weights, all_activations, needed, weights_of, with_adapters
 from minrl.model.method import method_of
 from minrl.model.sharding import master_weights, sharded
 from minrl.model.text import decoder_of
@@ -29,18 +29,13 @@ FEW_TOKENS, RANK, COUNTS = 1024, 16, (2, 4, 8, 16, 32, 64)
 
 def expected_bytes(policy: Policy, config: TrainerConfig, tokens: int) -> int:
     """What a process will hold at the peak beside what is loaded, with micro-batches of so many tokens."""
-    text, setup, free = policy.model.config.get_text_config(), setup_of(policy, config), policy.free_memory()
+    text, setup = policy.model.config.get_text_config(), setup_of(policy, config)
     tokens = min(tokens, config.optimizer.micro_batch_tokens)
     kept = all_activations(text, tokens, setup.itemsize)
     always = config.model.activation_checkpointing == "always"
-    recompute = setup.recompute and (always or (free is not None and kept > LARGEST_SHARE * free))
+    recompute = setup.recompute and (always or kept > LARGEST_SHARE * policy.free_memory())
     need = needed(_weights(policy.model), text, replace(setup, tokens=tokens, recompute=recompute))
-    return need.total - loaded_bytes(need)
-
-
-def loaded_bytes(need: Need) -> int:
-    """What is held before the first step."""
-    return need.weights + need.reference + need.teacher + need.engine
+    return need.total - need.loaded
 
 
 def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
@@ -48,10 +43,9 @@ def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     free, text = policy.free_memory(), policy.model.config.get_text_config()
     weights, setup = _weights(policy.model), setup_of(policy, config)
     need = needed(weights, text, setup)
-    taken = loaded_bytes(need)
-    if free is None or need.total - taken < free:
+    if need.total - need.loaded < free:
         return
-    ways = list(_ways(weights, text, setup, free + taken))
+    ways = list(_ways(weights, text, setup, free + need.loaded))
     fit = " or ".join(flags for flags, fits in ways if fits)
     tried = ", ".join(flags for flags, _ in ways)
     remedy = f"it fits with {fit}" if fit else "choose a smaller model or larger machine"
@@ -60,7 +54,7 @@ def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     each = f" in each of {setup.processes} processes" if setup.processes > 1 else ""
     yield (
         f"training {weights.total / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB{each}, of which "
-        f"{taken / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: {remedy} (docs/scaling.md)"
+        f"{need.loaded / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: {remedy} (docs/scaling.md)"
     )
 
 
@@ -71,7 +65,7 @@ def _weights(model: CausalModel) -> Weights:
 def save_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     """Whether the main memory has room for a checkpoint of sharded weights, which the main process gathers there."""
     needed, free = checkpoint_bytes(policy, config), free_bytes()
-    if sharded(policy.model) and free is not None and needed >= free:
+    if sharded(policy.model) and needed >= free:
         yield (
             f"to save, the main process gathers the checkpoint in main memory: about {_size(needed)}, and {_size(free)}"
             " are free: choose a machine with more, or train adapters that are saved alone (--lora-rank 16 "

@@ -221,11 +221,11 @@ def _above_bars(console: Console) -> Iterator[None]:
 def duration(seconds: float) -> str:
     """A duration in the unit that suits it.
 
-    >>> duration(89.0), duration(200.0), duration(20000.0)
-    ('89 s', '3 min', '5.6 h')
+    >>> duration(2.6), duration(89.0), duration(200.0), duration(20000.0)
+    ('2.6 s', '89 s', '3 min', '5.6 h')
     """
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
