@@ -502,7 +502,7 @@ def test_the_time_and_memory_of_a_run_follow_from_the_sample(policy, make_rollou
         rollout=RolloutConfig(prompts_per_step=2, group_size=4, max_tokens=4),
         evaluation=EvaluationConfig(eval_every=5, eval_samples=2),
     )
-    task = Task(Dataset(lengths(1), lengths(*range(10))), lambda text, example: Reward(0.0))
+    task = Task(Dataset(lengths(99), lengths(*range(10))), lambda text, example: Reward(0.0))
     line = estimate(policy, {"mine": task}, {"mine": Sampled(rollouts, 2, 2.0)}, config, 2**29)
     # Of 8 completions: 8 / 4 x 5 / 4 x (2 + 3 x 0.8) s. Of 10 x 3 held-out ones: 30 / 4 x 5 / 4 x 2 s, three times.
     # 10 steps of 11 s and 3 evaluations of 18.75 s are 166 s. 8 / 4 x 5 / 4 x (8 + 2) tokens: two for
