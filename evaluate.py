@@ -18,18 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.terminal.command_line import before_imports, parse_with_tasks, run_main
-from minrl.config import TaskOptions, task_key
+from minrl.utils.cli import before_imports, parse, run_main
+from minrl.config import TaskOptions
+from minrl.utils.task_names import task_key
 from minrl.pipeline.config import EvaluateConfig
 
 if __name__ == "__main__":
-    before_imports(lambda arguments: parse_with_tasks(EvaluateConfig, arguments))
+    before_imports(lambda arguments: parse(EvaluateConfig, arguments))
 
 from minrl.rewards.completions import score_file
-from minrl.system.files import write_text
-from minrl.system.json_text import json_text
-from minrl.system.launch import require_one_process
-from minrl.system.foreign_text import printable
+from minrl.utils.files import write_text
+from minrl.utils.text import json_text, printable
+from minrl.utils.launch import require_one_process
 from minrl.rewards.judge import open_judge
 from minrl.tasks import load_task
 from minrl.types import require
@@ -42,7 +42,7 @@ INCOMPLETE = 1
 def main(arguments: Sequence[str]) -> int:
     """Evaluate models, or score a file."""
     require_one_process("evaluate.py")
-    config, options = parse_with_tasks(EvaluateConfig, arguments)
+    config, options = parse(EvaluateConfig, arguments)
     if config.model_names:
         config, options = _as_trained(arguments, config)
     for name in config.task_names:
@@ -85,8 +85,8 @@ def _score(config: EvaluateConfig, options: TaskOptions) -> int:
 def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
     from minrl.pipeline.shown import tables, unscored
     from minrl.pipeline.stages import evaluate
-    from minrl.terminal.screen import Screen
-    from minrl.terminal.tables import print_tables
+    from minrl.utils.console import Screen
+    from minrl.utils.console import print_tables
 
     with Screen(config.quiet) as screen:
         folder, summary = evaluate(config, options, screen)

@@ -17,7 +17,7 @@ STARTED = time.perf_counter()  # before the imports: their seconds count as the 
 
 from collections.abc import Sequence
 
-from minrl.terminal.command_line import before_imports, parse_trainer, run_main
+from minrl.utils.cli import before_imports, parse_trainer, run_main
 
 if __name__ == "__main__":
     before_imports(parse_trainer)

@@ -20,10 +20,10 @@ from pathlib import Path
 from harness import doing
 
 from minrl.rewards.workers import Failure, Workers
-from minrl.system.processor import processor_s
 from minrl.tasks.math import MathOptions, reward, warm
 from minrl.tasks.task import Dataset, Task
 from minrl.types import Example
+from minrl.utils.processor import processor_s
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from minrl.serve.config import ServeConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.sweep.__main__ import SweepConfig
 from minrl.tasks import TASK_DEFINITIONS, TOOLS
-from minrl.terminal.flag_help import first_paragraph, meanings
-from minrl.terminal.flags import ROWS, rows_of
+from minrl.utils.cli import first_paragraph, meanings, rows_of
+from minrl.utils.settings import ROWS
 from minrl.verify.__main__ import VerifyConfig
 from minrl.viewer.__main__ import ViewerConfig
 

@@ -23,8 +23,6 @@ from minrl.advantages import (
     relative_to_mean,
 )
 from minrl.config import AlgorithmConfig, TrainerConfig
-from minrl.config.bounds import meant
-from minrl.config.tasks import TaskTerms
 from minrl.losses import (
     Aggregation,
     Limits,
@@ -39,6 +37,8 @@ from minrl.losses import (
     token_mean,
 )
 from minrl.types import Rollout, UserError
+from minrl.utils.settings import meant
+from minrl.utils.task_names import TaskTerms
 
 NO_LIMITS = Limits()
 CLIP = Limits(clip_low=0.2, clip_high=0.2)

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from minrl.system.copies import sent
+from minrl.kernels.copies import sent
 from minrl.types import Rollout
 
 Run = list[int]

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from minrl.config.learning import AlgorithmConfig
+from minrl.config import AlgorithmConfig
 from minrl.divergence import kl_penalty
 
 SAPO_TEMPERATURES = (1.0, 1.05)

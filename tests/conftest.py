@@ -29,6 +29,7 @@ from loguru import logger
 import tests.run_time_types  # noqa: F401 - before the first import of minrl
 from minrl.config import ModelConfig
 from minrl.types import SOLO, CausalModel, Example, Reward, Rollout
+from minrl.utils import progress
 from tests.left_out import (  # noqa: F401 - hooks
     excluded_markers,
     pytest_configure,
@@ -229,3 +230,22 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """What workers report of their progress: an activity with its total, then the numbers of parts done."""
+    reports = []
+
+    class Recorded(progress.Activity):
+        def __init__(self, name, total, *more):
+            super().__init__(name, total, *more)
+            reports.append((name, total))
+
+        def __setattr__(self, name, value):
+            if name == "note" and value == "" and "note" in vars(self):
+                reports.append(self.done)
+            super().__setattr__(name, value)
+
+    monkeypatch.setattr(progress, "Activity", Recorded)
+    return reports

@@ -12,8 +12,8 @@ from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.model.processes import Processes
 from minrl.policy import as_policy
 from minrl.run.checkpoint import MANIFEST, MOMENTS, STATE, save_policy
-from minrl.system.files import write_json
-from minrl.terminal.command_line import to_dict
+from minrl.utils.cli import to_dict
+from minrl.utils.files import write_json
 
 TASKS = '''
 """Say an even number of words; or roll a die, say a word, and be asked again."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import train
 from minrl.record.metrics import read_metrics
-from minrl.terminal.command_line import run_main
+from minrl.utils.cli import run_main
 
 COUNT = 3
 KILLS = 3

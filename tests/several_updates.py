@@ -13,8 +13,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import Batch, make_batch, pack
-from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, TrainerConfig
-from minrl.config.learning import LoraConfig
+from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.loading import load_model
@@ -26,9 +25,9 @@ from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_checkpoint, step_name
 from minrl.run.sharded import sharded_policy
 from minrl.scoring import sampled_rollout
-from minrl.system.files import write_json
 from minrl.types import SOLO, Request, Reward, Rollout, TrainState
 from minrl.update import update_policy
+from minrl.utils.files import write_json
 
 STEPS = 2
 

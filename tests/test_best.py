@@ -326,8 +326,8 @@ def test_what_could_not_be_scored_counts_for_nothing_and_a_step_is_counted_once(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"stop_at": 1.0}, r"stop_at must be 0 \(off\) or above and below 1, got 1.0"),
-        ({"patience": -1}, r"patience must be 0 \(off\) or more, got -1"),
+        ({"stop_at": 1.0}, r"stop_at must be 0 \(off\), or above 0 and below 1, got 1.0"),
+        ({"patience": -1}, r"patience must be 0 \(off\), or at least 1, got -1"),
         (
             {"stop_at": 0.5, "eval_every": 0},
             "stop_at looks at the evaluations during a run, and eval_every 0 makes none",

@@ -22,8 +22,8 @@ from minrl.model.turns import ANSWER
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
-from minrl.terminal.command_line import from_dict, to_dict
 from minrl.types import UserError
+from minrl.utils.cli import from_dict, to_dict
 from tests import chat_templates as known
 from tests.chat_templates import tokenizer
 

@@ -31,8 +31,8 @@ from minrl.run.checkpoint import (
     weights_sha256,
 )
 from minrl.run.loading import load_policy
-from minrl.system import files
 from minrl.types import TrainState, UserError
+from minrl.utils import files
 from tests.conftest import CPU
 
 STATE = TrainState(step=3, examples_drawn=24, policy_version=5, sampled_tokens=99, seconds=1.5, baselines={"a": 0.5})

@@ -15,7 +15,7 @@ from minrl.algorithms import choose_algorithm
 from minrl.model.memory import Setup, needed, with_adapters
 from minrl.model.templates import TEMPLATES
 from minrl.run.preflight import RATES
-from minrl.terminal.command_line import parse_trainer
+from minrl.utils.cli import parse_trainer
 
 HARDWARE = loaded(ROOT / "docs" / "hardware.py")
 RECIPES = sorted((ROOT / "configs").glob("smollm2_*.yaml"))

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GPT2Config
 
-from minrl.config.learning import LoraConfig
+from minrl.config import LoraConfig
 from minrl.engines import decoder
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder
 from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder

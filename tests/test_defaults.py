@@ -26,7 +26,7 @@ from minrl.run.defaults import (
 from minrl.run.naming import differing
 from minrl.run.preflight import rate_findings
 from minrl.sft.config import ExpertIterationConfig, SftConfig
-from minrl.terminal.command_line import to_dict
+from minrl.utils.cli import to_dict
 
 GIVEN, ADAPTERS = ["--model-id", "135M"], ["--lora-rank", "8"]
 RATE = rates_for(135 * 10**6)

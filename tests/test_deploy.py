@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minrl.terminal.command_line import parse_trainer
+from minrl.utils.cli import parse_trainer
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

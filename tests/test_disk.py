@@ -13,10 +13,10 @@ import train
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, newest_complete, save_checkpoint, save_policy
-from minrl.system.disk import refusal, require_writable
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
-from minrl.terminal.command_line import run_main
 from minrl.types import TrainState, UserError
+from minrl.utils.cli import run_main
+from minrl.utils.files import refusal, require_writable
 from tests.disks import files_up_to
 from tests.test_stopping import FLAGS, NAME, NoOptions, ending
 

@@ -7,8 +7,7 @@ from dataclasses import make_dataclass, replace
 
 import pytest
 
-from minrl.config import ModelConfig, RolloutConfig
-from minrl.config.learning import LoraConfig
+from minrl.config import LoraConfig, ModelConfig, RolloutConfig
 from minrl.model.lora import Adapters
 from minrl.model.processes import Processes
 from minrl.pipeline import local, models
@@ -25,13 +24,13 @@ from minrl.run.checkpoint import save_policy
 from minrl.run.defaults import ON_CPU, ON_GPU
 from minrl.run.loading import load_policy
 from minrl.run.model_names import resolve_model
-from minrl.system.files import read_json
 from minrl.tasks import load_task
 from minrl.tasks.code import CodeOptions
 from minrl.tasks.hanoi import HanoiOptions
-from minrl.terminal.command_line import parse_with_tasks
-from minrl.terminal.screen import Screen
 from minrl.types import UserError
+from minrl.utils.cli import parse
+from minrl.utils.console import Screen
+from minrl.utils.files import read_json
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of
 
@@ -217,7 +216,7 @@ def test_damaged_checkpoints_are_left_out_with_a_word(trained, capsys):
 def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, monkeypatch):
     commit = ""
     monkeypatch.setattr(models, "cached_commit", lambda name: commit)
-    config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", "some-org/model", "--examples", "3"])
+    config, options = parse(EvaluateConfig, ["--checkpoint", "some-org/model", "--examples", "3"])
 
     def planned():
         plan = make_plan(config, options)
@@ -237,7 +236,7 @@ def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, m
 def test_a_commit_that_is_recorded_stays_where_the_cache_is_lost(trained, monkeypatch, tmp_path):
     commits = iter(["first", "", ""])
     monkeypatch.setattr(models, "cached_commit", lambda name: next(commits))
-    config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", "some-org/model", "--output", "out"])
+    config, options = parse(EvaluateConfig, ["--checkpoint", "some-org/model", "--output", "out"])
     recorded = settings_of(make_plan(config, options), options)
     (tmp_path / "out").mkdir()
     write_settings(tmp_path / "out", recorded)
@@ -255,7 +254,7 @@ def test_a_commit_that_is_recorded_stays_where_the_cache_is_lost(trained, monkey
 
 def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, workers, monkeypatch):
     monkeypatch.setattr(models, "cached_commit", lambda name: "new")
-    config, options = parse_with_tasks(EvaluateConfig, ["--checkpoint", str(place / "model0"), "--device", "cpu"])
+    config, options = parse(EvaluateConfig, ["--checkpoint", str(place / "model0"), "--device", "cpu"])
     plan = make_plan(config, options)
     with pytest.raises(UserError, match=r"the hub has other weights of .*model0 than were cached"):
         LocalSampler(plan, replace(plan.models[0], hub=True, fingerprint="old"), workers)
@@ -264,9 +263,7 @@ def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, wo
 def test_the_opponent_is_the_checkpoint_that_was_planned(place, trained, workers, monkeypatch):
     kept = trained("one")
     command = ["--checkpoint", str(place / "model0"), "--opponent", "one", "--device", "cpu"]
-    config, options = parse_with_tasks(
-        EvaluateConfig, [*command, "--task", "tictactoe", "--tictactoe.opponent", "frozen"]
-    )
+    config, options = parse(EvaluateConfig, [*command, "--task", "tictactoe", "--tictactoe.opponent", "frozen"])
     plan = make_plan(config, options)
     shutil.copytree(kept / "step_000001", kept / "step_000002")  # the run goes on meanwhile
     loaded = []
@@ -300,7 +297,7 @@ def kept_run(place, tmp_path, task, options, **changes):
 
     def evaluated_with(*flags):
         given = ["--checkpoint", name, "--task", task, *flags]
-        return as_trained(given, parse_with_tasks(EvaluateConfig, given)[0])
+        return as_trained(given, parse(EvaluateConfig, given)[0])
 
     return evaluated_with
 
@@ -393,7 +390,7 @@ def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path,
 def asked_of(*arguments):
     """The longest completion, examples and samples that evaluate.py asks for, and what it says about that."""
     given = ["--task", "countdown", *arguments]
-    (config, _), notes = as_trained(given, parse_with_tasks(EvaluateConfig, given)[0])
+    (config, _), notes = as_trained(given, parse(EvaluateConfig, given)[0])
     return (config.max_tokens, config.examples, config.samples), notes
 
 

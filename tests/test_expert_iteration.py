@@ -27,9 +27,9 @@ from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.demonstrations import Demonstration, read_demonstrations
 from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round, write_samples
 from minrl.sft.step import mean_loss_and_entropy
-from minrl.system.files import LOCK, lock
 from minrl.tasks import Dataset
 from minrl.types import Example, Reward, TrainState, UserError
+from minrl.utils.files import LOCK, lock
 from tests.forked import Forked
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS, TASK

@@ -5,8 +5,8 @@ import pytest
 
 from minrl.pipeline.figures import EpisodeScore, example_values, in_roles, paired_difference, pass_figure
 from minrl.statistics.intervals import wilson
-from minrl.system.json_text import json_text, plain
 from minrl.types import Reward
+from minrl.utils.text import json_text, plain
 
 
 def score(index, solved, role="policy"):

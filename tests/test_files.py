@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minrl.system.files import (
+from minrl.types import UserError
+from minrl.utils.files import (
     append_jsonl,
     cut_csv,
     cut_jsonl,
@@ -19,6 +20,7 @@ from minrl.system.files import (
     is_torn,
     lock,
     lock_in_turn,
+    private_folder,
     read_json,
     read_jsonl,
     whole,
@@ -26,13 +28,12 @@ from minrl.system.files import (
     write_json,
     write_jsonl,
 )
-from minrl.types import UserError
 
 ROOT = Path(__file__).parent.parent
 HOLD = """
 import sys, time
 from pathlib import Path
-from minrl.system.files import lock
+from minrl.utils.files import lock
 held = lock(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(600)
@@ -186,3 +187,40 @@ def test_jsonl_is_cut_in_place_and_only_where_something_goes(tmp_path):
     assert cut_jsonl(path, lambda line: line["n"] < 2, damaged.append) == [{"n": 1}]
     assert path.read_text() == '{"n":   1}\n' and damaged == ["no JSON"]
     assert cut_jsonl(tmp_path / "none.jsonl", lambda line: True) == []
+
+
+PLANTED = {
+    "a link": lambda path: path.symlink_to(path.parent),
+    "a file": lambda path: path.touch(),
+    "one of everybody": lambda path: (path.mkdir(), path.chmod(0o777)),
+    "one of a group": lambda path: (path.mkdir(), path.chmod(0o770)),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
+def test_a_folder_that_others_may_have_filled_is_refused_in_one_line(tmp_path, plant):
+    plant(tmp_path / "cache")
+    with pytest.raises(PermissionError, match=r"^.*/cache may hold .* set TMPDIR to a folder of your own$"):
+        private_folder(tmp_path / "cache")
+
+
+def test_a_private_folder_is_made_once_and_taken_again_by_its_user(tmp_path, monkeypatch):
+    before = os.umask(0o077)
+    try:
+        made = private_folder(tmp_path / "cache")
+    finally:
+        os.umask(before)
+    assert made.stat().st_mode & 0o7777 == 0o711  # others pass, whatever the umask
+    assert private_folder(made) == made
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(PermissionError, match="may hold"):
+        private_folder(made)
+
+
+def test_a_lock_follows_no_link(tmp_path):
+    (tmp_path / "kept").write_text("theirs")
+    (tmp_path / "lock").symlink_to(tmp_path / "kept")
+    with pytest.raises(UserError, match="cannot lock"):
+        lock(tmp_path / "lock")
+    assert (tmp_path / "kept").read_text() == "theirs"

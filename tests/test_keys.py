@@ -13,10 +13,10 @@ from minrl.pipeline.models import find_models
 from minrl.rewards import chat_client
 from minrl.rewards.chat_client import ChatClient, ChatError
 from minrl.run.provenance import provenance
-from minrl.system.keys import BY_SHAPE, about_key, checked_url, is_loopback, is_openai, key_for, without_keys
-from minrl.terminal.command_line import parse, parse_trainer, run_main
-from minrl.terminal.screen import Screen
 from minrl.types import UserError
+from minrl.utils.cli import parse, parse_trainer, run_main
+from minrl.utils.console import Screen
+from minrl.utils.keys import BY_SHAPE, about_key, checked_url, is_loopback, is_openai, key_for, without_keys
 from tests.chat_server import ChatServer, answer, in_turn
 
 SECRETS = {

@@ -1,13 +1,14 @@
 """Where a process finds itself: what each launcher says in the environment, and what is refused in one line."""
 
+import os
 import re
 
 import pytest
 
 from minrl.model.group import own_card, require_one_run, require_own_cards, share_of_cores
-from minrl.system.launch import Launch, first_host, launched, require_one_process, tasks_per_node
-from minrl.system.place import has_route, place
 from minrl.types import UserError
+from minrl.utils.launch import Launch, first_host, launched, place, require_one_process, tasks_per_node
+from minrl.utils.processor import cpu_cores
 
 TORCHRUN = {  # the third of four processes on two nodes
     **{"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"},
@@ -69,22 +70,16 @@ WRONG = {
     "a WORLD_SIZE left over": ({"WORLD_SIZE": "4"}, "WORLD_SIZE is 4 .* RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_"),
     "a RANK left over": ({"RANK": "3"}, "RANK is 3 .* without a WORLD_SIZE"),
     "no address": ({**TORCHRUN, "MASTER_ADDR": ""}, "MASTER_ADDR not set: start the processes with torchrun"),
-    "no number": ({**TORCHRUN, "RANK": "two"}, "RANK is 'two' .* no number"),
+    "no number": ({**TORCHRUN, "RANK": "two"}, "RANK is 'two' and no number"),
     "a rank beyond the size": ({**TORCHRUN, "RANK": "4"}, "RANK and WORLD_SIZE are 4 and 4"),
     "a negative rank": ({**TORCHRUN, "RANK": "-1"}, "RANK and WORLD_SIZE are -1 and 4"),
     "a local rank beyond the size": ({**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK and LOCAL_WORLD_SIZE are 2 and 2"),
-    "nodes of different sizes": (
-        {**TORCHRUN, "GROUP_WORLD_SIZE": "3"},
-        "and 3 nodes have 2 processes each",
-    ),
     "ranks across the nodes": ({**TORCHRUN, "RANK": "1"}, "process 1 of 4 says that it is 0 of 2 on its node"),
-    "no local size": ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "2 nodes have 0 processes each"),
     "tasks that differ by node": ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "3,1"}, "3,1: each must have as many"),
     "cyclic tasks": ({**SRUN, "SLURM_PROCID": "1"}, "--distribution=block"),
-    "a RANK of something else": ({**SRUN, "RANK": "0"}, "RANK is 0 .* srun's task 2"),
     "half of srun's variables": ({**SRUN, "SLURM_PROCID": ""}, "SLURM_PROCID is not set"),
     "no list of nodes": ({**SRUN, "SLURM_STEP_NODELIST": ""}, "name the first node in MASTER_ADDR"),
-    "mpirun": ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE is 4: mpirun's processes do not find each other"),
+    "mpirun": ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE is 4 .* without a WORLD_SIZE"),
     "DeepSpeed": ({**TORCHRUN, "ACCELERATE_USE_DEEPSPEED": "true"}, "asks for another trainer"),
 }
 
@@ -160,22 +155,21 @@ def test_the_place_of_a_run_is_said_where_it_is_not_a_plain_machine():
     assert place({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).kind == "container"
 
 
-FOURTH = "Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n"
-LOCAL_6 = f"{'0' * 32} 00 {'0' * 32} 00 {'0' * 32} ffffffff 00000001 00000000 00200200       lo\n"
-
-
 @pytest.mark.parametrize(
-    ("fourth", "sixth", "found"),
+    ("files", "cores"),
     [
-        ("eth0 00000000 010200C0 0003 0 0 0 00000000 0 0 0\n", LOCAL_6, True),
-        ("eth0 00000000 010200C0 0002 0 0 0 00000000 0 0 0\n", LOCAL_6, False),  # its interface is down
-        ("eth0 000200C0 00000000 0001 0 0 0 00FFFFFF 0 0 0\n", LOCAL_6, False),
-        ("", LOCAL_6.replace("lo", "eth0"), True),
-        ("", "", False),
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "200000 100000"}, 2),
+        ({"cpu.max": "250000 100000"}, 2),  # a third thread would be stopped half of the time
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
     ],
 )
-def test_a_default_route_is_a_network(tmp_path, fourth, sixth, found):
-    (tmp_path / "route").write_text(FOURTH + fourth)
-    (tmp_path / "ipv6_route").write_text(sixth)
-    assert has_route((tmp_path / "route", tmp_path / "ipv6_route")) == found
-    assert has_route((tmp_path / "none", tmp_path / "none"))  # a system that does not say
+def test_a_containers_quota_limits_the_cores(tmp_path, monkeypatch, files, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    (tmp_path / "cpu").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert cpu_cores(tmp_path) == cores

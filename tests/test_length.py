@@ -152,7 +152,7 @@ def test_the_overlong_penalty_comes_on_top(sampled):
         ({"length_penalty": -0.1}, r"length_penalty must be 0 \(off\) or above and below 1, got -0.1"),
         ({"length_penalty": 1.0}, "length_penalty must be .* below 1, got 1.0"),
         ({"length_penalty": math.nan}, "length_penalty must be .*, got nan"),
-        ({"length_target": -1}, r"length_target must be 0 \(off\) or more, got -1"),
+        ({"length_target": -1}, r"length_target must be 0 \(off\), or at least 1, got -1"),
         ({"length_target": 65}, r"length_target \(65\) must be at most max_tokens \(64\)"),
         ({"length_target": 32, "task": "a,b", "task_max_tokens": "b:16"}, r"\(32\) must be at most max_tokens \(16\)"),
         (

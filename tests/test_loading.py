@@ -9,8 +9,7 @@ from loguru import logger
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 
-from minrl.config import OptimizerConfig
-from minrl.config.learning import LoraConfig
+from minrl.config import LoraConfig, OptimizerConfig
 from minrl.model.loading import load_model, save_model
 from minrl.model.lora import Adapters, adapted_layers, fold_in
 from minrl.model.source import auto_class

@@ -16,7 +16,7 @@ from minrl.model.memory import BUCKET, Setup, Weights, needed, weights_of, with_
 from minrl.model.text import decoder_of
 from minrl.run import room
 from minrl.run.room import _ways, memory_findings, save_findings, setup_of
-from minrl.system.launch import Launch
+from minrl.utils.launch import Launch
 from tests.three_layers import SHAPE, WEIGHTS
 
 CONFIG = Qwen3Config(**SHAPE, pad_token_id=0, eos_token_id=1)

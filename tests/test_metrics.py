@@ -26,8 +26,8 @@ from minrl.record import metrics as metrics_module
 from minrl.record.metrics import HISTOGRAMS, OPEN_PREFIXES, TAGS, MetricsLog, check_tags, cut_metrics, read_metrics
 from minrl.record.rollout_metrics import markdown, rollout_metrics
 from minrl.record.tensorboard import HEADERS, LEADING, page
-from minrl.system.files import write_json
 from minrl.types import PlayedTurn, Reward
+from minrl.utils.files import write_json
 from minrl.viewer.lines import rollout_line
 
 ROOT = Path(__file__).parent.parent
@@ -518,7 +518,7 @@ def test_a_summary_is_json_whatever_it_holds(tmp_path):
 def test_what_few_runs_need_is_imported_when_it_is_used():
     record = "minrl.record.metrics, minrl.record.rollout_metrics, minrl.report.charts, minrl.evaluation"
     rewards = "minrl.rewards.completions, minrl.rewards.judge, minrl.rewards.workers"
-    rest = "minrl.terminal.screen, minrl.terminal.bars, minrl.system.files"
+    rest = "minrl.utils.console, minrl.utils.console, minrl.utils.files"
     rare = {"tensorboard", "torch.utils.tensorboard", "wandb", "openai", "matplotlib", "minrl.record.wandb"}
     code = f"import sys, {record}, {rewards}, {rest}; sys.exit(', '.join({rare} & set(sys.modules)) or 0)"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -9,8 +9,8 @@ from minrl.config import LoggingConfig, TrainerConfig
 from minrl.run.defaults import parse_run
 from minrl.run.naming import LONGEST, differing, full_name
 from minrl.sft.config import ExpertIterationConfig, SftConfig
-from minrl.terminal.command_line import parse_trainer
 from minrl.types import UserError
+from minrl.utils.cli import parse_trainer
 
 
 def named(flags, extends=("steps",)):

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from minrl.rewards.chat_client import ChatClient, ChatError, ChatRefusal, ChatUsage
-from minrl.system.keys import checked_url
 from minrl.types import UserError
+from minrl.utils.keys import checked_url
 from tests.chat_server import ChatServer, answer, in_turn
 
 MESSAGES = [{"role": "user", "content": "2 + 2?"}]

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from minrl.config import BaseModelConfig, TrainerConfig, task_key
+from minrl.config import BaseModelConfig, TrainerConfig
 from minrl.pipeline.config import EvaluateConfig
 from minrl.rewards.workers import Workers
 from minrl.run.base_model import base_model_path
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes
 from minrl.tasks.outside import installed_tasks
 from minrl.tasks.programs import files_outside, programs, programs_outside
-from minrl.terminal.command_line import from_dict, parse_trainer, parse_with_tasks, plain_options, to_dict
 from minrl.types import Job, UserError
+from minrl.utils.cli import from_dict, parse, parse_trainer, plain_options, to_dict
+from minrl.utils.task_names import task_key
 
 SOURCE = """
 from dataclasses import dataclass
@@ -130,14 +131,12 @@ def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
         "5,6",
         "limit",
         "7",
-        "strict",
-        "false",
     ]
     given = [
         w for name, value in zip(flags[::2], flags[1::2], strict=True) for w in (f"--elevens.{name}", *value.split(","))
     ]
     named = ["--task", f"{file}:elevens"]
-    for arguments in (named, [*named, *given]):
+    for arguments in (named, [*named, *given, "--no-elevens.strict"]):
         config = parse_trainer(arguments)
         assert from_dict(json.loads(json.dumps(to_dict(*config))), TrainerConfig) == config
     options = config[1]["elevens"]
@@ -145,11 +144,11 @@ def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
     assert (options.words, options.weights, options.place) == (["a", "b"], (0.5,), Path("c"))
     assert (options.levels, options.board, options.limit) == (("hard", "easy"), (5, 6), 7)
     assert options.strict is False
-    with pytest.raises(UserError, match=r"--elevens.board takes 2 values, got 1"):
+    with pytest.raises(UserError, match=r"elevens.board must be a list of 2: an integer, an integer, got"):
         parse_trainer([*named, "--elevens.board", "5"])
     for value, message in (
-        ({"board": [5]}, "a list of 2: int, int"),
-        ({"levels": ["mild"]}, "a list of one of easy, hard"),
+        ({"board": [5]}, "a list of 2: an integer, an integer"),
+        ({"levels": ["mild"]}, "one of easy, hard"),
     ):
         with pytest.raises(UserError, match=f"must be {message}, got"):
             from_dict({"task": f"{file}:elevens", "tasks": {"elevens": value}}, TrainerConfig)
@@ -157,7 +156,7 @@ def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
 
 def test_evaluate_takes_the_same_names_and_flags(file):
     flags = ["--task", f"{file}:elevens", "--elevens.most", "20", "--completions", "rows.jsonl"]
-    config, options = parse_with_tasks(EvaluateConfig, flags)
+    config, options = parse(EvaluateConfig, flags)
     assert (config.task, options["elevens"].most) == (f"{file}:elevens", 20)
 
 
@@ -277,11 +276,11 @@ def test_a_task_that_is_named_nearly_as_a_built_in_one_does_not_name_that(file, 
     with pytest.raises(SystemExit):
         parse_trainer(["--task", f"{file}:countdowns", "--help"])
     page = capsys.readouterr().out
-    assert "\ntask countdowns\n  --countdowns.most INT" in page and "--countdown.max-number" not in page
+    assert "\ntask countdowns:\n  --countdowns.most INT" in page and "--countdown.max-number" not in page
 
 
 def test_a_mistyped_flag_of_a_files_task_gets_a_suggestion(file):
-    with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean elevens.most"):
+    with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean --elevens.most"):
         parse_trainer(["--task", f"{file}:elevens", "--elevens.mst", "20"])
     with pytest.raises(UserError, match="no task 'elevens'"):
         from_dict({"tasks": {"elevens": {"most": 20}}}, TrainerConfig)

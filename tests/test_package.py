@@ -16,8 +16,8 @@ from packaging.specifiers import SpecifierSet
 import minrl
 from minrl import scripts
 from minrl.report.__main__ import main as report
-from minrl.terminal.command_line import parse_trainer
 from minrl.types import UserError
+from minrl.utils.cli import parse_trainer
 from minrl.viewer.__main__ import main as viewer
 
 ROOT = Path(__file__).parent.parent

@@ -11,8 +11,8 @@ from minrl.model import peers
 from minrl.model import processes as processes_module
 from minrl.model.peers import LostPeer, Peers
 from minrl.model.processes import Processes, buckets
-from minrl.system.launch import Launch
 from minrl.types import UserError
+from minrl.utils.launch import Launch
 
 
 class Unreadable(Exception):

@@ -13,8 +13,8 @@ from minrl.run.checkpoint import save_policy
 from minrl.sandbox import calls as sandbox
 from minrl.scripts import PROGRAMS
 from minrl.tasks import load_task
-from minrl.terminal.command_line import parse_trainer
 from minrl.types import UserError
+from minrl.utils.cli import parse_trainer
 
 ROOT = Path(__file__).parent.parent
 

@@ -12,7 +12,7 @@ import evaluate
 import train
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
-from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig, option_keys, task_key
+from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.model.chat import ChatTokenizer
 from minrl.model.loading import small_qwen3, word_tokenizer
@@ -43,9 +43,10 @@ from minrl.tasks.python_tool import (
     with_python,
 )
 from minrl.tasks.task import extract_answer, split
-from minrl.terminal.command_line import parse_trainer
 from minrl.types import SOLO, Example, Job, Reward, Turn, UserError
 from minrl.update import update_policy
+from minrl.utils.cli import parse_trainer
+from minrl.utils.task_names import option_keys, task_key
 from tests.chat_templates import tokenizer
 from tests.conftest import CPU
 from tests.killing import killed_at
@@ -462,9 +463,9 @@ def test_a_file_may_have_the_options_of_the_tool(tmp_path):
         ("--task countdown+pyton", "no tool 'pyton' to play a task with: choose python, as in countdown\\+python"),
         ("--task countdwn+python", "no task 'countdwn': did you mean countdown"),
         ("--task countdown+python --python.calls 0", "python.calls must be from 1 to 64, got 0"),
-        ("--task countdown+python --python.seconds nan", "python.seconds must be from 0.1 to 600, got nan"),
+        ("--task countdown+python --python.seconds nan", "python.seconds must be finite, got nan"),
         ("--task code_tool --code-tool.characters 5", "code_tool.characters must be from 16 to 100000, got 5"),
-        ("--task countdown+python --python.call 2", "unknown flag --python.call: did you mean python.calls"),
+        ("--task countdown+python --python.call 2", "unknown flag --python.call: did you mean --python.calls"),
     ],
 )
 def test_wrong_uses_are_refused_in_one_line(flags, reason):

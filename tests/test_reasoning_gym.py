@@ -20,8 +20,8 @@ from minrl.tasks.reasoning_gym import (
     same_problem,
 )
 from minrl.tasks.reasoning_gym.formula import is_formula, parse_formula
-from minrl.terminal.command_line import parse_trainer
 from minrl.types import Example, Job, Reward, UserError
+from minrl.utils.cli import parse_trainer
 
 LEGS = "reasoning_gym/leg_counting"
 

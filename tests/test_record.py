@@ -23,10 +23,10 @@ from minrl.run.run import Run
 from minrl.scoring import LARGEST_GAP
 from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.terminal.commands import as_typed
-from minrl.terminal.screen import Screen
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
+from minrl.utils.cli import as_typed
+from minrl.utils.console import Screen
 from minrl.viewer.build import PAGE, packed_steps
 
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}

@@ -9,8 +9,8 @@ import pytest
 import train
 from minrl.record.fingerprints import PARTS, read_fingerprints
 from minrl.run.checkpoint import _seal
-from minrl.system.files import read_json, read_jsonl, write_json, write_jsonl
 from minrl.types import UserError
+from minrl.utils.files import read_json, read_jsonl, write_json, write_jsonl
 from minrl.verify.__main__ import DIFFERS, main
 from minrl.verify.fork import forked
 from tests.killing import killed_at

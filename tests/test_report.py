@@ -17,8 +17,8 @@ from minrl.report.runs import differences, read_run, smoothed
 from minrl.report.seeds import T975, groups_of, mean, student
 from minrl.report.svg import Curve, chart, ticks
 from minrl.report.tables import over_seeds, results, settings, table
-from minrl.system.files import LOCK, append_jsonl, lock
 from minrl.types import UserError
+from minrl.utils.files import LOCK, append_jsonl, lock
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_what_is_broken_is_said_in_one_line(make_run, breaking, message):
         (["countdwn-grpo"], "no run countdwn-grpo: .*; did you mean countdown-grpo?"),
         (["countdown-grpo", "countdown-grpo"], "two of the runs are called countdown-grpo"),
         (["countdown-grpo", "--smoothing", "1"], "smoothing must be at least 0 and below 1, got 1.0"),
-        (["countdown-grpo", "--smoothness", "1"], "unknown flag --smoothness: did you mean smoothing"),
+        (["countdown-grpo", "--smoothness", "1"], "unknown flag --smoothness: did you mean --smoothing"),
     ],
 )
 def test_what_the_user_got_wrong_is_said_in_one_line(make_run, tmp_path, arguments, message):

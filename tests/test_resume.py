@@ -23,8 +23,8 @@ from minrl.record.metrics import MetricsLog, read_metrics
 from minrl.run.checkpoint import newest_complete
 from minrl.run.parts import Parts
 from minrl.run.resume import open_run
-from minrl.terminal.command_line import parse_trainer
 from minrl.types import UserError
+from minrl.utils.cli import parse_trainer
 from tests import say_sevens
 from tests.forked import Forked
 from tests.killing import killed_at

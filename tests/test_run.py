@@ -28,8 +28,8 @@ from minrl.run.run import Program, Run, hyperparameters, set_summary_aside, writ
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS
-from minrl.terminal.commands import as_typed
 from minrl.types import TrainState
+from minrl.utils.cli import as_typed
 
 CHECKOUT = Path(minrl.__file__).parents[1]
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}

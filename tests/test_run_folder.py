@@ -22,11 +22,11 @@ from minrl.run import parts
 from minrl.run.checkpoint import BEST, damage, save_policy
 from minrl.run.folder import COPYING, HISTORY, OWNER, SAVED, owned
 from minrl.run.resume import open_run
-from minrl.system.files import LOCK
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
-from minrl.terminal.command_line import from_dict, run_main
 from minrl.types import Example, UserError
+from minrl.utils.cli import from_dict, run_main
+from minrl.utils.files import LOCK
 from tests.conftest import CPU
 from tests.disks import files_up_to
 from tests.killing import killed_at, signalled_at

@@ -12,7 +12,6 @@ import pytest
 from minrl.rewards.workers import Workers
 from minrl.sandbox.calls import Outcome, SandboxError
 from minrl.sandbox.walls import has_unreadable
-from minrl.system.json_text import json_text
 from minrl.tasks import load_task, rust
 from minrl.tasks.rust import RustOptions, RustReward, compiler, extract_code, runner
 from minrl.tasks.rust.claims import Claim, contradictory, falsified, other_value, passed
@@ -22,6 +21,7 @@ from minrl.tasks.rust.signatures import signature_checks
 from minrl.tasks.rust.syntax import parse, plain, tokens
 from minrl.tasks.rust.tests import find_tests, instrumented, main_assertions, own_tests
 from minrl.types import Example, UserError
+from minrl.utils.text import json_text
 
 pytest.importorskip("tree_sitter_rust", reason="needs the rust extra (tree-sitter-rust)")
 needs_cargo = pytest.mark.usefixtures("cargo_that_works")

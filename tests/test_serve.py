@@ -505,11 +505,11 @@ def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded():
     [
         ([], "name what is served"),
         (["openai:gpt@http://127.0.0.1:1/v1"], "is served already"),
-        (["x", "--port", "65536"], "port must be 0 .any free one. to 65535, got 65536"),
+        (["x", "--port", "65536"], "port must be 0 .any free one., or from 1 to 65535, got 65536"),
         (["x", "--chat", "--port", "1"], "--chat listens on no port"),
         (["x", "--temperature", "0.5"], "--temperature is of --chat"),
-        (["x", "--chat", "--temperature", "1e-42"], r"temperature must be 0 .greedy. or from 1e-06 to 2, got 1e-42"),
-        (["x", "--chat", "--temperature", "2.5"], r"temperature must be 0 .greedy. or from 1e-06 to 2, got 2.5"),
+        (["x", "--chat", "--temperature", "1e-42"], r"temperature must be 0 .greedy., or from 1e-06 to 2, got 1e-42"),
+        (["x", "--chat", "--temperature", "2.5"], r"temperature must be 0 .greedy., or from 1e-06 to 2, got 2.5"),
         (["x", "--model-id", "y"], "takes the model as its first word"),
     ],
 )

@@ -41,11 +41,11 @@ from minrl.sft.demonstrations import (
     read_demonstrations,
 )
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
-from minrl.system.files import LOCK, lock
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import TrainState, UserError
 from minrl.update import optimizer_step
+from minrl.utils.files import LOCK, lock
 from tests.forked import Forked
 from tests.killing import killed_at, signalled_at
 

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import train
-from minrl.config import ModelConfig, OptimizerConfig, TrainerConfig
-from minrl.config.learning import LoraConfig
+from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.kernels.routers import _Exact
 from minrl.model.loading import load_model, save_model, word_tokenizer
 from minrl.model.lora import Adapters

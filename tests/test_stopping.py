@@ -18,10 +18,9 @@ from minrl import draw, evaluation
 from minrl.record.metrics import read_metrics
 from minrl.run import checkpoint
 from minrl.run.checkpoint import load_state, newest_complete, save_policy
-from minrl.system.signals import STOP_SIGNALS, answered, stop_at_once
-from minrl.system.streams import Forgiving
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
-from minrl.terminal.command_line import run_main
+from minrl.utils.cli import run_main
+from minrl.utils.signals import STOP_SIGNALS, answered, stop_at_once
 from tests import jobs
 from tests.killing import before, signalled_at
 
@@ -189,8 +188,8 @@ def test_what_is_ignored_stays_ignored():
 
 LEAVING = """
 import atexit, os, signal, sys
-from minrl.system.signals import ignore_stop_signals
-from minrl.terminal.command_line import run_main
+from minrl.utils.signals import ignore_stop_signals
+from minrl.utils.cli import run_main
 
 def main(arguments):  # all processes of the run end, and a launcher that sees another's end signals this one
     ignore_stop_signals()
@@ -217,23 +216,6 @@ def test_a_script_that_is_told_to_stop_has_the_shells_exit_status(number, status
     assert ended.value.code == status
     assert capsys.readouterr().err == "interrupted\n"
     assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
-
-
-@pytest.mark.parametrize("way", ["a pipe", "a terminal"])
-def test_writing_goes_on_when_nobody_reads_any_more(way):
-    reader, writer = os.pipe() if way == "a pipe" else os.openpty()
-    with Forgiving(os.fdopen(writer, "w", buffering=1)) as stream:
-        os.close(reader)
-        for _ in range(3):
-            stream.write("a line\n")
-            stream.flush()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_output_that_is_lost_for_another_reason_is_no_secret():
-    with pytest.raises(OSError, match="No space left on device"), Forgiving(open("/dev/full", "w")) as stream:
-        stream.write("a line\n")
-        stream.flush()
 
 
 TASK = """

@@ -20,9 +20,9 @@ from minrl.sweep import __main__ as program
 from minrl.sweep import processes
 from minrl.sweep.plan import read_plan, sweep_name
 from minrl.sweep.processes import Place, places
-from minrl.system.cores import own_cores
-from minrl.terminal.command_line import to_dict
 from minrl.types import UserError
+from minrl.utils.cli import to_dict
+from minrl.utils.processor import own_cores
 from tests.forked import Forked
 from tests.say_sevens import SAY_SEVENS
 
@@ -115,8 +115,8 @@ def test_names_that_would_be_the_same_or_too_long_end_with_a_digest(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"grid": {"learning_rat": [1]}}, "unknown setting 'learning_rat': did you mean learning-rate"),
-        ({"grid": {"steps": ["many"]}}, "steps must be of type int, got 'many'"),
+        ({"grid": {"learning_rat": [1]}}, "unknown setting 'learning_rat': did you mean learning_rate"),
+        ({"grid": {"steps": ["many"]}}, "steps must be an integer, got 'many'"),
         ({"grid": {"steps": [0]}}, "steps must be at least 1, got 0"),
         ({"grid": {"steps": 3}}, "grid must hold a list of values for each setting"),
         ({"grid": {"steps": []}}, "grid must hold a list of values for each setting"),
@@ -128,7 +128,7 @@ def test_names_that_would_be_the_same_or_too_long_end_with_a_digest(tmp_path):
         ({"grid": {"group-size": [8], "group_size": [16]}}, "group_size is set in two places: leave one of them out"),
         ({"seeds": [0], "flags": {"group-size": 8, "group_size": 16}}, "group_size is set in two places"),
         ({"seeds": [1, 1]}, "seeds lists 1 more than once"),
-        ({"seeds": ["one"]}, "seed must be of type int, got 'one'"),
+        ({"seeds": ["one"]}, "seed must be an integer, got 'one'"),
         ({"seeds": [0], "flags": {"seed": 1}}, "seed is set in two places"),
         ({"seeds": [0], "task": "hanoi", "flags": {"task": "hanoi"}}, "task is set in two places"),
         ({"grid": {"steps": [3]}, "flags": {"steps": 1}}, "steps is set in two places"),

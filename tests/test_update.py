@@ -20,7 +20,6 @@ from minrl.config import OptimizerConfig
 from minrl.model.processes import Processes
 from minrl.optimizer import learning_rate
 from minrl.scoring import score
-from minrl.system.progress import listening
 from minrl.types import Reward
 from minrl.update import optimizer_step, update_policy
 from tests.casts import Casts
@@ -212,13 +211,9 @@ def test_what_is_left_out_does_not_count_in_the_normaliser(changes, expected, po
     assert metrics["policy/loss"] == pytest.approx(expected)
 
 
-def test_a_screen_is_told_how_many_micro_batches_are_done(policy, rollouts):
-    told = []
-    listener = type("Listener", (), {"begin": lambda _, *what: told.append(what), "end": lambda _: told.append("end")})
-    listener.advance = lambda _, done: told.append(done)
-    with listening(listener()):
-        gradients(policy, rollouts[:4], settings("reinforce_no_baseline", micro_batch_tokens=1, minibatches_per_pass=1))
-    assert told == [("update", 2), 1, 2, "end"]  # two of the group's four have a reward
+def test_the_number_of_micro_batches_done_is_reported(policy, rollouts, reported):
+    gradients(policy, rollouts[:4], settings("reinforce_no_baseline", micro_batch_tokens=1, minibatches_per_pass=1))
+    assert reported == [("update", 2), 1, 2]  # two of the group's four have a reward
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

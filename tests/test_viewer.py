@@ -234,7 +234,7 @@ def test_the_command_writes_the_page_of_a_run_by_its_name(tmp_path, capsys):
     [
         ([], "name the run"),
         (["nowhere"], "there is no run 'nowhere'; the runs in .*: mine"),
-        (["mine", "--max-steps", "-1"], "max_steps must be 0 .all. or more, got -1"),
+        (["mine", "--max-steps", "-1"], "max_steps must be 0 .all., or at least 1, got -1"),
         ([".."], "is no run: it has no config.json"),
     ],
 )

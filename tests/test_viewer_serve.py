@@ -14,8 +14,8 @@ import threading
 import pytest
 from rollout_runs import many, write_run
 
-from minrl.system.loopback import LOOPBACK
 from minrl.types import UserError
+from minrl.utils.loopback import LOOPBACK
 from minrl.viewer import build
 from minrl.viewer.__main__ import main
 from minrl.viewer.build import PAGE, Limits, make_page

@@ -44,8 +44,8 @@ from minrl.model.loading import word_tokenizer
 from minrl.model.lora import Adapters, MergedWeights
 from minrl.model.processes import Processes
 from minrl.policy import Policy, as_policy
-from minrl.system.launch import Launch
 from minrl.types import Completion, Request, UserError
+from minrl.utils.launch import Launch
 
 REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
 

@@ -13,7 +13,7 @@ from minrl.run import parts
 from minrl.sandbox import calls
 from minrl.sft import demonstrations, filter
 from minrl.tasks import reasoning_gym
-from minrl.terminal.command_line import run_main
+from minrl.utils.cli import run_main
 from tests.chat_server import ChatServer, answer
 from tests.disks import files_up_to
 from tests.killing import signalled_at

@@ -11,8 +11,8 @@ import train
 from minrl.record.session import Session
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
-from minrl.terminal.command_line import run_main
 from minrl.types import SOLO, Example, Reward, Turn, UserError
+from minrl.utils.cli import run_main
 
 PROMPTS, GROUP = 4, 4
 EVALUATED = 8

@@ -11,7 +11,7 @@ from minrl.report import __main__ as report
 from minrl.run import start
 from minrl.sft import __main__ as sft
 from minrl.sft import expert_iteration, filter
-from minrl.terminal.command_line import run_main
+from minrl.utils.cli import run_main
 from minrl.viewer import __main__ as viewer
 
 PROGRAMS = {

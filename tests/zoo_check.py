@@ -23,8 +23,7 @@ import transformers
 from torch import Tensor
 
 from minrl.batch import make_batch
-from minrl.config import ModelConfig, OptimizerConfig
-from minrl.config.learning import LoraConfig
+from minrl.config import LoraConfig, ModelConfig, OptimizerConfig
 from minrl.engines import Sampling
 from minrl.engines.decoder import has_own_decoder
 from minrl.engines.torch_engine import TorchEngine

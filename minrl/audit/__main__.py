@@ -20,15 +20,14 @@ from minrl.audit.attack import audit
 from minrl.audit.config import AuditConfig
 from minrl.audit.families import FAMILIES
 from minrl.audit.findings import Finding
-from minrl.config import task_key
-from minrl.system.files import write_text
-from minrl.system.foreign_text import one_line, printable
-from minrl.system.json_text import json_text
-from minrl.system.launch import require_one_process
 from minrl.tasks import load_task
 from minrl.tasks.columns import ColumnOptions
-from minrl.terminal.command_line import parse_with_tasks, run_main
 from minrl.types import require
+from minrl.utils.cli import parse, run_main
+from minrl.utils.files import write_text
+from minrl.utils.launch import require_one_process
+from minrl.utils.task_names import task_key
+from minrl.utils.text import json_text, one_line, printable
 
 FAULTY = 1
 """Exit status where a fault was found."""
@@ -43,7 +42,7 @@ WIDTH = 100
 def main(arguments: Sequence[str]) -> int:
     """Audit the reward, print the table, and write the findings."""
     require_one_process("python -m minrl.audit")
-    config, options = parse_with_tasks(AuditConfig, arguments)
+    config, options = parse(AuditConfig, arguments)
     key = task_key(config.reward.task)
     if isinstance(options.get(key), ColumnOptions):  # nothing is trained here: all rows may be attacked
         options = {**options, key: replace(options[key], held_out_share=1.0)}  # type: ignore[type-var]

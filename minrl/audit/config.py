@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 
 from minrl.audit.families import FAMILIES
-from minrl.config.bounds import Bounded, Count, Seed, meant
 from minrl.sft.config import RewardConfig
 from minrl.types import require
+from minrl.utils.settings import Count, Grouped, Seed, meant
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig(Bounded):
+@dataclass(frozen=True, kw_only=True, init=False)
+class AuditConfig(Grouped):
     """Attack a task's reward before anyone trains on it. Ends with status 1 where it pays or breaks wrongly.
 
     python -m minrl.audit --task mine.py:name

@@ -19,15 +19,15 @@ from minrl.engines import CACHE_GIB, Ended, PromptReuse, Sampling, ended_as, req
 from minrl.engines.decoder import Decoder, make_decoder
 from minrl.engines.seeds import GOLDEN, mix
 from minrl.engines.slices import footprint, slices
+from minrl.kernels.copies import sent
 from minrl.kernels.cpu import few_sizes
 from minrl.kernels.head import Head
 from minrl.model.head import output_head
 from minrl.model.method import Decoding, method_of
 from minrl.model.sharding import free_whole, hold_whole
 from minrl.policy import Policy
-from minrl.system.copies import sent
-from minrl.system.progress import activity
 from minrl.types import Completion, Request
+from minrl.utils.progress import activity
 
 ROW_SIZES = 2
 """Sizes of the batch from a power of two to the next: finished rows leave it when the others are few enough for the

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minrl.batch import Stream
-from minrl.system.copies import sent
+from minrl.kernels.copies import sent
 from minrl.types import Rollout
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError, require
+from minrl.utils.text import first_line
 
 SETTINGS = {
     "rope.freq_base": "rope_theta",

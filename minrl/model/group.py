@@ -13,10 +13,10 @@ import torch
 from torch import distributed
 
 from minrl.model.peers import LostPeer, Peers
-from minrl.system.cores import cpu_cores, own_cores
-from minrl.system.launch import NAMES, Launch
-from minrl.system.streams import first_line
 from minrl.types import require
+from minrl.utils.launch import NAMES, Launch
+from minrl.utils.processor import cpu_cores, own_cores
+from minrl.utils.text import first_line
 
 MEET_S = 300.0
 """Until all processes have come. On many nodes the imports from a shared disk take minutes."""

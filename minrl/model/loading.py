@@ -39,8 +39,8 @@ from minrl.model.gguf import (
 )
 from minrl.model.source import PICKLE, auto_class, processor_files, read_config, settle_dequantized, why_not
 from minrl.model.text import decoder_of, frozen_precision, is_multimodal, keep_precision, train_text
-from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError, require
+from minrl.utils.text import first_line
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, packed_attention)
 logging.disable_progress_bar()

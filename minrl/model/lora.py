@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from minrl.config.learning import LoraConfig
+from minrl.config import LoraConfig
 from minrl.kernels.cpu import in_float32
 from minrl.kernels.frozen import hold_frozen
 from minrl.kernels.modules import speed_up
@@ -30,9 +30,9 @@ from minrl.model.sharding import whole
 from minrl.model.source import PICKLE
 from minrl.model.targets import find_targets, parameter_wrapper, refusals_in_one_line, refuse_tied
 from minrl.model.text import foreign_modules, train_text
-from minrl.system.files import read_record
-from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError, require
+from minrl.utils.files import read_record
+from minrl.utils.text import first_line
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The two files of adapters, as peft names them."""

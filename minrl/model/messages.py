@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from minrl.system.foreign_text import unmarked
 from minrl.types import Message, UserError, require
+from minrl.utils.text import unmarked
 
 
 def text_of(message: Message) -> str:

@@ -18,12 +18,11 @@ from types import FrameType
 
 from torch import distributed
 
-from minrl.system.foreign_text import printable
-from minrl.system.keys import without_keys
-from minrl.system.launch import Launch
-from minrl.system.signals import tell
-from minrl.system.streams import first_line
 from minrl.types import UserError
+from minrl.utils.keys import without_keys
+from minrl.utils.launch import Launch
+from minrl.utils.signals import tell
+from minrl.utils.text import first_line, printable
 
 LEFT = "left"
 """Says that a process ended in order."""

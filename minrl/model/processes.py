@@ -22,8 +22,8 @@ from minrl.kernels.barriers import spin_less_when_busy
 from minrl.kernels.cpu import keep_freed_memory
 from minrl.model.group import join
 from minrl.model.memory import BUCKET
-from minrl.system.launch import launched
 from minrl.types import UserError
+from minrl.utils.launch import launched
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from minrl.config.learning import LoraConfig
+from minrl.config import LoraConfig
 from minrl.kernels.frozen import READ_DIRECTLY, compute_weights, is_plain_linear
 from minrl.model.text import foreign_modules
 from minrl.types import CausalModel, UserError

@@ -14,13 +14,8 @@ from loguru import logger
 
 from minrl.model.messages import quoted, refuse_half_pairs, refuse_images, roles_of
 from minrl.model.thoughts import CLOSED, OPENED, continued, is_arranged, lead_of, opens, special_tokens, without_special
-from minrl.system.foreign_text import unmarked
-from minrl.system.signals import limited
-from minrl.system.streams import first_line
 from minrl.types import Message, Prompt, UserError, require
-
-RENDERING_S = 10.0
-"""Seconds that a template may take: a stranger's may loop for ever, in jinja's sandbox as elsewhere."""
+from minrl.utils.text import first_line, unmarked
 
 QUESTION, ANSWER = "\u2042", "\u2042\u2042z"
 """Texts of a conversation that is rendered to see what the template writes around them. A tokenizer joins a letter with
@@ -162,13 +157,12 @@ class Turns:
         for message in messages:
             refuse_images(message)
         try:
-            with limited(RENDERING_S):
-                text = self.tokenizer.apply_chat_template(
-                    [dict(quoted(message, self._marks)) for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=ask,
-                    **self.chat_template_options,
-                )
+            text = self.tokenizer.apply_chat_template(
+                [dict(quoted(message, self._marks)) for message in messages],
+                tokenize=False,
+                add_generation_prompt=ask,
+                **self.chat_template_options,
+            )
         except Exception as error:  # jinja raises whatever a template leads it to
             raise UserError(
                 f"the chat template does not take a conversation of {roles_of(messages)}: {first_line(error)}; change "

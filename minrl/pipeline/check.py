@@ -15,8 +15,8 @@ from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.served import connect
 from minrl.rewards.chat_client import ChatError
 from minrl.run.loading import load_policy
-from minrl.terminal.screen import Screen
 from minrl.types import UserError
+from minrl.utils.console import Screen
 
 
 def check_models(plan: EvaluationPlan, rows: Mapping[Key, Row], folder: Path, screen: Screen) -> None:

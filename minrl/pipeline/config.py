@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig, task_key
-from minrl.config.bounds import Bounded, Calls, Count, Natural, Seconds, Seed, from_zero
-from minrl.config.tasks import by_task, data_by_task, limits_by_task, split_tool, weights_of
-from minrl.system.keys import require_variable
-from minrl.terminal.flags import ALONE
+from minrl.config import EngineConfig, JudgeConfig, ModelConfig, RolloutConfig
 from minrl.types import require
+from minrl.utils.cli import ALONE
+from minrl.utils.keys import require_variable
+from minrl.utils.settings import Bound, Bounded, Calls, Count, Grouped, Natural, Positive, Seed
+from minrl.utils.task_names import by_task, data_by_task, limits_by_task, split_tool, task_key, weights_of
 
 Stage = Literal["generate", "score", "report"]
 
@@ -30,7 +30,7 @@ class ApiConfig(Bounded):
     """Calls that are in flight at the same time."""
     api_retries: Natural = 4
     """Further attempts after a busy, failing or silent server, with growing pauses."""
-    api_timeout_s: Seconds = 120.0
+    api_timeout_s: Positive = 120.0
     """Longest silence of the server in one attempt, in seconds."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key. The default is read for OpenAI's own host alone."""
@@ -40,8 +40,8 @@ class ApiConfig(Bounded):
         require_variable("api_key_variable", self.api_key_variable)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(Bounded):
+@dataclass(frozen=True, kw_only=True, init=False)
+class EvaluateConfig(Grouped):
     """Say how good models are at tasks, or score completions that somebody already has.
 
     python evaluate.py --checkpoint countdown-grpo-seed0
@@ -76,9 +76,9 @@ class EvaluateConfig(Bounded):
     """Local files of single tasks, such as math:a.jsonl,code:b.jsonl."""
     examples: Count = 512
     """Held-out examples (all where the task has fewer)."""
-    samples: Annotated[int, from_zero("automatic")] = 0
+    samples: Annotated[int, Bound(least=1, zero="automatic")] = 0
     """Sampled completions per example. 0: as many as it takes for 500 in all."""
-    temperature: Annotated[float, from_zero("greedy")] = 1.0
+    temperature: Annotated[float, Bound(above=0, zero="greedy")] = 1.0
     """Temperature of the samples. 0: one greedy completion of each example and nothing else."""
     greedy: bool = True
     """A greedy completion of each example beside the samples."""
@@ -94,7 +94,7 @@ class EvaluateConfig(Bounded):
     """Seed of the samples."""
     batch_size: Count = 256
     """Episodes that a local model plays at a time; what is lost when the program is killed. Less needs less memory."""
-    reward_deadline_s: Seconds = 30.0
+    reward_deadline_s: Positive = 30.0
     """Longest time that one reward may take in a worker, in seconds."""
     reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""

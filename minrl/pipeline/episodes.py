@@ -14,9 +14,9 @@ from minrl.pipeline.plan import PlannedTask
 from minrl.pipeline.results import packed
 from minrl.pipeline.rows import Key, Row
 from minrl.rollout import EPISODE, completion_seed
-from minrl.system.json_text import json_text
 from minrl.tasks import Task
 from minrl.types import SOLO, Episode, Example, Job, Reward, Turn
+from minrl.utils.text import json_text
 
 JOBS = "jobs"
 """The column with the results of an episode's jobs. Rows of earlier versions lack it."""

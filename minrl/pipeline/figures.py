@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from minrl.config import task_key
 from minrl.pipeline.plan import GREEDY, SAMPLED, EvaluationPlan, PlannedTask
 from minrl.pipeline.rows import SERVED_AS, Key, Row
 from minrl.pipeline.table import NOBODY
@@ -20,8 +19,9 @@ from minrl.rollout import lost_roles
 from minrl.run.overall import shares, weighted_score
 from minrl.statistics.evaluation import by_category, is_solved, pass_at_one, summarize
 from minrl.statistics.intervals import bootstrap, percentiles, resampled, wilson
-from minrl.system.json_text import plain
 from minrl.types import Reward, part_means
+from minrl.utils.task_names import task_key
+from minrl.utils.text import plain
 
 ROUNDING = 1e-12
 """Shares that differ by less are the same."""

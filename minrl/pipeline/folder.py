@@ -14,8 +14,8 @@ from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.plan import EvaluationPlan
 from minrl.pipeline.settings import SAMPLES, StageSettings, identity_of
 from minrl.run.provenance import changes, provenance
-from minrl.system.files import LOCK, holder, lock, read_json, write_json
 from minrl.types import UserError, require
+from minrl.utils.files import LOCK, holder, lock, read_json, write_json
 
 HOME = Path("evaluations")
 """The parent of folders without a name from the user."""

@@ -17,7 +17,7 @@ from minrl.pipeline.plan import EpisodeBatch, EvaluationPlan, PlannedTask
 from minrl.pipeline.rows import Key, Row, RowFile, key_of
 from minrl.pipeline.served import ServedSampler
 from minrl.rewards.workers import Workers
-from minrl.terminal.screen import Screen
+from minrl.utils.console import Screen
 
 
 def generate(plan: EvaluationPlan, file: RowFile, workers: Workers, screen: Screen) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from minrl.config import TaskOptions, option_keys
+from minrl.config import TaskOptions
 from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.lineage import TrainedRun
 from minrl.run.provenance import changes, provenance
 from minrl.sft.demonstrations import key_of, question_of, read_demonstrations
 from minrl.tasks import Task, load_task, with_absolute_path
 from minrl.types import Example, UserError, require
+from minrl.utils.task_names import option_keys
 
 
 def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.config import TaskOptions, TrainerConfig, option_keys, task_key
-from minrl.config.tasks import data_by_task, split_tool, weights_of
+from minrl.config import TaskOptions, TrainerConfig
 from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST
 from minrl.run.model_names import is_run, model_folder, run_folder_of
 from minrl.run.resume import run_of
 from minrl.run.start import START, TEACHER
-from minrl.system.files import read_json
-from minrl.terminal.command_line import from_dict
-from minrl.terminal.flags import checked
 from minrl.types import UserError
+from minrl.utils.cli import from_dict
+from minrl.utils.files import read_json
+from minrl.utils.settings import converted
+from minrl.utils.task_names import data_by_task, option_keys, split_tool, task_key, weights_of
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TrainedRun:
     def setting(self, name: str, hint: Any, default: Any) -> Any:  # noqa: ANN401 - types are data here
         """A setting, refused if it is of another type."""
         try:
-            return checked(name, hint, self.values.get(name, default))
+            return converted(name, hint, self.values.get(name, default))
         except UserError as error:
             raise UserError(f"{self.folder / 'config.json'}: {error}") from error
 

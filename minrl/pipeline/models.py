@@ -14,8 +14,8 @@ from minrl.pipeline.config import API
 from minrl.run.checkpoint import MANIFEST, damage
 from minrl.run.model_names import model_folder, resolve_model
 from minrl.run.provenance import files_in
-from minrl.system.keys import checked_url
 from minrl.types import require
+from minrl.utils.keys import checked_url
 
 
 @dataclass(frozen=True)

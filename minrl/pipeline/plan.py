@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from minrl.config import TaskOptions, task_key
+from minrl.config import TaskOptions
 from minrl.evaluation import MIN_SAMPLES
 from minrl.pipeline.config import EvaluateConfig
 from minrl.pipeline.models import NamedModel, as_recorded, find_models
@@ -18,6 +18,7 @@ from minrl.run.start import no_frozen_role
 from minrl.tasks import Task, load_task
 from minrl.tasks.programs import programs
 from minrl.types import Example, UserError, require
+from minrl.utils.task_names import task_key
 
 SAMPLED, GREEDY = "sampled", "greedy"
 

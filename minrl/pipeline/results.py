@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minrl.system.stable_text import digest_of
+from minrl.utils.text import digest_of
 
 KIND = "__kind__"
 """Marks a dictionary that stands for a value of another type than JSON's."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.system.files import append_jsonl, fsync, is_torn, read_jsonl, write_jsonl
+from minrl.utils.files import append_jsonl, fsync, is_torn, read_jsonl, write_jsonl
 
 Row = dict[str, Any]
 

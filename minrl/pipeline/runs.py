@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minrl.config import TaskOptions, option_keys, task_key
-from minrl.config.tasks import limits_by_task, mixed, weights_of
+from minrl.config import TaskOptions
 from minrl.model.loading import made_here
 from minrl.pipeline.config import API, EvaluateConfig
 from minrl.pipeline.leaks import leaked_rows, leaks
 from minrl.pipeline.lineage import TrainedRun, find_runs, lineage
 from minrl.run.defaults import UNKNOWN, sizes_for, sizes_of
 from minrl.run.model_names import resolve_model
-from minrl.terminal.command_line import parse_with_tasks
 from minrl.types import require
+from minrl.utils.cli import parse
+from minrl.utils.task_names import limits_by_task, mixed, option_keys, task_key, weights_of
 
 SHARED = ("max_tokens", "task_max_tokens", "stop_strings", "chat_template_options", "data_path", "task_data_path")
 """Settings that a run's config.json and an evaluation have in common."""
@@ -35,14 +35,14 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
     config, sized = _sized(config)
     notes += sized
     if not runs:
-        return parse_with_tasks(EvaluateConfig, arguments, config), notes
+        return parse(EvaluateConfig, arguments, config), notes
     tasks = {mixed({key: weights_of(run.task)[name] for key, name in run.task_names.items()}): run.task for run in runs}
     tasks.pop("", None)  # of runs without a task
     if tasks and not (config.task or config.tasks):
         require(len(tasks) == 1, f"name the --tasks: the runs were trained on {' and '.join(tasks)}")
         arguments = [*arguments, "--task", *tasks.values()]
         config = replace(config, task=next(iter(tasks.values())))
-    parsed = [parse_with_tasks(EvaluateConfig, arguments, *_trained_with(run, config)) for run in runs]
+    parsed = [parse(EvaluateConfig, arguments, *_trained_with(run, config)) for run in runs]
     config, options = parsed[0]
     first = _settings(config, options)
     for run, other in zip(runs, parsed, strict=True):

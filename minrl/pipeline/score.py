@@ -21,8 +21,8 @@ from minrl.pipeline.table import NOBODY, read_table, write_table
 from minrl.rewards.chat_client import no_answer
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
-from minrl.terminal.screen import Screen
 from minrl.types import Job, Reward, Turn, UserError
+from minrl.utils.console import Screen
 
 PARTIAL = "scores.partial.jsonl"
 UNKNOWN = object()

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minrl.config import TaskOptions, option_keys
+from minrl.config import TaskOptions
 from minrl.pipeline.config import STAGES, Stage
 from minrl.pipeline.plan import EvaluationPlan, PlannedTask
 from minrl.rewards.judge import asked_by
 from minrl.run.overall import shares
-from minrl.system.stable_text import digest_of
-from minrl.terminal.command_line import plain_options
 from minrl.types import UserError
+from minrl.utils.cli import plain_options
+from minrl.utils.task_names import option_keys
+from minrl.utils.text import digest_of
 
 JUDGED_BY = ("judge_model", "judge_base_url", "judge_weight", "judge_prompt", "judge_temperature", "judge_max_tokens")
 

@@ -13,8 +13,8 @@ from minrl.pipeline.report import (
     title_of,
     together_cells,
 )
-from minrl.system.foreign_text import printable
-from minrl.terminal.tables import Table
+from minrl.utils.console import Table
+from minrl.utils.text import printable
 
 Figures = Mapping[str, Any]
 

@@ -35,7 +35,7 @@ from minrl.pipeline.table import read_table
 from minrl.report import charts
 from minrl.rewards.judge import open_judge
 from minrl.rewards.workers import Workers
-from minrl.terminal.screen import Screen
+from minrl.utils.console import Screen
 
 LARGE_CUT_OFF = 0.1
 """The share of completions cut off at the limit above which a warning is shown."""

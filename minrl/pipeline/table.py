@@ -9,7 +9,7 @@ import pyarrow.parquet as parquet
 
 from minrl.pipeline.episodes import spoken_of
 from minrl.pipeline.rows import Row
-from minrl.system.files import whole
+from minrl.utils.files import whole
 
 PART, CATEGORY = "part/", "category/"
 

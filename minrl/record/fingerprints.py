@@ -15,8 +15,8 @@ import numpy as np
 from torch import Tensor
 
 from minrl.run.checkpoint import MANIFEST
-from minrl.system.files import cut_jsonl, read_jsonl
 from minrl.types import Rollout
+from minrl.utils.files import cut_jsonl, read_jsonl
 
 FILE = "fingerprints.jsonl"
 

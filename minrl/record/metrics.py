@@ -15,10 +15,9 @@ from loguru import logger
 
 from minrl.record.fingerprints import FILE as FINGERPRINTS
 from minrl.record.fingerprints import cut_fingerprints
-from minrl.system.disk import writing
-from minrl.system.files import append_csv, append_jsonl, cut_csv, cut_jsonl, fsync, read_jsonl, whole, write_csv
-from minrl.system.json_text import json_text
 from minrl.types import require
+from minrl.utils.files import append_csv, append_jsonl, cut_csv, cut_jsonl, fsync, read_jsonl, whole, write_csv, writing
+from minrl.utils.text import json_text
 from minrl.viewer.chunk import ROLLOUT_SCHEMA
 
 TAGS = (

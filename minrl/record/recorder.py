@@ -12,7 +12,6 @@ from loguru import logger
 from torch import Tensor
 
 from minrl.algorithms import Advantages
-from minrl.config import task_key
 from minrl.evaluation import evaluations_after
 from minrl.record.clock import PhaseClock, speeds
 from minrl.record.fingerprints import of_checkpoint, of_step
@@ -26,10 +25,11 @@ from minrl.run.folder import begin
 from minrl.run.parts import Parts
 from minrl.run.run import hyperparameters
 from minrl.statistics.evaluation import Evaluation
-from minrl.system.files import write_json
-from minrl.terminal.bars import STEP
 from minrl.types import Rollout
 from minrl.update import Update
+from minrl.utils.console import STEP
+from minrl.utils.files import write_json
+from minrl.utils.task_names import task_key
 from minrl.viewer.lines import add_moved, readable, training_lines
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from minrl.config import TaskTerms
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.rollout import Rollouts
-from minrl.system.foreign_text import printable
 from minrl.types import Reward, Rollout, part_means
+from minrl.utils.task_names import TaskTerms
+from minrl.utils.text import printable
 
 SHOWN_CHARACTERS = 2000
 """Longer prompts and completions are shortened among the samples."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from loguru import logger
 
-from minrl.config import LoggingConfig, task_key
+from minrl.config import LoggingConfig
 from minrl.draw import every
 from minrl.record.recorder import Recorder
 from minrl.run.best import best_of, ended_by, scores_of, why_ended
@@ -31,12 +31,12 @@ from minrl.run.run import write_summary
 from minrl.run.start import START
 from minrl.run.stopping import StepSignals
 from minrl.statistics.evaluation import Evaluation, is_solved
-from minrl.system.files import read_json, read_record
-from minrl.system.signals import exit_status
-from minrl.terminal.bars import FILE_ONLY
-from minrl.terminal.commands import near
-from minrl.terminal.screen import RESULT
 from minrl.types import UserError
+from minrl.utils.cli import near
+from minrl.utils.console import FILE_ONLY, RESULT
+from minrl.utils.files import read_json, read_record
+from minrl.utils.signals import exit_status
+from minrl.utils.task_names import task_key
 
 
 def require_logger(config: LoggingConfig) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from minrl.record.clock import card_memory_gib
-from minrl.system.cores import cpu_cores
-from minrl.system.processor import processor_s
+from minrl.utils.processor import cpu_cores, processor_s
 
 GB = 1e9
 PROC = "/proc"

@@ -22,9 +22,9 @@ import numpy as np
 from loguru import logger
 
 from minrl.run.folder import MEDIA
-from minrl.system.files import append_jsonl, cut_jsonl, write_text
-from minrl.system.foreign_text import html_text
 from minrl.types import UserError
+from minrl.utils.files import append_jsonl, cut_jsonl, write_text
+from minrl.utils.text import html_text
 
 BARS = 64
 """Bins of a distribution: W&B's own default."""

@@ -13,9 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from minrl.config.bounds import Bounded, share_below_one
 from minrl.report.listing import listing
 from minrl.report.page import page
 from minrl.report.pictures import before_and_after, curves, seconds
@@ -23,10 +21,11 @@ from minrl.report.runs import REPORTS, RunData, read_runs
 from minrl.report.seeds import groups_of
 from minrl.report.svg import alone, sheet
 from minrl.report.tables import markdown
-from minrl.system.files import write_text
-from minrl.system.launch import require_one_process
-from minrl.terminal.command_line import parse, run_main
 from minrl.types import require
+from minrl.utils.cli import parse, run_main
+from minrl.utils.files import write_text
+from minrl.utils.launch import require_one_process
+from minrl.utils.settings import Bounded, ShareBelowOne
 
 SMOOTHING = 0.6
 """Weight of the past in curves, unless the user says otherwise."""
@@ -58,7 +57,7 @@ class ReportConfig(Bounded):
     runs_dir/report that is named by them."""
     runs_dir: str = "runs"
     """Folder in which runs are looked for by name."""
-    smoothing: Annotated[float, share_below_one("at least 0 and below 1")] = SMOOTHING
+    smoothing: ShareBelowOne = SMOOTHING
     """Weight of the past in the smoothed curves, as in TensorBoard. 0: not smoothed."""
 
 
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     """Read the runs, draw, write, and say where."""
     require_one_process("python -m minrl.report")
     first_flag = next((place for place, given in enumerate(arguments) if given.startswith("-")), len(arguments))
-    config = parse(ReportConfig, arguments[first_flag:])
+    config, _ = parse(ReportConfig, arguments[first_flag:])
     if not first_flag:
         require(config == ReportConfig(runs_dir=config.runs_dir), NO_RUN)
         sys.stdout.writelines(listing(Path(config.runs_dir)))

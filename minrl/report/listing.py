@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minrl.report.runs import RunData, Score, is_report, read_ends
-from minrl.system.files import LOCK, holder, is_locked
-from minrl.terminal.commands import as_typed
 from minrl.types import UserError, require
+from minrl.utils.cli import as_typed
+from minrl.utils.files import LOCK, holder, is_locked
 
 WRITTEN = ("config.json", "metrics.jsonl", "log.txt")
 """The files whose age says when a run last wrote something; a report of it does not count."""

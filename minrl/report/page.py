@@ -7,7 +7,7 @@ from minrl.report.runs import AXES, RunData
 from minrl.report.seeds import groups_of
 from minrl.report.svg import PALETTE, STYLE
 from minrl.report.tables import Table, cost, over_seeds, remarks, results, settings, title
-from minrl.system.foreign_text import html_text
+from minrl.utils.text import html_text
 
 LAYOUT = """
 * { box-sizing: border-box; }

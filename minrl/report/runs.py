@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.config import task_key
-from minrl.system.files import read_jsonl, read_line
 from minrl.types import UserError, require
+from minrl.utils.files import read_jsonl, read_line
+from minrl.utils.task_names import task_key
 
 NOT_SETTINGS = (
     "resume",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from minrl.report.charts import PALETTE
-from minrl.system.foreign_text import html_text
+from minrl.utils.text import html_text
 
 ON_DARK = ("#4DA3FF", "#FF8A4C", "#2BC79B", "#E59CC6", "#F2B63C", "#8FD0F5", "#A8A8A8", "#FFFFFF")
 WIDTH, HEIGHT = 420, 260

@@ -7,7 +7,7 @@ from typing import Any
 
 from minrl.report.runs import RunData, Score, differences
 from minrl.report.seeds import Group, groups_of, mean
-from minrl.system.foreign_text import one_line
+from minrl.utils.text import one_line
 
 NOTHING = "-"
 

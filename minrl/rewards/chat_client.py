@@ -3,7 +3,7 @@
 The `openai` client sends requests and retries with backoff. This file adds one line for each kind of failure, a limit
 on concurrent calls, and a deadline for a whole call. A failure is raised, never returned as an answer.
 
-The key comes from an environment variable (`minrl.system.keys`). It is in no config and is removed from the server's
+The key comes from an environment variable (`minrl.utils.keys`). It is in no config and is removed from the server's
 messages.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.system.keys import KEY_VARIABLE, about_key, checked_url, is_openai, key_for, without_keys
 from minrl.types import Message, UserError
+from minrl.utils.keys import KEY_VARIABLE, about_key, checked_url, is_openai, key_for, without_keys
 
 LONGEST_BACKOFF_S = 8.0
 """The openai client's longest pause between attempts, unless the server asks for a longer one."""

@@ -15,10 +15,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from minrl.rewards.chat_client import no_answer
 from minrl.rewards.workers import Failure, Workers
-from minrl.system.files import same_file, whole
-from minrl.system.json_text import json_text
 from minrl.tasks import Task
 from minrl.types import Example, Job, Prompt, Reward, UserError, require
+from minrl.utils.files import same_file, whole
+from minrl.utils.text import json_text
 
 CHUNK = 1024
 """Rows scored together."""

@@ -26,10 +26,9 @@ from loguru import logger
 from minrl.config import JudgeConfig
 from minrl.rewards.chat_client import ChatClient
 from minrl.rewards.reply_cache import ReplyCache
-from minrl.system.foreign_text import unmarked
-from minrl.system.stable_text import digest_of, stable_text
 from minrl.tasks import Task
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, UserError
+from minrl.utils.text import digest_of, stable_text, unmarked
 
 BEST = 10
 """The highest score."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.system.foreign_text import printable
+from minrl.utils.text import printable
 
 SHOWN = 20
 """Lines that are shown until the workers end."""

@@ -15,8 +15,8 @@ from typing import Any
 from minrl.rewards.begun import Begun
 from minrl.rewards.printed import PRINTED
 from minrl.rewards.worker import Failure, Lost
-from minrl.system.processor import processor_s
-from minrl.system.signals import blocked
+from minrl.utils.processor import processor_s
+from minrl.utils.signals import blocked
 
 READY = object()
 """What a worker says first: from then on a job's deadline counts."""

@@ -23,10 +23,10 @@ from minrl.rewards.begun import Begun, Threads
 from minrl.rewards.printed import PRINTED, caught
 from minrl.rewards.worker import Failure, Lost, call
 from minrl.rewards.worker_process import READY, Worker
-from minrl.system.cores import cpu_cores
-from minrl.system.progress import activity
 from minrl.tasks.grader import Grader
 from minrl.types import Job
+from minrl.utils.processor import cpu_cores
+from minrl.utils.progress import activity
 
 LONGEST_WAIT_S = 3600.0
 """Longest single wait: the system refuses one of a month."""

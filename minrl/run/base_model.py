@@ -27,10 +27,10 @@ from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.unknown_words import check_task_words, check_words, shown_text
 from minrl.scoring import score
-from minrl.system import stable_text
-from minrl.system.files import lock_in_turn, whole_folder
 from minrl.tasks import Task
 from minrl.types import Example, Prompt, Rollout, UserError
+from minrl.utils import text
+from minrl.utils.files import lock_in_turn, whole_folder
 
 VERSION = 1
 """Increased when the recipe changes, so that a cached model of the old recipe is not used."""
@@ -89,7 +89,7 @@ def digest_of(task: Task) -> str:
     assert task.demonstrations is not None
     rng = random.Random(0)
     shown = [[example.id, example.prompt, example.fields] for example in task.dataset.train]
-    return stable_text.digest_of([*shown, *(task.demonstrations(one, rng) for one in task.dataset.train[:DIGESTED])])
+    return text.digest_of([*shown, *(task.demonstrations(one, rng) for one in task.dataset.train[:DIGESTED])])
 
 
 def make_base_model(

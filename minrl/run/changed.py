@@ -7,7 +7,7 @@ from typing import Any
 from minrl.config import ENDS, EngineConfig, TaskOptions, with_absolute_paths
 from minrl.run.run import Program
 from minrl.tasks import flag_identifier
-from minrl.terminal.command_line import from_dict, to_dict
+from minrl.utils.cli import from_dict, to_dict
 
 ENDING = tuple(f"--{name.replace('_', '-')}" for name in ENDS)
 

@@ -27,8 +27,8 @@ from minrl.model.lora import ADAPTER, SUBFOLDER, MergedWeights
 from minrl.model.sharding import gathered, master_weights, named_weights, part_of, sharded, state_of, whole
 from minrl.policy import Policy
 from minrl.run.best import best_of, scores_of
-from minrl.system.files import naming, read_record, whole_folder, write_json
 from minrl.types import TrainState, UserError, require
+from minrl.utils.files import naming, read_record, whole_folder, write_json
 
 MANIFEST = "manifest.json"
 STATE = "trainer.json"

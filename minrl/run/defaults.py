@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from minrl.config import ModelConfig, TaskOptions, TrainerConfig
-from minrl.terminal.command_line import parse_config, to_dict
+from minrl.utils.cli import parse, to_dict
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ def defaults(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - of any program
 
 def parse_run(cls: type[T], arguments: Sequence[str]) -> tuple[T, TaskOptions]:
     """The config of a program that makes runs, with these defaults, and the options of the tasks named."""
-    return parse_config(cls, arguments, defaults)
+    return parse(cls, arguments, defaults=defaults)
 
 
 def num_text(weights: int) -> str:

@@ -31,9 +31,8 @@ from minrl.run.checkpoint import (
     step_of,
 )
 from minrl.run.run import Run, set_summary_aside, write_config
-from minrl.system.disk import refusal, writing
-from minrl.system.files import LOCK, holder, lock, read_record, write_json
 from minrl.types import Prompt, UserError
+from minrl.utils.files import LOCK, holder, lock, read_record, refusal, write_json, writing
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from minrl.model.shape import shape_of
 from minrl.model.templates import settle_template
 from minrl.policy import Policy, as_policy
 from minrl.run.verify import Verified, verify
-from minrl.system.progress import activity
 from minrl.types import UserError
+from minrl.utils.progress import activity
 
 
 def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:

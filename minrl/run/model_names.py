@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from minrl.run.checkpoint import BEST, MANIFEST, OWNER, best_in, find_checkpoint
-from minrl.system.files import read_json, read_record
 from minrl.types import UserError
+from minrl.utils.files import read_json, read_record
 
 AT_BEST = "@best"
 """Ends the name of a run whose best checkpoint is meant."""

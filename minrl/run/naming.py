@@ -14,11 +14,10 @@ from minrl.config import (
     LoggingConfig,
     ModelConfig,
     TaskOptions,
-    option_keys,
-    weights_of,
 )
 from minrl.run.defaults import defaults
-from minrl.terminal.command_line import plain_options, to_dict
+from minrl.utils.cli import plain_options, to_dict
+from minrl.utils.task_names import option_keys, weights_of
 
 LONGEST = 120
 """Most characters of the settings in a name; file systems allow 255 bytes for all of it."""

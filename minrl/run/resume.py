@@ -15,10 +15,9 @@ from minrl.run.checkpoint import OWNER
 from minrl.run.model_names import best_at, is_run
 from minrl.run.naming import full_name
 from minrl.run.run import TRAIN, Program, Run, Settings
-from minrl.system.files import read_json, read_record
-from minrl.terminal.command_line import from_dict
-from minrl.terminal.commands import as_typed, documented
 from minrl.types import UserError, require
+from minrl.utils.cli import as_typed, canonical, documented, from_dict
+from minrl.utils.files import read_json, read_record
 
 AUTO = "auto"
 """The --resume that goes on with the run of --run-name if there is one, and else begins it."""
@@ -29,6 +28,7 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
 
     `minrl.run.folder.owned` claims and locks its folders later; nothing is changed here.
     """
+    flags = canonical(type(settings), flags)
     if not settings.resume.strip() and any(flag.split("=")[0] == "--resume" for flag in flags):
         raise UserError(
             "--resume is empty, as an unset variable is: name `latest`, runs/NAME or a checkpoint, or leave it out for "
@@ -73,7 +73,7 @@ def _stored_run(
     """The run that --resume names, with its stored settings except those that may change."""
     folder, named, kept = _named_run(settings, program)
     record = read_json(folder / "config.json")
-    changed = {flag.split("=")[0].replace("_", "-").replace("--no-", "--", 1) for flag in flags}
+    changed = {flag.split("=")[0].replace("--no-", "--", 1) for flag in flags}
     differing = {**differences(settings, options, record["config"]), "--config": "--config"}
     refused = [text for flag, text in differing.items() if flag in changed - changeable(settings, program)]
     if refused:

@@ -20,8 +20,8 @@ from minrl.model.method import method_of
 from minrl.model.sharding import master_weights, sharded
 from minrl.model.text import decoder_of
 from minrl.policy import Policy
-from minrl.system.disk import free_bytes as free_on_disk
 from minrl.types import CausalModel, require
+from minrl.utils.files import free_bytes as free_on_disk
 
 FEW_TOKENS, RANK, COUNTS = 1024, 16, (2, 4, 8, 16, 32, 64)
 """Tokens of a micro-batch, rank of adapters, numbers of processes: what is tried in place of the run's own."""

@@ -8,17 +8,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from loguru import logger
 
-from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, option_keys, task_key, with_absolute_paths
+from minrl.config import LoggingConfig, TaskOptions, TrainerConfig, with_absolute_paths
 from minrl.run.checkpoint import step_of
 from minrl.run.ends import with_end_before
 from minrl.run.naming import differing, full_name
 from minrl.run.provenance import changes, code, provenance
 from minrl.statistics.evaluation import Evaluation
-from minrl.system.files import read_record, write_json
 from minrl.tasks.programs import files_outside
-from minrl.terminal.command_line import to_dict
-from minrl.terminal.commands import as_typed, near
 from minrl.types import Prompt, TrainState
+from minrl.utils.cli import as_typed, near, to_dict
+from minrl.utils.files import read_record, write_json
+from minrl.utils.task_names import option_keys, task_key
 
 
 @runtime_checkable

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from minrl.config import option_keys, task_key, weights_of
 from minrl.model.lora import Adapters
 from minrl.model.processes import Processes
 from minrl.policy import Policy
@@ -16,12 +15,13 @@ from minrl.run.model_names import resolve_model
 from minrl.run.run import Run
 from minrl.run.sharded import sharded_policy
 from minrl.run.teacher import require_same_tokens
-from minrl.system.stable_text import stable_text
 from minrl.tasks import Task, offered_words
 from minrl.tasks.mixture import mixture
 from minrl.tasks.programs import programs_outside
-from minrl.terminal.screen import Screen
 from minrl.types import TrainState, require
+from minrl.utils.console import Screen
+from minrl.utils.task_names import option_keys, task_key, weights_of
+from minrl.utils.text import stable_text
 
 START, OPPONENT, TEACHER = "start model", "opponent", "teacher"
 """The models of a run that config.json names."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 from minrl.model.processes import Processes
-from minrl.system.signals import Stopped, answered, ignore_stop_signals, tell
+from minrl.utils.signals import Stopped, answered, ignore_stop_signals, tell
 
 ECHO_S = 5.0
 """Under a launcher or a batch system, the same signal within this time is still the first: SLURM tells each process

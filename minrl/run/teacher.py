@@ -3,13 +3,13 @@
 import re
 from dataclasses import dataclass, replace
 
-from minrl.config import TrainerConfig, task_key
-from minrl.config.learning import ANSWER, AlgorithmConfig
+from minrl.config import ANSWER, AlgorithmConfig, TrainerConfig
 from minrl.model.messages import text_of
 from minrl.policy import Policy
 from minrl.run.unknown_words import PROMPTS_READ, check_words, prompts_read
 from minrl.tasks import Task
 from minrl.types import Example, Prompt, Rollout, require
+from minrl.utils.task_names import task_key
 
 _PLACEHOLDER = re.compile(r"\{(prompt|answer)\}")
 

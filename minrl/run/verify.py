@@ -13,8 +13,8 @@ from minrl.engines.slices import footprint
 from minrl.model.method import Decoding, Method, set_method
 from minrl.model.text import decoder_of
 from minrl.run.probe import LOGPROB_GAP, Computed, Probe, narrowed, set_attention
-from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError
+from minrl.utils.text import first_line
 
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 """What says nothing of a method: another one may need less memory, but is slower for ever."""

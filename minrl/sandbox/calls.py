@@ -29,9 +29,9 @@ from minrl.sandbox.call import Limits as Limits
 from minrl.sandbox.call import Outcome as Outcome
 from minrl.sandbox.call import SandboxError as SandboxError
 from minrl.sandbox.call import SandboxLate as SandboxLate
-from minrl.system.cores import cpu_cores
-from minrl.system.private import private_folder
 from minrl.types import UserError, require
+from minrl.utils.files import private_folder
+from minrl.utils.processor import cpu_cores
 
 PATIENCE = (1, 2, 4)
 START_S = 60.0

@@ -19,7 +19,7 @@ from minrl.sandbox.cgroup import Group
 from minrl.sandbox.files import LIBC, MAX_FILES, MIB, WORK, Call
 from minrl.sandbox.slot import Slot, kill_uid
 from minrl.sandbox.usage import descendants, files_made, pieces_held
-from minrl.system.processor import processor_s
+from minrl.utils.processor import processor_s
 
 TICK_S = 0.05
 """Seconds between two looks at what a call holds."""

@@ -16,8 +16,7 @@ from typing import NoReturn
 
 from minrl.pipeline.config import EvaluateConfig
 from minrl.serve.config import parse_serve
-from minrl.terminal.command_line import HELP, before_imports, parse_trainer, parse_with_tasks, run_main
-from minrl.terminal.flags import show_version, unknown
+from minrl.utils.cli import HELP, before_imports, parse, parse_trainer, run_main, show_version, unknown
 
 PROGRAMS = {
     "train": "minrl.scripts.train",
@@ -45,7 +44,7 @@ def run_train() -> NoReturn:
 
 def run_evaluate() -> NoReturn:
     """Run evaluate.py."""
-    before_imports(lambda arguments: parse_with_tasks(EvaluateConfig, arguments))
+    before_imports(lambda arguments: parse(EvaluateConfig, arguments))
     run_main(import_module("minrl.scripts.evaluate").main)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from threading import Thread
 
-from minrl.terminal.command_line import before_imports, run_main
+from minrl.utils.cli import before_imports, run_main
 from minrl.serve.config import ServeConfig, parse_serve
 
 if __name__ == "__main__":
@@ -25,8 +25,8 @@ from minrl.serve.sampler import MOST_ROWS, Sampler
 from minrl.serve.server import ApiServer
 from minrl.serve.talk import talk
 from minrl.serve.trained import as_trained, prompt_of
-from minrl.system.launch import require_one_process
-from minrl.terminal.screen import Screen
+from minrl.utils.launch import require_one_process
+from minrl.utils.console import Screen
 
 
 def main(arguments: Sequence[str]) -> int:

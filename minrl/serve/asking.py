@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from minrl.config.bounds import Bound
 from minrl.model.messages import is_unicode
 from minrl.types import Message
+from minrl.utils.settings import Bound
 
 SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 1e-6, 2.0
-TEMPERATURE = Bound(
-    f"0 (greedy) or from {SMALLEST_TEMPERATURE:g} to {LARGEST_TEMPERATURE:g}",
-    lambda value: value == 0 or SMALLEST_TEMPERATURE <= value <= LARGEST_TEMPERATURE,
-)
+TEMPERATURE = Bound(least=SMALLEST_TEMPERATURE, most=LARGEST_TEMPERATURE, zero="greedy")
 """Of a request and of --chat. Logits that are divided by less may be no numbers any more: the engine ends for all."""
 
 MOST_CHOICES = 128
@@ -164,7 +161,7 @@ def _number(
 
 def _temperature(values: Mapping[str, Any]) -> float:
     value = _number(values, "temperature", 1.0, 0.0, LARGEST_TEMPERATURE)
-    expect(TEMPERATURE.holds(value), f"temperature must be {TEMPERATURE.says}, got {_shown(value)}", "temperature")
+    expect(TEMPERATURE.holds(value), f"temperature must be {TEMPERATURE}, got {_shown(value)}", "temperature")
     return value
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from minrl.config import EngineConfig, ModelConfig, TaskOptions
-from minrl.config.bounds import Bound, Bounded, Count
 from minrl.pipeline.config import API
 from minrl.serve.asking import TEMPERATURE
-from minrl.terminal.command_line import parse_with_tasks
 from minrl.types import require
+from minrl.utils.cli import parse
+from minrl.utils.settings import Bound, Count, Grouped
 
 PORT = 8000
 """Where the endpoint is unless the user says otherwise."""
@@ -18,8 +18,8 @@ TALKING = ("system", "temperature", "seed")
 """Settings of --chat, which each request brings along."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeConfig(Bounded):
+@dataclass(frozen=True, kw_only=True, init=False)
+class ServeConfig(Grouped):
     """Serve a policy as an OpenAI-compatible endpoint on this machine, or talk to it in the terminal.
 
     python -m minrl.serve countdown-grpo-seed0
@@ -34,7 +34,7 @@ class ServeConfig(Bounded):
     out in front."""
     chat: bool = False
     """Talk to it here, in the terminal, in place of serving it."""
-    port: Annotated[int, Bound("0 (any free one) to 65535", lambda value: 0 <= value <= 65535)] = PORT
+    port: Annotated[int, Bound(least=1, most=65535, zero="any free one")] = PORT
     """Port of 127.0.0.1. 0: any free one."""
     max_tokens: Count = 1024
     """Longest answer in tokens where a request sets none. A run: its own."""
@@ -44,7 +44,7 @@ class ServeConfig(Bounded):
     """System message of --chat. Empty: none."""
     temperature: Annotated[float, TEMPERATURE] = 1.0
     """Temperature of --chat."""
-    seed: Annotated[int, Bound("0 (by chance) or more and below 2^63", lambda value: 0 <= value < 2**63)] = 0
+    seed: Annotated[int, Bound(least=1, below=2**63, zero="by chance")] = 0
     """Seed of the first answer of --chat, counted up with each answer. 0: by chance."""
     quiet: bool = False
     """No progress bar while the model is loaded, and only warnings on the screen."""
@@ -71,4 +71,4 @@ class ServeConfig(Bounded):
 def parse_serve(arguments: Sequence[str], default: ServeConfig | None = None) -> tuple[ServeConfig, TaskOptions]:
     """The config, whose checkpoint may be the first word. Flags override the defaults given here."""
     named = [] if not arguments or arguments[0].startswith("-") else ["--checkpoint"]
-    return parse_with_tasks(ServeConfig, [*named, *arguments], default)
+    return parse(ServeConfig, [*named, *arguments], default)

@@ -19,8 +19,8 @@ from minrl.serve.answers import Answer
 from minrl.serve.asking import ApiError, Asked, read
 from minrl.serve.choices import Begun, Event, Failed, Job, Said
 from minrl.serve.sampler import Sampler
-from minrl.system.json_text import json_text
-from minrl.system.loopback import LOOPBACK, Handler, Server, listen
+from minrl.utils.loopback import LOOPBACK, Handler, Server, listen
+from minrl.utils.text import json_text
 
 CHAT, TEXT, MODELS = "/v1/chat/completions", "/v1/completions", "/v1/models"
 

@@ -14,8 +14,8 @@ from minrl.serve.asking import ApiError, Asked
 from minrl.serve.choices import Event, Failed, Job, Said
 from minrl.serve.config import ServeConfig
 from minrl.serve.sampler import Sampler
-from minrl.system.foreign_text import printable
 from minrl.types import Message, Prompt, require
+from minrl.utils.text import printable
 
 PROMPT = "> "
 RESET, QUIT = "/reset", "/quit"

@@ -15,15 +15,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minrl.terminal.command_line import before_imports, parse_config, run_main
+from minrl.utils.cli import before_imports, parse, run_main
 from minrl.sft.config import SftConfig
 
 if __name__ == "__main__":
-    before_imports(lambda arguments: parse_config(SftConfig, arguments))
+    before_imports(lambda arguments: parse(SftConfig, arguments))
 
 import torch
 
-from minrl.config import task_key
+from minrl.utils.task_names import task_key
 from minrl.draw import draw_examples, every, tracked_plan
 from minrl.record.metrics import read_metrics
 from minrl.record.session import Session, require_logger
@@ -34,7 +34,7 @@ from minrl.run.resume import open_run
 from minrl.run.run import Program, Run
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows, read_demonstrations
 from minrl.sft.step import measure, rows_in_all, sft_step
-from minrl.system.files import read_json, write_json
+from minrl.utils.files import read_json, write_json
 from minrl.types import TrainState, UserError, require
 from minrl.update import Update
 

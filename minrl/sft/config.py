@@ -1,6 +1,5 @@
 """The settings of supervised fine-tuning, expert iteration and the filter, with units and checks."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -13,17 +12,16 @@ from minrl.config import (
     EngineConfig,
     EvaluationConfig,
     LoggingConfig,
+    LoraConfig,
     ModelConfig,
     OptimizerConfig,
     RolloutConfig,
     TrainerConfig,
-    task_key,
 )
-from minrl.config.bounds import Bound, Bounded, Count, Natural, Seconds, from_zero, share_below_one
-from minrl.config.learning import LoraConfig
-from minrl.config.tasks import weights_of
-from minrl.system.files import same_file
 from minrl.types import require
+from minrl.utils.files import same_file
+from minrl.utils.settings import Bound, Bounded, Count, Grouped, Natural, Positive, ShareBelowOne
+from minrl.utils.task_names import task_key, weights_of
 
 LONGEST_FILE = 80
 """Most bytes of a file's name in the name of a run."""
@@ -37,7 +35,7 @@ class RewardConfig(Bounded):
     """A task's name, or path/to/file.py:name. Empty, where one may do without: none."""
     data_path: str = field(default="", metadata=PATH)
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
-    reward_deadline_s: Seconds = 30.0
+    reward_deadline_s: Positive = 30.0
     """Longest time that one reward may take in a worker, in seconds; beyond it, twice, the task's worst is paid."""
     reward_workers: Natural = 0
     """Processes that compute rewards. 0: one per core that this process may use."""
@@ -47,11 +45,11 @@ class RewardConfig(Bounded):
         require(len(weights_of(self.task)) < 2, f"train.py alone takes several tasks in one run, got {self.task}")
 
 
-Epochs = Annotated[float, Bound("above 0", lambda value: 0 < value < math.inf)]
+Epochs = Positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class FineTuningConfig(Bounded):
+@dataclass(frozen=True, kw_only=True, init=False)
+class FineTuningConfig(Grouped):
     """What fine-tuning shares with `TrainerConfig`. A setting of the same name means the same."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -98,7 +96,7 @@ def _settings_of(cls: type[Bounded], values: Mapping[str, Any]) -> dict[str, Any
     return {one.name: values[one.name] for one in fields(cls) if one.name in values}  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class SftConfig(FineTuningConfig):
     """Fine-tune a language model on rows of prompt and response.
 
@@ -124,7 +122,7 @@ class SftConfig(FineTuningConfig):
     """Distinct rows to train on, chosen by the seed; more include those that fewer have. 0: all."""
     max_row_tokens: Natural = 0
     """Rows of more tokens, prompt and response together, are left out and counted. 0: what the model takes."""
-    held_out_share: Annotated[float, share_below_one()] = 0.05
+    held_out_share: ShareBelowOne = 0.05
     """Share of the file's prompts that are not trained on and whose loss is measured. 0: none."""
     eval_data: str = field(default="", metadata=PATH)
     """File of rows whose loss is measured, in place of a share of the file."""
@@ -159,7 +157,7 @@ class SftConfig(FineTuningConfig):
         return {"steps": max(1, self.steps), "prompts_per_step": self.batch_size, "engine": engine}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class ExpertIterationConfig(FineTuningConfig):
     """Sample, keep the correct, fine-tune; again.
 
@@ -184,7 +182,7 @@ class ExpertIterationConfig(FineTuningConfig):
     """Examples that are sampled at a time, over all processes: memory and speed only."""
     samples_per_example: Count = 8
     """Completions sampled for each example. Not given: by the size of a --model-id."""
-    max_per_example: Annotated[int, from_zero("all")] = 4
+    max_per_example: Annotated[int, Bound(least=1, zero="all")] = 4
     """Most correct completions of an example that are trained on in a round. 0: all."""
     deduplicate: bool = True
     """Train on equal completions of an example once in a round."""
@@ -227,8 +225,8 @@ class ExpertIterationConfig(FineTuningConfig):
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class FilterConfig:
+@dataclass(frozen=True, kw_only=True, init=False)
+class FilterConfig(Grouped):
     """Keep the rows of a file whose response is correct by a task's reward.
 
     python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl
@@ -250,9 +248,7 @@ class FilterConfig:
         return (self.reward.task,)
 
     def __post_init__(self) -> None:
-        require(
-            self.min_reward is None or math.isfinite(self.min_reward), f"min_reward must be finite: {self.min_reward}"
-        )
+        super().__post_init__()
         require(
             not same_file(Path(self.data), Path(self.output)),
             f"output must be another file than data, got {self.output}",

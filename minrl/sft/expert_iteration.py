@@ -19,16 +19,16 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minrl.terminal.command_line import before_imports, parse_config, run_main
+from minrl.utils.cli import before_imports, parse, run_main
 from minrl.sft.config import ExpertIterationConfig
 
 if __name__ == "__main__":
-    before_imports(lambda arguments: parse_config(ExpertIterationConfig, arguments))
+    before_imports(lambda arguments: parse(ExpertIterationConfig, arguments))
 
 import torch
 from loguru import logger
 
-from minrl.config import task_key
+from minrl.utils.task_names import task_key
 from minrl.draw import draw_examples, every, require_rewards, training_plan
 from minrl.model.sharding import state_of
 from minrl.optimizer import make_optimizer
@@ -43,8 +43,8 @@ from minrl.run.start import prepare_policy
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.statistics.evaluation import is_solved
-from minrl.system.files import write_jsonl
-from minrl.system.progress import activity
+from minrl.utils.files import write_jsonl
+from minrl.utils.progress import activity
 from minrl.tasks.checked import refuse_mistakes
 from minrl.types import Example, Rollout, TrainState
 

@@ -18,11 +18,11 @@ from typing import Any
 from minrl.rewards.completions import CHUNK, read_lines, score_lines
 from minrl.rewards.workers import Workers
 from minrl.sft.config import FilterConfig
-from minrl.system.files import whole
-from minrl.system.launch import require_one_process
 from minrl.tasks import Task, load_task
-from minrl.terminal.command_line import parse_with_tasks, run_main
 from minrl.types import UserError
+from minrl.utils.cli import parse, run_main
+from minrl.utils.files import whole
+from minrl.utils.launch import require_one_process
 
 EXAMPLE = "example"
 """The field of a row that may hold the fields that the reward reads, so that none replaces another."""
@@ -81,7 +81,7 @@ def _with_completion(line: str) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Filter a file and say how much of it was kept."""
     require_one_process("python -m minrl.sft.filter")
-    config, options = parse_with_tasks(FilterConfig, arguments)
+    config, options = parse(FilterConfig, arguments)
     task = load_task(config.reward.task, options, config.reward.data_path)
     if task.reward is None:
         raise UserError(f"{config.reward.task} is played over several turns: no single response of it can be scored")

@@ -17,9 +17,9 @@ from minrl.config import OptimizerConfig
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
 from minrl.record.session import Session
-from minrl.system.progress import activity
 from minrl.types import Rollout, TrainState
 from minrl.update import optimizer_step
+from minrl.utils.progress import activity
 
 
 def rows_in_all(epochs: float, rows: int) -> int:

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from minrl.statistics.intervals import interval
-from minrl.system.json_text import plain
 from minrl.types import Example, Reward, Rollout, part_means
+from minrl.utils.text import plain
 
 
 @runtime_checkable

@@ -16,17 +16,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from minrl.config.bounds import Bounded, Count
 from minrl.report.__main__ import write_report
 from minrl.report.runs import REPORTS, read_ends, read_run
 from minrl.sweep.plan import Planned, read_plan, sweep_name
 from minrl.sweep.processes import Place, places, train_all
-from minrl.system.files import LOCK, holder, lock
-from minrl.system.launch import require_one_process
-from minrl.system.signals import exit_status
-from minrl.terminal.command_line import parse, run_main
-from minrl.terminal.commands import as_typed
 from minrl.types import UserError, require
+from minrl.utils.cli import as_typed, parse, run_main
+from minrl.utils.files import LOCK, holder, lock
+from minrl.utils.launch import require_one_process
+from minrl.utils.settings import Bounded, Count
+from minrl.utils.signals import exit_status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Train what is missing, write the report, name what failed."""
     require_one_process("python -m minrl.sweep")
     named = bool(arguments) and not arguments[0].startswith("-")
-    config = parse(SweepConfig, arguments[named:])
+    config, _ = parse(SweepConfig, arguments[named:])
     require(named, "name the file of the sweep first: python -m minrl.sweep FILE.yaml")
     path = Path(arguments[0])
     planned = read_plan(path)

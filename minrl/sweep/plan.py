@@ -17,11 +17,10 @@ from typing import Any
 from minrl.config import ENDS, TaskOptions, TrainerConfig, with_absolute_paths
 from minrl.run.defaults import parse_run
 from minrl.run.naming import NOT_IN_NAMES, full_name, part
-from minrl.system.files import read_record
 from minrl.tasks import flag_identifier
-from minrl.terminal.command_line import from_dict, read_config_file, to_dict
-from minrl.terminal.flags import unknown
 from minrl.types import UserError, require
+from minrl.utils.cli import from_dict, read_config_file, to_dict, unknown
+from minrl.utils.files import read_record
 
 KEYS = ("task", "flags", "grid", "seeds")
 

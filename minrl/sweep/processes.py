@@ -16,9 +16,9 @@ from subprocess import DEVNULL, STDOUT, Popen
 from types import FrameType
 
 from minrl.sweep.plan import Planned
-from minrl.system.cores import own_cores
-from minrl.system.signals import answered, die_with_parent
 from minrl.types import require
+from minrl.utils.processor import own_cores
+from minrl.utils.signals import answered, die_with_parent
 
 TRAINER = (sys.executable, "-m", "minrl", "train")
 

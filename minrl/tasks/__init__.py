@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar, cast
 
-from minrl.config import option_keys, split_tool, task_key
 from minrl.tasks.outside import (
     definition_in_file,
     definition_installed,
@@ -19,6 +18,7 @@ from minrl.tasks.outside import (
 )
 from minrl.tasks.task import Dataset, Task, TaskDefinition, ToolDefinition
 from minrl.types import UserError, require
+from minrl.utils.task_names import option_keys, split_tool, task_key
 
 T = TypeVar("T")
 

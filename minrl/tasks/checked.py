@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Any
 
 from minrl import types
-from minrl.system.stable_text import stable_text
 from minrl.types import Episode, Example, Job, Mistake, Reward, Turn, finite
+from minrl.utils.text import stable_text
 
 MISTAKE = "mistake in "
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from minrl.config.bounds import Count, within
 from minrl.tasks.characters import plain_characters, unwrapped
 from minrl.tasks.python_tool import CLOSE, OPEN, WORDS, PythonOptions, instructed, told, with_python
 from minrl.tasks.task import Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Example, Prompt, Reward, require
+from minrl.utils.settings import Bound, Count
 
 INSTRUCTIONS = (
     "Compute the value. All numbers are integers, * multiplies, and % is the remainder of the product before it. Give "
@@ -37,13 +37,13 @@ class CodeToolOptions(PythonOptions):
     """Which problems are posed, and how much Python may be used."""
 
     prefix = "code_tool."
-    max_number: Annotated[int, within(9, 10**18)] = 99
+    max_number: Annotated[int, Bound(least=9, most=10**18)] = 99
     """The numbers are drawn from 2 to this one. The embedded base model knows those up to 999."""
-    factors: Annotated[int, within(2, 20)] = 2
+    factors: Annotated[int, Bound(least=2, most=20)] = 2
     """How many numbers are multiplied."""
     problems: Count = 2000
     """How many problems are drawn, before repeated ones are left out."""
-    held_out_share: Annotated[float, within(0.01, 0.99)] = 0.2
+    held_out_share: Annotated[float, Bound(least=0.01, most=0.99)] = 0.2
     """Share of the problems that is never trained on."""
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from minrl.config.bounds import share
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition
 from minrl.types import Example, Mistake, Prompt, Reward, require
@@ -35,7 +34,7 @@ class ColumnOptions:
     """Share of the prompts that is never trained on."""
 
     def __post_init__(self) -> None:
-        require(share().holds(self.held_out_share), f"held_out_share must be in [0, 1], got {self.held_out_share}")
+        require(0 <= self.held_out_share <= 1, f"held_out_share must be in [0, 1], got {self.held_out_share}")
 
 
 @dataclass(frozen=True)

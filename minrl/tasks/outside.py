@@ -12,9 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from minrl.config.tasks import mixed, weights_of
 from minrl.tasks.task import TaskDefinition
 from minrl.types import UserError
+from minrl.utils.task_names import mixed, weights_of
 
 if TYPE_CHECKING:  # each reward worker would pay for the import
     from importlib.metadata import EntryPoint

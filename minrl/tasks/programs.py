@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import minrl
-from minrl.config import split_tool
 from minrl.tasks import find_definition, find_tool
+from minrl.utils.task_names import split_tool
 
 INSTALLED = ("site-packages", "dist-packages")
 

@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
-from minrl.config.bounds import Bounded, within
 from minrl.sandbox.calls import START_S, Limits, Outcome, describe, describe_python, python, run
-from minrl.system.foreign_text import unmarked
 from minrl.tasks.code import START
 from minrl.tasks.grader import Grader, Reason
 from minrl.tasks.task import Demonstrations, Task, ToolDefinition
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
+from minrl.utils.settings import Bound, Bounded
+from minrl.utils.text import unmarked
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -54,13 +54,13 @@ class PythonOptions(Bounded):
     """How much Python a role may use in an episode."""
 
     prefix = "python."
-    calls: Annotated[int, within(1, 64)] = 4
+    calls: Annotated[int, Bound(least=1, most=64)] = 4
     """Most programs of a role in an episode. A further call is not run and ends its turn."""
-    seconds: Annotated[float, within(0.1, 600)] = 2.0
+    seconds: Annotated[float, Bound(least=0.1, most=600)] = 2.0
     """Longest run of a program, in seconds of processor time; by the clock twice as many, for busy machines."""
-    characters: Annotated[int, within(16, 100_000)] = 2000
+    characters: Annotated[int, Bound(least=16, most=100_000)] = 2000
     """What is shown of the text that a program prints; more is cut off, and four times as many bytes end it."""
-    memory_mib: Annotated[int, within(64, 65_536)] = 512
+    memory_mib: Annotated[int, Bound(least=64, most=65_536)] = 512
     """Memory that a program may use."""
 
     @property

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from loguru import logger
 
-from minrl.system.streams import first_line
 from minrl.tasks.checked import require_example
 from minrl.tasks.row_files import MOST_LEFT_OUT, read_each
 from minrl.tasks.task import Dataset, DeferredDataset, identity_of, in_order_of_identity, split
 from minrl.types import Example, Mistake, UserError, require
+from minrl.utils.text import first_line
 
 T = TypeVar("T")
 Row = Mapping[str, Any]

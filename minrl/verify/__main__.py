@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from minrl.config.bounds import Bounded, Natural
 from minrl.run.checkpoint import BEST, step_of
 from minrl.run.model_names import checkpoints_of, resolve_model, run_folder_of
 from minrl.run.provenance import changes, provenance
-from minrl.system.files import read_json, write_text
-from minrl.system.json_text import json_text
-from minrl.system.launch import require_one_process
-from minrl.terminal.command_line import HELP, parse, parse_trainer, run_main
 from minrl.types import UserError, require
+from minrl.utils.cli import HELP, parse, parse_trainer, run_main
+from minrl.utils.files import read_json, write_text
+from minrl.utils.launch import require_one_process
+from minrl.utils.settings import Bounded, Natural
+from minrl.utils.text import json_text
 from minrl.verify import fork, replay
 
 DIFFERS = 1
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = [one for one in arguments if one in HELP]
     named = bool(arguments) and not arguments[0].startswith("-")
     require(named or bool(asked), "name the run first: python -m minrl.verify RUN --step 120")
-    config = parse(VerifyConfig, asked or arguments[1:])
+    config, _ = parse(VerifyConfig, asked or arguments[1:])
     run = _run(arguments[0])
     checkpoints, recorded = checkpoints_of(run), read_json(run / "config.json")
     require("not_default" in recorded, f"{run} is no run of train.py")

@@ -16,9 +16,9 @@ from minrl.run.parts import assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Run
 from minrl.run.start import OPPONENT, TEACHER
-from minrl.system.files import read_json
-from minrl.terminal.command_line import parse_trainer
 from minrl.types import require
+from minrl.utils.cli import parse_trainer
+from minrl.utils.files import read_json
 
 
 def forked(run: Path, step: int, flags: Sequence[str]) -> Run:

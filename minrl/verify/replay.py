@@ -16,8 +16,8 @@ from minrl.run.checkpoint import by_step, damage, step_name, step_of
 from minrl.run.ends import moves_between, steps_at
 from minrl.run.parts import assemble
 from minrl.run.resume import open_run
-from minrl.terminal.command_line import parse_trainer
 from minrl.types import UserError, require
+from minrl.utils.cli import parse_trainer
 from minrl.viewer.chunk import Line, read_lines
 
 

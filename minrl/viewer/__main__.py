@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from minrl.config.bounds import Bound
-from minrl.system.launch import require_one_process
-from minrl.system.loopback import LOOPBACK
-from minrl.terminal.command_line import parse, run_main
 from minrl.types import UserError, require
+from minrl.utils.cli import parse, run_main
+from minrl.utils.launch import require_one_process
+from minrl.utils.loopback import LOOPBACK
+from minrl.utils.settings import Bound
 from minrl.viewer.build import Limits, make_page
 from minrl.viewer.serve import open_server
 
@@ -40,7 +40,7 @@ class ViewerConfig(Limits):
     """The file to write. Empty: rollouts.html in the run's folder."""
     serve: bool = False
     """Serve the page to browsers of this machine in place of writing it: it follows a run that is going on."""
-    port: Annotated[int, Bound("0 (any free one) to 65535", lambda value: 0 <= value <= 65535)] = PORT
+    port: Annotated[int, Bound(least=1, most=65535, zero="any free one")] = PORT
     """Port of 127.0.0.1 on which --serve listens. 0: any free one."""
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     """Write the page and say where it is."""
     require_one_process("python -m minrl.viewer")
     named = [] if not arguments or arguments[0].startswith("-") else ["--run"]
-    config = parse(ViewerConfig, [*named, *arguments])
+    config, _ = parse(ViewerConfig, [*named, *arguments])
     require(bool(config.run), "name the run whose rollouts are to be read: python -m minrl.viewer runs/NAME")
     folder = next((path for path in (Path(config.run), Path(config.runs_dir) / config.run) if path.is_dir()), None)
     if folder is None:

@@ -17,12 +17,11 @@ from typing import Annotated, Any
 
 from loguru import logger
 
-from minrl.config.bounds import Bounded, from_zero
-from minrl.system.files import read_record, write_text
-from minrl.system.foreign_text import html_text
-from minrl.system.json_text import json_text
-from minrl.terminal.commands import as_typed
 from minrl.types import UserError, require
+from minrl.utils.cli import as_typed
+from minrl.utils.files import read_record, write_text
+from minrl.utils.settings import Bound, Bounded
+from minrl.utils.text import html_text, json_text
 from minrl.viewer.chunk import about, choose, encode, read_lines
 
 PAGE = "rollouts.html"
@@ -45,9 +44,9 @@ _STEP = re.compile(r'<script type="text/plain" class="step" data-step="(\d+)" da
 class Limits(Bounded):
     """Limits that let the page of a run of any size open at once. The page says what was left out."""
 
-    tokens_per_step: Annotated[int, from_zero("all")] = 150_000
+    tokens_per_step: Annotated[int, Bound(least=1, zero="all")] = 150_000
     """Sampled tokens of training rollouts for each step: whole examples up to here. 0: all."""
-    max_steps: Annotated[int, from_zero("all")] = 64
+    max_steps: Annotated[int, Bound(least=1, zero="all")] = 64
     """Steps on the page: every second is left out, and again, until they are so few; the last stays. 0: all."""
 
 

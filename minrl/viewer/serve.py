@@ -22,8 +22,8 @@ from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs
 
-from minrl.system.json_text import json_text
-from minrl.system.loopback import Handler, Server, listen
+from minrl.utils.loopback import Handler, Server, listen
+from minrl.utils.text import json_text
 from minrl.viewer.build import (
     DAMAGED,
     PAGE,

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minrl.config import task_key
 from minrl.rewards.workers import Failure, Workers
 from minrl.sandbox import calls
 from minrl.tasks import Task, find_definition, load_task
 from minrl.types import Example, Job, Reward, Turn
+from minrl.utils.task_names import task_key
 from tests.hostile.cases import Case
 from tests.hostile.census import held_mib
 

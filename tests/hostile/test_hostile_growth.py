@@ -7,7 +7,6 @@ from contextlib import suppress
 import pytest
 
 from minrl.model.thoughts import after_thoughts
-from minrl.system.foreign_text import unmarked
 from minrl.tasks.boxed import boxed, boxes_together
 from minrl.tasks.code import completed, extract_program
 from minrl.tasks.code.game import CodeGameOptions, parse_guess, refusal
@@ -15,6 +14,7 @@ from minrl.tasks.code.game import extract_program as game_program
 from minrl.tasks.reasoning_gym.formula import is_formula, is_small
 from minrl.tasks.rust.fences import extract_code
 from minrl.tasks.task import extract_answer
+from minrl.utils.text import unmarked
 
 READERS = {
     "thoughts": after_thoughts,

@@ -3,17 +3,14 @@
 import ast
 import json
 import pickle
-import time
 from pathlib import Path
 
 import pytest
 
-from minrl.model import turns
 from minrl.model.chat import ChatTokenizer
 from minrl.model.loading import load_model, word_tokenizer
 from minrl.model.lora import fold_in
 from minrl.model.source import read_config
-from minrl.system.signals import limited
 from minrl.types import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -98,9 +95,6 @@ def test_no_kernel_that_a_config_names_is_fetched(model):
 
 
 TEMPLATES = {
-    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}"
-    "{% endfor %}",
-    "calls itself": "{% macro again(n) %}{{ again(n - 1) }}{{ again(n - 1) }}{% endmacro %}{{ again(60) }}",
     "a large range": "{% for a in range(10 ** 9) %}{% endfor %}",
     "an attribute": "{{ messages.__class__.__mro__[1].__subclasses__() }}",
     "a global": "{{ raise_exception.__globals__['json'].codecs.open('/etc/passwd').read() }}",
@@ -112,26 +106,13 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_of_a_stranger_ends_in_time_and_reaches_nothing(name, monkeypatch):
-    monkeypatch.setattr(turns, "RENDERING_S", 0.2)
+def test_a_template_of_a_stranger_reaches_nothing(name):
     words = word_tokenizer(["1"])
     words.chat_template = TEMPLATES[name]
     chat = ChatTokenizer(tokenizer=words, chat_template_options={})
     with pytest.raises(UserError, match="the chat template does not take a conversation of user: ") as error:
         chat.render([{"role": "user", "content": "1"}])
     assert "\n" not in str(error.value) and "root:" not in str(error.value)
-
-
-def test_the_limit_is_over_with_its_block():
-    with limited(0.02):
-        pass
-    time.sleep(0.05)
-    with pytest.raises(TimeoutError, match=r"longer than 0\.02 s"), limited(0.02):
-        while True:
-            pass
-    with limited(60.0), pytest.raises(TimeoutError), limited(0.02):  # one inside the other
-        while True:
-            pass
 
 
 def calls_of(path):

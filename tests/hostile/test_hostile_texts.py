@@ -25,14 +25,13 @@ from minrl.report.tables import table as report_table
 from minrl.rewards.episode import Play
 from minrl.rewards.judge import Judge
 from minrl.rewards.printed import Printed
-from minrl.system.foreign_text import HIDDEN, html_text, indented, one_line, printable, unmarked
 from minrl.tasks import checked, load_task
 from minrl.tasks.checked import LONGEST_NAME, MOST_NAMES
 from minrl.tasks.code.game import CodeGameOptions, refusal, shown_to_guesser
 from minrl.tasks.task import Task, split
-from minrl.terminal.screen import Screen
-from minrl.terminal.tables import Table, print_tables
 from minrl.types import SOLO, Example, Reward, Turn
+from minrl.utils.console import Screen, Table, print_tables
+from minrl.utils.text import html_text, indented, one_line, printable, unmarked
 from tests.hostile.texts import CASES, SCREENS, SPECIAL, TURNS
 
 EVERY = {**TURNS, **SCREENS}
@@ -184,7 +183,7 @@ def test_tensorboards_text_keeps_every_line_in_its_block(name):
     assert not re.search(r"<(a|img|script|iframe|h\d|table|hr|ul|li)\b", outside) and "evil" not in outside
     inside = re.search(r"<pre><code>(.*)</code></pre>", page, re.DOTALL)[1]
     assert "<" not in inside  # nothing in the block is markup
-    assert not HIDDEN.search(markdown([line]))
+    assert markdown([line]) == printable(markdown([line]))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -201,19 +200,19 @@ def test_every_sink_shows_letters_alone(name, tmp_path, capsys):
     told, log = capsys.readouterr().err, (tmp_path / "log.txt").read_text(encoding="utf-8")
     drawn = bars(text, [Bar(text, [(0.5, 0)], text)], 1.0)
     for shown in (told, log, console.file.getvalue(), html_text(text), drawn, page_cell(text)):
-        assert not HIDDEN.search(shown)
+        assert shown == printable(shown)
     begins = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (INFO|WARNING|ERROR) |    |$")
     assert all(begins.match(line) for line in log.split("\n"))  # no line looks like one of the program's
     for made in (summary_table(["model"], [[text]]), report_table(["model"], [[text]])):
-        assert made.count("\n") == 2 and not HIDDEN.search(made)  # header, rule, one line
+        assert made.count("\n") == 2 and printable(made) == made  # header, rule, one line
 
 
 def test_hidden_is_all_of_unicodes_controls_and_marks_of_format():
     kinds = ("Cc", "Cf", "Cs", "Zl", "Zp")
     every = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in kinds}
-    assert {one for one in every if not HIDDEN.match(one)} == set("\t\n\u200c\u200d")
-    shown = [unicodedata.category(chr(code)) for code in range(0x110000) if HIDDEN.match(chr(code))]
-    assert {*shown} <= {*kinds, "Cn"}
+    assert {one for one in every if printable(one) == one} == set("\t\n\u200c\u200d")
+    others = "".join(set(map(chr, range(0x110000))) - every)
+    assert printable(others) == others
 
 
 def test_one_line_and_indented_lines():

@@ -36,8 +36,8 @@ from minrl.engines.vllm.watchdog import Watchdog
 from minrl.model.lora import MergedWeights
 from minrl.model.sharding import sharded, state_of
 from minrl.policy import Policy
-from minrl.system.progress import activity
 from minrl.types import Completion, Request
+from minrl.utils.progress import activity
 
 
 class VllmEngine:

@@ -22,8 +22,8 @@ from minrl.engines.vllm import versions as vllm_versions
 from minrl.model.loading import save_processor
 from minrl.model.shape import keeps_states, layer_configs
 from minrl.policy import Policy
-from minrl.system.streams import first_line
 from minrl.types import CausalModel, UserError, require
+from minrl.utils.text import first_line
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process, so that weights are a copy away

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
-from minrl.system.keys import checked_url
 from minrl.types import require
+from minrl.utils.keys import checked_url
 
 PRIVATE = tuple(
     map(ip_network, ("127.0.0.0/8", "::1/128", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"))

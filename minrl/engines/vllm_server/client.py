@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import httpx2
 
 from minrl.engines.vllm_server.worker import DESCRIBE
-from minrl.system.keys import without_keys
 from minrl.types import Completion, UserError
+from minrl.utils.keys import without_keys
 
 T = TypeVar("T")
 

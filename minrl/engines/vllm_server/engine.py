@@ -35,8 +35,8 @@ from minrl.engines.vllm_server.wanted import wanted_of
 from minrl.engines.vllm_server.weights import WeightsFolder
 from minrl.model.lora import MergedWeights
 from minrl.policy import Policy
-from minrl.system.progress import activity
 from minrl.types import Completion, Request, UserError
+from minrl.utils.progress import activity
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from minrl.engines.vllm.start import save_shape
 from minrl.engines.vllm_server.transfer import rounded
 from minrl.policy import Policy
-from minrl.system.files import lock, whole_folder
 from minrl.types import CausalModel
+from minrl.utils.files import lock, whole_folder
 
 SHAPE = "shape"
 """The folder that servers start from, with dummy weights: the sync brings the real ones."""

@@ -30,12 +30,12 @@ from typing import Literal
 
 from minrl.model.thoughts import after_thoughts
 from minrl.sandbox.calls import Limits, describe, describe_python, python, run
-from minrl.system.foreign_text import unmarked
 from minrl.tasks.code import language
 from minrl.tasks.code.language import MODULES, outside
 from minrl.tasks.grader import Grader, Reason
 from minrl.tasks.task import Demonstration, Task, TaskDefinition, chat, extract_answer, split
 from minrl.types import Episode, Example, Job, Prompt, Reward, Turn, require
+from minrl.utils.text import unmarked
 
 WRITER_RULES = (
     "Two play a game: you write a Python program that prints exactly one integer of at most {digits} digits, the other "

@@ -4,8 +4,8 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from minrl.system.disk import refusal
 from minrl.types import UserError
+from minrl.utils.files import refusal
 
 LOOPBACK = "127.0.0.1"
 OWN_NAMES = (LOOPBACK, "localhost")

@@ -1,23 +1,84 @@
-"""Whole files and folders, JSONL files that survive a kill, and locks that end with the process that holds them."""
+"""Whole files and folders, JSONL files that survive a kill, locks that end with their process, refused writes."""
 
 import csv
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
+import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from minrl.system.disk import refusal, writing
-from minrl.system.json_text import json_text
-from minrl.system.private import private_folder as private_folder
 from minrl.types import UserError, require
+from minrl.utils.text import json_text
 
 LOCK = ".lock"
 """The file in a locked folder."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a refused write inside into a `UserError` that names the path, which errors of open files do not."""
+    try:
+        yield
+    except Exception as error:
+        reason = refusal(error)
+        if reason is None:
+            raise
+        raise UserError(f"cannot write {getattr(error, 'filename', None) or path}: {reason}") from error
+
+
+def refusal(error: Exception) -> str | None:
+    """Why the system refused a write; None for other errors."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file is where a folder should be"
+    if isinstance(error, shutil.Error):  # of copytree: (source, target, reason) of each file
+        return str(error.args[0][0][2])
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    of_rust = re.search(r"([^:(]+) \(os error \d+\)", str(error))  # of safetensors and tokenizers
+    return of_rust[1].strip() if of_rust else None
+
+
+def require_writable(folder: Path) -> None:
+    """Raise `UserError` if no file can be written to the folder, or to its nearest existing parent."""
+    folder = _existing(folder)
+    with writing(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".minrl-") as file:
+        file.write(bytes(4096))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes on the disk of a folder that may not exist yet."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: Path) -> Path:
+    return next(one for one in (folder, *folder.absolute().parents) if one.exists())
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder with a known name where everybody may write, such as /tmp, or take the one that is there if nobody
+    but this user can have put anything into it. Raises PermissionError for others. Those may pass and see nothing.
+    """
+    try:
+        os.mkdir(path, 0o711)
+        os.chmod(path, 0o711)  # whatever the umask is
+    except FileExistsError:
+        pass
+    found = os.lstat(path)
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"{path} may hold what others put there: remove it, or set TMPDIR to a folder of your own"
+        )
+    return path
 
 
 @contextmanager
@@ -78,15 +139,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all; so do the four writers below."""
+    """Write a text file, whole or not at all; so do the three writers below."""
     with whole(path) as file:
         file.write(text)
-
-
-def write_bytes(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file of these parts."""
-    with whole(path, "wb") as file:
-        file.writelines(parts)
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
@@ -122,9 +177,7 @@ def cut_csv(path: Path, firsts: Sequence[str]) -> list[str]:
     head, *rows = before.split(b"\r\n")[: len(firsts) + 2]  # and what comes after them
     if [row.partition(b",")[0] for row in rows[:-1]] != [first.encode() for first in firsts]:
         return []
-    kept = [line + b"\r\n" for line in (head, *rows[:-1])]
-    if sum(map(len, kept)) < len(before):
-        write_bytes(path, kept)
+    _write_kept(path, before, [line + b"\r\n" for line in (head, *rows[:-1])])
     return next(csv.reader([head.decode(errors="replace")]))
 
 
@@ -157,18 +210,21 @@ def cut_jsonl(path: Path, keeps: Callable[[Any], bool], damaged: Callable[[str],
     """
     before = _content(path)
     kept = [(line, value) for line, value in _whole_lines(before, damaged) if keeps(value)]
-    if sum(len(line) for line, _ in kept) < len(before):
-        write_bytes(path, (line for line, _ in kept))
+    _write_kept(path, before, [line for line, _ in kept])
     return [value for _, value in kept]
 
 
 def _content(path: Path) -> bytes:
-    """All of a file; nothing if it is missing."""
     return path.read_bytes() if path.exists() else b""
 
 
+def _write_kept(path: Path, before: bytes, lines: Sequence[bytes]) -> None:
+    if sum(map(len, lines)) < len(before):
+        with whole(path, "wb") as file:
+            file.writelines(lines)
+
+
 def _whole_lines(content: bytes, damaged: Callable[[str], object] | None) -> Iterator[tuple[bytes, Any]]:
-    """The lines of JSONL with their ends, and their values, as `read_jsonl` reads them."""
     for line in content.split(b"\n")[:-1]:
         try:
             value = read_line(line)
@@ -216,7 +272,9 @@ def lock(path: Path, wait: bool = False) -> IO[str] | None:
         if os.fstat(file.fileno()).st_nlink == 0:  # its holder removed it; the path leads to another file now
             file.close()
             return lock(path, wait) if wait else None
-        _name_holder(path, file.fileno())
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
     except OSError as error:
         if file is not None:
             file.close()
@@ -224,16 +282,6 @@ def lock(path: Path, wait: bool = False) -> IO[str] | None:
             return None
         raise UserError(f"cannot lock {path}: {refusal(error)}; it must be on a disk that can be written") from error
     return file
-
-
-def _name_holder(path: Path, descriptor: int) -> None:
-    """Write the name of this process into the locked file, which is removed if the disk has no room."""
-    try:
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    except OSError:
-        path.unlink()
-        raise
 
 
 def is_locked(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The operating system: whole files, locks, signals, streams, cores, progress."""
+"""Command line, console, files, texts, signals, launchers."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Whatever a task keeps in an example has one text: for the base model's place, an evaluation's settings, the judge."""
+"""Texts of others are harmless, and whatever a task keeps in an example has one text."""
 
 import subprocess
 import sys
@@ -13,9 +13,9 @@ from minrl.pipeline.plan import PlannedTask
 from minrl.pipeline.settings import _references_digest
 from minrl.rewards.judge import reference
 from minrl.run.base_model import digest_of
-from minrl.system.stable_text import stable_text
 from minrl.tasks.task import Dataset
 from minrl.types import Example
+from minrl.utils.text import printable, stable_text
 
 LONG = 2000
 """Elements: numpy leaves out the middle of more than a thousand."""
@@ -75,9 +75,21 @@ def test_equal_values_have_one_text_and_others_another(text_of, one, alike, othe
 
 def test_the_text_is_the_same_in_another_process():
     made = "frozenset('minrl'), {('a', 1): len, 'b': lambda x: x}, float('nan')"
-    code = f"from minrl.system.stable_text import stable_text; print(stable_text([{made}]))"
+    code = f"from minrl.utils.text import stable_text; print(stable_text([{made}]))"
     again = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent.parent
     )
     value = [frozenset("minrl"), {("a", 1): len, "b": eval("lambda x: x")}, float("nan")]
     assert again.stdout.strip() == stable_text(value), again.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\u202ea\u2028b\ufeff", r"\u202ea\u2028b\ufeff"),
+        ("\x9b2J\x00\x7f\ud800\U000e0041", r"\x9b2J\x00\x7f\ud800\U000e0041"),
+        ("\u0645\u06cc\u200c\u062e a\xa0b \U0001f469\u200d\U0001f52c\t\n", None),  # joiners, spaces, emoji
+    ],
+)
+def test_what_is_hidden_is_shown_and_what_is_written_stays(text, shown):
+    assert printable(text) == (text if shown is None else shown)

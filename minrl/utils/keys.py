@@ -16,14 +16,10 @@ OPENAI_HOST = "api.openai.com"
 KEY_VARIABLE = "OPENAI_API_KEY"
 """The variable that is read where none is named. Its key is for OpenAI's own hosts alone."""
 
-VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 KEY_LIKE = re.compile(r"(?=[A-Z]*[0-9])[A-Z0-9]{16,}")
 """A part between underscores that no name has: long, with digits, such as AKIA0123456789ABCDEF."""
 
 HOLDS_KEY = re.compile(r"(^|_)(KEY|TOKEN|SECRET|PASSWORD|PASSWD)$|(^|_)(API_?KEY|ACCESS_KEY|SECRET)_")
-SHORTEST_KEY = 12
-"""Characters of a variable's value from which it is looked for in texts."""
-
 IN_URL = re.compile(r"(?<=://)[^\s/?#]*@")
 IN_QUERY = re.compile(r"(?i)(?<=[?&])((?:api[-_]?|access[-_]?)?(?:key|token)|sig|signature|secret|password)=[^\s&#]+")
 BY_SHAPE = re.compile(r"\b(?:sk-|gsk_|hf_|ghp_|github_pat_|glpat-|xai-|nvapi-|AIza)[\w-]{16,}")
@@ -32,9 +28,9 @@ BY_SHAPE = re.compile(r"\b(?:sk-|gsk_|hf_|ghp_|github_pat_|glpat-|xai-|nvapi-|AI
 
 def require_variable(flag: str, name: str) -> None:
     """Refuse what is no name of an environment variable, without repeating it: it may be the key itself."""
-    is_name = VARIABLE.fullmatch(name) is not None and not any(map(KEY_LIKE.fullmatch, name.split("_")))
+    is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name) and not any(map(KEY_LIKE.fullmatch, name.split("_")))
     require(
-        is_name,
+        bool(is_name),
         f"{flag} names the environment variable that holds the key, in capital letters, digits and underscores, such "
         f"as {KEY_VARIABLE}; what was given is no such name, and is not repeated in case it is a key",
     )
@@ -55,14 +51,10 @@ def checked_url(base_url: str) -> str:
     except ValueError:  # a port that is no number, brackets that hold no address
         usable = False
     require(usable, f"a base URL must begin with http:// or https:// and a host, {example}, got {base_url!r}")
-    require(
-        not parts.path.rstrip("/").endswith("/completions"),
-        f"a base URL ends before /chat/completions, {example}, got {base_url!r}",
-    )
-    require(
-        parts.scheme == "https" or not is_openai(base_url),
-        f"{OPENAI_HOST} is asked by https alone, got {base_url!r}",
-    )
+    ends = parts.path.rstrip("/").endswith("/completions")
+    require(not ends, f"a base URL ends before /chat/completions, {example}, got {base_url!r}")
+    secure = parts.scheme == "https" or not is_openai(base_url)
+    require(secure, f"{OPENAI_HOST} is asked by https alone, got {base_url!r}")
     return (base_url or OPENAI_URL).rstrip("/")
 
 
@@ -117,6 +109,6 @@ def without_keys(text: str) -> str:
     """
     text = IN_QUERY.sub(r"\1=***", IN_URL.sub("", text))
     for name, value in os.environ.items():
-        if len(value) >= SHORTEST_KEY and HOLDS_KEY.search(name) and not value.startswith("/"):
+        if len(value) >= 12 and HOLDS_KEY.search(name) and not value.startswith("/"):
             text = text.replace(value, "***")
     return BY_SHAPE.sub(lambda found: "***" if re.search("[0-9]", found[0]) else found[0], text)

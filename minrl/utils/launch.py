@@ -1,9 +1,12 @@
-"""Which process of a run this is: what torchrun, accelerate launch or srun say in the environment."""
+"""Which process of a run this is, as torchrun, accelerate launch or srun say in the environment, and where it is."""
 
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from minrl.types import UserError, require
 
@@ -70,18 +73,17 @@ class Launch:
 def launched(environment: Mapping[str, str]) -> Launch:
     """This process's place. Alone, also in a shell of sbatch or salloc, it is the only one."""
     for name in OTHER_TRAINERS:
-        require(
-            environment.get(name, "false").lower() != "true",
-            f"the accelerate config asks for another trainer ({name}): start accelerate launch with --multi-gpu, or "
-            "torchrun",
-        )
+        asked = environment.get(name, "false").lower() == "true"
+        require(not asked, f"the accelerate config asks for another trainer ({name}): use --multi-gpu, or torchrun")
     by_torch = "TORCHELASTIC_RUN_ID" in environment
     tasks = _number(environment, "SLURM_STEP_NUM_TASKS") or 1  # set by srun only
     if tasks > 1 and not by_torch:
         return _of_srun(environment, tasks)
     size = _number(environment, "WORLD_SIZE")
     if size is None or (size == 1 and not environment.get("RANK", "0").strip("0")):
-        _require_alone(environment)
+        for name in ("RANK", *OF_MPI):
+            alone = (_number(environment, name) or 0) <= (name in OF_MPI)
+            require(alone, f"{name} is {environment.get(name)} in the environment without a WORLD_SIZE above 1: {HOW}")
         return Launch("torchrun" if by_torch else "")
     missing = [name for name in (*NAMES, "MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     require(
@@ -90,15 +92,9 @@ def launched(environment: Mapping[str, str]) -> Launch:
         "one process",
     )
     rank, count, local_rank, local_count = (_given(environment, name) for name in NAMES)
-    nodes = _number(environment, "GROUP_WORLD_SIZE") or count // max(1, local_count)
-    require(
-        nodes * local_count == count,
-        f"WORLD_SIZE is {count}, and {nodes} nodes have {local_count} processes each: give each as many "
-        "(--nproc-per-node)",
-    )
     name = "accelerate launch" if "ACCELERATE_MIXED_PRECISION" in environment else "torchrun"
     place = environment["MASTER_ADDR"], _given(environment, "MASTER_PORT")
-    return Launch(name if by_torch else "environment", rank, count, local_rank, local_count, *place)
+    return Launch(name if by_torch else "environment", rank, count, local_rank, max(1, local_count), *place)
 
 
 def require_one_process(program: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -109,12 +105,6 @@ def require_one_process(program: str, environment: Mapping[str, str] = os.enviro
 
 def _of_srun(environment: Mapping[str, str], tasks: int) -> Launch:
     rank, local_rank, node = (_given(environment, f"SLURM_{name}") for name in ("PROCID", "LOCALID", "NODEID"))
-    given = _number(environment, "RANK")
-    require(
-        given in (None, rank),
-        f"RANK is {given} in the environment, and this is srun's task {rank}: unset RANK and WORLD_SIZE, or let "
-        "torchrun set them",
-    )
     on_nodes = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     require(
         len(set(on_nodes)) == 1 and sum(on_nodes) == tasks and node < len(on_nodes),
@@ -148,22 +138,6 @@ def tasks_per_node(text: str) -> list[int]:
     return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
 
 
-def _require_alone(environment: Mapping[str, str]) -> None:
-    """Refuse what was started several times in a way that is not read here."""
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        above = 1 if name == "LOCAL_WORLD_SIZE" else 0
-        require(
-            (_number(environment, name) or 0) <= above,
-            f"{name} is {environment.get(name)} in the environment without a WORLD_SIZE above 1: {HOW}, or unset "
-            f"{name} for one process",
-        )
-    for name in OF_MPI:
-        require(
-            (_number(environment, name) or 1) == 1,
-            f"{name} is {environment.get(name)}: mpirun's processes do not find each other; {HOW}",
-        )
-
-
 def _given(environment: Mapping[str, str], name: str) -> int:
     found = _number(environment, name)
     if found is None:
@@ -174,8 +148,46 @@ def _given(environment: Mapping[str, str], name: str) -> int:
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     """The number that the variable holds; None if it is not set or empty."""
     text = environment.get(name, "").strip()
-    if not text:
-        return None
-    if not re.fullmatch(r"-?\d+", text):
-        raise UserError(f"{name} is {text!r} in the environment and no number: unset it, or {HOW}")
-    return int(text)
+    require(not text or bool(re.fullmatch(r"-?\d+", text)), f"{name} is {text!r} and no number: unset it, or {HOW}")
+    return int(text) if text else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """`kind` is slurm, modal, container or machine; `network` is False where the hub is not to be asked."""
+
+    kind: str
+    host: str
+    network: bool
+    details: Mapping[str, str]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What config.json holds."""
+        return {"kind": self.kind, "host": self.host, "network": self.network, **self.details}
+
+    def __str__(self) -> str:
+        """The line that is shown at the start; empty on a plain machine with network."""
+        if self.kind == "machine" and self.network:
+            return ""
+        said = ", ".join(f"{name} {value}" for name, value in self.details.items() if value)
+        return f"{self.kind} on {self.host}{f' ({said})' if said else ''}{'' if self.network else ', without network'}"
+
+
+def place(environment: Mapping[str, str]) -> Place:
+    """Where this process is. Nothing is connected to."""
+    kind, details = "machine", {}
+    if "SLURM_JOB_ID" in environment:
+        names = {"job": "JOB_ID", "nodes": "JOB_NODELIST", "restarts": "RESTART_COUNT"}
+        kind, details = "slurm", {name: environment.get(f"SLURM_{variable}", "") for name, variable in names.items()}
+        tasks = environment.get("SLURM_NTASKS", "1")
+        if tasks != "1" and not {"SLURM_STEP_NUM_TASKS", "TORCHELASTIC_RUN_ID"} & environment.keys():
+            details["tasks"] = f"{tasks}, of which srun started none"
+    elif "MODAL_TASK_ID" in environment:
+        kind, details = "modal", {"task": environment["MODAL_TASK_ID"], "region": environment.get("MODAL_REGION", "")}
+    elif "KUBERNETES_SERVICE_HOST" in environment or any(
+        Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv")
+    ):
+        kind = "container"
+    offline = environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    return Place(kind, socket.gethostname(), not offline, details)

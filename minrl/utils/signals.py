@@ -8,14 +8,11 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-
-STDERR = 2
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -57,25 +54,6 @@ def answered(answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
                 signal.signal(number, before)
 
 
-@contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside after so many seconds. Only in the main thread, which alone gets signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def expire(_number: int, _frame: FrameType | None) -> None:
-        raise TimeoutError(f"it takes longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, expire)
-    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and again, if something catches the first
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, left)
-        signal.signal(signal.SIGALRM, before)
-
-
 def ignore_stop_signals() -> None:
     """For a process whose parent ends it, although terminals and supervisors signal the whole group."""
     for number in STOP_SIGNALS:
@@ -102,4 +80,4 @@ def die_with_parent() -> None:
 def tell(text: str) -> None:
     """Write to standard error from a signal handler, where no buffer and no lock can be used."""
     with suppress(OSError):  # the terminal may have just been closed
-        os.write(STDERR, text.encode())
+        os.write(2, text.encode())

@@ -1,0 +1,720 @@
+"""The settings of a run, with units and bounds.
+
+`TrainerConfig` is frozen and made of small frozen groups. What cannot work is refused when it is made. Settings are
+flat on the command line (`--group-size 4`), and may be so in Python; a task's own options live with the task.
+
+>>> TrainerConfig(task="hanoi", group_size=4).rollout.group_size
+4
+>>> TrainerConfig(group_size=0)
+Traceback (most recent call last):
+    ...
+minrl.types.UserError: group_size must be at least 1, got 0
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from minrl.types import UserError, require
+from minrl.utils.keys import checked_url, require_variable
+from minrl.utils.settings import (
+    ROWS,
+    Bound,
+    Bounded,
+    Calls,
+    Count,
+    CountOrOff,
+    Grouped,
+    Natural,
+    Positive,
+    PositiveOrOff,
+    Seed,
+    Share,
+    ShareBelowOne,
+    meant,
+)
+from minrl.utils.task_names import (
+    TaskTerms,
+    by_task,
+    data_by_task,
+    entries_of,
+    limits_by_task,
+    split_tool,
+    task_key,
+    title_of,
+    weights_of,
+)
+
+T = TypeVar("T")
+
+PATH = {"path": "always"}
+"""Metadata of a setting that names a file or folder: config.json holds its absolute path."""
+
+PATH_OR_NAME = {"path": "where it exists"}
+"""Metadata of a setting that names a local folder, or a model of the hub."""
+
+PATH_BY_TASK = {"path": "by task"}
+"""Metadata of a setting that names files of single tasks, such as `math:a.jsonl,code:b.jsonl`."""
+
+TaskOptions = Mapping[str, Any]
+"""The options dataclass of each task, by `task_key`."""
+
+
+CHAT_TEMPLATES = ("chatml", "llama3", "gemma", "plain")
+"""The templates of `minrl.model.templates`."""
+
+FROM = "{# from "
+"""Begins a template of a file. config.json holds the text too, so that a run keeps it when the file is edited."""
+
+FROM_FILE = re.compile(re.escape(FROM) + r"(.+) #\}\n")
+"""The first line of a template of a file."""
+
+LEAST_TEMPERATURE = 1e-3  # logits divided by less are beyond float32
+
+RUN_NAME = re.compile(r"(?!(latest|auto|report)$|base-|step_)[A-Za-z0-9][\w.+=-]{,199}", re.ASCII)
+"""A run's name: it stands in paths and commands without quotes, and some names mean something else there."""
+
+PROMPT, ANSWER, COMPLETION = "{prompt}", "{answer}", "{completion}"
+"""What a teacher's or a judge's prompt shows."""
+
+ENDS = ("stop_at", "patience")  # the settings by which a run ends before its last step
+
+
+def text_or_file(name: str, given: str, shown: str) -> str:
+    """The text of the setting `name`, which is given or stands in a file that is named. It must have `shown` in it."""
+    if shown in given:
+        return given
+    text = _file_text(f"{name} must be a text with {shown} in it, or a file with one", given)
+    require(shown in text, f"the {name} in {given} never shows the {shown.strip('{}')}: write {shown} in it")
+    return text
+
+
+def _file_text(message: str, path: str, hint: str = "") -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise UserError(f"{message}, got {path[:80]!r}: {reason}{hint}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Bounded):
+    """Which model is trained."""
+
+    model_id: str = field(default="", metadata=PATH_OR_NAME)
+    """Hub name or folder of a transformers model, or a GGUF file (the gguf extra). Empty: the small base model that
+    MinRL makes itself."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of matrix products. auto: bfloat16 on CUDA, float32 on a CPU. Trained weights are float32; those frozen
+    under adapters stay in bfloat16 where the checkpoint is."""
+    chat_template: str = ""
+    """Jinja file, or chatml, llama3, gemma or plain (question and answer). Empty: the model's own chat template."""
+    chat_template_options: str = ""
+    """JSON object passed to the chat template, such as {"enable_thinking": false}. Empty: none."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policy trains. auto: CUDA where there is a GPU."""
+    threads: Annotated[int, Bound(least=1, most=1024, zero="one per core")] = 0
+    """CPU threads of torch. 0: one per core that this process may use."""
+    sharding: Literal["none", "full", "hybrid"] = "none"
+    """none: each process holds all weights. full: weights, gradients and moments are split over all processes. hybrid:
+    split within a machine, replicated across machines."""
+    activation_checkpointing: Literal["auto", "always", "never"] = "auto"
+    """Recompute each layer's activations in the backward pass. auto: where they do not fit the free memory."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_object = isinstance(self.template_options, dict)
+        require(is_object, f"chat_template_options must be a JSON object, got {self.chat_template_options!r}")
+        path = self.chat_template
+        if path not in ("", *CHAT_TEMPLATES) and not FROM_FILE.match(path):
+            known = f"chat_template must be a file or one of {', '.join(CHAT_TEMPLATES)}"
+            text = _file_text(known, path, meant(path, CHAT_TEMPLATES))
+            require("{" in text, f"the chat template in {path} writes no message: it has no jinja in it")
+            object.__setattr__(self, "chat_template", f"{FROM}{os.path.abspath(path)} #}}\n{text}")
+
+    @property
+    def template_name(self) -> str:
+        """The name of a template, or its file with a hash of the text."""
+        first, _, text = self.chat_template.partition(" #}\n")
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return f"{first.removeprefix(FROM)} (sha256 {digest})" if text else first
+
+    @property
+    def template_options(self) -> Any:  # noqa: ANN401 - whatever the JSON says
+        """The chat template's options; None if they are not JSON."""
+        try:
+            return json.loads(self.chat_template_options or "{}")
+        except json.JSONDecodeError:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModelConfig(Bounded):
+    """The small base model that is made where no --model-id is given (ignored otherwise)."""
+
+    base_hidden_size: Count = 192
+    """Width of the residual stream."""
+    base_layers: Count = 2
+    """Decoder layers."""
+    base_heads: Annotated[int, Bound(least=2)] = 4
+    """Attention heads of 32 dimensions each; half as many for keys and values."""
+    base_steps: Count = 700
+    """Optimizer steps of the warm start (supervised fine-tuning on imperfect demonstrations)."""
+    base_batch_size: Count = 80
+    """Demonstrations per step of the warm start."""
+    base_learning_rate: Positive = 2e-3
+    """Peak learning rate of the warm start."""
+    base_seed: Seed = 0
+    """Seed of the base model's weights and demonstrations, apart from the run's own seed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.base_heads % 2 == 0, f"base_heads must be even, got {self.base_heads}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(Bounded):
+    """What is sampled in each step."""
+
+    task: str = "countdown"
+    """The task to learn: a name, or path/to/file.py:name. Several with weights: countdown:2,hanoi:1 takes two thirds of
+    the groups from countdown."""
+    task_max_tokens: str = ""
+    """max_tokens of single tasks, such as hanoi:256,countdown:64."""
+    task_reward_scale: str = ""
+    """Factor of the advantages of single tasks among several, such as hanoi:0.5. The others have 1."""
+    prompts_per_step: Count = 48
+    """Examples drawn in each step, over all processes. Not given: by the size of a --model-id."""
+    group_size: Count = 8
+    """Completions sampled for each example and compared with each other. Not given: by the size of a --model-id."""
+    max_tokens: Count = 192
+    """Longest completion of one turn, in tokens; longer ones are truncated. Not given: by the size of a --model-id."""
+    temperature: Annotated[float, Bound(least=LEAST_TEMPERATURE)] = 1.0
+    """Sampling temperature; log-probabilities are scored at the same one."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts or special tokens that end a completion, beside the model's own end tokens."""
+    reward_deadline_s: Positive = 30.0
+    """Time limit of one reward in a worker, in seconds; beyond it, twice, the task's lowest reward is given."""
+    reward_workers: Natural = 0
+    """Worker processes that compute rewards, over all processes of the run. 0: one per available core."""
+    max_unscorable_frac: Share = 0.5
+    """The run stops when more than this share of a step's rollouts could not be rewarded."""
+    opponent: str = field(default="", metadata=PATH_OR_NAME)
+    """Model that plays a task's frozen roles: a checkpoint, a run, a folder or a hub name. Empty: the start model."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(all(self.stop_strings), "stop_strings must not be empty: every text contains the empty one")
+        require(
+            not self._scales or len(self.weights) > 1,
+            f"task_reward_scale weighs several tasks against each other, and the run has {self.task} alone: leave it "
+            "out, or change --learning-rate",
+        )
+
+    @property
+    def weights(self) -> dict[str, Fraction]:
+        """The weight of each task that is trained, by `task_key`."""
+        return {task_key(name): weight for name, weight in weights_of(self.task).items()}
+
+    @property
+    def _scales(self) -> dict[str, float]:
+        return by_task("task_reward_scale", self.task_reward_scale, self.weights, float)
+
+    @property
+    def terms(self) -> dict[str, TaskTerms]:
+        """The limit and the scale of each trained task, by `Example.task`, which is empty in a run of one."""
+        keys, limits, scales = list(self.weights), limits_by_task(self.task_max_tokens), self._scales
+        return {
+            key if len(keys) > 1 else "": TaskTerms(limits.get(key, self.max_tokens), scales.get(key, 1.0))
+            for key in keys
+        }
+
+    @property
+    def shortest(self) -> int:
+        """The shortest limit of a trained task, in tokens."""
+        return min([one.max_tokens for one in self.terms.values()], default=self.max_tokens)
+
+    @property
+    def longest(self) -> int:
+        """The longest limit of a trained task, in tokens."""
+        return max([one.max_tokens for one in self.terms.values()], default=self.max_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig(Bounded):
+    """How rewards, and a teacher, become a gradient."""
+
+    algorithm: str = field(default="grpo", metadata={ROWS: "minrl.algorithms.ALGORITHMS"})
+    """Advantages and loss."""
+    clip_low: Annotated[float, Bound(above=0, below=1, zero="the algorithm's own")] = 0.0
+    """The ratio of a token with negative advantage stops counting below 1 - clip_low. 0: the algorithm's own."""
+    clip_high: Annotated[float, Bound(above=0, zero="the algorithm's own")] = 0.0
+    """The ratio of a token with positive advantage stops counting above 1 + clip_high. 0: the algorithm's own."""
+    clip_dual: Annotated[float, Bound(above=1, zero="the algorithm's own")] = 0.0
+    """The ratio of a token with negative advantage stops counting above clip_dual. 0: the algorithm's own."""
+    passes_per_step: Count = 1
+    """How often each step's rollouts are trained on. Rows of ALGORITHMS whose surrogate has no ratio take one pass."""
+    minibatches_per_pass: Count = 1
+    """Optimizer steps per pass, over whole groups. Without a ratio later ones are off-policy, uncorrected."""
+    importance_cap: Annotated[float, Bound(least=1, zero="off")] = 2.0
+    """Upper bound of the weight that corrects for an engine whose numbers are not the policy's. 0: off."""
+    importance_level: Literal["auto", "token", "sequence", "geometric"] = "auto"
+    """That weight is of each token, of the sequence, or its geometric mean. auto: as the algorithm's ratio."""
+    importance_mode: Literal["truncate", "mask"] = "truncate"
+    """What exceeds the cap is set to the cap, or to 0."""
+    kl_coef: PositiveOrOff = 0.0
+    """Weight of the KL divergence from the policy to the model the run started from, which is kept frozen. 0: off."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How that divergence is estimated from the sampled tokens (minrl.divergence)."""
+    kl_gradient: Literal["exact", "naive"] = "exact"
+    """exact: the gradient of the divergence. naive: that of the estimator, as in many trainers (biased)."""
+    entropy_coef: PositiveOrOff = 0.0
+    """Weight of the bonus for entropy, exact over the vocabulary. 0: off."""
+    drop_equal_groups: bool = False
+    """Leave groups whose rewards are all equal out of the normaliser, so that they do not dilute the others."""
+    overlong: Literal["keep", "penalize", "mask"] = "keep"
+    """Completions near max_tokens: kept; penalized in their reward; or truncated ones masked from the loss."""
+    overlong_buffer: Natural = 0
+    """With overlong penalize: the penalty grows from 0 to 1 over this many tokens before max_tokens."""
+    length_penalty: Annotated[float, Bound(above=0, below=1, zero="off")] = 0.0
+    """Share of the highest reward that a solved completion may lose by its length compared with the group's other
+    solved ones: half of it at their mean length. 0: off."""
+    length_target: CountOrOff = 0
+    """Tokens that a completion, over all of its turns, should have. 0: off."""
+    length_target_weight: Annotated[float, Bound(above=0, below=1)] = 0.5
+    """Share of the highest reward that is lost far from length_target; half of it at half or twice the target."""
+    teacher_id: str = field(default="", metadata=PATH_OR_NAME)
+    """Model to distill: log teacher - log policy of each sampled token is added to its advantage, or stands alone
+    (--algorithm distill). A checkpoint, run, folder or hub name with the policy's tokens. Empty: none."""
+    teacher_prompt: str = ""
+    """Text, or a file, that the teacher reads in place of the prompt, with {prompt} and {answer} filled in. Without a
+    teacher_id the policy itself is the teacher. Empty: the prompt."""
+    teacher_weight: Positive = 1.0
+    """Weight of log teacher - log policy (nats) in the advantage."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            (self.overlong == "penalize") == (self.overlong_buffer > 0),
+            f"overlong penalize and overlong_buffer go together, got {self.overlong} and {self.overlong_buffer}",
+        )
+        require(
+            not (self.length_penalty and self.length_target),
+            f"length_penalty {self.length_penalty:g} wants the shortest completions and length_target "
+            f"{self.length_target} a given length: leave one out",
+        )
+        require(
+            (self.kl_estimator, self.kl_gradient) != ("k1", "naive"),
+            "the naive gradient of k1 is 0 on average: choose kl_gradient exact, or another kl_estimator",
+        )
+        for name, of, given in (
+            ("length_target_weight", "length-target", self.length_target > 0),
+            ("teacher_weight", "teacher-id or --teacher-prompt", self.has_teacher),
+        ):
+            unused = not given and getattr(self, name) != getattr(AlgorithmConfig, name)
+            require(not unused, f"{name} is read only with --{of}: give that too, or leave it out")
+        if self.teacher_prompt:  # config.json holds the text, not the file's name
+            object.__setattr__(self, "teacher_prompt", text_or_file("teacher_prompt", self.teacher_prompt, PROMPT))
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether tokens are compared with a teacher's."""
+        return bool(self.teacher_id or self.teacher_prompt)
+
+    @property
+    def prices_length(self) -> bool:
+        """Whether a completion's reward depends on its length."""
+        return bool(self.overlong_buffer or self.length_penalty or self.length_target)
+
+    def require_lengths(self, shortest: int) -> None:
+        """Refuse lengths that completions of at most `shortest` tokens cannot have."""
+        buffer, target = self.overlong_buffer, self.length_target
+        require(buffer < shortest, f"overlong_buffer ({buffer}) must be below max_tokens ({shortest})")
+        require(target <= shortest, f"length_target ({target}) must be at most max_tokens ({shortest})")
+
+    @property
+    def regularized(self) -> bool:
+        """Whether a rollout has a gradient even if its advantage is 0."""
+        return self.kl_coef > 0 or self.entropy_coef > 0 or self.has_teacher
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(Bounded):
+    """Choice of the next step's examples and temperature by the steps before it. Off by default."""
+
+    refill_rounds: CountOrOff = 0
+    """Rounds in which groups whose rewards are all equal are replaced by groups of other examples. 0: none."""
+    curriculum: bool = False
+    """Draw examples by observed solve rate: those solved half of the time, or never tried, first."""
+    target_reward_std: PositiveOrOff = 0.0
+    """Adapt the temperature, by at most a tenth in each step, until the mean standard deviation of rewards within
+    groups is this value. 0: off."""
+    min_temperature: float = 0.5
+    """Lowest temperature where it is adapted."""
+    max_temperature: float = 1.5
+    """Highest temperature where it is adapted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.min_temperature, self.max_temperature
+        require(0 < low <= high, f"0 < min_temperature <= max_temperature must hold, got {low} and {high}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig(Bounded):
+    """AdamW and how much fits into memory at once."""
+
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """adamw: torch's, fused. adamw8bit: moments in 8 bits, a quarter of the memory, by bitsandbytes."""
+    learning_rate: Annotated[float, Bound(least=0)] = 3e-4
+    """Peak learning rate. Not given: by the size of a --model-id, and about ten times as much for adapters."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """How the learning rate falls from its peak to a tenth at the last of `steps`; constant: not at all."""
+    warmup_steps: Natural = 5
+    """Steps over which the learning rate rises linearly from 0."""
+    weight_decay: Annotated[float, Bound(least=0)] = 0.0
+    """AdamW's decoupled weight decay, on matrices only."""
+    adam_beta1: ShareBelowOne = 0.9
+    """Decay of AdamW's first moment."""
+    adam_beta2: ShareBelowOne = 0.95
+    """Decay of AdamW's second moment."""
+    max_grad_norm: PositiveOrOff = 1.0
+    """The gradient is scaled down to this L2 norm. 0: never."""
+    max_skipped_steps: Count = 5
+    """The run stops after this many optimizer steps in a row whose gradient is not finite. Such a step is not taken."""
+    micro_batch_tokens: Count = 8192
+    """Tokens in one forward pass: memory only, the gradient does not depend on it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig(Bounded):
+    """Adapters of low rank in place of training all weights. They take about ten times the learning rate.
+
+    >>> LoraConfig(lora_rank=8, lora_target_modules="q_proj, v_proj").target_names
+    ['q_proj', 'v_proj']
+    """
+
+    lora_rank: CountOrOff = 0
+    """Rank of the adapters. 0: none, all weights are trained."""
+    lora_alpha: Count = 32
+    """The product of an adapter's two matrices is scaled by lora_alpha / lora_rank."""
+    lora_target_modules: str = "all-linear"
+    """all-linear (without the output head), ends of layer names (q_proj,v_proj), or a regular expression."""
+    lora_checkpoint: Literal["merged", "adapter"] = "merged"
+    """merged: checkpoints are whole models, with adapters beside them. adapter: adapters only."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in vars(self).items():
+            unused = self.lora_rank == 0 and value != getattr(LoraConfig, name)
+            require(not unused, f"{name} is read only with adapters: give --lora-rank too, or leave it out")
+        require(bool(self.lora_target_modules.strip(", ")), "lora_target_modules must name at least one layer")
+        try:
+            re.compile(self.lora_target_modules)
+        except re.error as error:
+            raise UserError(f"lora_target_modules is no regular expression: {error}") from None
+
+    @property
+    def target_names(self) -> list[str]:
+        """The names in `lora_target_modules`; none if it is a regular expression."""
+        names = [name.strip() for name in self.lora_target_modules.split(",")]
+        return names if all(re.fullmatch(r"[\w.]*\w", name) for name in names) else []
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Bounded):
+    """How the held-out score is measured: before, during and after."""
+
+    eval_every: Annotated[int, Bound(least=1, zero="only before and after")] = 25
+    """Evaluate every this many steps, beside before and after. 0: only before and after."""
+    eval_examples: Count = 512
+    """Held-out examples in each evaluation (all where the task has fewer). Not given: by the size of a --model-id."""
+    eval_samples: Annotated[int, Bound(least=1, zero="automatic")] = 0
+    """Sampled completions per held-out example. 0: 500 samples in all. Not given: by the size of a --model-id."""
+    eval_temperature: Annotated[float, Bound(least=LEAST_TEMPERATURE)] = 1.0
+    """Temperature of the sampled evaluation; a greedy one runs beside it."""
+    eval_tasks: str = ""
+    """Other tasks to evaluate at the same moments, separated by commas."""
+    eval_first: bool = True
+    """Evaluate before the first step."""
+    stop_at: Annotated[float, Bound(above=0, below=1, zero="off")] = 0.0
+    """End the run when the lower bound of held-out pass@1 reaches this value, such as 0.9. 0: off."""
+    patience: CountOrOff = 0
+    """End the run after this many evaluations without a better lower bound of held-out pass@1. 0: off."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ENDS:
+            require(
+                not getattr(self, name) or self.eval_every > 0,
+                f"{name} looks at the evaluations during a run, and eval_every 0 makes none: give --eval-every",
+            )
+
+    @property
+    def other_tasks(self) -> list[str]:
+        """The names in `eval_tasks`."""
+        return [name.strip() for name in self.eval_tasks.split(",") if name.strip()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig(Bounded):
+    """Where the run leaves its traces."""
+
+    run_name: str = ""
+    """Name of the run's folders. Empty: task, algorithm, settings that differ from the defaults, and seed."""
+    note: str = ""
+    """What the run is for: shown with it in the list of runs, in reports and in TensorBoard."""
+    runs_dir: str = field(default="runs", metadata=PATH)
+    """Folder of the runs: metrics, rollouts, summary."""
+    checkpoints_dir: str = field(default="checkpoints", metadata=PATH)
+    """Folder of the checkpoints and of the cached base model."""
+    save_every: Annotated[int, Bound(least=1, zero="only the last checkpoint")] = 25
+    """Save a checkpoint every this many steps, beside the last one. 0: only the last."""
+    keep_checkpoints: Annotated[int, Bound(least=1, zero="all")] = 3
+    """How many checkpoints of this run stay on disk, beside the best. 0: all."""
+    save_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of a checkpoint's model.safetensors. bfloat16: rounded for other programs, and optimizer.safetensors
+    also holds the weights in float32, from which the run resumes."""
+    keep_best: bool = True
+    """Keep the policy of the best evaluation, by the lower bound of held-out pass@1: `RUN@best` names it."""
+    rollouts_every: CountOrOff = 10
+    """Write rollouts to the run's folder every this many steps. 0: never."""
+    logger: Literal["tensorboard", "wandb"] = "tensorboard"
+    """Where curves are looked at. wandb: in Weights & Biases (the wandb extra) beside TensorBoard."""
+    quiet: bool = False
+    """No progress bar; only warnings and the result on the screen."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not self.run_name or bool(RUN_NAME.fullmatch(self.run_name)),
+            f"run_name must be a folder's name of at most 200 letters, digits and . _ - + =, a letter or digit first, "
+            f"and not latest, auto, report, base-... or step_..., which mean something else; got {self.run_name!r}",
+        )
+        for name in ("runs_dir", "checkpoints_dir"):
+            require(bool(getattr(self, name)), f"{name} must name a folder, got '': leave it out for {name[:-4]}/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(Bounded):
+    """Who samples."""
+
+    engine: Literal["auto", "torch", "vllm", "vllm-server"] = "auto"
+    """What samples. auto: vLLM on CUDA where it is installed, else torch. vllm-server: vLLM on other machines."""
+    engine_urls: str = ""
+    """Servers for --engine vllm-server, separated by commas, such as http://127.0.0.1:8001 (private addresses only)."""
+    engine_weights_dir: str = field(default="", metadata=PATH)
+    """Folder that this run and its servers see, by which weights are handed over."""
+    sync_check_every: Natural = 1
+    """Compare vLLM's weights and log-probabilities with the policy's every this many syncs. 0: never."""
+    engine_timeout_s: Annotated[float, Bound(least=0)] = 1800.0
+    """The run ends when one call of vLLM takes longer than this many seconds. 0: no limit."""
+    engine_context_length: Natural = 0
+    """Longest prompt and completion together that vLLM takes, in tokens. 0: as long as the model's."""
+    engine_cache_gib: Annotated[float, Bound(least=0)] = 0.0
+    """Memory for keys and values of the torch engine, and of vLLM on a CPU, in GiB. 0: a whole batch, at most 4 GiB."""
+    engine_memory_frac: Annotated[float, Bound(above=0, below=1)] = 0.45
+    """Share of the GPU's memory that vLLM takes while it samples."""
+    engine_tensor_parallel: Count = 1
+    """Neighbouring processes of a node that hold one vLLM engine together, for a model larger than a GPU."""
+    engine_sleep: Literal["kv", "all", "off"] = "kv"
+    """What vLLM gives back on CUDA while the policy trains: its key-value memory, everything, or nothing."""
+    batch_invariant: bool = False
+    """vLLM on CUDA samples the same tokens whatever else is in the batch, which makes it slower (docs/vllm.md)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        served = self.engine == "vllm-server"
+        for name, given, what in (
+            ("engine_urls", bool(self.urls), "the servers"),
+            ("engine_weights_dir", bool(self.engine_weights_dir), "a folder that they see too"),
+        ):
+            require(given or not served, f"engine vllm-server needs {name}: name {what}")
+            require(served or not given, f"{name} is of no use without engine vllm-server: leave it out")
+        require(
+            self.engine_tensor_parallel == 1 or self.engine in ("auto", "vllm"),
+            f"engine_tensor_parallel is for vLLM in the processes of the run, not for engine {self.engine}: leave it "
+            "out, or give it to the servers",
+        )
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs in `engine_urls`."""
+        return [url.strip() for url in self.engine_urls.split(",") if url.strip()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig(Bounded):
+    """A chat model that judges completions: one more part of the reward of the trained or evaluated task."""
+
+    judge_model: str = ""
+    """Name of the judge at its endpoint. Empty: no judge."""
+    judge_base_url: str = ""
+    """OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. Empty: OpenAI's own."""
+    judge_weight: ShareBelowOne = 0.2
+    """The judge's share of the reward; the task's own reward has the rest. 0: shown, not paid."""
+    judge_prompt: str = ""
+    """A text, or a file with one, in which {prompt}, {reference} and {completion} are filled in. Empty: MinRL's own."""
+    judge_temperature: float = 0.0
+    """Temperature of the judge. Negative: left to the server, for models that take none."""
+    judge_max_tokens: Count = 1024
+    """Longest reply of the judge, in tokens; one that is cut off has no score."""
+    judge_timeout_s: Positive = 60.0
+    """Longest silence of the judge's server in one attempt, in seconds."""
+    judge_retries: Natural = 4
+    """Further attempts after a busy, failing or silent server, with growing pauses."""
+    judge_concurrency: Calls = 8
+    """Judgements that are asked for at the same time, over all processes."""
+    judge_cache: str = field(default="checkpoints/judge_cache.jsonl", metadata=PATH)
+    """File that keeps the judge's replies, so that nothing is asked twice. Empty: kept for this run only."""
+    judge_key_variable: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key of the endpoint. The default is read for OpenAI's own host alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            bool(self.judge_model) or not (self.judge_base_url or self.judge_prompt),
+            "judge_base_url and judge_prompt are of no use without judge_model: name the judge",
+        )
+        require_variable("judge_key_variable", self.judge_key_variable)
+        checked_url(self.judge_base_url)
+        if self.judge_prompt:  # config.json holds the text, not the file's name
+            object.__setattr__(self, "judge_prompt", text_or_file("judge_prompt", self.judge_prompt, COMPLETION))
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class TrainerConfig(Grouped):
+    """Make a language model better at a task.
+
+    python train.py                                          the default task, on any machine
+    python train.py --task hanoi --steps 200 --hanoi.max-disks 3
+    python train.py --model-id Qwen/Qwen3-0.6B --task gsm8k  a model of the hub or of a local folder
+    python train.py --task path/to/sevens.py:sevens          a task of one's own
+    python train.py --resume latest                          go on where it stopped
+    """
+
+    often = (
+        *("task", "model_id", "algorithm", "steps", "learning_rate", "prompts_per_step", "group_size", "max_tokens"),
+        *("lora_rank", "eval_every", "engine", "run_name", "seed", "resume"),
+    )
+
+    steps: Count = 150
+    """Turns of the loop: rollout, update, sync."""
+    seed: Seed = 0
+    """Seed of the data order and of every sampled completion."""
+    resume: str = ""
+    """Continue a run: `latest`, a run's folder or a checkpoint; only --steps, --stop-at and --patience may change.
+    `auto`: continue the run of --run-name, or begin it."""
+    preflight: bool = True
+    """Before step 1, sample a little and report what would go wrong."""
+    preflight_only: bool = False
+    """Stop after the preflight."""
+    data_path: str = field(default="", metadata=PATH)
+    """Local file in place of the task's dataset. Empty: what the task names or generates."""
+    task_data_path: str = field(default="", metadata=PATH_BY_TASK)
+    """Local files of single tasks, trained or evaluated, such as math:a.jsonl,code:b.jsonl."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Which model is trained."""
+    base: BaseModelConfig = field(default_factory=BaseModelConfig)
+    """The base model that is made where none is given."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """What is sampled in each step."""
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """How rewards, and a teacher, become a gradient."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """What the next step samples, given what the last ones showed."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and micro-batches."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters in place of all weights."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """The held-out score."""
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    """Files and screen."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    """Who samples."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """A chat model that judges the trained task's completions."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        algorithm, rollout, task = self.algorithm, self.rollout, self.rollout.task
+        require(
+            algorithm.minibatches_per_pass <= rollout.prompts_per_step,
+            f"minibatches_per_pass ({algorithm.minibatches_per_pass}) must not exceed prompts_per_step "
+            f"({rollout.prompts_per_step}): minibatches are whole groups",
+        )
+        require(
+            not algorithm.length_penalty or rollout.group_size > 1,
+            "length_penalty compares the solved completions of a group: group_size must be at least 2, "
+            f"got {rollout.group_size}; or give --length-target",
+        )
+        require(
+            self.model.sharding == "none" or self.optimizer.optimizer == "adamw",
+            f"--optimizer {self.optimizer.optimizer} takes whole weights only: use adamw with --sharding "
+            f"{self.model.sharding}, whose moments are divided by the number of processes",
+        )
+        keys = [task_key(name) for name in self.task_names]
+        limits_by_task(rollout.task_max_tokens, keys)
+        by_task("task_data_path", self.task_data_path, keys)
+        for name, given, why in (
+            ("data_path", self.data_path, f"give --task-data-path {keys[-1] if keys else 'TASK'}:FILE"),
+            ("target_reward_std", self.sampling.target_reward_std, "leave it out"),
+            ("teacher_prompt", algorithm.teacher_prompt, "leave it out, or train one"),
+        ):
+            require(not given or len(rollout.weights) < 2, f"{name} is of one task, and {task} are several: {why}")
+        for name in ENDS:
+            message = f"{name} looks at the held-out score of a task, and there is none: name the --task"
+            require(bool(task) or not getattr(self.evaluation, name), message)
+        contradiction = self.preflight_only and not self.preflight
+        require(not contradiction, "preflight_only contradicts no-preflight: drop one of the two")
+        require(
+            bool(self.model.model_id or self.resume or not self.model.chat_template),  # a resume says what it refuses
+            "chat_template is for a --model-id: the base model that MinRL makes reads its own template's words alone",
+        )
+
+    @property
+    def trainer(self) -> "TrainerConfig":
+        """The config from which a run is assembled: this one. Configs of other programs translate theirs."""
+        return self
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """The trained tasks, if there are any, and the other evaluated tasks."""
+        return (*weights_of(self.rollout.task), *self.evaluation.other_tasks)
+
+    def data_of(self, key: str) -> str:
+        """The local file of a task; empty if it has none."""
+        own, _ = split_tool(key)
+        alone = self.data_path if own in {split_tool(name)[0] for name in self.rollout.weights} else ""
+        return data_by_task(self.task_data_path).get(own, alone)
+
+    def limit_of(self, key: str) -> int:
+        """The longest completion of a trained or evaluated task, in tokens."""
+        return limits_by_task(self.rollout.task_max_tokens).get(key, self.rollout.max_tokens)
+
+    @property
+    def what(self) -> str:
+        """What a run's name begins with: task and algorithm, such as `countdown-grpo`."""
+        return f"{title_of(self.rollout.task)}-{self.algorithm.algorithm}"
+
+
+def with_absolute_paths(config: T) -> T:
+    """A config, or a task's options, with absolute paths in the settings that are marked as paths."""
+    changed: dict[str, Any] = {}
+    for one in fields(config):  # type: ignore[arg-type]
+        value, marked = getattr(config, one.name), one.metadata
+        if is_dataclass(value):
+            changed[one.name] = with_absolute_paths(value)
+        elif value and marked == PATH_BY_TASK:
+            pairs = [entry.partition(":") for entry in entries_of(value)]
+            changed[one.name] = ",".join(f"{key.strip()}:{os.path.abspath(path.strip())}" for key, _, path in pairs)
+        elif value and (marked == PATH or (marked == PATH_OR_NAME and Path(value).exists())):
+            changed[one.name] = os.path.abspath(value)
+    return replace(config, **changed) if changed else config  # type: ignore[type-var]

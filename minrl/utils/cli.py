@@ -1,0 +1,540 @@
+"""The command line: dataclasses of settings become argparse flags, and words and files become configs.
+
+A setting `group_size` is the flag `--group-size`; options of tasks are `--countdown.max-number`. `--config` reads YAML
+or a run's config.json, and flags override it. Help comes from the strings below the fields. Whatever is wrong is one
+line on stderr and exit status 2.
+"""
+
+import argparse
+import ast
+import errno
+import gc
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, TracebackType
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
+
+import yaml
+from loguru import logger
+
+import minrl
+from minrl.config import TaskOptions, TrainerConfig
+from minrl.tasks import TASK_DEFINITIONS, TOOLS, flag_identifier, option_classes, tasks_in
+from minrl.types import UserError, require
+from minrl.utils.files import refusal
+from minrl.utils.keys import without_keys
+from minrl.utils.settings import ROWS, close_names, converted, hints_of, meant
+from minrl.utils.signals import answered, exit_status, stop_at_once
+from minrl.utils.text import printable
+
+T = TypeVar("T")
+
+HELP = ("-h", "--help", "--help-all")
+
+ALONE = "alone"
+"""Metadata of a setting: the value of its flag if no words follow it."""
+
+ALIASES = {
+    "lr": ("learning_rate",), "model": ("checkpoint", "model_id"), "model_name_or_path": ("model_id",),
+    "num_generations": ("group_size",), "max_new_tokens": ("max_tokens",), "max_completion_length": ("max_tokens",),
+    "max_steps": ("steps",), "beta": ("kl_coef",),
+}  # fmt: skip
+"""What other trainers call a setting, the first one that the program has."""
+
+SIMILAR = {"epochs": "steps", "batch-size": "prompts-per-step", "dataset": "data-path", "output-dir": "runs-dir"}
+"""Flags of other trainers that mean something similar: they are suggested."""
+
+CONSOLE_SCRIPTS = {
+    "python train.py": "minrl-train",
+    "python evaluate.py": "minrl-evaluate",
+    "python -m minrl.serve": "minrl-serve",
+}
+"""The names of the scripts in an installed package."""
+
+REFUSED = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EEXIST, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP),
+)
+"""Errors of reading or writing a file that the user can fix: a folder, a disk, a permission."""
+
+
+# Configs from words and files
+
+
+def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
+    """The config of train.py and the options of the tasks named, before `minrl.run.defaults`."""
+    return parse(TrainerConfig, arguments)
+
+
+def parse(
+    cls: type[T],
+    arguments: Sequence[str],
+    default: T | None = None,
+    options: TaskOptions | None = None,
+    defaults: Callable[[Any], Mapping[str, Any]] | None = None,
+) -> tuple[T, TaskOptions]:
+    """The config of a program, and the options of the tasks named. Flags override a `--config` file, which overrides
+    `defaults`, the settings that depend on what is trained, and `default` and `options`.
+    """
+    show_version(arguments)
+    words = canonical(cls, arguments)
+    given, left = _Parser(cls, {}).read(words)
+    files = given.pop("config", [])
+    require(len(files) <= 1, "--config may be given once: put the settings into one file, and flags on top")
+    in_file, tasks = _flat(read_config_file(Path(files[0]))) if files else ({}, [])
+    tasks += _with_paths(given)[1]
+    tasks += _tasks_of_options(left, tasks)
+    if set(words) & set(HELP):
+        _show_help(cls, tasks, {*in_file, *given}, "--help-all" in words)
+    parser = _Parser(cls, option_classes(dict.fromkeys(tasks)))
+    given, left = parser.read(words)
+    if left:
+        raise parser.unknown(left[0])
+    given.pop("config", None)
+    given, _ = _with_paths(given)
+    under = in_file if defaults is None else _over_defaults(cls, in_file, given, defaults)
+    return _build(cls, {**under, **given}, tasks, default, options)
+
+
+def from_dict(values: Mapping[str, Any], cls: type[T], named: Sequence[str] = ()) -> tuple[T, TaskOptions]:
+    """A config with these values over the defaults, and the options of the tasks that the values or `named` name."""
+    settings, tasks = _flat(values)
+    return _build(cls, settings, [*named, *tasks])
+
+
+def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
+    """Plain values by flag name, and each task's options in a dictionary. `from_dict` reads it."""
+    tasks = {key: plain_options(own) for key, own in options.items()}
+    return {**{name: _plain(value) for name, value in config.settings.items()}, "tasks": tasks}
+
+
+def plain_options(own: Any) -> dict[str, Any]:  # noqa: ANN401 - a task's options
+    """The options of one task as JSON can hold them, by name."""
+    return {name: _plain(getattr(own, name)) for name in hints_of(type(own))}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value
+    return str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+
+
+def read_config_file(path: Path) -> dict[Any, Any]:
+    """The settings in a YAML file or in a run's config.json, without that run's own name and note."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the config file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    own: tuple[str, ...] = ()
+    if isinstance(values, dict) and "minrl_run" in values:
+        values, own = values.get("config"), ("run_name", "note")
+    if not isinstance(values, dict):
+        raise UserError(f"{path} must hold settings by name, such as `learning_rate: 3e-4`")
+    return {name: value for name, value in values.items() if name not in own}
+
+
+def _build(
+    cls: type[T],
+    values: Mapping[str, Any],
+    tasks: Iterable[str],
+    default: T | None = None,
+    options: TaskOptions | None = None,
+) -> tuple[T, TaskOptions]:
+    """The config of flat values, in which the option of a task is `hanoi.skill`, and the options."""
+    for name, one in settings_of(cls).items():  # type: ignore[arg-type]
+        table = one.metadata.get(ROWS)
+        rows = rows_of(table) if table and name in values else ()
+        wrong = f"no {name} {values.get(name)!r}: choose one of {', '.join(rows)}{meant(values.get(name), rows)}"
+        require(not rows or values[name] in rows, wrong)
+    settings = _without_options(values)
+    config: Any = cls(**settings) if default is None else default.with_settings(**settings)  # type: ignore[attr-defined]
+    named = dict.fromkeys([*tasks, *getattr(config, "task_names", ())])
+    chosen = {key: options_class() for key, options_class in option_classes(named).items()} | dict(options or {})
+    given: dict[str, dict[str, Any]] = {}
+    for name in values.keys() - settings.keys():
+        key, _, option = name.rpartition(".")
+        hints = hints_of(type(chosen[key])) if key in chosen else {}  # type: ignore[arg-type]
+        if option not in hints:
+            raise unknown(f"option {option!r} of {key}", option, hints)
+        given.setdefault(key, {})[option] = converted(name, hints[option], values[name])
+    chosen |= {key: replace(chosen[key], **own) for key, own in given.items()}
+    return config, chosen
+
+
+def _over_defaults(
+    cls: Any,  # noqa: ANN401 - the class of a config
+    in_file: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    defaults: Callable[[Any], Mapping[str, Any]],
+) -> dict[str, Any]:
+    """What a file sets, over the defaults of what is trained. A run's config.json holds every default: those of another
+    model or of adapters are replaced.
+    """
+    stored = cls(**_without_options(in_file))
+    before, own = defaults(stored), defaults(cls(**_without_options({**in_file, **flags})))
+    held = {name: stored.settings[name] for name in own.keys() & in_file.keys()}
+    replaced = {name: own[name] for name, value in held.items() if value == before[name] != own[name]}
+    if replaced.keys() - flags.keys():
+        values = ", ".join(f"{name} {value:g}" for name, value in replaced.items())
+        logger.info(f"the config file has the defaults of what it trains; another is trained here, with {values}")
+    return {**{name: value for name, value in own.items() if name in stored.settings}, **in_file, **replaced}
+
+
+def _without_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if "." not in name}
+
+
+def _flat(values: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The settings and options of a file, and the tasks that it names."""
+    settings = _by_name(values)
+    options = settings.pop("tasks", {})
+    is_nested = isinstance(options, Mapping) and all(isinstance(own, Mapping) for own in options.values())
+    require(is_nested, f"tasks must hold options by task, such as `tasks: {{hanoi: {{skill: 0.5}}}}`, got {options!r}")
+    settings, tasks = _with_paths(settings)
+    known = option_classes(tasks)
+    for key, own in options.items():
+        settings |= {f"{key}.{name}": value for name, value in _by_name(own).items()}
+    return settings, [*tasks, *(str(key) for key in options if key not in known)]
+
+
+def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values by the names of fields, which a file may write with hyphens."""
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        require(name not in named, f"{name} may be given once, got it with hyphens and with underscores")
+        named[name] = value
+    return named
+
+
+def _with_paths(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The values with absolute paths of tasks' files, and the tasks that they name."""
+    changed, tasks = dict(values), list[str]()
+    for name in ("task", "eval_tasks"):
+        if isinstance(values.get(name), str):
+            changed[name], found = tasks_in(name, values[name])
+            tasks += found
+    if "tasks" in values:
+        found_each = [tasks_in("tasks", name) for name in values["tasks"]]
+        changed["tasks"] = [name for name, _ in found_each]
+        tasks += [task for _, found in found_each for task in found]
+    return changed, tasks
+
+
+def _tasks_of_options(words: Iterable[str], named: Sequence[str]) -> Iterator[str]:
+    """The built-in tasks, beside those named, whose options are among unknown flags, or nearly."""
+    tasks = {flag_identifier(name): name for name in TASK_DEFINITIONS}
+    known = set(map(flag_identifier, option_classes(dict.fromkeys(named))))
+    for word in words:
+        task = word.removeprefix("--").partition(".")[0].replace("-", "_")
+        if word.startswith("--") and task not in known and ("." in word or task in tasks):
+            yield from (tasks[one] for one in close_names(task, tasks)[:1])
+
+
+# Flags
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field of a config, or of a group in it."""
+
+    name: str
+    hint: Any
+    default: Any
+    owner: type
+    """The dataclass that declares it."""
+    group: str
+    metadata: Mapping[Any, Any]
+
+
+@cache
+def settings_of(cls: type) -> dict[str, Setting]:
+    """Every setting of a dataclass and of the groups in it, by name."""
+    found: dict[str, Setting] = {}
+    for one in fields(cls):
+        hint = hints_of(cls).get(one.name)
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        if hint is not None and is_dataclass(hint):
+            for name, inner in settings_of(hint).items():  # type: ignore[arg-type]
+                found[name] = replace(inner, group=one.name, default=getattr(default, name))
+        elif hint is not None:
+            found[one.name] = Setting(one.name, hint, default, cls, "", one.metadata)
+    return found
+
+
+class _Parser(argparse.ArgumentParser):
+    """The flags of a config class, and of options by task. `page` is what help shows: `short`, `all` or nothing."""
+
+    def __init__(self, cls: type, options: Mapping[str, type], page: str = "") -> None:
+        width = min(100, shutil.get_terminal_size().columns)
+        about, _, examples = (inspect.getdoc(cls) or "").partition("\n\n")
+        super().__init__(
+            usage=argparse.SUPPRESS,
+            description=f"{textwrap.fill(about, width)}\n\n{examples}",
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=width),
+            add_help=False,
+            allow_abbrev=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        self.page, self.settings = page, settings_of(cls)  # type: ignore[arg-type]
+        self.flags = [word.lstrip("-") for word in HELP[1:]]
+        often = getattr(cls, "often", [name for name, one in self.settings.items() if not one.group])
+        group = self.add_argument_group("most used")
+        if hasattr(cls, "trainer"):
+            about = "YAML file, or a run's config.json; flags override it"
+            group.add_argument("--config", action="append", metavar="FILE", help=about)
+            self.flags.append("config")
+        for name in [*often, *(name for name in self.settings if name not in often)]:
+            one = self.settings[name]
+            title = "most used" if name in often else one.group or "run"
+            if group.title != title:
+                group = self.add_argument_group(
+                    title, first_paragraph(one.owner) if page == "all" and one.group else None
+                )
+            self._add(group, name, name, one, hidden=page != "all" and name not in often)
+        for key, options_class in options.items():
+            group = self.add_argument_group(f"task {key}")
+            for name, one in settings_of(options_class).items():  # type: ignore[arg-type]
+                self._add(group, f"{flag_identifier(key)}.{name}", f"{key}.{name}", one)
+        for word in HELP:
+            self.add_argument(word, action="store_true", dest="help", help=argparse.SUPPRESS)
+
+    def _add(self, group: argparse._ArgumentGroup, flag: str, name: str, one: Setting, hidden: bool = False) -> None:
+        inner = get_args(one.hint)
+        flag, kind = flag.replace("_", "-"), inner[0] if NoneType in inner else one.hint
+        self.flags.append(flag)
+        more: dict[str, Any] = {"metavar": _metavar(kind)}
+        if kind is bool:
+            more = {"action": argparse.BooleanOptionalAction}
+        elif get_origin(kind) in (tuple, list):
+            more["nargs"] = "*"
+        text = argparse.SUPPRESS if hidden or not self.page else self._help(one)
+        group.add_argument(f"--{flag}", dest=name, help=text, **more)
+
+    def _help(self, one: Setting) -> str:
+        text = meanings(one.owner).get(one.name, "")
+        if self.page == "short":
+            text = re.split(r"(?<=\w)[.:;] ", text)[0]
+        elif also := [alias.replace("_", "-") for alias, names in ALIASES.items() if one.name in names]:
+            text += f" Also --{', --'.join(also)}."
+        if ROWS in one.metadata:
+            text = f"{text.rstrip('.')}: {', '.join(rows_of(one.metadata[ROWS]))}"
+        value = " ".join(map(str, one.default)) if isinstance(one.default, tuple | list) else one.default
+        value = "on" if value is True else value
+        shown = isinstance(value, str | int | float) and value not in ("", False)
+        return (text.rstrip(".") + (f" [{value}]" if shown else "")).replace("%", "%%")
+
+    def read(self, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """The values that are given, by name, and the words that are no flags or values."""
+        found, left = self.parse_known_args(words)
+        alone = {name: one.metadata[ALONE] for name, one in self.settings.items() if ALONE in one.metadata}
+        return {name: alone.get(name, ()) if value == [] else value for name, value in vars(found).items()}, left
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the words in one line."""
+        raise UserError(message.removeprefix("argument "))
+
+    def unknown(self, word: str) -> UserError:
+        """The error for a word that is no flag."""
+        bare = word.lstrip("-\u2013\u2014").partition("=")[0].replace("_", "-")  # editors make long dashes
+        inside = [flag for flag in self.flags if flag.startswith(f"{bare}.")][:3]
+        similar = [flag for flag in self.flags if flag == SIMILAR.get(bare.lower())]
+        tasks = TASK_DEFINITIONS if word == bare and "task" in self.flags else ()
+        close = [f"--{flag}" for flag in inside or similar or close_names(bare, self.flags, cutoff=0.7)]
+        close = close or [f"--task {task}" for task in close_names(bare, tasks, cutoff=0.7)]
+        hint = f"did you mean {' or '.join(close)}?" if close else "--help lists the flags"
+        return UserError(f"unknown flag {word}: {hint}")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
+    """The error for a name that nothing has, with the names that are near."""
+    return UserError(f"unknown {what}{meant(name, known, cutoff=0.7) or ': --help lists all'}")
+
+
+def canonical(cls: type, arguments: Sequence[str]) -> list[str]:
+    """The words with one spelling of each flag (`--learning-rate` for `--lr` and `--learning_rate`), and with negative
+    numbers joined to their flags.
+    """
+    settings, words = settings_of(cls), list[str]()  # type: ignore[arg-type]
+    for word in arguments:
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        if re.fullmatch(r"-(\.?\d.*|inf|nan)", word) and words and re.fullmatch(r"--[^=]+", words[-1]):
+            words[-1] += f"={word}"
+        elif re.fullmatch(r"--\S+", flag):
+            own = [one for one in ALIASES.get(name, ()) if one in settings and name not in settings]
+            words.append(f"--{[*own, name][0].replace('_', '-')}{equals}{value}")
+        else:
+            words.append(word)
+    return words
+
+
+def _metavar(kind: Any) -> str:  # noqa: ANN401 - types are data here
+    inner = get_args(kind)
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(map(str, inner))}}}"
+    return _metavar(inner[0]) if inner else {str: "TEXT"}.get(kind, kind.__name__.upper())
+
+
+@cache
+def rows_of(table: str) -> tuple[str, ...]:
+    """The keys of a dictionary, read from the source of its module, which may import torch."""
+    module, _, name = table.rpartition(".")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    (rows,) = (n.value for n in tree.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == name)
+    assert isinstance(rows, ast.Dict)
+    return tuple(ast.literal_eval(key) for key in rows.keys if key is not None)
+
+
+# Help
+
+
+def show_version(arguments: Sequence[str]) -> None:
+    """End the program with its version where the arguments ask for it."""
+    if "--version" in arguments:
+        sys.stdout.write(f"minrl {minrl.__version__}\n")
+        raise SystemExit(0)
+
+
+def _show_help(cls: Any, tasks: Sequence[str], given: Iterable[str], everything: bool) -> NoReturn:  # noqa: ANN401
+    """Print a page of the flags used most, or all, and of the options of the tasks named (by default the default's)."""
+    settings, shown = settings_of(cls), list(tasks)
+    if "task" in settings and everything:
+        shown += [*TASK_DEFINITIONS, *TOOLS]
+    elif "task" in settings and not {"task", "tasks"} & set(given):
+        shown += filter(None, [settings["task"].default or getattr(cls, "default_task", "")])
+    page = _Parser(cls, option_classes(dict.fromkeys(shown)), "all" if everything else "short").format_help()
+    for command in CONSOLE_SCRIPTS:
+        page = page.replace(command, documented(command))
+    sys.stdout.write(page + ("" if everything else "\n--help-all shows every setting, with whole descriptions.\n"))
+    raise SystemExit(0)
+
+
+def first_paragraph(cls: type) -> str:
+    """The first paragraph of a class's docstring, in one line."""
+    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+
+@cache
+def meanings(cls: type) -> Mapping[str, str]:
+    """The string below each field of a dataclass and of those that it inherits from, by the field's name."""
+    found: dict[str, str] = {}
+    for owner in reversed(cls.__mro__[:-1]):
+        declared = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(declared, ast.ClassDef)
+        for one, below in pairwise(declared.body):
+            if isinstance(one, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                found[ast.unparse(one.target)] = " ".join(str(below.value.value).split())
+    return found
+
+
+# A program from its start to its exit status
+
+
+def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) -> None:
+    """Read the command line before a script's slow imports. --help and mistakes are answered at once; otherwise a line
+    says that the program is loading.
+    """
+    sys.excepthook = show_fault
+    logger.disable("minrl")  # main parses again, and reports then
+    try:
+        with _one_line_for_mistakes():
+            config, _ = parse(sys.argv[1:])
+    finally:
+        logger.enable("minrl")
+    quiet = getattr(config, "logging", config).quiet
+    if not quiet and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        sys.stderr.write("loading: 5 to 15 s\n")
+    gc.disable()  # nearly all that imports make stays, and looking at it again and again takes a fifth of their time
+
+
+def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
+    """Run a script's main. A user's mistake ends it with one line and status 2, a signal with the shells' status."""
+    gc.freeze()  # a collection that looks at everything the imports made takes 0.2 s
+    gc.enable()
+    sys.excepthook = show_fault
+    with answered(stop_at_once), _one_line_for_mistakes():
+        sys.exit(main(sys.argv[1:]))
+
+
+@contextmanager
+def _one_line_for_mistakes() -> Iterator[None]:
+    """End the program after a user's mistake, a refused file, a closed pipe or an interruption."""
+    try:
+        yield
+    except UserError as error:
+        _refuse(str(error), getattr(error, "status", 2))
+    except BrokenPipeError:  # of `| head`: what is left in the buffer has no reader either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(exit_status(signal.SIGPIPE))
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        _refuse(": ".join(filter(None, [error.filename, refusal(error)])))
+    except KeyboardInterrupt as stop:
+        sys.stderr.write("interrupted\n")
+        sys.exit(getattr(stop, "status", exit_status(signal.SIGINT)))
+
+
+def _refuse(reason: str, status: int = 2) -> NoReturn:
+    sys.stderr.write(f"error: {without_keys(printable(reason))}\n")
+    sys.exit(status)
+
+
+def show_fault(kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    """Show an exception that nothing caught, without keys and without what commands a terminal. Ctrl-C is a line."""
+    text = "".join(traceback.format_exception(error)) if kind is not KeyboardInterrupt else "interrupted\n"
+    sys.stderr.write(without_keys(printable(text)))
+
+
+def documented(command: str) -> str:
+    """The command of a program: as `python -m minrl` was told, or its console script if that was called or there is no
+    checkout.
+    """
+    if ("-m", "minrl") in pairwise(sys.orig_argv):
+        return CONSOLE_SCRIPTS.get(command, command).replace("minrl-", "python -m minrl ")
+    called = Path(sys.argv[0]).name in CONSOLE_SCRIPTS.values()
+    return CONSOLE_SCRIPTS.get(command, command) if called or not (_checkout() / "train.py").exists() else command
+
+
+def as_typed(command: str) -> str:
+    """The command of a program such that a shell in this folder finds it, also where no environment is activated."""
+    first, *rest = documented(command).split()
+    words = [near(_checkout() / word) if word.endswith(".py") else word for word in rest]
+    return shlex.join([tool(first), *words])
+
+
+def tool(name: str) -> str:
+    """The name of a program of this environment if the shell would find that one, else its path."""
+    own = Path(sys.executable) if name == "python" else Path(sys.executable).with_name(name)
+    found = shutil.which(name)
+    same = found is not None and Path(found).parent.resolve() == own.parent.resolve()
+    if name == "python":  # a folder may hold several
+        same = same and Path(found or "").resolve() == own.resolve()
+    return name if same or not own.exists() else near(own)
+
+
+def near(path: Path) -> str:
+    """The path from the current folder if it is below it, else the whole path."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _checkout() -> Path:
+    """The folder of train.py, where there is a checkout."""
+    return Path(minrl.__file__ or "").parents[1]

@@ -1,0 +1,133 @@
+"""The tasks that settings name: one, or several with weights, and values for single ones."""
+
+import re
+from collections.abc import Collection, Mapping
+from fractions import Fraction
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minrl.types import require
+from minrl.utils.settings import converted
+
+ENTRY = re.compile(r"\s*(/.*?\.py[^,]*|[^,]+)")
+"""One of several values between commas; an absolute path of a task's file may have commas of its own."""
+
+
+def entries_of(text: str) -> list[str]:
+    """The values between commas."""
+    return [entry for entry in map(str.strip, ENTRY.findall(text)) if entry]
+
+
+class TaskTerms(NamedTuple):
+    """What holds for a task that is trained: its longest completion of one turn, and the scale of its rewards."""
+
+    max_tokens: int
+    reward_scale: float
+
+
+def task_key(task: str) -> str:
+    """The task's name in flags, metrics and folders; that of several tasks joins theirs.
+
+    >>> task_key("countdown:2,hanoi+python:1")
+    'countdown+hanoi+python'
+    """
+    return "+".join(key for name in weights_of(task) for key in option_keys(name))
+
+
+def option_keys(task: str) -> list[str]:
+    """The names under which one task, and the tool that it is played with, have their options.
+
+    >>> option_keys("countdown"), option_keys("mine/sevens.py:most"), option_keys("mine/sevens.py:TASK+python")
+    (['countdown'], ['most'], ['sevens', 'python'])
+    """
+    task, tool = split_tool(task)
+    path, _, name = task.rpartition(":")
+    own = task if not path.endswith(".py") else Path(path).stem if name == "TASK" else name
+    return [own, tool] if tool else [own]
+
+
+def split_tool(task: str) -> tuple[str, str]:
+    """One task alone, and the name of its tool, which is empty without one.
+
+    >>> split_tool("countdown+python"), split_tool("c++/sevens.py:TASK")
+    (('countdown', 'python'), ('c++/sevens.py:TASK', ''))
+    """
+    found = re.fullmatch(r"(.+)\+([a-z_]+)", task)
+    return (found[1], found[2]) if found else (task, "")
+
+
+def weights_of(task: str) -> dict[str, Fraction]:
+    """The weight of each task that `--task` names, by its name there; 1 where none is given. Raises `UserError`.
+
+    >>> weights_of("countdown:2.5, hanoi")
+    {'countdown': Fraction(5, 2), 'hanoi': Fraction(1, 1)}
+    """
+    weights, keys = dict[str, Fraction](), set[str]()
+    for entry in entries_of(task):
+        name, colon, weight = entry.rpartition(":")
+        if not colon or name.endswith(".py"):
+            name, weight = entry, "1"
+        require(bool(name), f"task must name a task before its weight, got {entry!r}: such as countdown:2,hanoi:1")
+        key = "+".join(option_keys(name))
+        require(key not in keys, f"task names {key} twice: give it once, with one weight")
+        keys.add(key)
+        weights[name] = Fraction(repr(_positive(f"the weight of {name}", float, weight)))
+    return weights
+
+
+def mixed(weights: Mapping[str, Fraction]) -> str:
+    """Tasks with weights as `--task` has them; one task has none.
+
+    >>> mixed(weights_of("countdown:2.5, hanoi")), mixed(weights_of("countdown:3"))
+    ('countdown:2.5,hanoi:1', 'countdown')
+    """
+    return ",".join(name if len(weights) == 1 else f"{name}:{_plain(weight)}" for name, weight in weights.items())
+
+
+def title_of(task: str) -> str:
+    """The tasks in the name of a folder, with weights that differ.
+
+    >>> title_of("countdown,hanoi"), title_of("countdown:2,hanoi:1"), title_of("reasoning_gym/zebra_puzzles")
+    ('countdown+hanoi', 'countdown=2+hanoi=1', 'reasoning_gym-zebra_puzzles')
+    """
+    weights = weights_of(task)
+    same = len(set(weights.values())) <= 1
+    named = (task_key(name) + ("" if same else f"={_plain(weight)}") for name, weight in weights.items())
+    return "+".join(named).replace("/", "-")
+
+
+def by_task(setting: str, text: str, tasks: Collection[str] | None = None, kind: type = str) -> dict[str, Any]:
+    """What a setting such as `hanoi:256,countdown:64` says for single tasks, by their keys. Raises `UserError` where
+    one is not among `tasks` (None: any may be), or named twice.
+    """
+    found: dict[str, Any] = {}
+    for entry in entries_of(text):
+        key, colon, value = (part.strip() for part in entry.partition(":"))
+        unknown = f", and the tasks are {', '.join(tasks)}" if tasks is not None and key not in tasks else ""
+        require(
+            bool(colon and value) and key not in found and not unknown,
+            f"{setting} must say TASK:VALUE, each task once and separated by commas, got {text!r}{unknown}",
+        )
+        found[key] = value if kind is str else _positive(f"{setting} of {key}", kind, value)
+    return found
+
+
+def data_by_task(text: str) -> dict[str, str]:
+    """The files of `task_data_path`, by task without its tool: the problems are the same."""
+    return {split_tool(key)[0]: path for key, path in by_task("task_data_path", text).items()}
+
+
+def limits_by_task(text: str, tasks: Collection[str] | None = None) -> dict[str, int]:
+    """The numbers of `task_max_tokens`, by task."""
+    return by_task("task_max_tokens", text, tasks, int)
+
+
+def _positive(name: str, kind: type, text: str) -> Any:  # noqa: ANN401 - an int or a float
+    value = converted(name, kind, text)
+    require(0 < value < inf, f"{name} must be a number above 0, got {text!r}")
+    return value
+
+
+def _plain(weight: Fraction) -> str:
+    return repr(float(weight)).removesuffix(".0")

@@ -1,0 +1,151 @@
+"""Texts: what models and strangers wrote, made harmless for terminals, pages and prompts; strict and stable JSON."""
+
+import hashlib
+import html
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+ORDINARY = (
+    "[abipuBIPTKVN]|br|hr|h[1-6]|[uod]l|d[dt]|li|em|t[dhr]|div|pre|sub|sup|img|table|thead|tbody|head|body|html|span|code"
+    "|strong|[iu](?:8|16|32|64|128)|f(?:32|64)|[ui]size|int|str|bool|char|float|double|long|[sS]tring|auto|void|object|any"
+    "|number|answer"
+)
+"""Names in angle brackets that are left whole: of HTML, of types, and of the tasks' answers."""
+
+MARK = re.compile(
+    r"(?<=<)(?=\|\S)|(?<=\S\|)(?=>)"  # <|im_end|>, and with full-width bars; <|turn>, <turn|>
+    rf"|(?<=<)(?![/!]?(?:{ORDINARY})>)(?=[^\s<>\w]{{0,9}}\w[^\s<>]{{0,99}}>)"  # </s>, <end_of_turn>, <seed:eos>
+    r"|(?<=\[)(?=/?[a-z]?[A-Z][A-Z0-9_]{1,59}\])"  # [/INST], [gMASK]
+    r"|(?<=\[)(?=\|\w)|(?<=\w\|)(?=\])"  # [|endofturn|]
+    r"|(?<=\])(?=~)|(?<=~)(?=\[)|(?<=\]<)(?=\])|(?<=\[>)(?=\[)"  # ]~b], [e~[, ]<]name[>[
+    r"|(?<=>>)(?=[A-Z_]{2,60}<<)|(?<=\|)(?=[A-Z_]{3,60}\|)"  # >>ANSWER<<, |ENDOFTEXT|
+    r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"  # a joiner beside ASCII joins nothing
+)
+"""Where the special tokens of tokenizers are broken, by their shapes."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of what is hidden or commands a terminal: Unicode's controls and format characters
+    without tab, line end, and the two joiners that emoji and Persian need.
+
+    >>> printable("clear \\x1b[2J")
+    'clear \\\\x1b[2J'
+    """
+    hidden = {one for one in set(text) - set("\n\t\u200c\u200d") if not one.isprintable()}
+    escapes: dict[str, str | int | None] = {
+        one: _escaped(one) for one in hidden if unicodedata.category(one) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    }
+    return text.translate(str.maketrans(escapes))
+
+
+def indented(text: str) -> str:
+    """The text, printable, with its further lines set in: none of them looks like a line of the program's own."""
+    return printable(text).replace("\n", "\n    ")
+
+
+def one_line(text: str) -> str:
+    """The text, printable, in one line, such as a table's cell.
+
+    >>> one_line("a\\tb\\n\\x85c")
+    'a b \\\\x85c'
+    """
+    return " ".join(printable(text).split())
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error of a library's, or its type where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def html_text(text: str) -> str:
+    """The text, printable, for HTML, SVG and attributes."""
+    return html.escape(printable(text))
+
+
+def unmarked(text: str) -> str:
+    """The text, printable, with a space in what a chat template or a tokenizer could take for a mark of its own.
+
+    >>> unmarked("4<|im_end|> [/INST] <b>if a < b</b>")
+    '4< |im_end| > [ /INST] <b>if a < b</b>'
+    """
+    text = printable(text.replace("\r\n", "\n"))
+    # As a normalizing tokenizer reads it (NFKC), character for character.
+    alike = {one: unicodedata.normalize("NFKC", one) for one in set(text) if not one.isascii()}
+    folded = text.translate({ord(one): other for one, other in alike.items() if len(other) == 1})
+    pieces, start = [], 0
+    for match in MARK.finditer(folded):
+        pieces += [text[start : match.start()], _escaped(match[0]) or " "]
+        start = match.end()
+    return "".join([*pieces, text[start:]])
+
+
+def _escaped(text: str) -> str:
+    return ascii(text)[1:-1]
+
+
+def json_text(value: Any, **options: Any) -> str:  # noqa: ANN401 - any JSON value, and what json.dumps takes
+    """The value as strict JSON: null in place of NaN and infinities.
+
+    >>> json_text({"loss": float("nan"), "steps": [1, float("inf")]})
+    '{"loss": null, "steps": [1, null]}'
+    """
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except ValueError:  # a number is not finite
+        return json.dumps(plain(value), allow_nan=False, **options)
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """The value with None for each number that is not finite."""
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def stable_text(value: Any, **options: Any) -> str:  # noqa: ANN401 - whatever a task keeps, and what json.dumps takes
+    """Any value of an example as JSON that is the same in every process, and equal exactly if the values are.
+
+    >>> stable_text({(1, 2): {"b", "a"}, "path": range(2)})
+    '{"(1, 2)": ["a", "b"], "path": "range(0, 2)"}'
+    """
+    return json.dumps(_stable(value), **options)
+
+
+def digest_of(values: Iterable[Any]) -> str:
+    """A hash of the values in order."""
+    digest = hashlib.sha256()
+    for value in values:
+        digest.update(stable_text(value).encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def _stable(value: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
+    """The value in JSON's types, without addresses, the order of sets, and abbreviations."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key): _stable(held) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [_stable(held) for held in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(_stable, value), key=json.dumps)
+    if hasattr(value, "tolist") and not isinstance(value, type):  # the repr of a long array is abbreviated
+        return _stable(value.tolist())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _stable(getattr(value, field.name)) for field in fields(value)}
+    if type(value).__repr__ is object.__repr__ and hasattr(value, "__dict__"):
+        return [type(value).__qualname__, _stable(vars(value))]
+    return _ADDRESS.sub("", repr(value))
+
+
+def _key(key: Any) -> Any:  # noqa: ANN401 - whatever a task keeps in an example
+    return key if key is None or isinstance(key, str | int | float) else _ADDRESS.sub("", str(key))

@@ -1,0 +1,252 @@
+"""Messages, progress and tables on the terminal, and messages in the run's folder."""
+
+import io
+import os
+import re
+import shutil
+import sys
+from itertools import count
+from threading import Event
+
+import pytest
+from loguru import logger
+from rich.console import Console
+
+from minrl.pipeline.shown import unscored
+from minrl.types import UserError
+from minrl.utils import console, progress
+from minrl.utils.cli import run_main
+from minrl.utils.console import FILE_ONLY, RESULT, SHOWN_AFTER_S, STEP, Screen, Table, print_tables
+from minrl.utils.progress import activity
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_sinks():
+    yield
+    logger.remove()
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves; it starts late, so that a line is due at once."""
+    time = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: time[0])
+    return time
+
+
+@pytest.fixture
+def said():
+    messages = []
+    yield messages
+    logger.remove()
+
+
+def screen(clock, said=None, terminal=False):
+    made = Screen(quiet=False, now=lambda: clock[0])
+    made.console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+    if said is not None:
+        logger.add(lambda message: said.append((message.record["message"], FILE_ONLY in message.record["extra"])))
+    return made
+
+
+def test_the_file_has_every_message_also_those_from_before_it(tmp_path, capsys):
+    with Screen(quiet=False) as shown:
+        logger.info("making the base model")
+        shown.log_to(tmp_path / "log.txt")
+        logger.warning("preflight: too long")
+        logger.bind(**{FILE_ONLY: True}).error("UserError: no")
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line[20:] for line in lines] == [
+        "INFO    making the base model",
+        "WARNING preflight: too long",
+        "ERROR   UserError: no",
+    ]
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
+    err = capsys.readouterr().err
+    assert "making the base model" in err and "too long" in err and "UserError" not in err
+
+
+def test_a_run_that_goes_on_adds_to_the_file(tmp_path):
+    for message in ("first", "second"):
+        with Screen(quiet=True) as shown:
+            shown.log_to(tmp_path / "log.txt")
+            logger.info(message)
+    text = (tmp_path / "log.txt").read_text()
+    assert text.index("first") < text.index("second") and text.count("first") == 1
+
+
+def of(score):
+    """An evaluation with a score of so many per cent."""
+    low, high = score / 100 - 0.05, min(1.0, score / 100 + 0.05)
+    return {"pass@1": score / 100, "ci95": (low, high), "pass@1_greedy": 0.5, "n": 512}
+
+
+def test_quiet_shows_warnings_and_the_result_and_keeps_all(tmp_path, capsys):
+    with Screen(quiet=True) as shown:
+        shown.log_to(tmp_path / "log.txt")
+        logger.info("evaluated")
+        logger.warning("damaged")
+        shown.before_and_after({"countdown": of(39.1)}, {"countdown": of(88.2)})
+        logger.bind(**{RESULT: True}).info("150 steps in 12 s")
+        shown.rounds([{"round": 0}])
+        shown.samples({True: "1 + 1 = 2"})
+    err = capsys.readouterr().err
+    assert "evaluated" not in err and "round" not in err and "1 + 1" not in err
+    assert "damaged" in err and "150 steps in 12 s" in err
+    row = "39.1 (34.1 to 44.1) 88.2 (83.2 to 93.2) 50.0 to 50.0 512"
+    assert row in " ".join(err.split())
+    assert "evaluated" in (tmp_path / "log.txt").read_text()
+
+
+def test_tables_fit_eighty_columns_and_a_narrow_terminal_loses_no_figure(capsys, monkeypatch):
+    tasks = ["countdown[v2][/]", "reasoning_gym/a_task_with_a_long_name"]
+    without = {"pass@1": None, "ci95": None, "pass@1_greedy": None, "n": 0}
+    for columns in ("80", "20"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with Screen(quiet=False) as shown:
+            shown.before_and_after({name: of(100.0) for name in tasks}, {tasks[0]: without, tasks[1]: of(99.9)})
+        err = capsys.readouterr().err
+        assert max(map(len, err.splitlines())) <= 80 and "…" not in err and "[v2][/]" in err
+        assert "99.9 (94.9 to 100)" in err and "100 (95.0 to 100)" in err
+
+
+def test_a_table_that_no_terminal_of_its_width_holds_is_left_out(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    figures = [f"{number:08d}" for number in range(12)]
+    print_tables([Table("wide", ["model", *figures], [["mine", *figures]])], "summary.md")
+    assert capsys.readouterr().out == "\nwide: too wide for this terminal, see summary.md\n"
+
+
+def test_what_models_and_tasks_write_commands_no_terminal_and_is_shown_letter_by_letter(tmp_path, capsys):
+    hostile, escaped = "5:100:3 \x1b]0;mine\x07\r\x9b2J \ud800", r"5:100:3 \x1b]0;mine\x07\r\x9b2J \ud800"
+    with Screen(quiet=False) as shown:
+        logger.warning(hostile)
+        shown.log_to(tmp_path / "log.txt")
+        logger.error(hostile)
+        shown.samples({True: hostile})
+    print_tables([Table("countdown", ["model"], [["mine"]], [hostile])], "summary.md")
+
+    def fail(_arguments):
+        raise UserError(hostile)
+
+    with pytest.raises(SystemExit):
+        run_main(fail)
+    out = capsys.readouterr()
+    assert out.err.count(escaped) == 4 and "Traceback" not in out.err and escaped in out.out
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").count(escaped) == 2
+    assert not set(out.err + out.out) & set("\x1b\x07\r\x9b\ud800")
+    result = {"label": "mine", "task": "countdown", "n": 4, "first_unscorable": hostile}
+    assert all(escaped in line for line in unscored({"results": [result]}))
+
+
+def test_a_file_or_a_terminal_that_is_gone_does_not_stop_the_run(tmp_path, capsys, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    (tmp_path / "run").mkdir()
+    replaced = []
+    monkeypatch.setattr(os, "dup2", lambda _, number: replaced.append(number))
+    with Screen(quiet=False) as shown:
+        shown.log_to(tmp_path / "run/log.txt")
+        shutil.rmtree(tmp_path / "run")
+        logger.info("gone")
+        shown.console = Console(file=Closed())
+        logger.info("nobody reads this")
+        shown.before_and_after({}, {"countdown": of(50)})
+    err = capsys.readouterr().err
+    assert "gone" in err and "Traceback" not in err and replaced == [2, 2]
+
+
+def test_progress_is_logged_once_it_lasts_and_then_each_half_minute(clock, said):
+    shown = screen(clock, said)
+    with activity(STEP, 150) as report:
+        with activity("evaluation", 1), activity("sampling", 500) as inner:
+            for seconds, done in ((0.5, 10), (1.5, 50), (18, 450)):
+                clock[0] += seconds
+                inner(done)
+                shown.tick()
+        report(0)
+        for step, seconds in ((1, 0.5), (2, 1.5), (3, 13), (4, 17), (5, 20)):
+            clock[0] += seconds
+            report(step, "reward 0.61")
+            shown.tick()
+        with activity("evaluation", 1), activity("scoring", 9):
+            clock[0] += 10
+            shown.tick()
+    assert said == [
+        (line, False)
+        for line in (
+            "step 0/150  evaluation 0/1  sampling 50/500  18 s left",  # 2 s for 50
+            # What came before the first step does not count: two steps in 2 s, four in 32 s, five in 62 s.
+            "step 2/150  reward 0.61  1.0 s/step  2 min left",
+            "step 4/150  reward 0.61  8.0 s/step  19 min left",
+            "step 5/150  reward 0.61  12.4 s/step  30 min left  evaluation 0/1  scoring 0/9",
+        )
+    ]
+
+
+def test_each_phase_is_named_once_it_lasts(clock, said):
+    shown = screen(clock, said)
+    for name in ("loading", "reading"):
+        with activity(name):
+            for seconds in (0, 1, 28, 2, 1):
+                clock[0] += seconds
+                shown.tick()
+    assert [line for line, _ in said] == ["loading for 1 s", "loading for 31 s", "reading for 1 s", "reading for 31 s"]
+
+
+def test_bars_show_the_steps_and_what_lasts_and_the_line_is_for_the_file(clock, said):
+    shown = screen(clock, said, terminal=True)
+    with shown:
+        with activity(STEP, 150, 30) as report, activity("loading model[v2]") as inner:
+            report(31, "reward [/] 0.62")
+            clock[0] += SHOWN_AFTER_S
+            with activity("sampling", 500):
+                shown.tick()
+            inner(0)
+        shown.tick()
+    drawn = shown.console.file.getvalue()
+    assert "31/150" in drawn and "reward [/] 0.62" in drawn and "  loading model[v2]" in drawn
+    assert "sampling" not in drawn and all(file_only for _, file_only in said) and said
+
+
+def test_what_others_print_stands_above_the_bars_and_streams_are_given_back(clock):
+    before = sys.stderr
+    shown = screen(clock, terminal=True)
+    with shown, activity(STEP, 2):
+        sys.stderr.write("by a reward\n")
+    assert "by a reward\n" in shown.console.file.getvalue() and sys.stderr is before
+
+
+def test_nothing_is_drawn_where_the_output_is_no_terminal_and_nothing_logged_by_other_processes(clock, capsys):
+    shown = screen(clock, terminal=False)
+    with shown, shown.progress("countdown", 2) as report:
+        report(1, "")
+    assert shown.console.file.getvalue() == ""
+    messages = []
+    other = Screen(quiet=False, show=False, now=count(0.0, 40.0).__next__)
+    logger.add(messages.append)
+    with activity("countdown", 150) as report:
+        report(1)
+        other.tick()
+    assert messages == [] and capsys.readouterr().err == ""
+
+
+def test_what_nobody_reports_is_logged_by_a_thread(monkeypatch):
+    monkeypatch.setattr(console, "TICK_S", 0.001)
+    messages, came = [], Event()
+    seconds = count(1e9, 1.0)  # a second at each look
+    shown = Screen(quiet=True, now=lambda: next(seconds))
+    logger.add(lambda message: (messages.append(message.record["message"]), came.set()))
+    with shown, activity("starting vLLM"):
+        assert came.wait(60)
+    assert messages[0].startswith("starting vLLM for ") and not shown._thread.is_alive()
+
+
+def test_a_sample_is_shown_as_it_is(capsys):
+    with Screen(quiet=False) as shown:
+        shown.samples({False: "1 + 1 = 3", True: "1 + 1 = [2]\nINFO solved"})
+    assert capsys.readouterr().err == (
+        "a solved sample\n  1 + 1 = [2]\n    INFO solved\na failed sample\n  1 + 1 = 3\n"
+    )
