@@ -174,14 +174,19 @@ def test_progress_is_logged_once_it_lasts_and_then_each_half_minute(clock, said)
         with activity("evaluation", 1), activity("scoring", 9):
             clock[0] += 10
             shown.tick()
+        clock[0] += 30
+        report(6, "", left_s=600)
+        clock[0] += 60
+        shown.tick()
     assert said == [
         (line, False)
         for line in (
             "step 0/150  evaluation 0/1  sampling 50/500  18 s left",  # 2 s for 50
             # What came before the first step does not count: two steps in 2 s, four in 32 s, five in 62 s.
-            "step 2/150  reward 0.61  1.0 s/step  2 min left",
-            "step 4/150  reward 0.61  8.0 s/step  19 min left",
-            "step 5/150  reward 0.61  12.4 s/step  30 min left  evaluation 0/1  scoring 0/9",
+            "step 2/150  reward 0.61  2 min left",
+            "step 4/150  reward 0.61  19 min left",
+            "step 5/150  reward 0.61  30 min left  evaluation 0/1  scoring 0/9",
+            "step 6/150  9 min left",  # as reported a minute ago
         )
     ]
 

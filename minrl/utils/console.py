@@ -35,7 +35,7 @@ SHOWN_AFTER_S, SAID_EVERY_S, TICK_S = 1.0, 30.0, 0.25
 """A shorter activity has no bar and no line; between two lines; between two looks of the thread."""
 
 STEP = "step"
-"""The activity of a run's steps, whose lines have the seconds of a step."""
+"""The activity of a run's steps, whose bar is always shown."""
 
 FILE_ONLY, RESULT = "file_only", "result"
 """Marks of messages (`logger.bind`): not on the terminal, and with --quiet too."""
@@ -191,14 +191,8 @@ def _line(message: str) -> str:
 
 def _line_of(one: Activity, now: float) -> str:
     """How much is done, and the time left if that is known."""
-    parts = [
-        f"{one.name} {one.done}/{one.total}" if one.total else f"{one.name} for {duration(now - one.started)}",
-        one.note,
-    ]
-    if one.name == STEP and one.done > one.begun:
-        pace = (now - one.started) / (one.done - one.begun)
-        parts.append(f"{pace:.1f} s/step" if pace >= 0.1 else f"{pace:.2g} s/step")
-    return "  ".join(filter(None, [*parts, _time_left(one, now)]))
+    count = f"{one.done}/{one.total}" if one.total else f"for {duration(now - one.started)}"
+    return "  ".join(filter(None, [f"{one.name} {count}", one.note, _time_left(one, now)]))
 
 
 def _time_left(one: Activity, now: float) -> str:
