@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from minrl.kernels.copies import sent
 from minrl.types import Rollout
+from minrl.utils.copies import sent
 
 Run = list[int]
 """Consecutive tokens of a stream."""

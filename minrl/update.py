@@ -20,11 +20,11 @@ from minrl.advantages import teacher_preference
 from minrl.algorithms import Algorithm
 from minrl.batch import Batch, Stream, pack, share_of_tokens, split_groups
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
-from minrl.kernels.copies import sent
 from minrl.losses import Tokens, policy_loss
 from minrl.optimizer import clipped_step, learning_rate
 from minrl.policy import Policy
 from minrl.types import CausalModel
+from minrl.utils.copies import sent
 from minrl.utils.progress import activity
 
 MEANS = {

@@ -25,7 +25,16 @@ FILES = sorted((ROOT / "minrl").rglob("*.py"))
 SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.exists()]
 
 ROOMS = [
-    *("types", "utils.text", "utils.keys", "utils.signals", "utils.progress", "utils.processor", "utils.files"),
+    *(
+        "types",
+        "utils.text",
+        "utils.keys",
+        "utils.signals",
+        "utils.progress",
+        "utils.processor",
+        "utils.files",
+        "utils.copies",
+    ),
     *("utils.launch", "utils.loopback", "utils.settings", "utils.task_names", "config", "statistics", "divergence"),
     *("losses", "advantages", "algorithms", "batch", "kernels", "model", "scoring", "policy", "optimizer", "update"),
     *("sandbox", "tasks", "engines", "rewards", "rollout", "draw", "evaluation", "utils.cli", "utils.console"),

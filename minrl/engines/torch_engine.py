@@ -19,7 +19,6 @@ from minrl.engines import CACHE_GIB, Ended, PromptReuse, Sampling, ended_as, req
 from minrl.engines.decoder import Decoder, make_decoder
 from minrl.engines.seeds import GOLDEN, mix
 from minrl.engines.slices import footprint, slices
-from minrl.kernels.copies import sent
 from minrl.kernels.cpu import few_sizes
 from minrl.kernels.head import Head
 from minrl.model.head import output_head
@@ -27,6 +26,7 @@ from minrl.model.method import Decoding, method_of
 from minrl.model.sharding import free_whole, hold_whole
 from minrl.policy import Policy
 from minrl.types import Completion, Request
+from minrl.utils.copies import sent
 from minrl.utils.progress import activity
 
 ROW_SIZES = 2

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from minrl.batch import Stream
-from minrl.kernels.copies import sent
 from minrl.types import Rollout
+from minrl.utils.copies import sent
 
 
 def padded_rows(stream: Stream) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minrl.batch import Run, Stream
-from minrl.kernels.copies import sent
+from minrl.utils.copies import sent
 
 LARGEST_HEAD = 256
 """Dimensions of a head that the kernel takes."""
