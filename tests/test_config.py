@@ -83,6 +83,8 @@ def test_settings_are_given_flat_or_in_groups():
     assert flat == TrainerConfig(**groups, steps=20) == TrainerConfig(**groups, steps="20")
     assert TrainerConfig(rollout=RolloutConfig(task="hanoi"), group_size=4).rollout == groups["rollout"]
     assert TrainerConfig(**flat.settings) == flat
+    fewer = dict(list(flat.settings.items())[: len(dataclasses.fields(TrainerConfig))])
+    assert TrainerConfig(**fewer).steps == 20  # as many settings as there are fields are still settings
 
 
 def test_a_setting_is_changed_alone():

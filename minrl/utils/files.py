@@ -272,9 +272,7 @@ def lock(path: Path, wait: bool = False) -> IO[str] | None:
         if os.fstat(file.fileno()).st_nlink == 0:  # its holder removed it; the path leads to another file now
             file.close()
             return lock(path, wait) if wait else None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        _name_holder(path, file.fileno())
     except OSError as error:
         if file is not None:
             file.close()
@@ -282,6 +280,16 @@ def lock(path: Path, wait: bool = False) -> IO[str] | None:
             return None
         raise UserError(f"cannot lock {path}: {refusal(error)}; it must be on a disk that can be written") from error
     return file
+
+
+def _name_holder(path: Path, descriptor: int) -> None:
+    """Write the name of this process into the locked file, which is removed if the disk has no room."""
+    try:
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    except OSError:
+        path.unlink()
+        raise
 
 
 def is_locked(path: Path) -> bool:

@@ -124,7 +124,7 @@ def close_names(word: object, choices: Iterable[object], cutoff: float = 0.5) ->
     """The one or two choices that a word may have meant."""
     names, lower = {one.lower(): one for one in choices if isinstance(one, str)}, str(word).lower()
     close = [lower] if lower in names else difflib.get_close_matches(lower, names, n=2, cutoff=cutoff)
-    return [names[one] for one in names if one in close]
+    return [names[one] for one in close]
 
 
 def meant(word: object, choices: Iterable[object], cutoff: float = 0.5) -> str:
@@ -154,7 +154,7 @@ class Grouped(Bounded):
     """A config that has groups of settings. It takes groups, single settings of theirs, or both."""
 
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - settings and groups
-        left, replaced = dict(given), len(given) == len(hints_of(type(self)))  # type: ignore[arg-type]
+        left, replaced = dict(given), given.keys() == hints_of(type(self)).keys()  # type: ignore[arg-type]
         for one in fields(self):  # type: ignore[arg-type]
             kind = hints_of(type(self))[one.name]  # type: ignore[arg-type]
             if not is_dataclass(kind):
