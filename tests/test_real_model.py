@@ -127,7 +127,7 @@ def test_log_probabilities_are_those_of_eager_transformers(model, processes):
     from minrl.scoring import sampled_rollout
 
     policy, eager = load_policy(str(model), CPU, processes), plain(model)
-    ids = policy.tokenizer("".join(sorted(path.read_text() for path in (ROOT / "docs").glob("t*.md"))))["input_ids"]
+    ids = policy.tokenizer((ROOT / "README.md").read_text())["input_ids"]
     texts = [ids[300 * n : 300 * (n + 1)] for n in range(4)]
     stream = pack([sampled_rollout(text[:1], text[1:]) for text in texts], range(4))
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights(run, place):
     branch = place / "runs/whole-2"  # the run went on to its end, and stays as it is
     process = program(place, ROOT / "train.py", "--resume", named, "--quiet")
     deadline = time.monotonic() + 300
-    while not (branch / "config.json").exists() and process.poll() is None and time.monotonic() < deadline:
+    while not (branch / "log.txt").exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(3)  # into the step
     process.kill()
@@ -166,10 +166,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights(run, place):
 
 
 def test_evaluation_of_the_checkpoint_finds_what_the_run_found(run, place, checkpoint):
-    chosen = (
-        "--task sentences --examples 12 --samples 1 --max-tokens 32 --threads 1 --device cpu --quiet --output scores"
-    )
-    finished(place, ROOT / "evaluate.py", "--checkpoint", checkpoint, *chosen.split())
+    sizes = "--examples 12 --samples 1 --max-tokens 32 --threads 1 --device cpu --quiet --output scores"
+    finished(place, ROOT / "evaluate.py", "--checkpoint", checkpoint, "--task", "sentences", *sizes.split())
     (result,) = json.loads((place / "scores/summary.json").read_text())["results"]
     at_end = summary(run)["eval_after"]
     assert (result["pass@1"], result["n"]) == (at_end["pass@1"], at_end["n"]) and result["n"] == 12
@@ -179,11 +177,10 @@ def test_the_run_is_served(run, place, checkpoint):
     import openai
     from transformers import AutoTokenizer
 
-    chat = [
-        {"role": "user", "content": "Write one sentence of 4 to 20 words that contains the words “rain” and “boat”."}
-    ]
+    asked = 'Write one sentence of 4 to 20 words that contains the words "rain" and "boat".'
+    chat = [{"role": "user", "content": asked}]
     process = program(place, "-m", "minrl.serve", run, "--port", 0, "--threads", 1, "--device", "cpu", "--quiet")
-    url = re.search(r"http://\S+/v1", process.stdout.readline())[0]
+    url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+/v1", line)))
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
         answer = client.chat.completions.create(model=str(run), messages=chat, temperature=0, max_tokens=24)
     process.send_signal(signal.SIGINT)

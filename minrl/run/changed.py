@@ -4,18 +4,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from minrl.config import ENDS, EngineConfig, TaskOptions, with_absolute_paths
+from minrl.config import ENDS, TaskOptions, with_absolute_paths
 from minrl.run.run import Program
 from minrl.tasks import flag_identifier
 from minrl.utils.cli import from_dict, to_dict
 
 ENDING = tuple(f"--{name.replace('_', '-')}" for name in ENDS)
 
-ALWAYS = ("--resume", "--runs-dir", "--checkpoints-dir", "--quiet", *ENDING)
-"""Flags that a resumed run takes."""
-
 PLACES = frozenset(["--engine-urls", "--engine-weights-dir"])
 """Where the servers of --engine vllm-server are, which may be elsewhere when a run goes on."""
+
+ALWAYS = frozenset(["--resume", "--runs-dir", "--checkpoints-dir", "--quiet", *ENDING, *PLACES])
+"""Flags that may have another value when any run is resumed."""
 
 
 def with_end(stored: Any, settings: Any, changed: Collection[str], program: Program) -> Any:  # noqa: ANN401 - any program's
@@ -31,20 +31,16 @@ def with_end(stored: Any, settings: Any, changed: Collection[str], program: Prog
     )
 
 
-def movable(settings: Any) -> frozenset[str]:  # noqa: ANN401 - of any program
-    """The flags of the engine that may change when a run goes on."""
-    engine = getattr(settings, "engine", None)
-    return PLACES if engine is not None and engine.engine == "vllm-server" else frozenset()
+def changeable(program: Program) -> set[str]:
+    """The flags that may have another value when a run of the program is resumed."""
+    return {*ALWAYS, *(f"--{name}" for name in program.extends)}
 
 
-def changeable(settings: Any, program: Program) -> set[str]:  # noqa: ANN401 - as above
-    """The flags that may have another value when a run is resumed."""
-    return {*ALWAYS, *movable(settings), *(f"--{name}" for name in program.extends)}
-
-
-def elsewhere(stored: EngineConfig, given: EngineConfig) -> EngineConfig:
-    """The stored engine with the places of the given one."""
-    return replace(stored, engine_urls=given.engine_urls, engine_weights_dir=given.engine_weights_dir)
+def elsewhere(stored: Any, given: Any) -> Any:  # noqa: ANN401 - as above
+    """The stored settings with the given places of the servers."""
+    own = with_absolute_paths(given.engine)
+    places = {"engine_urls": own.engine_urls, "engine_weights_dir": own.engine_weights_dir}
+    return replace(stored, engine=replace(stored.engine, **places))
 
 
 def differences(settings: Any, options: TaskOptions, stored: Mapping[str, Any]) -> dict[str, str]:  # noqa: ANN401 - as above

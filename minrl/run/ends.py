@@ -3,6 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loguru import logger
+
+from minrl.config import OptimizerConfig
+from minrl.optimizer import learning_rate
+
 Record = Mapping[str, Any]
 """The content of a config.json. An entry of its `resumed` by which the end moved has the step `after` which the run
 went on, and what it `had` before of the settings of its end. Older versions of MinRL did not write these down.
@@ -33,3 +38,12 @@ def moves_between(record: Record, first: int, last: int) -> list[int]:
     """The steps in `first` to `last` after which the end moved, and `last`."""
     moved = [step for step in range(first, last) if steps_at(record, step) != steps_at(record, step + 1)]
     return [*moved, last]
+
+
+def report_schedule(had: Record, optimizer: OptimizerConfig, step: int, steps: int) -> None:
+    """Report the learning rate of the next step where the run `had` another end than `steps`."""
+    if had.keys() & {"steps", "epochs"} and optimizer.schedule != "constant":
+        logger.warning(
+            f"the {optimizer.schedule} schedule of the learning rate now ends at step {steps}: step {step} has "
+            f"{learning_rate(optimizer, step, steps):.3g} (peak {optimizer.learning_rate:g})"
+        )

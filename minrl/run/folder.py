@@ -18,7 +18,6 @@ from typing import TypeVar
 from loguru import logger
 
 from minrl.model.processes import Processes
-from minrl.optimizer import learning_rate
 from minrl.run.checkpoint import (
     OWNER,
     best_in,
@@ -30,6 +29,7 @@ from minrl.run.checkpoint import (
     numbered,
     step_of,
 )
+from minrl.run.ends import report_schedule
 from minrl.run.run import Run, set_summary_aside, write_config
 from minrl.types import Prompt, UserError
 from minrl.utils.files import LOCK, holder, lock, read_record, refusal, write_json, writing
@@ -78,19 +78,9 @@ def begin(run: Run, steps: int, prompt: Prompt | None = None) -> int | None:
     cut_after = -1 if run.stored else None  # a new run has nothing to cut
     if run.checkpoint is not None:
         cut_after = step_of(run.checkpoint)
-        _report_schedule(run, cut_after + 1, steps)
+        report_schedule(run.had, run.config.optimizer, cut_after + 1, steps)
         discard_after(run.checkpoints, cut_after)
     return cut_after
-
-
-def _report_schedule(run: Run, step: int, steps: int) -> None:
-    """Report the learning rate of the next step if another end of the run changes it."""
-    optimizer = run.config.optimizer
-    if run.had.keys() & {"steps", "epochs"} and optimizer.schedule != "constant":
-        logger.warning(
-            f"the {optimizer.schedule} schedule of the learning rate now ends at step {steps}: step {step} has "
-            f"{learning_rate(optimizer, step, steps):.3g} (peak {optimizer.learning_rate:g})"
-        )
 
 
 def note_saved(run: Run, checkpoint: Path) -> None:

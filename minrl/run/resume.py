@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions, with_absolute_paths
-from minrl.run.changed import ENDING, changeable, differences, elsewhere, movable, with_end
+from minrl.run.changed import ENDING, PLACES, changeable, differences, elsewhere, with_end
 from minrl.run.checkpoint import OWNER
 from minrl.run.model_names import best_at, is_run
 from minrl.run.naming import full_name
@@ -55,7 +55,7 @@ def _begun_or_new(settings: Any, options: TaskOptions, program: Program) -> Sett
     if not is_run(folder):
         return replace(settings, resume="")
     differing = differences(settings, options, read_json(folder / "config.json")["config"])
-    refused = [text for flag, text in differing.items() if flag not in changeable(settings, program)]
+    refused = [text for flag, text in differing.items() if flag not in changeable(program)]
     require(
         not refused,
         f"--resume auto found the run {folder}, which keeps its config, and this command has {'; '.join(refused)}: "
@@ -64,18 +64,13 @@ def _begun_or_new(settings: Any, options: TaskOptions, program: Program) -> Sett
     return replace(settings, resume=str(folder))
 
 
-def _stored_run(
-    settings: Any,  # noqa: ANN401 - of any program
-    options: TaskOptions,
-    flags: Sequence[str],
-    program: Program,
-) -> Run:
+def _stored_run(settings: Settings, options: TaskOptions, flags: Sequence[str], program: Program) -> Run:
     """The run that --resume names, with its stored settings except those that may change."""
     folder, named, kept = _named_run(settings, program)
     record = read_json(folder / "config.json")
     changed = {flag.split("=")[0].replace("--no-", "--", 1) for flag in flags}
     differing = {**differences(settings, options, record["config"]), "--config": "--config"}
-    refused = [text for flag, text in differing.items() if flag in changed - changeable(settings, program)]
+    refused = [text for flag, text in differing.items() if flag in changed - changeable(program)]
     if refused:
         *others, last = *(f"--{name}" for name in program.extends), *ENDING
         raise UserError(
@@ -85,8 +80,8 @@ def _stored_run(
     name = record["minrl_run"]
     stored: Any
     stored, options = from_dict(record["config"], type(settings))
-    if movable(settings) & changed:
-        stored = replace(stored, engine=elsewhere(stored.engine, with_absolute_paths(settings.engine)))
+    if PLACES & changed:
+        stored = elsewhere(stored, settings)
     kept_in = stored.logging.checkpoints_dir
     if kept is not None:
         mend = "the folder must have the run's name, rename it back"

@@ -133,7 +133,9 @@ def train_all(
 
 
 def _start(run: Planned, place: Place, logs: Path) -> Going:
-    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": place.card} if place.card else {})}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # stdout and stderr in order: the log ends with the error
+    if place.card:
+        environment["CUDA_VISIBLE_DEVICES"] = place.card
     with _log(logs, run).open("wb") as log:
         process = Popen(
             [*TRAINER, *run.flags, "--resume=auto"],
