@@ -38,6 +38,7 @@ from minrl.losses import (
     soft_gate,
     token_mean,
 )
+from minrl.system.timers import timed
 from minrl.types import Rollout, UserError
 
 NO_LIMITS = Limits()
@@ -69,6 +70,7 @@ class Algorithm:
         """Whether the surrogate depends on the ratio to the policy that sampled."""
         return self.surrogate is not policy_gradient
 
+    @timed("compare")
     def advantages(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Advantages":
         """The advantages of the step's rollouts: those of each task as if it were alone, times its scale."""
         values, spread = torch.zeros(len(rollouts), dtype=torch.float64), []

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from minrl.system.copies import sent
+from minrl.system.timers import timed
 from minrl.types import Rollout
 
 Run = list[int]
@@ -92,6 +93,7 @@ class Batch:
         return torch.bincount(self.rollout_of, minlength=len(self.rollouts))
 
 
+@timed("compare")
 def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"]) -> Batch:
     """The batch of a step's rollouts and their advantages."""
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts], dtype=torch.long)

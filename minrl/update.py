@@ -25,6 +25,7 @@ from minrl.optimizer import clipped_step, learning_rate
 from minrl.policy import Policy
 from minrl.system.copies import sent
 from minrl.system.progress import activity
+from minrl.system.timers import timed
 from minrl.types import CausalModel
 
 MEANS = {
@@ -60,6 +61,7 @@ class Update:
     preference: Float[Tensor, " S"] | None = None
 
 
+@timed("update")
 def update_policy(
     policy: Policy,
     optimizer: torch.optim.Optimizer,

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import train
-from minrl.record.metrics import read_metrics
 from minrl.terminal.command_line import run_main
+from minrl.tracking.files import read_metrics
 
 COUNT = 3
 KILLS = 3

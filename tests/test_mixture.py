@@ -19,13 +19,13 @@ from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.config.tasks import task_key, weights_of
 from minrl.draw import Draw, draw_examples, examples_due, observe, tracked_plan
-from minrl.record.metrics import read_metrics
-from minrl.record.rollout_metrics import step_metrics
 from minrl.rollout import Rollouts
 from minrl.run.overall import shares, weighted_score
 from minrl.run.preflight import preflight
 from minrl.tasks.mixture import Schedule, mixture
 from minrl.terminal.command_line import parse_trainer
+from minrl.tracking.files import read_metrics
+from minrl.tracking.metrics import step_metrics
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from tests import say_sevens
 from tests.say_duel import DUEL

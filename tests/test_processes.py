@@ -14,9 +14,9 @@ from together import together
 from torch.distributed.run import parse_args
 from two_trainers import EVALUATED, FAILING_STEP, GROUP, LAST_STEP, PROMPTS, run
 
-from minrl.record.metrics import read_metrics
 from minrl.run.checkpoint import save_policy
 from minrl.system.signals import exit_status
+from minrl.tracking.files import read_metrics
 
 ROOT = Path(__file__).parent.parent
 OWN_OF_A_MACHINE = ("time/", "speed/", "memory/", "system/", "update/computed_tokens")

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 import train
-from minrl.record.fingerprints import PARTS, read_fingerprints
 from minrl.run.checkpoint import _seal
 from minrl.system.files import read_json, read_jsonl, write_json, write_jsonl
+from minrl.tracking.files import PARTS, read_fingerprints
 from minrl.types import UserError
 from minrl.verify.__main__ import DIFFERS, main
 from minrl.verify.fork import forked

@@ -15,13 +15,13 @@ import pytest
 
 import train
 from minrl import draw, evaluation
-from minrl.record.metrics import read_metrics
 from minrl.run import checkpoint
 from minrl.run.checkpoint import load_state, newest_complete, save_policy
 from minrl.system.signals import STOP_SIGNALS, answered, stop_at_once
 from minrl.system.streams import Forgiving
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.terminal.command_line import run_main
+from minrl.tracking.files import read_metrics
 from tests import jobs
 from tests.killing import before, signalled_at
 

@@ -12,10 +12,10 @@ from minrl.pipeline.plan import EvaluationPlan
 from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.score import asked_again
 from minrl.pipeline.settings import StageSettings
-from minrl.record.tensorboard import write_pictures
 from minrl.system.files import read_json, write_csv, write_json, write_text
 from minrl.system.foreign_text import one_line
 from minrl.system.json_text import plain
+from minrl.tracking.tensorboard import write_pictures
 
 TABLE, CSV, CHARTS, EVENTS = "summary.md", "summary.csv", "charts", "tensorboard"
 

@@ -18,7 +18,6 @@ from minrl.config import JudgeConfig
 from minrl.model.chat import ChatTokenizer
 from minrl.model.loading import word_tokenizer
 from minrl.pipeline.report import table as summary_table
-from minrl.record.rollout_metrics import markdown
 from minrl.report.page import _code as page_cell
 from minrl.report.svg import Bar, bars
 from minrl.report.tables import table as report_table
@@ -32,6 +31,7 @@ from minrl.tasks.code.game import CodeGameOptions, refusal, shown_to_guesser
 from minrl.tasks.task import Task, split
 from minrl.terminal.screen import Screen
 from minrl.terminal.tables import Table, print_tables
+from minrl.tracking.metrics import markdown
 from minrl.types import SOLO, Example, Reward, Turn
 from tests.hostile.texts import CASES, SCREENS, SPECIAL, TURNS
 
