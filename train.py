@@ -22,64 +22,43 @@ from minrl.utils.cli import before_imports, parse_trainer, run_main
 if __name__ == "__main__":
     before_imports(parse_trainer)
 
+from loguru import logger as log
+
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
-from minrl.draw import every, observe, require_rewards, sample_groups, temperature_of
+from minrl.draw import every, sample_groups, temperature_of
 from minrl.engines import require_exact
-from minrl.record.session import Session, require_logger
-from minrl.record.taught import follow
 from minrl.run.defaults import parse_run
 from minrl.run.parts import assemble
 from minrl.run.preflight import preflight
 from minrl.run.resume import open_run
+from minrl.tracking.logger import Logger, require_logger
 from minrl.update import update_policy
 
 
-def train(session: Session) -> None:
+def train(logger: Logger) -> None:
     """Sample a group per example, normalise rewards within it, update the policy, sync the engine. Repeat."""
-    parts, recorder = session.parts, session.recorder
+    parts = logger.parts
     config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
     algorithm = choose_algorithm(config)
-    while state.step < config.steps and not session.ended:
-        state.step += 1
+    for step in logger.steps():
         temperature = temperature_of(config, state)
-        with recorder.timed("time/rollout_s"):
-            sampled = sample_groups(policy, engine, parts.workers, task, config, state)
-        recorder.rollouts(sampled)
-        require_rewards(sampled, config.rollout.max_unscorable_frac, state.step)
-        rollouts = sampled.rollouts
-        observe(state, config, rollouts)
+        sampled = sample_groups(policy, engine, parts.workers, task, config, state)
+        advantages = algorithm.advantages(sampled.rollouts, state.baselines)
+        state.baselines = advantages.baselines
+        batch = make_batch(sampled.rollouts, advantages.values)
 
-        with recorder.timed("time/compare_s"):
-            advantages = algorithm.advantages(rollouts, state.baselines)
-            state.baselines = advantages.baselines
-            batch = make_batch(rollouts, advantages.values)
-        taught = None
-        if every(config.logging.rollouts_every, state.step):
-            with recorder.timed("time/eval_s"):
-                taught = follow(parts, rollouts, temperature)
-        with recorder.timed("time/update_s"):
-            engine.sleep()
-            update = update_policy(
-                policy, parts.optimizer, batch, algorithm, config, state.step, not engine.exact, temperature
-            )
-        if taught:
-            with recorder.timed("time/eval_s"):
-                taught.measure(update, advantages.values)
-        with recorder.timed("time/sync_s"):
-            engine.wake()
-            engine.sync(policy)
-        recorder.update(advantages, update)
-        require_exact(engine, policy, update.metrics, state.step)
+        engine.sleep()
+        update = update_policy(policy, parts.optimizer, batch, algorithm, config, step, not engine.exact, temperature)
+        engine.wake()
+        engine.sync(policy)
+        require_exact(engine, policy, update.metrics, step)
 
-        if taught:
-            recorder.measured(taught.curves)
-            recorder.save_rollouts(rollouts, advantages.values, update, taught.followed, taught.moved)
-        if every(config.evaluation.eval_every, state.step) or state.step == config.steps:
-            session.evaluate()
-        session.end_step()
-        session.save_if_due()
+        if every(config.evaluation.eval_every, step) or step == config.steps:
+            logger.evaluate()
+        logger.step(sampled, advantages, update)
+        logger.save_if_due()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,18 +66,19 @@ def main(arguments: Sequence[str]) -> int:
     run = open_run(*parse_run(TrainerConfig, arguments), arguments)
     choose_algorithm(run.config)  # refuses what cannot work before anything slow
     require_logger(run.config.logging)
-    with assemble(run) as parts, Session(parts, STARTED) as session:
-        config = parts.config
-        if config.preflight and parts.state.step == 0:
-            session.preflight(preflight(parts.policy, parts.engine, parts.workers, parts.task, config))
-        if config.preflight_only:
+    with assemble(run) as parts:
+        if parts.config.preflight and parts.state.step == 0:
+            clean = True
+            for finding in preflight(parts.policy, parts.engine, parts.workers, parts.task, parts.config):
+                log.warning(f"preflight: {finding}")
+                clean = False
+            if clean:
+                log.info("preflight: no problems found")
+        if parts.config.preflight_only:
             return 0
-        session.begin()
-        if session.owes_evaluation:
-            session.evaluate()
-            session.end_step()
-        train(session)
-        return session.finish()
+        with Logger(parts, STARTED, follow=True) as logger:
+            train(logger)
+            return logger.finish()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness import doing
 
-from minrl.record.metrics import LOGGERS, read_metrics
+from minrl.tracking.files import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,7 +33,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 def main() -> None:
     """Make the runs one after another, then print a line for each."""
     options, more = parse()
-    loggers = [name for name in LOGGERS if name == "tensorboard" or find_spec(name) is not None]
+    loggers = [name for name in ("tensorboard", "wandb") if name == "tensorboard" or find_spec(name) is not None]
     with tempfile.TemporaryDirectory() as folder:
         for name in loggers:
             doing(f"{options.steps} steps with {name}")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from harness import ROOT, Row, doing, save
 
-from minrl.record.metrics import read_metrics
+from minrl.tracking.files import read_metrics
 from minrl.viewer.build import PAGE, packed_steps
 
 MODEL = "--base-hidden-size 64 --base-heads 2 --base-layers 1 --base-steps 300 --base-batch-size 32"

@@ -44,8 +44,8 @@ ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.txt")
 
 OWN_TESTS = """advantages algorithms batch evaluation losses optimizer rollout scoring types update
-    kernels/attention record/clock record/metrics record/rollout_metrics rewards/episode rewards/workers
-    run/checkpoint run/preflight run/run run/stopping"""
+    kernels/attention rewards/episode rewards/workers run/checkpoint run/preflight run/run run/stopping
+    tracking/diagnostics tracking/logger utils/timers"""
 TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.split()} | {
     "draw": ["tests/test_sampling.py"],
     "engines/slices": ["tests/test_engine.py"],
@@ -54,12 +54,13 @@ TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.
     "kernels/head": ["tests/test_scoring.py"],
     "model/chat": ["tests/test_policy.py"],
     "policy": ["tests/test_policy.py", "tests/test_activations.py", "tests/test_lora.py"],
-    "record/recorder": ["tests/test_record.py"],
-    "record/session": ["tests/test_record.py"],
     "run/folder": ["tests/test_run_folder.py"],
     "run/loading": ["tests/test_scoring.py", "tests/test_policy.py"],
     "run/model_names": ["tests/test_best.py", "tests/test_evaluate_runs.py"],
     "run/resume": ["tests/test_run_folder.py"],
+    "tracking/files": ["tests/test_metrics.py"],
+    "tracking/metrics": ["tests/test_rollout_metrics.py"],
+    "tracking/tags": ["tests/test_metrics.py"],
 }
 """The modules of the core, each with its tests."""
 

@@ -50,17 +50,17 @@ def main() -> None:
     parser.add_argument("--core", type=int, help="the core of the loop; any if not given")
     options, flags = parser.parse_known_args()
     import train
-    from minrl.record.recorder import Recorder
+    from minrl.tracking.logger import Logger
+    from minrl.utils.timers import TIMERS
 
-    neighbour, end_step = Neighbour(options.turn, options.core), Recorder.end_step
+    neighbour, step = Neighbour(options.turn, options.core), Logger.step
 
-    def timed(recorder: Recorder) -> None:
-        phases = recorder._clock.seconds
-        seconds = phases["time/rollout_s"] + phases["time/update_s"]
-        end_step(recorder)
+    def timed(logger: Logger, *results: object) -> None:
+        seconds = TIMERS._seconds["rollout"] + TIMERS._seconds["update"]
+        step(logger, *results)
         neighbour.after_step(seconds)
 
-    Recorder.end_step = timed
+    Logger.step = timed
     with tempfile.TemporaryDirectory() as folder:
         doing("the default run, quiet and busy in turns")
         switches = ["--eval-every", "0", "--save-every", "0", "--no-eval-first", "--no-preflight", "--quiet"]

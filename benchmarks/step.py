@@ -40,14 +40,13 @@ class PacedRun:
     def install(self) -> None:
         """Put this object between the loop and what it calls."""
         from minrl.engines.torch_engine import TorchEngine
-        from minrl.record.recorder import Recorder
+        from minrl.tracking.logger import Logger
 
         generate = TorchEngine.generate
-        begin, measured, end_step = Recorder.begin, Recorder.measured, Recorder.end_step
+        enter, step = Logger.__enter__, Logger.step
         TorchEngine.generate = lambda engine, *args, **named: self.generate(generate, engine, *args, **named)
-        Recorder.begin = lambda record: self.begin(begin, record)
-        Recorder.measured = lambda record, metrics: self.measured(measured, record, metrics)
-        Recorder.end_step = lambda record: self.end_step(end_step, record)
+        Logger.__enter__ = lambda logger: self.begin(enter, logger)
+        Logger.step = lambda logger, *results: self.step(step, logger, *results)
 
     def generate(self, generate, engine, requests, sampling, **named):
         """The engine's completions, as long as the schedule says."""
@@ -64,22 +63,21 @@ class PacedRun:
         """Count what goes through the model beside the rollout."""
         self.forwarded += named["input_ids"].numel()
 
-    def begin(self, begin, record) -> None:
+    def begin(self, enter, logger):
         """All is made: the first turn."""
-        begin(record)
-        record.parts.policy.model.get_decoder().register_forward_pre_hook(self.forward, with_kwargs=True)
+        enter(logger)
+        logger.parts.policy.model.get_decoder().register_forward_pre_hook(self.forward, with_kwargs=True)
         self.turns.ready()
-        self._wait(record)
+        self._wait()
+        return logger
 
-    def measured(self, measured, record, metrics) -> None:
-        """Keep the update's own counter."""
-        self.computed = metrics["update/computed_tokens"]
-        measured(record, metrics)
-
-    def end_step(self, end_step, record) -> None:
+    def step(self, step, logger, sampled, advantages, update) -> None:
         """Report, and wait for the next turn."""
-        phases = dict(record._clock.seconds)
-        end_step(record)
+        from minrl.utils.timers import TIMERS
+
+        self.computed = update.metrics["update/computed_tokens"]
+        phases = {f"time/{phase}_s": seconds for phase, seconds in TIMERS._seconds.items()}
+        step(logger, sampled, advantages, update)
         seconds = time.perf_counter() - self.started
         named = sum(phases.get(f"time/{name}_s", 0.0) for name in ("rollout", "reward", "update", "sync"))
         counted = {
@@ -91,13 +89,14 @@ class PacedRun:
             "forwarded_over_computed": self.forwarded / self.computed,
         }
         self.turns.done(seconds, {**counted, **phases})
-        self._wait(record)
+        self._wait()
 
-    def _wait(self, record) -> None:
-        from minrl.record.clock import PhaseClock
+    def _wait(self) -> None:
+        from minrl.utils.timers import TIMERS
 
         self.number = self.turns.wait()
-        self.forwarded, self.started, record._clock = 0, time.perf_counter(), PhaseClock()
+        self.forwarded, self.started = 0, time.perf_counter()
+        TIMERS.restart()
 
 
 def ours(turns: Turns, work: Work) -> None:

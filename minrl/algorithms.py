@@ -39,6 +39,7 @@ from minrl.losses import (
 from minrl.types import Rollout, UserError
 from minrl.utils.settings import meant
 from minrl.utils.task_names import TaskTerms
+from minrl.utils.timers import timed
 
 NO_LIMITS = Limits()
 CLIP = Limits(clip_low=0.2, clip_high=0.2)
@@ -69,6 +70,7 @@ class Algorithm:
         """Whether the surrogate depends on the ratio to the policy that sampled."""
         return self.surrogate is not policy_gradient
 
+    @timed("compare")
     def advantages(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Advantages":
         """The advantages of the step's rollouts: those of each task as if it were alone, times its scale."""
         values, spread = torch.zeros(len(rollouts), dtype=torch.float64), []

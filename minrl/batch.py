@@ -22,6 +22,7 @@ from torch import Tensor
 
 from minrl.types import Rollout
 from minrl.utils.copies import sent
+from minrl.utils.timers import timed
 
 Run = list[int]
 """Consecutive tokens of a stream."""
@@ -92,6 +93,7 @@ class Batch:
         return torch.bincount(self.rollout_of, minlength=len(self.rollouts))
 
 
+@timed("compare")
 def make_batch(rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"]) -> Batch:
     """The batch of a step's rollouts and their advantages."""
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts], dtype=torch.long)

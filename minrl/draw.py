@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
+from loguru import logger
 
 from minrl.config import SamplingConfig, TrainerConfig
 from minrl.engines import Engine
@@ -18,6 +19,7 @@ from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, joined, rollout
 from minrl.tasks import Task
 from minrl.types import Example, Rollout, TrainState, UserError
+from minrl.utils.timers import timed
 
 RATE_DECAY = 0.5
 """Decay of an example's remembered solve rate per observation."""
@@ -37,6 +39,7 @@ TRACKED_EXAMPLES = 4
 T = TypeVar("T")
 
 
+@timed("rollout")
 def sample_groups(
     policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig, state: TrainState
 ) -> Rollouts:
@@ -45,6 +48,8 @@ def sample_groups(
     while draw.due:
         examples = examples_due(task, draw.due, config, state)
         draw.add(rollout(policy, engine, workers, task, examples, training_plan(config, state, draw.drawn)))
+    require_rewards(draw.sampled, config.rollout.max_unscorable_frac, state.step)
+    observe(state, config, draw.sampled.rollouts)
     return draw.sampled
 
 
@@ -115,7 +120,8 @@ def every(steps: int, step: int) -> bool:
 
 
 def require_rewards(sampled: Rollouts, max_unscorable_frac: float, step: int) -> None:
-    """Raise `UserError` if too many of the step's completions are unscorable."""
+    """Report failed rewards. Raise `UserError` if too many of the step's completions are unscorable."""
+    warn_of_failures("episodes", sampled.failures)
     if not sampled.rollouts:
         raise UserError(f"no episode of step {step} came to its first turn: mend the task's episode")
     share = 1 - sum(one.reward is not None for one in sampled.rollouts) / len(sampled.outcomes)
@@ -124,6 +130,13 @@ def require_rewards(sampled: Rollouts, max_unscorable_frac: float, step: int) ->
             f"{share:.0%} of the rollouts of step {step} could not be rewarded, more than max_unscorable_frac "
             f"({max_unscorable_frac:.0%}): mend the task's reward; the first failure is shown above"
         )
+
+
+def warn_of_failures(episodes: str, failures: Sequence[str]) -> None:
+    """Report how many episodes could not be rewarded, and the reason of the first."""
+    if failures:
+        count, first = len(failures), failures[0]
+        logger.warning(f"{count} {episodes} could not be rewarded as they were played, the first because:\n{first}")
 
 
 def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout]) -> None:

@@ -26,6 +26,7 @@ from minrl.policy import Policy
 from minrl.types import CausalModel
 from minrl.utils.copies import sent
 from minrl.utils.progress import activity
+from minrl.utils.timers import timed
 
 MEANS = {
     "policy/entropy": "entropy",
@@ -60,6 +61,7 @@ class Update:
     preference: Float[Tensor, " S"] | None = None
 
 
+@timed("update")
 def update_policy(
     policy: Policy,
     optimizer: torch.optim.Optimizer,

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import train
-from minrl.record.metrics import read_metrics
+from minrl.tracking.files import read_metrics
 from minrl.utils.cli import run_main
 
 COUNT = 3

@@ -3,7 +3,7 @@
 import json
 import random
 
-from minrl.record.metrics import MetricsLog
+from minrl.tracking.files import RunFiles
 from minrl.types import PlayedTurn, Reward, Rollout
 from minrl.viewer.lines import rollout_line
 
@@ -49,10 +49,9 @@ def write_run(folder, steps, **config):
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"task": "countdown", "algorithm": "grpo", "model_id": "", "rollouts_every": 10, **config}
     (folder / "config.json").write_text(json.dumps({"minrl_run": folder.name, "commit": "c" * 40, "config": settings}))
-    log = MetricsLog(folder)
+    log = RunFiles(folder)
     for step, lines in steps.items():
         log.rollouts(step, lines)
-    log.close()
     return folder
 
 

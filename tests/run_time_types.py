@@ -13,8 +13,8 @@ STATES_SHAPES = [
     "minrl.kernels.head",
     "minrl.losses",
     "minrl.policy",
-    "minrl.record.rollout_metrics",
-    "minrl.record.taught",
+    "minrl.tracking.metrics",
+    "minrl.tracking.diagnostics",
     "minrl.scoring",
     "minrl.update",
 ]

@@ -16,7 +16,6 @@ import pytest
 import train
 from minrl import evaluation
 from minrl.config import EvaluationConfig, TrainerConfig
-from minrl.record import recorder, session
 from minrl.report.runs import read_run
 from minrl.report.tables import results
 from minrl.run import checkpoint
@@ -27,6 +26,7 @@ from minrl.run.parts import Parts
 from minrl.run.preflight import end_findings
 from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
+from minrl.tracking import logger
 from minrl.types import TrainState, UserError
 from tests.killing import killed_at, signalled_at
 from tests.together import together
@@ -146,7 +146,7 @@ def test_a_better_one_replaces_it_and_no_limit_removes_it(start, keep):
 
 
 MOMENTS = {
-    "before the best is saved": (session, "save_checkpoint", 2),
+    "before the best is saved": (logger, "save_checkpoint", 2),
     "while it is written": (checkpoint, "_seal", 2),
     "before it is named": (checkpoint, "name_best", 2),
     "while it is named": (checkpoint, "write_json", 2),
@@ -208,9 +208,7 @@ def test_a_start_model_that_is_good_enough_is_not_trained(start, capfd):
     assert summary()["steps"] == STEPS
 
 
-@pytest.mark.parametrize(
-    "stopped", [(evaluation, "summarize", 3), (recorder, "fall", 3), (session, "save_checkpoint", 2)]
-)
+@pytest.mark.parametrize("stopped", [(evaluation, "summarize", 3), (logger, "fall", 3), (logger, "save_checkpoint", 2)])
 def test_the_count_of_evaluations_survives_a_stop_and_a_kill_at_any_of_them(start, whole, stopped):
     """A signal in the evaluation of step 2 leaves it to the resumed run, which is killed when it has made it."""
     with signalled_at(*stopped, signal.SIGTERM):
@@ -349,7 +347,7 @@ def test_an_end_by_the_score_needs_a_task():
 def test_an_evaluation_of_which_nothing_could_be_scored_is_no_score():
     nan = float("nan")
     nothing = Evaluation(nan, (nan, nan), 4, 4, nan, nan, 1.0, 0.0)
-    assert recorder.score_in(nothing.metrics("sevens"), "sevens", 3) is None
+    assert logger.score_in(nothing.metrics("sevens"), "sevens", 3) is None
 
 
 def test_a_bound_that_solving_everything_does_not_reach_is_said_before_the_first_step():
@@ -365,15 +363,15 @@ def test_several_processes_have_the_score_of_the_main_one():
     """Two machines may differ in the last digit, and all processes must end after the same step."""
 
     def make(processes):
-        record = recorder.Recorder.__new__(recorder.Recorder)
-        record.state, record.config = TrainState(step=1), TrainerConfig()
-        record.parts = SimpleNamespace(policy=SimpleNamespace(processes=processes))
+        record = logger.Logger.__new__(logger.Logger)
+        record.state, record.main, record._metrics = TrainState(step=1), False, {}
+        record.parts = SimpleNamespace(policy=SimpleNamespace(processes=processes), config=TrainerConfig())
         names = ("pass@1", "pass@1_low", "pass@1_high", "reward_mean")
-        record._metrics = {f"eval/countdown/{name}": 0.5 + processes.rank * 1e-12 + 1e-9 for name in names}
+        record.add({f"eval/countdown/{name}": 0.5 + processes.rank * 1e-12 + 1e-9 for name in names})
         return record
 
     def noted(record):
-        record._note_score()
+        record._note_evaluations({})
         return record.state.held_out
 
     assert together(2, make, noted) == [[[1, *[0.5 + 1e-9] * 4]]] * 2

@@ -18,7 +18,6 @@ from together import together
 
 from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.record import session
 from minrl.rewards.workers import Workers
 from minrl.run.parts import Parts
 from minrl.sft import expert_iteration
@@ -28,6 +27,7 @@ from minrl.sft.demonstrations import Demonstration, read_demonstrations
 from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round, write_samples
 from minrl.sft.step import mean_loss_and_entropy
 from minrl.tasks import Dataset
+from minrl.tracking import logger
 from minrl.types import Example, Reward, TrainState, UserError
 from minrl.utils.files import LOCK, lock
 from tests.forked import Forked
@@ -190,7 +190,7 @@ MOMENTS = [("sample_round", 1), ("keep_correct", 2), ("sft_step", 2), ("measure"
 @pytest.mark.parametrize(("moment", "call"), MOMENTS)
 def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, uninterrupted, with_base, moment, call):
     with_base(tmp_path)
-    with killed_at(session if moment == "save_checkpoint" else expert_iteration, moment, call):
+    with killed_at(logger if moment == "save_checkpoint" else expert_iteration, moment, call):
         expert_iteration.main([*FLAGS, *folders(tmp_path)])
     assert expert_iteration.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert_as_never_stopped(tmp_path, uninterrupted)

@@ -14,7 +14,6 @@ import pytest
 from minrl.types import UserError
 from minrl.utils.files import (
     append_jsonl,
-    cut_csv,
     cut_jsonl,
     holder,
     is_torn,
@@ -155,26 +154,6 @@ def test_a_damaged_line_is_told_or_refused(tmp_path, line):
 def test_a_table_has_a_cell_for_each_column(tmp_path):
     write_csv(tmp_path / "t.csv", ["a", "b"], [{"a": 1}, {"b": "x,y"}])
     assert (tmp_path / "t.csv").read_bytes() == b'a,b\r\n1,\r\n,"x,y"\r\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "columns", "left"),
-    [
-        ("a,b\r\n1,x\r\n2,\r\n3,z\r\n", ["a", "b"], "a,b\r\n1,x\r\n2,\r\n"),
-        ("a,b\r\n1,x\r\n2,\r\n3,", ["a", "b"], "a,b\r\n1,x\r\n2,\r\n"),  # torn
-        ("a,b\r\n1,x\r\n2,\r\n", ["a", "b"], None),
-        ("a,b\r\n1,x\r\n2,y", [], None),  # the last row that is wanted is torn
-        ("a,b\r\n1,x\r\n3,\r\n", [], None),  # another row
-        ("a,b\n1,x\n2,\n3,z\n", [], None),  # saved by another program
-        ("", [], None),
-    ],
-)
-def test_a_table_is_cut_to_the_rows_that_are_known(tmp_path, text, columns, left):
-    path = tmp_path / "t.csv"
-    path.write_bytes(text.encode())
-    assert cut_csv(path, ["1", "2"]) == columns
-    assert path.read_bytes().decode() == (text if left is None else left)
-    assert cut_csv(tmp_path / "none.csv", []) == []
 
 
 def test_jsonl_is_cut_in_place_and_only_where_something_goes(tmp_path):

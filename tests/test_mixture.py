@@ -18,12 +18,12 @@ from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.draw import Draw, draw_examples, examples_due, observe, tracked_plan
-from minrl.record.metrics import read_metrics
-from minrl.record.rollout_metrics import step_metrics
 from minrl.rollout import Rollouts
 from minrl.run.overall import shares, weighted_score
 from minrl.run.preflight import preflight
 from minrl.tasks.mixture import Schedule, mixture
+from minrl.tracking.files import read_metrics
+from minrl.tracking.metrics import step_metrics
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.utils.cli import parse_trainer
 from minrl.utils.task_names import task_key, weights_of

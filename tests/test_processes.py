@@ -14,8 +14,8 @@ from together import together
 from torch.distributed.run import parse_args
 from two_trainers import EVALUATED, FAILING_STEP, GROUP, LAST_STEP, PROMPTS, run
 
-from minrl.record.metrics import read_metrics
 from minrl.run.checkpoint import save_policy
+from minrl.tracking.files import read_metrics
 from minrl.utils.signals import exit_status
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +50,7 @@ def test_the_command_of_the_pages_starts_two_processes():
 
 MET = """
 import os
-from minrl.config import (ModelConfig)
+from minrl.config import ModelConfig
 from minrl.model.processes import Processes
 
 with Processes(ModelConfig(device="cpu", threads=1)).open() as processes:

@@ -20,7 +20,6 @@ from minrl.optimizer import make_optimizer
 from minrl.pipeline.served import as_messages
 from minrl.pipeline.settings import options_of
 from minrl.policy import as_policy
-from minrl.record.metrics import read_metrics
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure
 from minrl.rollout import Plan, rollout
@@ -43,6 +42,7 @@ from minrl.tasks.python_tool import (
     with_python,
 )
 from minrl.tasks.task import extract_answer, split
+from minrl.tracking.files import read_metrics
 from minrl.types import SOLO, Example, Job, Reward, Turn, UserError
 from minrl.update import update_policy
 from minrl.utils.cli import parse_trainer

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 import train
-from minrl.record.fingerprints import PARTS, read_fingerprints
 from minrl.run.checkpoint import _seal
+from minrl.tracking.files import PARTS, read_fingerprints
 from minrl.types import UserError
 from minrl.utils.files import read_json, read_jsonl, write_json, write_jsonl
 from minrl.verify.__main__ import DIFFERS, main

@@ -14,17 +14,16 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from minrl import draw
-from minrl.engines.torch_engine import TorchEngine
-from minrl.record import recorder as record
-from minrl.record import session
-from minrl.record.clock import PhaseClock
-from minrl.record.metrics import MetricsLog, read_metrics
+from minrl import draw, update
+from minrl.engines import torch_engine
 from minrl.run.checkpoint import newest_complete
 from minrl.run.parts import Parts
 from minrl.run.resume import open_run
+from minrl.tracking import logger
+from minrl.tracking.files import RunFiles, read_metrics
 from minrl.types import UserError
 from minrl.utils.cli import parse_trainer
+from minrl.utils.timers import TIMERS
 from tests import say_sevens
 from tests.forked import Forked
 from tests.killing import killed_at
@@ -89,7 +88,7 @@ def assert_as_never_stopped(folder, whole):
 @pytest.mark.parametrize("moment", ["sample_groups", "update_policy", "save_checkpoint"])
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_run_that_was_stopped_anywhere_continues_to_the_same_weights(folder, uninterrupted, step, moment):
-    with killed_at(session if moment == "save_checkpoint" else train, moment, step):
+    with killed_at(logger if moment == "save_checkpoint" else train, moment, step):
         train.main([*FLAGS, *folders(folder)])
     assert train.main(["--resume", "latest", "--runs-dir", str(folder / "runs")]) == 0
     assert_as_never_stopped(folder, uninterrupted[1])
@@ -126,7 +125,7 @@ def test_a_run_continues_from_the_checkpoint_that_is_named(folder, uninterrupted
 
 def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
     command = [*FLAGS, *folders(folder), "--run-name", "mine", "--resume", "auto"]
-    with killed_at(train, "follow", 1):  # its first step was not saved
+    with killed_at(train, "update_policy", 1):  # its first step was not saved
         train.main([*FLAGS, *folders(folder), "--run-name", "another"])
     for _ in range(2):  # when it begins, and when it goes on
         with killed_at(train, "update_policy", 3):
@@ -253,10 +252,10 @@ def test_what_takes_long_belongs_to_a_phase(folder, monkeypatch):
         usual = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, **kwargs: calls.append(name) or usual(*args, **kwargs))
 
-    work = [(draw, "rollout"), (train, "update_policy"), (session, "save_checkpoint")]
-    for owner, name in [*work, (Parts, "evaluate"), (TorchEngine, "sync"), (MetricsLog, "log")]:
+    work = [(draw, "rollout"), (update, "optimizer_step"), (logger, "save_checkpoint")]
+    for owner, name in [*work, (Parts, "evaluate"), (torch_engine, "hold_whole"), (RunFiles, "metrics")]:
         ticking(owner, name)
-    monkeypatch.setattr(record, "PhaseClock", lambda: PhaseClock(lambda: float(len(calls))))
+    monkeypatch.setattr(TIMERS, "now", lambda: float(len(calls)))
     assert train.main([*FLAGS, *folders(folder), "--steps", "2", "--eval-every", "1", "--rollouts-every", "0"]) == 0
     first, *steps = read_metrics(run_folder(folder))
     assert first["time/eval_s"] == first["time/step_s"] == 1

@@ -23,8 +23,6 @@ from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.draw import draw_examples
 from minrl.model.processes import Processes
 from minrl.optimizer import make_optimizer
-from minrl.record import session as session_module
-from minrl.record.session import Session
 from minrl.rewards.workers import Workers
 from minrl.run.parts import Parts
 from minrl.sft import __main__ as sft
@@ -43,6 +41,8 @@ from minrl.sft.demonstrations import (
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
+from minrl.tracking import logger
+from minrl.tracking.logger import Logger
 from minrl.types import TrainState, UserError
 from minrl.update import optimizer_step
 from minrl.utils.files import LOCK, lock
@@ -168,6 +168,12 @@ def test_several_processes_train_on_the_rows_that_one_would(tiny):
             torch.testing.assert_close(moved, weight, atol=BOUND, rtol=0)
 
 
+def steps_to(last, state):
+    while state.step < last:
+        state.step += 1
+        yield state.step
+
+
 def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, monkeypatch):
     rows, seen = as_rollouts(tiny, numbers(12)), []
     parts = object.__new__(Parts)
@@ -179,9 +185,9 @@ def test_an_epoch_trains_on_each_row_once_in_an_order_of_seed_and_epoch(tiny, mo
         run = SimpleNamespace(settings=SftConfig(steps=6, seed=seed, batch_size=4))
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, state=state, run=run)
         vars(parts).update(config=TrainerConfig(steps=6))
-        session = MagicMock(spec=Session, ended=False, parts=parts, recorder=MagicMock(), run=run)
-        fine_tune(session, Rows(rows, []))
-        session.recorder.measured.assert_called_with({"sft/epoch": 2.0})
+        recorder = MagicMock(spec=Logger, parts=parts, run=run, steps=lambda: steps_to(6, state))
+        fine_tune(recorder, Rows(rows, []))
+        recorder.add.assert_called_with({"sft/epoch": 2.0})
         return [rows.index(row) for batch in seen for row in batch]
 
     first, second = order(0)[:12], order(0)[12:]
@@ -201,8 +207,8 @@ def test_epochs_train_on_each_row_so_often_and_a_longer_run_on_the_rest(tiny, mo
         config = TrainerConfig(steps=due)
         vars(parts).update(policy=tiny, optimizer=None, engine=MagicMock(), tasks={}, config=config, state=state)
         vars(parts).update(run=SimpleNamespace(settings=settings))
-        session = MagicMock(spec=Session, ended=False, parts=parts, recorder=MagicMock(), run=parts.run)
-        fine_tune(session, Rows(rows, []))
+        recorder = MagicMock(spec=Logger, parts=parts, run=parts.run, steps=lambda: steps_to(due, state))
+        fine_tune(recorder, Rows(rows, []))
         return due
 
     def counts():
@@ -474,7 +480,7 @@ def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
 @pytest.mark.slow
 @pytest.mark.parametrize(("moment", "call"), [("sft_step", 2), ("measure", 2), ("save_checkpoint", 2), ("sft_step", 6)])
 def test_a_run_that_ends_anywhere_continues_to_the_same_weights(place, rows_file, uninterrupted, moment, call):
-    with killed_at(session_module if moment == "save_checkpoint" else sft, moment, call):
+    with killed_at(logger if moment == "save_checkpoint" else sft, moment, call):
         sft.main([*FLAGS, *folders(place), "--data", str(rows_file)])
     assert sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
     assert_as_never_stopped(place, uninterrupted[1])

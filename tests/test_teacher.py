@@ -17,12 +17,12 @@ from minrl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from minrl.model.loading import small_qwen3, word_tokenizer
 from minrl.model.processes import Processes
 from minrl.policy import as_policy
-from minrl.record.taught import Taught
 from minrl.run.checkpoint import save_policy
 from minrl.run.teacher import TeacherPrompt, behind, require_same_tokens, teacher_prompt
 from minrl.scoring import score
 from minrl.tasks import Task
 from minrl.tasks.task import split
+from minrl.tracking.diagnostics import TokenMovement
 from minrl.types import Example, Reward, UserError
 from minrl.update import update_policy
 from tests.killing import killed_at
@@ -127,14 +127,14 @@ def test_what_a_step_taught_is_told_token_by_token(tiny):
     config, rollouts = settings("distill", passes_per_step=1), fixed_rollouts()
     algorithm = choose_algorithm(config)
     nothing = algorithm.advantages(rollouts, {}).values
-    taught = Taught(tiny, config, 1.0, rollouts, [])
+    movement = TokenMovement(tiny, config, 1.0)
     optimizer = torch.optim.SGD(tiny.model.parameters())
     found = update_policy(tiny, optimizer, make_batch(rollouts, nothing), algorithm, config, 1, correct_engine=False)
     skipped = torch.tensor([one.reward is None for one in rollouts for sampled in one.loss_mask if sampled])
     assert torch.equal(found.preference.isnan(), skipped)
     assert -float(found.preference[~skipped].mean()) == pytest.approx(found.metrics["teacher/kl"], abs=1e-6)
-    taught.measure(found, nothing)
-    assert taught.curves["taught/agreement"] > taught.curves["taught/agreement_by_chance"] + 0.15
+    _, curves = movement.measure(rollouts, nothing, found)
+    assert curves["taught/agreement"] > curves["taught/agreement_by_chance"] + 0.15
 
 
 def shown_more(tiny, text="{prompt} 3 {answer}", **fields):

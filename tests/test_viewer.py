@@ -14,7 +14,7 @@ from rollout_runs import line, many, write_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from minrl.record.metrics import MetricsLog
+from minrl.tracking.files import RunFiles
 from minrl.types import PlayedTurn, Reward, UserError
 from minrl.update import Update
 from minrl.viewer import build
@@ -215,7 +215,7 @@ def test_what_a_resume_cut_away_goes_from_the_page(tmp_path):
     folder = write_run(tmp_path / "run", {10: many(2, 2), 20: many(2, 2)})
     refresh_page(folder)
     for step in (20, 10):
-        MetricsLog(folder, cut_after=step - 1).close()
+        RunFiles(folder, cut_after=step - 1)
         refresh_page(folder)
         assert sorted(packed_steps(folder / PAGE)) == ([10] if step == 20 else [])
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from rollout_runs import line, many, write_run
 
-from minrl.record.metrics import MetricsLog
+from minrl.tracking.files import RunFiles
 from minrl.types import PlayedTurn, Reward
 from minrl.viewer import serve
 from minrl.viewer.build import Limits, make_page
@@ -470,7 +470,7 @@ def test_a_resume_that_cuts_rollouts_shows_what_there_is(tmp_path, follow):
     page = follow(folder, "#step=30&sort=best")
     assert page.text("#summary").startswith("Step 30")
     page.keys("j", ENTER)
-    MetricsLog(folder, cut_after=25).close()
+    RunFiles(folder, cut_after=25)
     page.wait("return document.getElementById('summary').textContent.startsWith('Step 20')")
     assert page.run(NUMBERS) == "10,20" and page.run("return document.getElementById('detail').hidden")
     assert page.run("return document.getElementById('sort').value") == "best"
@@ -478,7 +478,7 @@ def test_a_resume_that_cuts_rollouts_shows_what_there_is(tmp_path, follow):
     page.wait("return document.getElementById('summary').textContent.startsWith('Step 20: 6 rollouts')")
     page.keys("j", "x")
     page.wait("return document.querySelectorAll('.columns .group').length === 2")
-    MetricsLog(folder, cut_after=5).close()
+    RunFiles(folder, cut_after=5)
     page.wait("return document.querySelector('#board').textContent.startsWith('No rollouts yet')")
     write_run(folder, {10: many(1, 2)})
     page.wait("return document.getElementById('summary').textContent.startsWith('Step 10: 2 rollouts')")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import train
-from minrl.record.session import Session
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
+from minrl.tracking.logger import Logger
 from minrl.types import SOLO, Example, Reward, Turn, UserError
 from minrl.utils.cli import run_main
 
@@ -67,9 +67,9 @@ def run(model: Path, folder: Path, rank: int = 0, count: int = 1) -> dict[str, i
     )
     loop = train.train
 
-    def watched(session: Session) -> None:
-        misbehaving.played["workers"] = session.parts.workers.count
-        loop(session)
+    def watched(logger: Logger) -> None:
+        misbehaving.played["workers"] = logger.parts.workers.count
+        loop(logger)
 
     train.train = watched
     try:
@@ -84,7 +84,7 @@ def main(model: str, folder: str, failing_rank: str = "") -> None:
     """This process of several, which writes down what it played. One fails while the others wait for it."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if failing_rank == str(rank):
-        train.observe = refuse
+        train.make_batch = refuse
     (Path(folder) / f"{rank}.json").write_text(json.dumps(run(Path(model), Path(folder), rank, count)))
 
 

@@ -28,6 +28,7 @@ from minrl.policy import Policy
 from minrl.types import Completion, Request
 from minrl.utils.copies import sent
 from minrl.utils.progress import activity
+from minrl.utils.timers import timed
 
 ROW_SIZES = 2
 """Sizes of the batch from a power of two to the next: finished rows leave it when the others are few enough for the
@@ -103,6 +104,7 @@ class TorchEngine:
                     del order[: len(part)]
         return [completions[index] for index in range(len(requests))]
 
+    @timed("sync")
     def sync(self, policy: Policy) -> None:
         """The weights are the policy's own tensors, gathered where they are sharded; which policy it is can change."""
         self.policy = policy
@@ -125,6 +127,7 @@ class TorchEngine:
         """How many prompt tokens were not computed again."""
         return self._reuse.take()
 
+    @timed("sync")
     def sleep(self) -> None:
         """Free gathered weights. Else there is nothing to give back: the cache lives for one batch only."""
         free_whole(self.policy.model)

@@ -12,7 +12,7 @@ from minrl.pipeline.plan import EvaluationPlan
 from minrl.pipeline.rows import Key, Row
 from minrl.pipeline.score import asked_again
 from minrl.pipeline.settings import StageSettings
-from minrl.record.tensorboard import write_pictures
+from minrl.tracking.tensorboard import write_pictures
 from minrl.utils.files import read_json, write_csv, write_json, write_text
 from minrl.utils.text import one_line, plain
 

@@ -45,12 +45,9 @@ SMALLEST_LINKED = 2**20
 COPYING = ".copying"
 """Marks a folder with copies for a branch that has not begun. If it is unlocked, the copies may be removed."""
 
-MEDIA = "wandb_media.jsonl"
-"""Samples and distributions of an offline run of W&B, a line each."""
-
 HISTORY = (
     *("metrics.jsonl", "fingerprints.jsonl", "eval_before.json", "data.json", "events.out.tfevents.*"),
-    *("rollouts", "samples", MEDIA),
+    *("rollouts", "samples"),
 )
 """What a branch copies of the run's folder: the records of its steps."""
 

@@ -21,12 +21,9 @@ from minrl.sft.config import SftConfig
 if __name__ == "__main__":
     before_imports(lambda arguments: parse(SftConfig, arguments))
 
-import torch
 
 from minrl.utils.task_names import task_key
 from minrl.draw import draw_examples, every, tracked_plan
-from minrl.record.metrics import read_metrics
-from minrl.record.session import Session, require_logger
 from minrl.rollout import rollout
 from minrl.run.defaults import parse_run
 from minrl.run.parts import assemble
@@ -35,51 +32,50 @@ from minrl.run.run import Program, Run
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows, read_demonstrations
 from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.utils.files import read_json, write_json
+from minrl.utils.timers import timed
+from minrl.tracking.files import read_metrics
+from minrl.tracking.logger import Logger, require_logger
 from minrl.types import TrainState, UserError, require
-from minrl.update import Update
 
 SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
 
 
-def fine_tune(session: Session, rows: Rows) -> None:
+def fine_tune(logger: Logger, rows: Rows) -> None:
     """Train on the rows, batch by batch, and measure the held-out rows every so many steps."""
-    parts, recorder, settings = session.parts, session.recorder, session.run.settings
+    parts, settings = logger.parts, logger.run.settings
     config, state, engine = parts.config, parts.state, parts.engine
     total = rows_in_all(settings.epochs, len(rows.train))
     if state.step < config.steps:
         engine.sleep()
-    while state.step < config.steps and not session.ended:
-        state.step += 1
+    for step in logger.steps():
         size = min(settings.batch_size, len(rows.train))
         if not settings.steps:
             size = min(size, total - state.examples_drawn)  # the last batch may be short
-        with recorder.timed("time/update_s"):
+        with timed("update"):
             drawn = draw_examples(rows.train, size, settings.seed, state)
-            recorder.measured(sft_step(parts.policy, parts.optimizer, drawn, config.optimizer, state, config.steps))
-            recorder.measured({"sft/epoch": state.examples_drawn / len(rows.train)})
-        tracked = bool(parts.tasks) and every(config.logging.rollouts_every, state.step)
-        evaluated = every(config.evaluation.eval_every, state.step) or state.step == config.steps
+            logger.add(sft_step(parts.policy, parts.optimizer, drawn, config.optimizer, state, config.steps))
+            logger.add({"sft/epoch": state.examples_drawn / len(rows.train)})
+        tracked = bool(parts.tasks) and every(config.logging.rollouts_every, step)
+        evaluated = every(config.evaluation.eval_every, step) or step == config.steps
         if tracked or evaluated:
-            with recorder.timed("time/sync_s"):
-                engine.wake()
-                engine.sync(parts.policy)
+            engine.wake()
+            engine.sync(parts.policy)
             if tracked:
-                save_tracked(session)
+                save_tracked(logger)
             if evaluated:
-                session.evaluate(partial(measure, session, rows.held_out))
+                logger.evaluate()
             engine.sleep()
-        session.end_step()
-        session.save_if_due()
+        logger.step()
+        logger.save_if_due()
 
 
-def save_tracked(session: Session) -> None:
+def save_tracked(logger: Logger) -> None:
     """Write the policy's completions of the held-out examples that are followed through the run."""
-    parts, recorder = session.parts, session.recorder
-    with recorder.timed("time/eval_s"):
+    parts = logger.parts
+    with timed("eval"):
         plan = tracked_plan(parts.task, parts.config)
         tracked = rollout(parts.policy, parts.engine, parts.workers, parts.task, *plan)
-    nothing = torch.zeros(0)
-    recorder.save_rollouts([], nothing, Update({}, nothing), tracked.rollouts)
+    logger.save_rollouts(tracked.rollouts)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -103,15 +99,11 @@ def main(arguments: Sequence[str]) -> int:
             "raise it, or name an earlier checkpoint, from which a new run branches off",
         )
         parts.config = replace(parts.config, steps=steps)
-        with Session(parts, started) as session:
-            session.begin()
-            if session.recorder.main:
+        with Logger(parts, started, partial(measure, held_out=rows.held_out)) as logger:
+            if logger.main:
                 write_json(parts.run.folder / "data.json", fingerprint(settings))
-            if session.owes_evaluation:
-                session.evaluate(partial(measure, session, rows.held_out))
-                session.end_step()
-            fine_tune(session, rows)
-            return session.finish(summary_of(parts.run, rows))
+            fine_tune(logger, rows)
+            return logger.finish(summary_of(parts.run, rows))
 
 
 def steps_of(settings: SftConfig, state: TrainState, rows: int, batch_size: int) -> int:

@@ -26,14 +26,12 @@ if __name__ == "__main__":
     before_imports(lambda arguments: parse(ExpertIterationConfig, arguments))
 
 import torch
-from loguru import logger
+from loguru import logger as log
 
 from minrl.utils.task_names import task_key
 from minrl.draw import draw_examples, every, require_rewards, training_plan
 from minrl.model.sharding import state_of
 from minrl.optimizer import make_optimizer
-from minrl.record.metrics import read_metrics
-from minrl.record.session import Session, require_logger
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
 from minrl.run.defaults import parse_run
 from minrl.run.parts import Parts, assemble
@@ -45,46 +43,46 @@ from minrl.sft.step import measure, rows_in_all, sft_step
 from minrl.statistics.evaluation import is_solved
 from minrl.utils.files import write_jsonl
 from minrl.utils.progress import activity
+from minrl.utils.timers import timed
 from minrl.tasks.checked import refuse_mistakes
+from minrl.tracking.files import read_metrics
+from minrl.tracking.logger import Logger, require_logger
 from minrl.types import Example, Rollout, TrainState
 
 EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
 
 
-def improve(session: Session, settings: ExpertIterationConfig) -> None:
+def improve(logger: Logger, settings: ExpertIterationConfig) -> None:
     """Sample a round's completions, keep the correct ones, fine-tune on them, measure. Repeat."""
-    parts, recorder = session.parts, session.recorder
-    config, state, engine = parts.config, parts.state, parts.engine
-    while state.step < config.steps and not session.ended:
-        state.step += 1
-        with recorder.timed("time/rollout_s"):
+    parts = logger.parts
+    config, engine = parts.config, parts.engine
+    for step in logger.steps():
+        with timed("rollout"):
             examples, sampled = sample_round(parts, settings)
-        recorder.rollouts(sampled)
-        if state.step == 1:  # there is no preflight; later they are counted, as everywhere
+        if step == 1:  # there is no preflight; later they are counted, as everywhere
             refuse_mistakes(sampled.failures)
-        require_rewards(sampled, settings.max_unscorable_frac, state.step)
+        require_rewards(sampled, settings.max_unscorable_frac, step)
         rollouts = sampled.rollouts
         kept = keep_correct(rollouts, settings)
-        if recorder.main and parts.task.episode is None and every(config.logging.rollouts_every, state.step):
-            path = parts.run.folder / "samples" / f"round_{state.step:03d}.jsonl"
+        if logger.main and parts.task.episode is None and every(config.logging.rollouts_every, step):
+            path = parts.run.folder / "samples" / f"round_{step:03d}.jsonl"
             write_samples(path, examples, rollouts, kept)
-        recorder.measured(
+        logger.add(
             {
                 "expert/kept": float(len(kept)),
                 "expert/kept_frac": len(kept) / len(rollouts),
                 "expert/solved_examples": float(len({rollout.example_id for rollout in kept})),
             }
         )
-        with recorder.timed("time/update_s"):
-            engine.sleep()
-            recorder.measured(fine_tune_round(parts, settings, kept))
-        with recorder.timed("time/sync_s"):
-            engine.wake()
-            engine.sync(parts.policy)
-        if every(config.evaluation.eval_every, state.step) or state.step == config.steps:
-            session.evaluate(partial(measure, session, []))
-        session.end_step()
-        session.save_if_due()
+        engine.sleep()
+        with timed("update"):
+            logger.add(fine_tune_round(parts, settings, kept))
+        engine.wake()
+        engine.sync(parts.policy)
+        if every(config.evaluation.eval_every, step) or step == config.steps:
+            logger.evaluate()
+        logger.step(sampled)
+        logger.save_if_due()
 
 
 def sample_round(parts: Parts, settings: ExpertIterationConfig) -> tuple[list[Example], Rollouts]:
@@ -128,7 +126,7 @@ def fine_tune_round(parts: Parts, settings: ExpertIterationConfig, kept: Sequenc
     and entropy of all steps.
     """
     if not kept:
-        logger.warning(f"round {parts.state.step} has no correct completion: nothing is trained on")
+        log.warning(f"round {parts.state.step} has no correct completion: nothing is trained on")
         return {"sft/optimizer_steps": 0.0}
     if settings.restart_each_round:
         restart(parts)
@@ -220,17 +218,13 @@ def main(arguments: Sequence[str]) -> int:
         asked, available = settings.examples_per_round, len({example.id for example in parts.task.dataset.train})
         if asked > available:  # a round samples no example twice
             task = settings.reward.task
-            logger.info(
+            log.info(
                 f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}"
             )
-        with Session(parts, started) as session:
-            session.begin()
-            if session.owes_evaluation:
-                session.evaluate(partial(measure, session, []))
-                session.end_step()
-            improve(session, settings)
+        with Logger(parts, started, partial(measure, held_out=[])) as logger:
+            improve(logger, settings)
             rounds = rounds_of(parts.run.folder, task_key(settings.reward.task))
-            status = session.finish({"algorithm": "expert_iteration", "rounds": rounds})
+            status = logger.finish({"algorithm": "expert_iteration", "rounds": rounds})
         if status == 0:
             parts.screen.rounds(rounds)
         return status

@@ -16,7 +16,8 @@ from minrl.batch import pack
 from minrl.config import OptimizerConfig
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
-from minrl.record.session import Session
+from minrl.statistics.evaluation import Evaluation
+from minrl.tracking.logger import Logger
 from minrl.types import Rollout, TrainState
 from minrl.update import optimizer_step
 from minrl.utils.progress import activity
@@ -82,19 +83,19 @@ def mean_loss_and_entropy(
     return loss / tokens, entropy_sum / tokens
 
 
-def measure(session: Session, held_out: Sequence[Rollout]) -> None:
+def measure(logger: Logger, held_out: Sequence[Rollout]) -> dict[str, Evaluation]:
     """The loss of held-out rows; pass@1 of the task's held-out examples, and the policy's entropy on them."""
-    policy, config, recorder = session.parts.policy, session.parts.config, session.recorder
+    policy, config = logger.parts.policy, logger.parts.config
     budget, temperature = config.optimizer.micro_batch_tokens, config.evaluation.eval_temperature
     if held_out:
         loss, entropy = mean_loss_and_entropy(policy, held_out, budget)
-        recorder.measured({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})
-    evaluations = session.parts.evaluate()
-    recorder.evaluation(evaluations)
+        logger.add({"sft/held_out_loss": loss, "sft/held_out_entropy": entropy})
+    evaluations = logger.parts.evaluate()
     for name, evaluation in evaluations.items():
         sampled = evaluation.rollouts[: evaluation.n]
         _, entropy = mean_loss_and_entropy(policy, sampled, budget, temperature)
-        recorder.measured({f"eval/{name}/entropy": entropy})
+        logger.add({f"eval/{name}/entropy": entropy})
+    return evaluations
 
 
 def _scored(

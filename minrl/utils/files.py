@@ -163,24 +163,6 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, An
         writer.writerows(rows)
 
 
-def append_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows to a table that `write_csv` wrote with these columns."""
-    with writing(path), path.open("a", encoding="utf-8", newline="") as file:
-        csv.DictWriter(file, columns).writerows(rows)
-
-
-def cut_csv(path: Path, firsts: Sequence[str]) -> list[str]:
-    """Keep the rows of a table that begin with these values; returns its columns. A table that begins with other rows,
-    or lacks some, stays as it is and has none. Values have no line breaks.
-    """
-    before = _content(path)
-    head, *rows = before.split(b"\r\n")[: len(firsts) + 2]  # and what comes after them
-    if [row.partition(b",")[0] for row in rows[:-1]] != [first.encode() for first in firsts]:
-        return []
-    _write_kept(path, before, [line + b"\r\n" for line in (head, *rows[:-1])])
-    return next(csv.reader([head.decode(errors="replace")]))
-
-
 def read_json(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
     """The value of a JSON file; None if it is missing or not JSON."""
     try:
@@ -210,18 +192,14 @@ def cut_jsonl(path: Path, keeps: Callable[[Any], bool], damaged: Callable[[str],
     """
     before = _content(path)
     kept = [(line, value) for line, value in _whole_lines(before, damaged) if keeps(value)]
-    _write_kept(path, before, [line for line, _ in kept])
+    if sum(len(line) for line, _ in kept) < len(before):
+        with whole(path, "wb") as file:
+            file.writelines(line for line, _ in kept)
     return [value for _, value in kept]
 
 
 def _content(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
-
-
-def _write_kept(path: Path, before: bytes, lines: Sequence[bytes]) -> None:
-    if sum(map(len, lines)) < len(before):
-        with whole(path, "wb") as file:
-            file.writelines(lines)
 
 
 def _whole_lines(content: bytes, damaged: Callable[[str], object] | None) -> Iterator[tuple[bytes, Any]]:

@@ -8,7 +8,6 @@ from importlib import import_module
 from pathlib import Path
 
 from minrl.config import TaskOptions, TrainerConfig, with_absolute_paths
-from minrl.record.session import Session
 from minrl.run.checkpoint import damage, last_saved, step_name, step_of
 from minrl.run.ends import steps_at
 from minrl.run.model_names import checkpoints_of
@@ -16,6 +15,7 @@ from minrl.run.parts import assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Run
 from minrl.run.start import OPPONENT, TEACHER
+from minrl.tracking.logger import Logger
 from minrl.types import require
 from minrl.utils.cli import parse_trainer
 from minrl.utils.files import read_json
@@ -74,10 +74,9 @@ def _require_common(stored: Run, settings: TrainerConfig, options: TaskOptions) 
 
 def go_on(run: Run) -> tuple[int, Path]:
     """Train the fork to its end; its exit status and its last checkpoint."""
-    with assemble(run) as parts, Session(parts, time.perf_counter()) as session:
-        session.begin()
-        import_module("minrl.scripts.train").train(session)
-        status = session.finish()
+    with assemble(run) as parts, Logger(parts, time.perf_counter(), follow=True) as logger:
+        import_module("minrl.scripts.train").train(logger)
+        status = logger.finish()
         saved = last_saved(parts.run.checkpoints)
     assert saved is not None, "a run that ended has a checkpoint"
     return status, saved

@@ -10,19 +10,19 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from minrl.record.fingerprints import FILE, PARTS, of_checkpoint, read_fingerprints
-from minrl.record.session import Session
 from minrl.run.checkpoint import by_step, damage, step_name, step_of
 from minrl.run.ends import moves_between, steps_at
 from minrl.run.parts import assemble
 from minrl.run.resume import open_run
+from minrl.tracking.files import FINGERPRINTS, PARTS, hashes_of_checkpoint, read_fingerprints
+from minrl.tracking.logger import Logger
 from minrl.types import UserError, require
 from minrl.utils.cli import parse_trainer
 from minrl.viewer.chunk import Line, read_lines
 
 
-class UntilStep(Session):
-    """A session of train.py that ends after a step. Nothing is evaluated: no later step depends on it."""
+class UntilStep(Logger):
+    """The logger of a train.py that ends after a step. Nothing is evaluated: no later step depends on it."""
 
     until = 0
 
@@ -36,7 +36,7 @@ class UntilStep(Session):
         """The scores end nothing here: the steps were made."""
         return self.interrupted
 
-    def evaluate(self, *_: object) -> None:
+    def evaluate(self) -> None:
         """Leave the held-out score out."""
 
 
@@ -84,13 +84,10 @@ def repeat(run: Path, checkpoint: Path, step: int, place: Path) -> tuple[Path, P
     start = str(kept / checkpoint.name)
     flags = ["--resume", start, "--runs-dir", str(copy.parent), "--checkpoints-dir", str(kept.parent), "--quiet"]
     again = open_run(*parse_trainer(flags), flags)
-    with assemble(again) as parts:
-        session = UntilStep(parts, time.perf_counter())
-        with session:
-            session.begin()
-            for session.until in moves_between(record, parts.state.step + 1, step):
-                parts.config = replace(parts.config, steps=steps_at(record, session.until))
-                import_module("minrl.scripts.train").train(session)
+    with assemble(again) as parts, UntilStep(parts, time.perf_counter(), follow=True) as logger:
+        for logger.until in moves_between(record, parts.state.step + 1, step):
+            parts.config = replace(parts.config, steps=steps_at(record, logger.until))
+            import_module("minrl.scripts.train").train(logger)
     return copy, kept
 
 
@@ -105,8 +102,8 @@ def compare(run: Path, checkpoints: Path, copy: Path, kept: Path, steps: Sequenc
             saved, files = checkpoints / step_name(step), before.get("files", {})
             problem = damage(saved) if saved.exists() else None
             damaged = f"{saved}: {problem}" if problem else ""
-            own = of_checkpoint(saved) if saved.exists() and not problem else {}
-            repeated = of_checkpoint(kept / step_name(step))
+            own = hashes_of_checkpoint(saved) if saved.exists() and not problem else {}
+            repeated = hashes_of_checkpoint(kept / step_name(step))
             same |= {name: _same((files or own).get(name), digest) for name, digest in repeated.items()}
             if own:  # its manifest may have been written again with its files
                 same |= {f"{saved.name}/{name}": own.get(name) == digest for name, digest in files.items()}
@@ -149,6 +146,6 @@ def require_recorded(run: Path, step: int) -> None:
     )
     require(
         step in recorded,
-        f"{run / FILE} has nothing of step {step} (it has {said or 'none'}): the run has not reached it, or an older "
-        "version of MinRL made it; name a step that it has",
+        f"{run / FINGERPRINTS} has nothing of step {step} (it has {said or 'none'}): the run has not reached it, or an "
+        "older version of MinRL made it; name a step that it has",
     )

@@ -18,7 +18,6 @@ from minrl.config import JudgeConfig
 from minrl.model.chat import ChatTokenizer
 from minrl.model.loading import word_tokenizer
 from minrl.pipeline.report import table as summary_table
-from minrl.record.rollout_metrics import markdown
 from minrl.report.page import _code as page_cell
 from minrl.report.svg import Bar, bars
 from minrl.report.tables import table as report_table
@@ -29,6 +28,7 @@ from minrl.tasks import checked, load_task
 from minrl.tasks.checked import LONGEST_NAME, MOST_NAMES
 from minrl.tasks.code.game import CodeGameOptions, refusal, shown_to_guesser
 from minrl.tasks.task import Task, split
+from minrl.tracking.metrics import markdown
 from minrl.types import SOLO, Example, Reward, Turn
 from minrl.utils.console import Screen, Table, print_tables
 from minrl.utils.text import html_text, indented, one_line, printable, unmarked

@@ -38,6 +38,7 @@ from minrl.model.sharding import sharded, state_of
 from minrl.policy import Policy
 from minrl.types import Completion, Request
 from minrl.utils.progress import activity
+from minrl.utils.timers import timed
 
 
 class VllmEngine:
@@ -125,6 +126,7 @@ class VllmEngine:
         self._reuse.add(asked, asked - sum(output.num_cached_tokens or 0 for output in outputs))
         return [_completion(output.outputs[0]) for output in outputs]
 
+    @timed("sync")
     def sync(self, policy: Policy) -> None:
         """Load the policy's weights and check them. Raises `SyncError` if the check fails."""
         if policy.model is not self.policy.model:
@@ -171,6 +173,7 @@ class VllmEngine:
         checked, self._checked = self._checked, {}
         return {**self._reuse.take(), **checked}
 
+    @timed("sync")
     def sleep(self) -> None:
         """On CUDA, release the key-value memory, or all memory, while the policy trains."""
         if not self._cuda or self.config.engine_sleep == "off" or self._asleep:
@@ -181,6 +184,7 @@ class VllmEngine:
         if self._discarded:
             self.version = None  # until the next sync there are no weights
 
+    @timed("sync")
     def wake(self) -> None:
         """Make room for the weights again. The cache follows in `sync`, when they are there."""
         if not self._asleep:

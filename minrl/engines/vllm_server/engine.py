@@ -37,6 +37,7 @@ from minrl.model.lora import MergedWeights
 from minrl.policy import Policy
 from minrl.types import Completion, Request, UserError
 from minrl.utils.progress import activity
+from minrl.utils.timers import timed
 
 T = TypeVar("T")
 
@@ -98,6 +99,7 @@ class ServerEngine:
         self._probe = ids[-PROBE_TOKENS:] if len(ids) > 1 else self._probe
         return completions
 
+    @timed("sync")
     def sync(self, policy: Policy) -> None:
         """Hand the policy's weights to the servers and check them, in all processes at the same time. Raises
         `SyncError` in all of them if the check fails. Servers that came back are taken again.

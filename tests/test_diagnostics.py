@@ -10,7 +10,7 @@ from together import together
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
 from minrl.model.processes import Processes
-from minrl.record.taught import Taught, curves
+from minrl.tracking.diagnostics import TokenMovement, curves
 from minrl.update import current_logprobs, update_policy
 from minrl.viewer.chunk import encode
 from minrl.viewer.lines import add_moved, readable
@@ -37,46 +37,39 @@ def sampled_by(policy, rollouts):
     ]
 
 
-def others():
-    """Rollouts of prompts that no update trains on."""
-    shift = [[(token + 7) % 40 + 3 for token in one.ids] for one in fixed_rollouts()[:3]]
-    return [replace(one, ids=ids) for one, ids in zip(fixed_rollouts(), shift, strict=False)]
-
-
 def step(policy, rollouts, trained=None, sign=1.0):
-    """What an update of the rollouts taught, or one of what else is `trained` on by mistake."""
+    """The movement in an update of the rollouts, or of what else is `trained` on by mistake, and its curves. Followed
+    are rollouts of other prompts.
+    """
     algorithm = choose_algorithm(CONFIG)
     advantages = algorithm.advantages(rollouts, {}).values
-    taught = Taught(policy, CONFIG, 1.0, rollouts, others())
+    shifted = [[(token + 7) % 40 + 3 for token in one.ids] for one in fixed_rollouts()[:3]]
+    followed = [replace(one, ids=ids) for one, ids in zip(fixed_rollouts(), shifted, strict=False)]
+    movement = TokenMovement(policy, CONFIG, 1.0, followed)
     before = scored(policy, rollouts)
     optimizer = torch.optim.SGD(policy.model.parameters())
     batch = make_batch(trained or rollouts, sign * advantages)
     update = update_policy(policy, optimizer, batch, algorithm, CONFIG, step=1, correct_engine=False)
-    taught.measure(update if trained is None else replace(update, logprobs=before, preference=None), advantages)
-    return taught
+    update = update if trained is None else replace(update, logprobs=before, preference=None)
+    return movement.measure(rollouts, advantages, update)
 
 
-def test_a_right_update_moves_tokens_the_way_their_advantage_points(policy):
-    found = step(policy, sampled_by(policy, fixed_rollouts())).curves
-    assert found["taught/agreement"] > found["taught/agreement_by_chance"] + MARGIN
-    assert found["taught/alignment"] > 0.5
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_right_update_moves_tokens_the_way_their_advantage_points_and_a_wrong_sign_is_seen(policy, sign):
+    _, found = step(policy, sampled_by(policy, fixed_rollouts()), sign=float(sign))
+    assert sign * (found["taught/agreement"] - found["taught/agreement_by_chance"]) > MARGIN
+    assert sign * found["taught/alignment"] > 0.5
     assert 0 < found["taught/spill_over"] < 1 and found["taught/change_mean"] > 0
     assert found["taught/engine_lag"] < 1e-4
 
 
-def test_a_wrong_sign_is_seen(policy):
-    found = step(policy, sampled_by(policy, fixed_rollouts()), sign=-1.0).curves
-    assert found["taught/agreement"] < found["taught/agreement_by_chance"] - MARGIN
-    assert found["taught/alignment"] < -0.5
-
-
 def test_a_wrong_mask_is_seen(policy):
     """The prompt is trained on in place of what was sampled: the sampled tokens move as by chance, and less."""
-    right = step(tiny_policy(policy.processes), fixed_rollouts()).curves
+    _, right = step(tiny_policy(policy.processes), fixed_rollouts())
     rollouts = fixed_rollouts()
     masks = [[place > 0 and not sampled for place, sampled in enumerate(one.loss_mask)] for one in rollouts]
     wrong = [replace(one, loss_mask=mask, prompt_length=1) for one, mask in zip(rollouts, masks, strict=True)]
-    found = step(policy, rollouts, trained=wrong).curves
+    _, found = step(policy, rollouts, trained=wrong)
     assert found["taught/agreement"] < found["taught/agreement_by_chance"] + MARGIN
     assert found["taught/change_mean"] < right["taught/change_mean"] / 4
 
@@ -84,7 +77,7 @@ def test_a_wrong_mask_is_seen(policy):
 def test_a_stale_engine_is_seen(policy):
     stale = sampled_by(policy, fixed_rollouts())
     step(policy, fixed_rollouts())
-    assert step(policy, stale).curves["taught/engine_lag"] > 0.3
+    assert step(policy, stale)[1]["taught/engine_lag"] > 0.3
 
 
 def test_the_numbers_by_hand():
@@ -92,27 +85,25 @@ def test_the_numbers_by_hand():
     advantages = torch.tensor([1.0, -1.0, -2.0, 0.0, 1.0, 1.0])
     # Trained and moved: +0.2 with +, -0.1 with -, +0.1 with -. Two of three agree; up 2/3, advantages above 0: 1/3.
     found = curves(moved, advantages, torch.tensor([0.1, -0.3]), torch.tensor([0.05, 0.0, -0.1, 9.0, 9.0, 0.05]))
-    assert found == pytest.approx(
-        {
-            "taught/agreement": 2 / 3,
-            "taught/agreement_by_chance": 2 / 3 * 1 / 3 + 1 / 3 * 2 / 3,
-            "taught/alignment": (0.2 + 0.1 - 0.2) / (0.2 + 0.1 + 0.2),
-            "taught/change_mean": 0.4 / 4,
-            "taught/engine_lag": 0.05 / 0.1,
-            "taught/spill_over": 0.2 / 0.1,
-        },
-        rel=1e-6,
-    )
+    expected = {
+        "taught/agreement": 2 / 3,
+        "taught/agreement_by_chance": 2 / 3 * 1 / 3 + 1 / 3 * 2 / 3,
+        "taught/alignment": (0.2 + 0.1 - 0.2) / (0.2 + 0.1 + 0.2),
+        "taught/change_mean": 0.4 / 4,
+        "taught/engine_lag": 0.05 / 0.1,
+        "taught/spill_over": 0.2 / 0.1,
+    }
+    assert found == pytest.approx(expected, rel=1e-6)
     assert curves(torch.zeros(2), torch.ones(2), torch.ones(1), torch.zeros(2)) == {}
     assert "taught/spill_over" not in curves(moved, advantages, torch.zeros(0), torch.zeros(6))
 
 
 def test_several_processes_measure_what_one_does(policy):
     rollouts = sampled_by(policy, fixed_rollouts())
-    alone = step(policy, rollouts)
-    for found in together(3, tiny_policy, lambda member: step(member, rollouts)):
-        torch.testing.assert_close(found.moved, alone.moved, atol=1e-6, rtol=0, equal_nan=True)
-        assert found.curves == pytest.approx(alone.curves, rel=1e-3, abs=1e-6)
+    moved, found = step(policy, rollouts)
+    for of_member, its_curves in together(3, tiny_policy, lambda member: step(member, rollouts)):
+        torch.testing.assert_close(of_member, moved, atol=1e-6, rtol=0, equal_nan=True)
+        assert its_curves == pytest.approx(found, rel=1e-3, abs=1e-6)
 
 
 def test_the_page_has_the_movement_of_each_token(policy):

@@ -1,0 +1,1 @@
+"""What a run records: curves, rollouts, times, evaluations, and its end."""

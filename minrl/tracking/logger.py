@@ -1,0 +1,423 @@
+"""Records a run from its first line to its summary: curves, rollouts, evaluations, checkpoints, and how it ends.
+
+A step's numbers are collected and written as one line, after its evaluation and before its checkpoint; the seconds of
+writing and saving count in the next step. The first signal lets a step end; its evaluation is then left to the run that
+resumes, and so is its line.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from loguru import logger as log
+from torch import Tensor
+
+from minrl.algorithms import Advantages
+from minrl.config import LoggingConfig
+from minrl.draw import every, warn_of_failures
+from minrl.evaluation import evaluations_after
+from minrl.rollout import Rollouts
+from minrl.run.best import best_of, ended_by, fall, note_score, score_in, scores_of, why_ended
+from minrl.run.checkpoint import (
+    BEST,
+    best_in,
+    is_best,
+    last_saved,
+    name_best,
+    save_checkpoint,
+    step_name,
+    step_of,
+    weights_sha256,
+)
+from minrl.run.folder import begin, note_saved
+from minrl.run.next_steps import next_steps
+from minrl.run.parts import Parts
+from minrl.run.run import hyperparameters, write_summary
+from minrl.run.start import START
+from minrl.run.stopping import StepSignals
+from minrl.statistics.evaluation import Evaluation, is_solved
+from minrl.tracking.diagnostics import TokenMovement
+from minrl.tracking.files import RunFiles, hashes_of_checkpoint, hashes_of_step, read_fingerprints, read_metrics
+from minrl.tracking.metrics import distributions, markdown, over_processes, samples, speeds, step_metrics
+from minrl.tracking.usage import Usage
+from minrl.types import Rollout, UserError
+from minrl.update import Update
+from minrl.utils.cli import near
+from minrl.utils.console import FILE_ONLY, RESULT, STEP
+from minrl.utils.files import read_json, read_record, write_json, writing
+from minrl.utils.signals import exit_status
+from minrl.utils.task_names import task_key
+from minrl.utils.timers import TIMERS, timed
+from minrl.viewer.lines import add_moved, readable, training_lines
+
+EVAL_BEFORE = "eval_before.json"
+"""The held-out figures before the first step, in the run's folder."""
+
+
+def require_logger(config: LoggingConfig) -> None:
+    """Refuse a logger that cannot be used, before anything slow."""
+    if config.logger == "wandb":
+        from minrl.tracking.wandb import require_wandb
+
+        require_wandb()
+
+
+class Logger:
+    """A context manager: it opens the run's files, evaluates before the first step, and closes in order.
+
+    `evaluate` measures the held-out figures. `follow`: what each update taught is measured where rollouts are written.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        started: float,
+        evaluate: Callable[["Logger"], dict[str, Evaluation]] | None = None,
+        follow: bool = False,
+    ) -> None:
+        self.parts, self.run, self.state = parts, parts.run, parts.state
+        self.main = parts.policy.processes.main
+        self.evaluations: dict[str, Evaluation] = {}
+        self._started, self._earlier_s = started, parts.state.seconds
+        self._evaluate, self._follow = evaluate or (lambda _: parts.evaluate()), follow
+        self._evaluated_at: int | None = None
+        self._owed = False  # the step's evaluation is still to come
+        self._signals = StepSignals(parts.policy.processes)
+        self._files: RunFiles | None = None
+        self._boards: list[Any] = []
+        self._saved, self._finished = self.run.checkpoint, False
+        self._bar = ExitStack()
+        self._metrics: dict[str, float] = {}
+        self._facts: dict[str, float] = {}
+        self._step_s, self._evaluation_s = list[float](), list[float]()
+        self._movement: TokenMovement | None = None
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()  # before, nothing is written, and a signal stops at once
+        try:
+            self._open()
+            if self._owed or (self.state.step == 0 and self.parts.config.evaluation.eval_first):
+                self.evaluate()
+                self._write_line()
+            if self.main and self.parts.config.logging.keep_best:
+                name_best(self.run.checkpoints, self.state)  # a stop or kill may have come before that
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with suppress(*((OSError, UserError) if error else ())):  # the first error is the one to report
+            self._close()
+        self._signals.__exit__()
+        if kind is not None and self._files is not None:  # else nothing was begun that could be resumed
+            cause = error if isinstance(error, UserError | KeyboardInterrupt) else None
+            quietly = log.bind(**{FILE_ONLY: True}).opt(exception=None if cause else error)
+            quietly.error(f"{kind.__name__}: {error}")  # whoever catches it shows it on the terminal
+            saved = last_saved(self.run.checkpoints) or self.run.checkpoint or "none yet"
+            log.error(f"stopped at step {self.state.step}; last checkpoint {saved}: {self.run.resume_command}")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is to stop after this step: a signal came to one of its processes."""
+        return self._signals.stopped_by > 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further step is to begin: the last was made, a signal came, or a score ended the run."""
+        return self.state.step >= self.parts.config.steps or self.interrupted or bool(self._ended_by)
+
+    @property
+    def _ended_by(self) -> str:
+        return ended_by(scores_of(self.state), self.parts.config.evaluation)
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are still to be made. Before one whose rollouts are written, the followed held-out examples
+        are sampled with the weights that it trains.
+        """
+        while not self.ended:
+            if self._follow and every(self.parts.config.logging.rollouts_every, self.state.step + 1):
+                with timed("eval"):
+                    self._movement = TokenMovement.of_next_step(self.parts)
+                self._forget()
+            self.state.step += 1
+            yield self.state.step
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Add numbers of the step, by tag."""
+        self._metrics.update(metrics)
+
+    def evaluate(self) -> None:
+        """Measure the held-out figures. After a signal they are left to the run that resumes, and a signal cuts them
+        short: the step's line waits for them.
+        """
+        self._count()
+        self._owed, self.evaluations = True, {}  # two evaluations' rollouts may not fit into memory
+        if self._signals.ask():
+            return
+        with timed("eval"), self._signals.cutting_short():
+            self._note_evaluations(self._evaluate(self))
+            self._owed = False
+        self._forget()
+
+    def step(
+        self, sampled: Rollouts | None = None, advantages: Advantages | None = None, update: Update | None = None
+    ) -> None:
+        """Write the line of the step, and where it is due its rollouts and what its update taught."""
+        self._count()
+        policy, new_tokens, hashes = self.parts.policy, 0, {}
+        self.state.policy_version, self.state.skipped_steps = policy.version, policy.skipped_steps
+        if sampled is not None:
+            with timed("log"):
+                new_tokens = sum(one.num_sampled for one in sampled.rollouts)
+                self.state.sampled_tokens += new_tokens
+                self.add(step_metrics(sampled, self.parts.config.rollout.terms))
+        if sampled is not None and advantages is not None and update is not None:
+            self.add({**update.metrics, "reward/zero_spread_group_frac": advantages.zero_spread_group_frac})
+            self.add({f"baseline/{role}": value for role, value in advantages.baselines.items()})
+            with timed("log"):
+                hashes = hashes_of_step(sampled.rollouts, advantages.values)
+            if self._movement is not None:
+                with timed("eval"):
+                    moved, curves = self._movement.measure(sampled.rollouts, advantages.values, update)
+                self.add(curves)
+                lines = training_lines(policy, sampled.rollouts, advantages.values, update) if self.main else []
+                self.save_rollouts(self._movement.followed, lines, moved)
+                with timed("log"):
+                    for tag, values in distributions(sampled.rollouts, update.logprobs).items():
+                        self._show("histogram", tag, values)
+                self._movement = None
+        self._write_line(new_tokens, hashes)
+        self._signals.ask()
+
+    def save_rollouts(
+        self, followed: Sequence[Rollout], lines: Sequence[dict[str, Any]] = (), moved: Tensor | None = None
+    ) -> None:
+        """Write the step's rollouts and the held-out examples that are followed through the run. `moved` says how far
+        the update moved each sampled token of both.
+        """
+        self._forget()
+        if self._files is None:
+            return
+        with timed("log"):
+            others = readable(self.parts.policy, followed, "held_out")
+            add_moved([*lines, *others], moved)
+            self._files.rollouts(self.state.step, [*lines, *others])
+            for kind, shown in (("train", samples(lines)), ("held_out", others)):
+                self._show("text", f"samples/{kind}", markdown(shown))
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint every so many steps, after a signal, and where the score is the best so far."""
+        config = self.parts.config.logging
+        best = config.keep_best and self._evaluated_at == self.state.step
+        best = best and self.parts.policy.processes.on_main(lambda: is_best(self.run.checkpoints, self.state))
+        if best or self.interrupted or every(config.save_every, self.state.step):
+            self.save()
+
+    def save(self) -> None:
+        """Save a checkpoint, after everything else of the step is on disk."""
+        with timed("save"):
+            if self._files is not None:
+                self._files.flush()
+            config, parts = self.parts.config.logging, (self.parts.policy, self.parts.optimizer, self.state)
+            kept = config.keep_checkpoints, config.keep_best, getattr(torch, config.save_dtype)
+            self._saved = save_checkpoint(self.run.checkpoints, *parts, *kept)
+            if self._files is not None:
+                note_saved(self.run, self._saved)
+                self._files.fingerprint(self.state.step, {"files": hashes_of_checkpoint(self._saved)})
+
+    def finish(self, more: Mapping[str, Any] | None = None) -> int:
+        """After a signal say how the run is resumed; else evaluate, write the summary with `more` in it, and show the
+        results. Returns the exit status.
+        """
+        if self.state.step and (self._saved is None or self._saved.name != step_name(self.state.step)):
+            self.save()
+        if not self.interrupted and self._evaluated_at != self.state.step:
+            self.evaluate()
+            self._signals.ask()
+        self._bar.close()
+        if self.interrupted:
+            saved = f"saved {self._saved}" if self._saved else "nothing to save before the first step"
+            log.warning(f"{saved}; go on with: {self.run.resume_command}")
+            self._signals.ended()
+            return exit_status(self._signals.stopped_by)
+        self.state.seconds = self._seconds
+        digest = weights_sha256(self.parts.policy)  # by all processes: it may be sharded
+        if self.main:
+            before, best = read_json(self.run.folder / EVAL_BEFORE) or {}, read_record(self.run.checkpoints / BEST)
+            final = self._saved or Path(self.run.models[START]["path"])  # --stop-at was reached before the first step
+            said = {"best": best, "ended_by": self._ended_by}
+            facts = {**{name: value for name, value in said.items() if value}, **(more or {})}
+            write_summary(self.run, self.state, digest, final, before, self.evaluations, facts)
+            self._show_results(before, final)
+        self._finished = True
+        return 0
+
+    def _open(self) -> None:
+        """Open the run's files, cut off what lies beyond the checkpoint, show the bar."""
+        step, config, names = self.state.step, self.parts.config, self.parts.scored
+        logged: list[dict[str, Any]] = []
+        if self.main:
+            prompt = self.parts.task.dataset.held_out[0].prompt if config.rollout.task else None
+            cut_after = begin(self.run, config.steps, prompt)
+            self._files = RunFiles(self.run.folder, cut_after)
+            earlier = read_metrics(self.run.folder)
+            logged = [line for line in earlier if line["step"] == cut_after]
+            with writing(self.run.folder):
+                self._open_boards(names, earlier, cut_after)
+            if self.run.checkpoint and "files" not in read_fingerprints(self.run.folder).get(step, {"files": ""}):
+                self._files.fingerprint(step, {"files": hashes_of_checkpoint(self.run.checkpoint)})  # killed before it
+            self.parts.screen.log_to(self.run.folder / "log.txt")
+            self._refresh_page()  # a resume may have cut away steps that the page shows
+        log.info(f"run {self.run.folder}" + (f", going on after step {step}" if step else ""))
+        for name, task in self.parts.tasks.items():
+            for note in task.notes():
+                log.info(f"{name}: {note}")
+        self._compare_walls()
+        self._report = self._bar.enter_context(self.parts.screen.progress(STEP, config.steps, done=step))
+        (logged, *_) = self.parts.policy.processes.gather([logged])
+        self._owed = bool(self.state.unfinished) and not logged
+        if self.state.unfinished and logged:  # it was killed after the evaluation that its checkpoint waits for
+            note_score(self.state, score_in(logged[0], task_key(config.rollout.task), step))
+        self._metrics = dict(self.state.unfinished) if self._owed else {}
+        self._forget()
+        self._usage = Usage()
+        TIMERS.restart()
+
+    def _open_boards(self, names: Sequence[str], earlier: Sequence[Mapping[str, Any]], cut_after: int | None) -> None:
+        from minrl.tracking.tensorboard import TensorBoard
+
+        folder, settings, logging = self.run.folder, hyperparameters(self.run), self.parts.config.logging
+        self._boards.append(TensorBoard(folder, names, settings, earlier, cut_after))
+        if logging.logger == "wandb":
+            from minrl.tracking.wandb import Wandb
+
+            self._boards.append(Wandb(folder, names, settings, earlier))
+        if logging.note and not self.state.step:
+            self._show("text", "note", logging.note)
+
+    def _close(self) -> None:
+        self._bar.close()
+        if self._files is not None:
+            self._files.flush()
+            self._show("close", self._finished)
+
+    def _compare_walls(self) -> None:
+        """All processes of the run, perhaps of several machines, must have the same walls around untrusted code."""
+        processes = self.parts.policy.processes
+        if processes.count > 1:
+            from minrl.sandbox.call import LEVEL_VARIABLE, require_one_level
+
+            require_one_level(processes.gather([os.environ.get(LEVEL_VARIABLE, "")]))
+
+    def _count(self) -> None:
+        """Add what engine and workers counted for the step."""
+        TIMERS.move("rollout", "reward", self.parts.workers.take_seconds())
+        self._facts.update(self.parts.engine.take_facts())
+
+    def _forget(self) -> None:
+        """Drop their counts of other work: they are not the step's."""
+        self.parts.workers.take_seconds()
+        self.parts.engine.take_facts()
+
+    def _note_evaluations(self, evaluations: dict[str, Evaluation]) -> None:
+        """Add the held-out figures, and the score to the state."""
+        state, config, processes = self.state, self.parts.config, self.parts.policy.processes
+        self._evaluated_at, self.evaluations = state.step, evaluations
+        for name, evaluation in evaluations.items():
+            self.add(evaluation.metrics(name))
+            log.info(f"step {state.step}: {name} {evaluation.text()}")
+            warn_of_failures(f"held-out episodes of {name}", evaluation.failures)
+        score = score_in(self._metrics, task_key(config.rollout.task), state.step)
+        note_score(state, processes.gather([score])[0])  # as the main process has it
+        fallen = fall(scores_of(state)) if score is not None else ""
+        if fallen:
+            best = best_in(self.run.checkpoints) if config.logging.keep_best else None
+            log.warning(f"step {state.step}: {fallen}" + (f": {best}" if best else ""))
+        if state.step == 0 and self.main:
+            write_json(self.run.folder / EVAL_BEFORE, {k: one.to_json() for k, one in evaluations.items()})
+        if self.main:
+            with timed("log"):
+                self._refresh_page()
+
+    def _write_line(self, new_tokens: int = 0, hashes: Mapping[str, str] | None = None) -> None:
+        """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock."""
+        self.state.seconds = self._seconds
+        seconds, memory = TIMERS.take()
+        own = {**self._facts, **memory, **self._usage.take()}
+        self.add(over_processes(self.parts.policy.processes.gather([own])))
+        # If the step's evaluation was left to this run, the seconds before the stop count too.
+        self.add({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
+        self.add(speeds(self._metrics, new_tokens))
+        evaluation_s = seconds.get("time/eval_s", 0.0) if self._evaluated_at == self.state.step else 0.0
+        self._evaluation_s += [evaluation_s] * (evaluation_s > 0)
+        self._step_s += [seconds["time/step_s"] - evaluation_s] * (self.state.step > 0)
+        with timed("log"):
+            metrics = {tag: float(value) for tag, value in self._metrics.items()}
+            if self._files is not None and not self._owed:
+                self._show("scalars", metrics)
+                self._files.metrics(self.state.step, metrics)
+            if self._files is not None and hashes:
+                self._files.fingerprint(self.state.step, hashes)
+            self._report(self.state.step, self._note(), self._left_s())
+        self.state.unfinished = metrics if self._owed else {}
+        self._metrics, self._facts, self._owed = {}, {}, False
+
+    def _show(self, kind: str, *what: object) -> None:
+        """Call the method of this name of each board."""
+        with writing(self.run.folder):
+            for board in self._boards:
+                getattr(board, kind)(self.state.step, *what)
+
+    @property
+    def _seconds(self) -> float:
+        """Seconds of the run so far, including those before it was resumed."""
+        return self._earlier_s + time.perf_counter() - self._started
+
+    def _refresh_page(self) -> None:
+        from minrl.viewer.build import refresh_page
+
+        refresh_page(self.run.folder)
+
+    def _left_s(self) -> float | None:
+        """The seconds of the remaining steps and evaluations, each as long as those of this run so far took."""
+        if not self._step_s:
+            return None
+        step, config = self.state.step, self.parts.config
+        evaluations = evaluations_after(step, config.steps, config.evaluation)
+        return (config.steps - step) * fmean(self._step_s) + evaluations * fmean(self._evaluation_s or [0.0])
+
+    def _note(self) -> str:
+        """The note beside the bar."""
+        held_out = self.evaluations.get(task_key(self.parts.config.rollout.task))
+        note = [f"reward {self._metrics['reward/mean']:.2f}"] if "reward/mean" in self._metrics else []
+        note += [f"loss {self._metrics['sft/loss']:.3f}"] if "sft/loss" in self._metrics else []
+        if held_out is not None and held_out.measured:
+            note += [f"held-out {100 * held_out.pass_at_1:.0f} %"]
+        note += [f"{fmean(self._step_s):.2g} s/step"] if self._step_s else []
+        return "  ".join(note)
+
+    def _show_results(self, before: dict[str, dict], final: Path) -> None:
+        """Show samples, what can be done next, and the score last, where it stays on the screen."""
+        screen, name, after = self.parts.screen, task_key(self.parts.config.rollout.task), self.evaluations
+        scores, best = scores_of(self.state), best_in(self.run.checkpoints)
+        if name in after:
+            first = {is_solved(one): one for one in reversed(after[name].rollouts)}
+            screen.samples({solved: self.parts.policy.decode_all(one.ids) for solved, one in first.items()})
+        log.info("\n".join(["next:", *next_steps(self.run, final, best, self._ended_by)]))
+        if self._ended_by:
+            log.info(f"ended early: {why_ended(scores, self.parts.config.evaluation)}")
+        if name in after:
+            screen.before_and_after(before, {task: evaluation.to_json() for task, evaluation in after.items()})
+        steps = f"{self.state.step} step{'s' * (self.state.step != 1)}"
+        done = f"{steps} in {self.state.seconds:.0f} s; checkpoint {near(final)}"
+        if best is not None and best.name != final.name:
+            done += f"; the best, {best_of(score for score in scores if score.step == step_of(best))}: {best.name}"
+        log.bind(**{RESULT: True}).info(done)
