@@ -161,7 +161,7 @@ def rate_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     found = f"{trained} are trained at a learning rate of {rate:g}, where {usual:g} is usual"
     if rate < usual / 10:
         yield f"{found}: little will be learned; raise it, such as to --learning-rate {usual:g}"
-    if rate > max(10 * usual, 1e-3 * adapted):
+    if rate > max(10.01 * usual, 1e-3 * adapted):  # 10 * 1e-6 is rounded to below 1e-5
         yield f"{found}: the model may be destroyed; lower it, such as to --learning-rate {usual:g}"
 
 
