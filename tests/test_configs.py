@@ -14,7 +14,7 @@ import train
 from minrl.algorithms import choose_algorithm
 from minrl.model.memory import Setup, needed, with_adapters
 from minrl.model.templates import TEMPLATES
-from minrl.run.preflight import RATES
+from minrl.run.defaults import rates_for
 from minrl.terminal.command_line import parse_trainer
 
 HARDWARE = loaded(ROOT / "docs" / "hardware.py")
@@ -129,8 +129,7 @@ def test_a_config_names_the_card_that_it_fits_by_the_estimate(file):
     assert about == round(need.update / GIB)
     sampling = (need.held - need.engine) / GIB + config.engine.engine_memory_frac * card
     assert max(need.update / GIB, sampling) <= HARDWARE.USABLE * card
-    lowest, _, highest = RATES[True, adapted]
-    assert lowest <= config.optimizer.learning_rate <= highest
+    assert 0.1 <= config.optimizer.learning_rate / rates_for(weights.total)[adapted] <= 10.001
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -116,6 +116,7 @@ def stops_when_parsed(monkeypatch):
         return parse_and_stop
 
     monkeypatch.setattr(command_line, "_build", then_stop(command_line._build))
+    monkeypatch.setattr("minrl.config._template_in_file", str)  # the file of an example
     for name in ("parse_args", "parse_known_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, then_stop(getattr(argparse.ArgumentParser, name)))
 

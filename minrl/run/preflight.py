@@ -46,6 +46,8 @@ FEW_HELD_OUT = 20
 TRUNCATED_SHARE = 0.1
 """Largest share of completions that may be cut off: their reward says nothing about their answer."""
 LONG_STEP_S = 600.0
+TEN_TIMES = 10.001
+"""A learning rate that differs by more from the default is reported. 1e-5 / 1e-6 is a little more than 10."""
 SHORT_STREAM = 64
 """Tokens by which the time of a forward pass is measured before anything is sampled."""
 SAMPLING_PASSES = 2.0
@@ -158,9 +160,9 @@ def rate_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
     usual = rates_for(weights)[adapted]
     trained = f"{'adapters of a model of' if adapted else 'all'} {num_text(weights)} weights"
     found = f"{trained} are trained at a learning rate of {rate:g}, where {usual:g} is usual"
-    if rate < usual / 10:
+    if rate / usual < 1 / TEN_TIMES:
         yield f"{found}: little will be learned; raise it, such as to --learning-rate {usual:g}"
-    if rate > max(10 * usual, 1e-3 * adapted):
+    if rate / usual > TEN_TIMES and not (adapted and rate <= 1e-3):
         yield f"{found}: the model may be destroyed; lower it, such as to --learning-rate {usual:g}"
 
 
