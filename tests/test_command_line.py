@@ -268,7 +268,7 @@ def test_help_shows_examples_then_groups_with_defaults_and_the_named_tasks_optio
         assert len(re.findall(rf"\n  --{name.replace('_', '-')}[ ,\n]", page)) == 1, name
     said = " ".join(page.split())
     assert "--preflight, --no-preflight Before step 1, sample a little" in said
-    assert "model. Empty: the small base model that MinRL makes itself" in said
+    assert "Empty: the small base model that MinRL makes itself" in said
     assert "One of grpo, dr_grpo, " in said and "; --task NAME --help" in said
 
 
