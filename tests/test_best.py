@@ -352,11 +352,11 @@ def test_an_evaluation_of_which_nothing_could_be_scored_is_no_score():
 
 def test_a_bound_that_solving_everything_does_not_reach_is_said_before_the_first_step():
     # Wilson's lower bound of n successes of n is n / (n + z^2) with z = 1.96: 0.963 of 100, 0.992 of 500.
-    assert end_findings(EvaluationConfig(stop_at=0.96), 100) == end_findings(EvaluationConfig(), 1) == []
+    assert [*end_findings(EvaluationConfig(stop_at=0.96), 100), *end_findings(EvaluationConfig(), 1)] == []
     (finding,) = end_findings(EvaluationConfig(stop_at=0.97), 100)
     assert "of 100 held-out examples are solved, the lower bound of pass@1 is 0.963" in finding
-    assert end_findings(EvaluationConfig(stop_at=0.97), 500) == []
-    assert end_findings(EvaluationConfig(stop_at=0.97, eval_examples=100), 500) == [finding]
+    assert [*end_findings(EvaluationConfig(stop_at=0.97), 500)] == []
+    assert [*end_findings(EvaluationConfig(stop_at=0.97, eval_examples=100), 500)] == [finding]
 
 
 def test_several_processes_have_the_score_of_the_main_one():

@@ -140,7 +140,8 @@ def test_one_mistake_ends_the_run_before_step_1(policy, engine, cheap, reward, l
     workers = Workers(1, deadline_s=120.0)
     try:
         with pytest.raises(UserError, match=f"^mistake in task mine, example '[67]': {line}") as refused:
-            preflight(policy, engine, workers, task, TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=2)))
+            config = TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=2))
+            list(preflight(policy, engine, workers, task, config))
     finally:
         workers.close()
     assert "\n" not in str(refused.value)

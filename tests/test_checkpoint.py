@@ -225,8 +225,8 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_the_name_
 ):
     flushed, descriptors, usual = [], set(), checkpoint.save_policy
 
-    def with_a_folder(policy, folder, tensors):
-        usual(policy, folder, tensors)
+    def with_a_folder(policy, folder, *rest):
+        usual(policy, folder, *rest)
         (folder / "templates").mkdir()
         (folder / "templates" / "tools.jinja").write_text("tools")
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_was_moved_is_followed_and_only_its_link_removed(tmp_p
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 3, 4, 5, 10])
 def test_the_newest_are_kept(tmp_path, trained, monkeypatch, keep):
-    monkeypatch.setattr(checkpoint, "save_policy", lambda policy, folder, tensors: None)  # what is in them does not
+    monkeypatch.setattr(checkpoint, "save_policy", lambda *given: None)  # what is in them does not
     monkeypatch.setattr(checkpoint, "save_optimizer", lambda tensors, path: path.write_bytes(b""))
     steps = [*range(1, 11), 999_999, 1_000_000]  # the last has a digit more: the order is that of numbers
     for count, number in enumerate(steps, 1):

@@ -187,6 +187,8 @@ OTHERS = {
     "python train.py --task gsm8k --model-id path/to/base-model --chat-template my_template.jinja": (
         "by hand: downloads data"
     ),
+    "make real": "test_real_model.py::test_eight_steps_raise_the_reward",
+    "python benchmarks/step.py --model PATH --dtypes float32": "by hand: takes a pretrained model",
     "python docs/models.py": "test_models.py::test_the_page_is_written_from_the_table",
     "python -m tests.vllm_models": "by hand: takes an hour, and needs vLLM's build for CPUs",
     'make test ARGS="-m vllm"': ".ci/run: required vllm",

@@ -60,9 +60,9 @@ ROWS = {
 """Rows with the columns of the datasets."""
 
 OF_A_RANDOM_MODEL = re.compile(
-    r"preflight: (all .* weights are trained|adapters of|no completion produced|every compl)"
+    r"preflight: (all .* weights are trained|adapters of|no completion produced|every compl|\d+% of the compl|about )"
 )
-"""What the preflight says of any model that is tiny and random: its rate, and that it neither ends nor answers."""
+"""What the preflight says of any model that is tiny and random: its rate, its completions, its time."""
 
 
 def head(file):

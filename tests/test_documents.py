@@ -119,6 +119,7 @@ def stops_when_parsed(monkeypatch):
 
     build = cli._build
     monkeypatch.setattr(cli, "_build", then_stop(build))
+    monkeypatch.setattr("minrl.config._file_text", lambda *given: "{")  # the file of an example
     for name in ("parse_args", "parse_known_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, then_stop(getattr(argparse.ArgumentParser, name)))
 

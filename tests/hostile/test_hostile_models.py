@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from minrl.model.chat import ChatTokenizer
+from minrl.model.gguf import source_of
 from minrl.model.loading import load_model, word_tokenizer
 from minrl.model.lora import fold_in
 from minrl.model.source import read_config
@@ -91,7 +92,8 @@ def test_no_kernel_that_a_config_names_is_fetched(model):
     path = model / "config.json"
     stored = json.loads(path.read_text())
     path.write_text(json.dumps({**stored, "_attn_implementation": "evil/kernel", "attn_implementation": "evil/kernel"}))
-    assert "evil" not in str(read_config(str(model), True)._attn_implementation)
+    with source_of(str(model)) as source:
+        assert "evil" not in str(read_config(str(model), source, True)._attn_implementation)
 
 
 TEMPLATES = {
