@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -416,10 +415,8 @@ def test_a_broken_template_is_refused_in_one_line(file, model, text, message):
         ("chatlm", None, "one of chatml, llama3, gemma, plain, got 'chatlm': No such file or directory: did you mean"),
         ("x.jinja", None, "got 'x.jinja': No such file or directory"),
         (".", None, "got '.': Is a directory"),
-        ("x.jinja", b"\xff{{", "not a text in UTF-8"),
+        ("x.jinja", b"\xff{{", "it is not UTF-8"),
         ("x.jinja", b"hello", "the chat template in x.jinja writes no message"),
-        ("x.jinja", b"{{" + b" " * 2**20, "got 'x.jinja': no file of at most 1 MiB"),
-        (os.devnull, None, f"got {os.devnull!r}: no file of at most 1 MiB"),
         ("{# from x", None, "got '{# from x': No such file or directory"),
     ],
 )

@@ -112,8 +112,8 @@ def parse(
 
 def from_dict(values: Mapping[str, Any], cls: type[T], named: Sequence[str] = ()) -> tuple[T, TaskOptions]:
     """A config with these values over the defaults, and the options of the tasks that the values or `named` name."""
-    settings, tasks = _flat(values)
-    return _build(cls, settings, [*named, *tasks])
+    settings, tasks = _flat(values, named)
+    return _build(cls, settings, tasks)
 
 
 def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - the config of any program
@@ -124,7 +124,7 @@ def to_dict(config: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN40
 
 def plain_options(own: Any) -> dict[str, Any]:  # noqa: ANN401 - a task's options
     """The options of one task as JSON can hold them, by name."""
-    return {name: _plain(getattr(own, name)) for name in hints_of(type(own))}  # type: ignore[arg-type]
+    return {one.name: _plain(getattr(own, one.name)) for one in fields(own) if one.init}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - a config value
@@ -198,14 +198,15 @@ def _without_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if "." not in name}
 
 
-def _flat(values: Mapping[Any, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The settings and options of a file, and the tasks that it names."""
+def _flat(values: Mapping[Any, Any], named: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """The settings and options of a file, and the tasks named before and in it."""
     settings = _by_name(values)
     options = settings.pop("tasks", {})
     is_nested = isinstance(options, Mapping) and all(isinstance(own, Mapping) for own in options.values())
     require(is_nested, f"tasks must hold options by task, such as `tasks: {{hanoi: {{skill: 0.5}}}}`, got {options!r}")
     settings, tasks = _with_paths(settings)
-    known = option_classes(tasks)
+    tasks = [*named, *tasks]
+    known = option_classes(dict.fromkeys(tasks))
     for key, own in options.items():
         settings |= {f"{key}.{name}": value for name, value in _by_name(own).items()}
     return settings, [*tasks, *(str(key) for key in options if key not in known)]
