@@ -138,6 +138,21 @@ def test_progress_is_a_line_every_half_minute_and_beside_bars_for_the_file_only(
     assert said == [(line, shown) for line in expected]
 
 
+def test_the_seconds_left_are_those_that_were_reported(screen):
+    """Where an evaluation is still to come, the pace of the steps does not say them."""
+    drawn, bars, time = screen
+    with listening(bars), bars.bar("step", 10) as report, activity("evaluation"):
+        report(5, "", 50.0)
+        time[0] += 8
+        bars.tick()
+        bars._drawn.refresh()
+        (step,) = bars._steps
+        assert step.line(time[0]) == "step 5/10  42 s left"
+        time[0] += 60
+        assert step.line(time[0]) == "step 5/10  0 s left"
+    assert "42 s" in drawn.getvalue()
+
+
 def test_each_phase_is_named_once_it_lasts_and_again_each_half_minute():
     time, said = [0.0], []
     sink = logger.add(lambda message: said.append(message.record["message"]))
