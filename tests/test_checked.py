@@ -137,7 +137,7 @@ def test_one_mistake_ends_the_run_before_step_1(policy, engine, cheap, reward, l
     # Two completions that the reward has no mistake in, and two that it has.
     examples = [Example(str(n), f"numbers {n}", {"numbers": [n, 5]}) for n in (3, 4, 6, 7)]
     task = Task(Dataset(examples, [Example("8", "numbers 8", {})]), reward, cheap=cheap, name="mine")
-    workers, config = Workers(1, deadline_s=120.0), TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=2))
+    workers = Workers(1, deadline_s=120.0)
     try:
         with pytest.raises(UserError, match=f"^mistake in task mine, example '[67]': {line}") as refused:
             config = TrainerConfig(rollout=RolloutConfig(group_size=1, max_tokens=2))

@@ -298,6 +298,26 @@ def test_the_bar_is_told_each_step(make_record):
     assert step == 2 and re.fullmatch(r"reward 0\.25  \S+ s/step", note) and left_s > 0
 
 
+def test_the_time_left_counts_the_evaluations_to_come(make_record):
+    record = make_record(TrainState(step=2), steps=9)  # evaluated after every second step, and after the last
+    assert record.recorder._left_s() is None  # before the first step
+    record.recorder._step_s, record.recorder._evaluation_s = [2.0, 4.0], [50.0, 150.0]
+    assert record.recorder._left_s() == 7 * 3.0 + 4 * 100.0  # after steps 4, 6, 8 and 9
+
+
+def test_the_seconds_of_an_evaluation_are_not_the_steps(make_record):
+    record = make_record()
+    with record:
+        record.begin()
+        for record.state.step in (0, 1):
+            record.recorder.evaluated_at = record.state.step
+            record.recorder._clock.seconds["time/eval_s"] = 100.0
+            record.recorder._clock._begun -= 100.0
+            record.recorder.end_step()
+    assert record.recorder._evaluation_s == [100.0, 100.0]
+    assert len(record.recorder._step_s) == 1 and record.recorder._step_s[0] < 100.0
+
+
 def test_a_run_that_begins_says_where_it_is_and_from_where_it_goes_on(make_record, told, monkeypatch):
     notes = ["generated"]
     record = make_record()
