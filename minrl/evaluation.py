@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 from minrl.config import EvaluationConfig, RolloutConfig
+from minrl.draw import every
 from minrl.engines import Engine
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
@@ -25,8 +26,7 @@ def samples_of(examples: int, config: EvaluationConfig) -> int:
 
 def evaluations_after(step: int, steps: int, config: EvaluationConfig) -> int:
     """Evaluations that are due after a step, in a run of so many: that after the last step is one."""
-    every = config.eval_every or steps
-    return (steps - 1) // every - step // every + (step < steps)
+    return sum(every(config.eval_every, one) or one == steps for one in range(step + 1, steps + 1))
 
 
 def evaluate(

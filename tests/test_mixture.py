@@ -198,7 +198,7 @@ def test_examples_of_every_task_are_tracked(sevens):
 def test_each_task_has_a_preflight(policy, engine, workers, sevens):
     task = both(sevens)
     settings = RolloutConfig(task="sevens,odd", max_tokens=3, group_size=2)
-    found = preflight(policy, engine, workers, task, TrainerConfig(rollout=settings))
+    found = list(preflight(policy, engine, workers, task, TrainerConfig(rollout=settings)))
     few = [finding for finding in found if "held-out examples" in finding]
     assert [finding.split()[0] for finding in few] == ["sevens", "odd"]
 

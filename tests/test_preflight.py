@@ -27,6 +27,7 @@ from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts
 from minrl.run.checkpoint import save_checkpoint
 from minrl.run.defaults import rates_for
+from minrl.run.parts import require_sendable
 from minrl.run.preflight import (
     Sampled,
     answer_findings,
@@ -512,12 +513,12 @@ def test_the_time_and_memory_of_a_run_follow_from_the_sample(policy, make_rollou
 
 
 def test_what_training_will_hold_beside_what_is_loaded(policy, monkeypatch):
-    """Gradients and moments of all weights, and what 2,000 tokens keep; their layers' inputs alone where it must be."""
+    """Gradients and moments of all weights, and what 8,192 tokens keep; their layers' inputs alone where it must be."""
     count, text = sum(weight.numel() for weight in policy.model.parameters()), policy.model.config
-    own = expected_bytes(policy, TrainerConfig(), 2000)
-    assert own == 12 * count + all_activations(text, 2000, 4)
-    monkeypatch.setattr(type(policy), "free_memory", lambda self: all_activations(text, 2000, 4))
-    assert expected_bytes(policy, TrainerConfig(), 2000) == 12 * count + least_activations(text, 2000, 4)
+    own = expected_bytes(policy, TrainerConfig(), 8192)
+    assert own == 12 * count + all_activations(text, 8192, 4)
+    monkeypatch.setattr(type(policy), "free_memory", lambda self: all_activations(text, 8192, 4))
+    assert expected_bytes(policy, TrainerConfig(), 8192) == 12 * count + least_activations(text, 8192, 4)
 
 
 def test_the_copies_of_the_embedded_engine_count(policy, monkeypatch):
@@ -528,3 +529,11 @@ def test_the_copies_of_the_embedded_engine_count(policy, monkeypatch):
     listed = copy.deepcopy(text)
     object.__setattr__(listed, "intermediate_size", [96, 192])  # as Gemma 3n's, for each layer
     assert least_activations(listed, 7, 4) == least_activations(policy.model.config, 7, 4)
+
+
+def test_a_reward_that_no_worker_can_be_sent_is_refused_as_the_task_loads(sevens):
+    closure = replace(sevens, reward=lambda text, example: Reward(0.0), cheap=False)
+    with pytest.raises(UserError, match=r"^the reward of mine cannot be sent to a worker process \(.*top level of its"):
+        require_sendable("mine", closure)
+    require_sendable("mine", replace(closure, cheap=True))  # it is called here
+    require_sendable("mine", replace(sevens, cheap=False))

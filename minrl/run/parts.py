@@ -171,7 +171,7 @@ def load_tasks(run: Run) -> dict[str, Task]:
             f"the data of {name!r} has {held_out} held-out examples and none to train on: "
             "evaluate.py takes it, training needs a --data-path or a dataset with a training split",
         )
-        _require_sendable(name, task)
+        require_sendable(name, task)
     for task in tasks.values():
         task.notes()  # raises if the task cannot run on this machine
     frozen = any(one.frozen_opponent for one in tasks.values())
@@ -179,7 +179,7 @@ def load_tasks(run: Run) -> dict[str, Task]:
     return tasks
 
 
-def _require_sendable(name: str, task: Task) -> None:
+def require_sendable(name: str, task: Task) -> None:
     """Refuse a reward that no worker process can be sent, which the first completions would show."""
     if task.reward is None or task.cheap:
         return
