@@ -14,7 +14,7 @@ class Killed(BaseException):
 
 
 @contextmanager
-def before(module: ModuleType, moment: str, call: int, act: Callable[[], Any]) -> Iterator[None]:
+def before(module: ModuleType | type, moment: str, call: int, act: Callable[[], Any]) -> Iterator[None]:
     """What is run inside acts before it calls that function of the module for the `call`-th time, and comes to it."""
     usual, calls = getattr(module, moment), []
 
