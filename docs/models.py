@@ -79,6 +79,19 @@ a gradient's largest element, or the model is refused in one line as it is loade
 A short form of the comparison is made with every model that is loaded, so that a model that is not in the
 table, or has other settings, is right or refused too.
 
+## GGUF files
+
+`--model-id model.gguf` (`make setup EXTRA=gguf`) takes a file of llama.cpp or ollama, wherever a model is named.
+transformers dequantizes the weights; they are trained in float32, and checkpoints are safetensors. A file is
+refused if transformers would drop some of its weights or settings, or does not know its architecture or
+quantization. The tokenizer is the one that transformers builds from the file.
+
+Every start reads the file again, with a large vocabulary for longer than 20 seconds. This converts it once:
+
+```
+python -c "from pathlib import Path; from minrl.model.loading import load_model, save_model; save_model(*load_model('model.gguf'), Path('model'))"
+```
+
 ## What trains
 
 Update: `packed` computes a prompt once for all its completions, and nothing for padding; `rows` computes each
