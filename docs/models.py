@@ -88,8 +88,11 @@ quantization. The tokenizer is the one that transformers builds from the file.
 
 Every start reads the file again, with a large vocabulary for longer than 20 seconds. This converts it once:
 
-```
-python -c "from pathlib import Path; from minrl.model.loading import load_model, save_model; save_model(*load_model('model.gguf'), Path('model'))"
+```python
+from pathlib import Path
+from minrl.model.loading import load_model, save_model
+
+save_model(*load_model("model.gguf"), Path("model"))
 ```
 
 ## What trains

@@ -108,7 +108,7 @@ class ModelConfig(Bounded):
     """Which model is trained."""
 
     model_id: str = field(default="", metadata=PATH_OR_NAME)
-    """Hub name, folder or GGUF file (gguf extra) of a model. Empty: the small base model that MinRL makes itself."""
+    """Hub name, folder or GGUF file of a model. Empty: the small base model that MinRL makes itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products. auto: bfloat16 on CUDA, float32 on a CPU. Trained weights are float32; those frozen
     under adapters stay in bfloat16 where the checkpoint is."""

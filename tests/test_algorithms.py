@@ -168,7 +168,11 @@ def test_limits_of_the_config_replace_those_of_the_row():
         (4, {"algorithm": "distill", "overlong": "penalize", "overlong_buffer": 8}, "leave out overlong penalize"),
         (4, {"algorithm": "distill", "drop_equal_groups": True}, "leave out drop_equal_groups and refill_rounds"),
         (4, {"algorithm": "gspo", "teacher_id": "model"}, "gspo weighs whole sequences, and a teacher tokens: choose"),
-        (4, {"teacher_weight": 0.5}, "teacher_weight is read only with a teacher: give --teacher-id"),
+        (
+            4,
+            {"teacher_weight": 0.5},
+            "teacher_weight is read only with --teacher-id or --teacher-prompt",
+        ),
         (4, {"teacher_id": "model", "teacher_weight": 0.0}, "teacher_weight must be above 0, got 0.0"),
         (4, {"overlong": "penalize", "overlong_buffer": 64}, r"overlong_buffer \(64\) must be below max_tokens \(64\)"),
     ],

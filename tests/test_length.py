@@ -149,7 +149,7 @@ def test_the_overlong_penalty_comes_on_top(sampled):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length_penalty": -0.1}, r"length_penalty must be 0 \(off\) or above and below 1, got -0.1"),
+        ({"length_penalty": -0.1}, r"length_penalty must be 0 \(off\), or above 0 and below 1, got -0.1"),
         ({"length_penalty": 1.0}, "length_penalty must be .* below 1, got 1.0"),
         ({"length_penalty": math.nan}, "length_penalty must be .*, got nan"),
         ({"length_target": -1}, r"length_target must be 0 \(off\), or at least 1, got -1"),
@@ -160,7 +160,7 @@ def test_the_overlong_penalty_comes_on_top(sampled):
             "length_target_weight must be above 0 and below 1, got 0.0",
         ),
         ({"length_target": 8, "length_target_weight": 1.0}, "length_target_weight must be .* below 1, got 1.0"),
-        ({"length_target_weight": 0.25}, "length_target_weight is read only with a target: give --length-target"),
+        ({"length_target_weight": 0.25}, "length_target_weight is read only with --length-target: give that too"),
         ({"length_penalty": 0.2, "length_target": 8}, "length_penalty 0.2 .* and length_target 8 .*: leave one out"),
         ({"length_penalty": 0.2, "group_size": 1, "algorithm": "reinforce"}, "group_size must be at least 2, got 1"),
         ({"length_penalty": 0.2, "algorithm": "distill", "teacher_id": "x"}, "leave out .*length_penalty and"),

@@ -87,12 +87,6 @@ def test_a_name_that_is_no_folders_is_refused_in_one_line(name):
     assert "\n" not in str(error.value)
 
 
-def test_a_note_is_a_text():
-    assert LoggingConfig(note="über\nzwei Zeilen").note
-    with pytest.raises(UserError, match=r"^note must be a text in UTF-8, got '\\udcff'$"):
-        LoggingConfig(note="\udcff")  # as Python keeps a byte that is not UTF-8
-
-
 def test_another_run_with_a_runs_config_takes_over_neither_its_name_nor_its_note(tmp_path):
     config = {"task": "countdown", "run_name": "mine", "note": "first", "group_size": 4}
     for record, name in (({"minrl_run": "mine", "config": config}, ""), (config, "mine")):

@@ -86,5 +86,5 @@ def test_untrusted_code_needs_linux():
 
 
 def test_a_macs_card_is_refused_in_one_line():
-    with pytest.raises(UserError, match=r"'mps' for argument '--device'. Expected one of \('auto', 'cpu', 'cuda'\)"):
+    with pytest.raises(UserError, match=r"device must be one of auto, cpu, cuda, got 'mps'"):
         parse_trainer(["--device", "mps"])

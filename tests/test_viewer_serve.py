@@ -217,7 +217,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--serve", "--port", "65536"], "port must be 0 .any free one. to 65535, got 65536"),
+        (["--serve", "--port", "65536"], "port must be 0 .any free one., or from 1 to 65535, got 65536"),
         (["--serve", "--output", "x.html"], "--serve writes no file"),
         (["--port", "6006"], "--port is where --serve listens: add --serve"),
     ],

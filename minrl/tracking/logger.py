@@ -195,7 +195,6 @@ class Logger:
                         self._show("histogram", tag, values)
                 self._movement = None
         self._write_line(new_tokens, hashes)
-        self._signals.ask()
 
     def save_rollouts(
         self, followed: Sequence[Rollout], lines: Sequence[dict[str, Any]] = (), moved: Tensor | None = None
@@ -348,7 +347,9 @@ class Logger:
                 self._refresh_page()
 
     def _write_line(self, new_tokens: int = 0, hashes: Mapping[str, str] | None = None) -> None:
-        """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock."""
+        """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock, and
+        learn whether the run is to stop.
+        """
         self.state.seconds = self._seconds
         seconds, memory = TIMERS.take()
         own = {**self._facts, **memory, **self._usage.take()}
@@ -369,6 +370,7 @@ class Logger:
             self._report(self.state.step, self._note(), self._left_s())
         self.state.unfinished = metrics if self._owed else {}
         self._metrics, self._facts, self._owed = {}, {}, False
+        self._signals.ask()
 
     def _show(self, kind: str, *what: object) -> None:
         """Call the method of this name of each board."""

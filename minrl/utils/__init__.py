@@ -1,6 +1,1 @@
 """Command line, console, files, texts, signals, launchers."""
-
-import sys
-
-if sys.platform == "win32":  # before a module imports what Windows has not, such as fcntl
-    sys.exit("error: MinRL needs Linux or macOS, for locks and signals that Windows has not: run it in WSL 2 there")

@@ -2,7 +2,7 @@
 
 import math
 import os
-from pathlib import Path
+from contextlib import suppress
 
 
 def own_cores() -> list[int]:
@@ -10,16 +10,19 @@ def own_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def cpu_cores(group: Path = Path("/sys/fs/cgroup")) -> int:
+def cpu_cores(group: str | os.PathLike[str] = "/sys/fs/cgroup") -> int:
     """The number of cores that this process may use, within a container's quota (cgroup versions 2 and 1)."""
-    two, one = group / "cpu.max", group / "cpu/cpu.cfs_quota_us"
-    words = ["max"]
-    if two.exists():
-        words = two.read_text().split()
-    elif one.exists():
-        words = [one.read_text().strip(), one.with_name("cpu.cfs_period_us").read_text().strip()]
-    quota = math.inf if words[0] in ("max", "-1") else int(words[0]) / int(words[1])
+    words: list[str] = []
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        with suppress(OSError):
+            words = words or [word for name in names for word in _words(os.path.join(group, name))]
+    quota = math.inf if not words or words[0] in ("max", "-1") else int(words[0]) / int(words[1])
     return max(1, int(min(len(own_cores()), quota)))
+
+
+def _words(path: str) -> list[str]:
+    with open(path) as file:
+        return file.read().split()
 
 
 def processor_s(pid: int, *, children: bool, proc: str = "/proc") -> float:
