@@ -6,9 +6,9 @@ Variety is the share of distinct openings (first three words) among the completi
 whose rollouts were written.
 """
 
+import argparse
 import gzip
 import json
-import sys
 from pathlib import Path
 
 from harness import doing
@@ -38,9 +38,11 @@ def distinct_openings(completions: list[dict]) -> float:
     return len({" ".join(one["text"].split()[:OPENING]).lower() for one in completions}) / len(completions)
 
 
-def main(runs: list[str]) -> None:
-    """A line for each run, and its samples."""
-    for run in map(Path, runs):
+def main() -> None:
+    """Print the figures of each run, and its samples."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
+    for run in parser.parse_args().runs:
         doing(str(run))
         summary = json.loads((run / "summary.json").read_text())
         steps = written(run)
@@ -63,4 +65,4 @@ def main(runs: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -187,6 +187,9 @@ OTHERS = {
     "python train.py --task gsm8k --model-id path/to/base-model --chat-template my_template.jinja": (
         "by hand: downloads data"
     ),
+    "make setup EXTRA=gguf": "test_makefile.py::test_other_extras_are_added_to_either_build",
+    "make real RECIPE=configs/smollm2_extraction.yaml": "make real",
+    "python benchmarks/real.py RUN": "by hand: takes a run of the pretrained model",
     "make real": "test_real_model.py::test_eight_steps_raise_the_reward",
     "python benchmarks/step.py --model PATH --dtypes float32": "by hand: takes a pretrained model",
     "python docs/models.py": "test_models.py::test_the_page_is_written_from_the_table",

@@ -38,7 +38,7 @@ Amsterdam Athens Berlin Boston Brussels Budapest Cairo Chicago Copenhagen Dallas
 Geneva Hamburg Helsinki Houston Istanbul Lima Lisbon London Madrid Melbourne Miami Milan Montreal Moscow Munich Nairobi
 Naples Oslo Oxford Paris Prague Rome Seattle Seoul Singapore Stockholm Sydney Tokyo Toronto Venice Vienna Warsaw Zurich
 """
-_JOBS = "baker carpenter dentist doctor driver engineer farmer gardener lawyer nurse painter pilot singer teacher"
+_JOBS = "baker carpenter dentist doctor driver farmer gardener lawyer nurse painter pilot singer teacher"
 NAMES, CITIES, JOBS = _NAMES.split(), _CITIES.split(), _JOBS.split()
 _OBJECT = re.compile(r"(?:```(?:json)?\s*)?(\{[^{}]*\})(?:\s*```)?")
 
@@ -115,7 +115,7 @@ def make(options: ExtractionOptions, data_path: str) -> Task:
 def _examples(names: list[str], cities: list[str], count: int) -> list[Example]:
     rng, examples = random.Random(0), dict[str, Example]()
     while len(examples) < count:
-        person = {"name": rng.choice(names), "city": rng.choice(cities), "age": rng.randint(18, 89)}
+        person = {"name": rng.choice(names), "city": rng.choice(cities), "age": rng.randint(20, 79)}
         text = rng.choice(TEMPLATES).format(**person, job=rng.choice(JOBS))
         prompt: Prompt = [{"role": "user", "content": f"{INSTRUCTION} {text}"}]
         examples[text] = Example(text, prompt, {"object": person})
