@@ -158,7 +158,7 @@ def test_an_installed_package_trains_resumes_and_evaluates_outside_a_checkout(wh
         return done.stdout + done.stderr
 
     assert "--group-size" in call("minrl-train", "--help")
-    assert "--pass-at" in call("minrl-evaluate", "--help")
+    assert "--pass-at" in call("minrl-evaluate", "--help-all")
     call("minrl-train", *TINY.split())
     run = work / "runs/countdown-grpo-seed0"
     assert (run / "rollouts.html").exists()

@@ -52,7 +52,7 @@ def refusals_in_one_line() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        why = " ".join(str(error).split())[:100]
+        why = " ".join(str(error).split()).partition("( (")[0][:100]  # without the layers of the module
         raise UserError(f"peft cannot adapt this model ({why}): name other layers by --lora-target-modules") from error
 
 
