@@ -200,9 +200,9 @@ def test_rollouts_are_written_with_the_followed_ones_and_the_page_is_made_at_an_
     with logger:
         next(logger.steps())
         page = logger.run.folder / "rollouts.html"
-        logger.step(sampled(make_rollout, 1.0, 0.0), *updated(2))
-        assert not page.exists()
         logger.evaluate()
+        assert not page.exists()
+        logger.step(sampled(make_rollout, 1.0, 0.0), *updated(2))
         assert list(packed_steps(page)) == [1]
     (line,) = lines_of(logger)
     assert line["time/eval_s"] > 0

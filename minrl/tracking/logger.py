@@ -342,9 +342,6 @@ class Logger:
             log.warning(f"step {state.step}: {fallen}" + (f": {best}" if best else ""))
         if state.step == 0 and self.main:
             write_json(self.run.folder / EVAL_BEFORE, {k: one.to_json() for k, one in evaluations.items()})
-        if self.main:
-            with timed("log"):
-                self._refresh_page()
 
     def _write_line(self, new_tokens: int = 0, hashes: Mapping[str, str] | None = None) -> None:
         """Write the step's line, or keep it for the run that makes its evaluation. Start the next step's clock, and
@@ -368,6 +365,8 @@ class Logger:
             if self._files is not None and hashes:
                 self._files.fingerprint(self.state.step, hashes)
             self._report(self.state.step, self._note(), self._left_s())
+            if self.main and self._evaluated_at == self.state.step:  # now that the step's rollouts are written
+                self._refresh_page()
         self.state.unfinished = metrics if self._owed else {}
         self._metrics, self._facts, self._owed = {}, {}, False
         self._signals.ask()
