@@ -26,4 +26,6 @@ if os.environ.get("MINRL_CHECK_TYPES"):
 
     install_import_hook(STATES_SHAPES, "beartype.beartype")
     # Where jaxtyping does not, at a tenth of its cost.
-    beartype_package("minrl", conf=BeartypeConf(claw_is_pep526=False))
+    # An int is a float, as for mypy; the settings' groups take text too and convert it.
+    conf = BeartypeConf(claw_is_pep526=False, is_pep484_tower=True, claw_skip_package_names=("minrl.config",))
+    beartype_package("minrl", conf=conf)
