@@ -21,7 +21,7 @@ from typing import Any
 from minrl.utils.cli import before_imports, parse, run_main
 from minrl.config import TaskOptions
 from minrl.utils.task_names import task_key
-from minrl.pipeline.config import EvaluateConfig
+from minrl.evaluate.config import EvaluateConfig
 
 if __name__ == "__main__":
     before_imports(lambda arguments: parse(EvaluateConfig, arguments))
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[EvaluateConfig, TaskOptions]:
     """The config with what the runs among the models were trained with, where the arguments say nothing else."""
-    from minrl.pipeline.runs import as_trained
+    from minrl.evaluate.runs import as_trained
 
     found, notes = as_trained(arguments, config)
     sys.stderr.writelines(f"{note}\n" for note in dict.fromkeys(notes))
@@ -83,8 +83,8 @@ def _score(config: EvaluateConfig, options: TaskOptions) -> int:
 
 
 def _evaluate(config: EvaluateConfig, options: TaskOptions) -> int:
-    from minrl.pipeline.shown import tables, unscored
-    from minrl.pipeline.stages import evaluate
+    from minrl.evaluate.shown import tables, unscored
+    from minrl.evaluate.stages import evaluate
     from minrl.utils.console import Screen
     from minrl.utils.console import print_tables
 

@@ -21,8 +21,8 @@ from minrl.engines import Sampling, torch_engine
 from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder, make_decoder
 from minrl.engines.shapes import SHAPES
-from minrl.model.loading import word_tokenizer
-from minrl.model.processes import Processes
+from minrl.models.loading import word_tokenizer
+from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 
 SIZES = {"1M": (192, 2, 4, 1000), "5M": (256, 4, 8, 8192), "50M": (512, 12, 8, 16384)}

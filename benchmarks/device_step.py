@@ -25,7 +25,7 @@ from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.loading import word_tokenizer
+from minrl.models.loading import word_tokenizer
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.scoring import sampled_rollout

@@ -19,11 +19,11 @@ from harness import doing
 from minrl.config import ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
-from minrl.serve.sampler import Sampler
-from minrl.serve.server import ApiServer
+from minrl.tools.serve.sampler import Sampler
+from minrl.tools.serve.server import ApiServer
 from minrl.types import Request
 
 

@@ -33,12 +33,12 @@ from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
 from minrl.engines.vllm.engine import VllmEngine
-from minrl.kernels.attention import Attention, plan_attention
-from minrl.kernels.head import Head, chunked_logprobs
-from minrl.kernels.padded_attention import PaddedAttention
-from minrl.model.loading import save_model, small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
-from minrl.model.sharding import master_weights
+from minrl.models.attention import Attention, plan_attention
+from minrl.models.loading import save_model, small_qwen3, word_tokenizer
+from minrl.models.logprobs import Head, chunked_logprobs
+from minrl.models.padded_attention import PaddedAttention
+from minrl.models.processes import Processes
+from minrl.models.sharding import master_weights
 from minrl.policy import Policy
 from minrl.run.loading import load_policy
 from minrl.scoring import sampled_rollout

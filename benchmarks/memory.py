@@ -44,7 +44,7 @@ def measure(name: str, turns: Turns, shape: tuple[int, int, int], score) -> None
 
 def chunked(turns: Turns, shape: tuple[int, int, int]) -> None:
     """MinRL's head."""
-    from minrl.kernels.head import Head, chunked_logprobs
+    from minrl.models.logprobs import Head, chunked_logprobs
 
     measure("chunked", turns, shape, lambda hidden, weight, labels: chunked_logprobs(hidden, Head(weight), labels, 1.0))
 

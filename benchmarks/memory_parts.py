@@ -5,7 +5,7 @@
 
 The shapes are those of Qwen3 with random weights, in a checkpoint in bfloat16. A few rollouts are sampled by the
 embedded engine, and an optimizer step is taken on them, twice: the second has moments from its start. The floor of each
-part is what `minrl.model.memory` estimates. That of a phase's seconds is its products at the best product's rate, or
+part is what `minrl.models.memory` estimates. That of a phase's seconds is its products at the best product's rate, or
 what it must read and write at the machine's (roofline.py), whichever takes longer.
 """
 
@@ -57,7 +57,7 @@ def save_base(size: str, folder: str) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from minrl.model.loading import word_tokenizer
+    from minrl.models.loading import word_tokenizer
 
     shape = {"vocab_size": 151_936, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
     ends = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 2, "tie_word_embeddings": True}
@@ -93,8 +93,8 @@ def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int,
     from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
     from minrl.engines import Sampling
     from minrl.engines.torch_engine import TorchEngine
-    from minrl.model.lora import Adapters
-    from minrl.model.processes import Processes
+    from minrl.models.lora import Adapters
+    from minrl.models.processes import Processes
     from minrl.optimizer import make_optimizer
     from minrl.run.loading import load_policy
     from minrl.types import Request
@@ -162,9 +162,9 @@ def _floors(policy: Any, prompts: int, group: int, tokens: int, moments: int) ->
 def _print(policy: Any, optimizer: str, tokens: int, peaks: Mapping[str, float], moments: int) -> None:
     """A row for each part: what it took, and the estimate."""
     from minrl.engines.slices import footprint
-    from minrl.kernels.activations import layers_of
-    from minrl.model.memory import Setup, needed, weights_of
-    from minrl.model.text import decoder_of
+    from minrl.models.activations import layers_of
+    from minrl.models.memory import Setup, needed, weights_of
+    from minrl.models.text import decoder_of
 
     weights, counted = list(policy.model.parameters()), weights_of(policy.model, layers_of(decoder_of(policy.model)))
     trained, cache = counted.trained, footprint(policy.model, 4).slot * tokens

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from harness import doing
 
-from minrl.model.memory import Setup, Weights, needed
-from minrl.model.shape import shape_of
+from minrl.models.memory import Setup, Weights, needed
+from minrl.models.shape import shape_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 

@@ -7,8 +7,8 @@ The same update of the same rollouts in 1, 2 and 4 processes, each on a core of 
 more processes than cores the time is that of the processors, all together. Bytes are those that the kernel counts on
 each process's connections. The least of them: (n - 1) / n of twice all gradients, for whole copies; for shards, in each
 micro-batch, of the layers twice, of what is outside them once and of all gradients once. gloo sends these twice: it has
-no scattered sum. Memory is what torch allocates, beside what `minrl.model.memory` says. Idle is 1 - mean / maximum over
-the processes, in tokens.
+no scattered sum. Memory is what torch allocates, beside what `minrl.models.memory` says. Idle is 1 - mean / maximum
+over the processes, in tokens.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from harness import Row, doing, save, wait_until_quiet
 from predict import sent_by_each
 from shapes import Work, make_policy, random_rollouts
 
-from minrl.model.memory import Setup, Weights
+from minrl.models.memory import Setup, Weights
 
 KINDS = ("none", "full")
 UNEVEN_STEPS = 50
@@ -66,7 +66,7 @@ def serve(told: Path) -> None:
     rank, cores = int(os.environ["RANK"]), os.cpu_count() or 1
     os.sched_setaffinity(0, {rank % cores})
     from minrl.config import ModelConfig
-    from minrl.model.processes import Processes
+    from minrl.models.processes import Processes
 
     with Processes(ModelConfig(device="cpu", dtype="float32", threads=1)).open() as processes:
         (told.parent / f"{rank}.json").write_text(json.dumps(measured(case, processes)))
@@ -146,9 +146,9 @@ def count_waits() -> list[float]:
 
 def measured(case: Case, processes: Any) -> dict[str, Any]:
     """Seconds, waits, bytes and memory of this process's updates."""
-    from minrl.kernels.activations import layers_of
-    from minrl.model.memory import needed, weights_of
-    from minrl.model.text import decoder_of
+    from minrl.models.activations import layers_of
+    from minrl.models.memory import needed, weights_of
+    from minrl.models.text import decoder_of
 
     waited = count_waits()
     trainee = Trainee(case, processes)

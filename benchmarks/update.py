@@ -21,7 +21,7 @@ from shapes import SHAPES, Work, make_policy, random_rollouts
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
-from minrl.kernels.cpu import product
+from minrl.models.cpu import product
 from minrl.optimizer import make_optimizer
 from minrl.types import Rollout
 from minrl.update import update_policy

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from minrl.audit.config import AuditConfig
 from minrl.config import TrainerConfig
-from minrl.pipeline.config import EvaluateConfig
+from minrl.evaluate.config import EvaluateConfig
 from minrl.report.__main__ import ReportConfig
-from minrl.serve.config import ServeConfig
+from minrl.report.rollouts.__main__ import ViewerConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
-from minrl.sweep.__main__ import SweepConfig
 from minrl.tasks import TASK_DEFINITIONS, TOOLS
+from minrl.tools.audit.config import AuditConfig
+from minrl.tools.serve.config import ServeConfig
+from minrl.tools.sweep.__main__ import SweepConfig
+from minrl.tools.verify.__main__ import VerifyConfig
 from minrl.utils.cli import first_paragraph, meanings, rows_of
 from minrl.utils.settings import ROWS
-from minrl.verify.__main__ import VerifyConfig
-from minrl.viewer.__main__ import ViewerConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
 PROGRAMS = {
@@ -30,12 +30,12 @@ PROGRAMS = {
     "python -m minrl.sft": SftConfig,
     "python -m minrl.sft.expert_iteration": ExpertIterationConfig,
     "python -m minrl.sft.filter": FilterConfig,
-    "python -m minrl.audit": AuditConfig,
+    "python -m minrl.tools.audit": AuditConfig,
     "python -m minrl.report": ReportConfig,
-    "python -m minrl.viewer": ViewerConfig,
-    "python -m minrl.sweep": SweepConfig,
-    "python -m minrl.serve": ServeConfig,
-    "python -m minrl.verify": VerifyConfig,
+    "python -m minrl.report.rollouts": ViewerConfig,
+    "python -m minrl.tools.sweep": SweepConfig,
+    "python -m minrl.tools.serve": ServeConfig,
+    "python -m minrl.tools.verify": VerifyConfig,
 }
 INTRODUCTION = """# Configuration
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from minrl.config import OptimizerConfig
 from minrl.engines.decoder import LARGEST_COPY
-from minrl.model.memory import Need, Setup, Weights, needed, with_adapters
+from minrl.models.memory import Need, Setup, Weights, needed, with_adapters
 
 PAGE = Path(__file__).with_name("hardware.md")
 GIB = 2**30
@@ -223,7 +223,7 @@ def _row(*cells: str) -> str:
 TEXT = """# Hardware
 
 Which model fits, trained how. These are estimates by the function with which the preflight warns
-(`minrl/model/memory.py`), from a model's shape; none was measured on a card. This page is written by
+(`minrl/models/memory.py`), from a model's shape; none was measured on a card. This page is written by
 `python docs/hardware.py`.
 
 ## What fits

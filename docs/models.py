@@ -90,7 +90,7 @@ Every start reads the file again, with a large vocabulary for longer than 20 sec
 
 ```python
 from pathlib import Path
-from minrl.model.loading import load_model, save_model
+from minrl.models.loading import load_model, save_model
 
 save_model(*load_model("model.gguf"), Path("model"))
 ```

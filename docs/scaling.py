@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from minrl.config import OptimizerConfig
-from minrl.model.memory import Need, Setup, needed, with_adapters
+from minrl.models.memory import Need, Setup, needed, with_adapters
 
 sys.path.append(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
@@ -118,7 +118,7 @@ TEXT = """# Several cards, several machines
 
 What to do when one card is not enough. One process trains on each card; together they are one run, with the command
 line of one. This page is written by `python docs/scaling.py`, from the function with which the preflight judges a run
-(`minrl/model/memory.py`). `python benchmarks/processes.py` compares that function with measured peaks on a processor;
+(`minrl/models/memory.py`). `python benchmarks/processes.py` compares that function with measured peaks on a processor;
 no figure on this page was measured on a card.
 
 ## What to do, in this order

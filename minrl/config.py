@@ -67,7 +67,7 @@ TaskOptions = Mapping[str, Any]
 
 
 CHAT_TEMPLATES = ("chatml", "llama3", "gemma", "plain")
-"""The templates of `minrl.model.templates`."""
+"""The templates of `minrl.models.templates`."""
 
 FROM = "{# from "
 """Begins a template of a file. config.json holds the text too, so that a run keeps it when the file is edited."""

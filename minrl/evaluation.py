@@ -12,8 +12,8 @@ from minrl.engines import Engine
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
-from minrl.statistics.evaluation import Evaluation, summarize
 from minrl.tasks import Task
+from minrl.utils.statistics import Evaluation, summarize
 
 MIN_SAMPLES = 500
 """Completions of an evaluation with an automatic number of samples."""

@@ -7,8 +7,8 @@ import torch
 from loguru import logger
 
 from minrl.config import OptimizerConfig
-from minrl.kernels.moments import adamw_8bit
-from minrl.model.sharding import named_weights, whole
+from minrl.models.moments import adamw_8bit
+from minrl.models.sharding import named_weights, whole
 from minrl.policy import Policy
 from minrl.types import UserError, require
 

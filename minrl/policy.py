@@ -15,17 +15,17 @@ from torch import Tensor
 
 from minrl.batch import Stream, micro_batches, pack
 from minrl.config import ModelConfig
-from minrl.kernels.activations import LARGEST_SHARE, growth, kept_bytes, layers_of
-from minrl.kernels.cpu import free_bytes
-from minrl.kernels.modules import speed_up
-from minrl.kernels.padded_rows import row_batches, row_tokens
-from minrl.model.chat import ChatTokenizer
-from minrl.model.context import context_length
-from minrl.model.lora import Adapters
-from minrl.model.method import method_of
-from minrl.model.processes import Processes
-from minrl.model.sharding import equal_passes
-from minrl.model.text import decoder_of
+from minrl.models.activations import LARGEST_SHARE, growth, kept_bytes, layers_of
+from minrl.models.chat import ChatTokenizer
+from minrl.models.context import context_length
+from minrl.models.cpu import free_bytes
+from minrl.models.lora import Adapters
+from minrl.models.method import method_of
+from minrl.models.modules import speed_up
+from minrl.models.padded_rows import row_batches, row_tokens
+from minrl.models.processes import Processes
+from minrl.models.sharding import equal_passes
+from minrl.models.text import decoder_of
 from minrl.scoring import filled_size, sampled_rollout, score
 from minrl.types import CausalModel, Rollout
 

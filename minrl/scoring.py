@@ -1,8 +1,8 @@
 """Log-probabilities of sampled tokens under a model: the packed forward pass and the chunked output head.
 
-S scored tokens. The model calls our attention function in place of its own (minrl/kernels/attention.py), unless it can
-only be computed in padded rows (minrl/kernels/padded_rows.py). The logits of a whole stream never exist
-(minrl/kernels/head.py).
+S scored tokens. The model calls our attention function in place of its own (minrl/models/attention.py), unless it can
+only be computed in padded rows (minrl/models/padded_rows.py). The logits of a whole stream never exist
+(minrl/models/logprobs.py).
 """
 
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from minrl.batch import Stream
-from minrl.kernels.activations import recomputed
-from minrl.kernels.attention import ATTENTION, plan_attention
-from minrl.kernels.cpu import few_sizes
-from minrl.kernels.head import chunked_logprobs
-from minrl.kernels.padded_rows import padded_rows
-from minrl.model.head import output_head
-from minrl.model.method import method_of
-from minrl.model.sharding import in_one_pass
-from minrl.model.text import decoder_of
+from minrl.models.activations import recomputed
+from minrl.models.attention import ATTENTION, plan_attention
+from minrl.models.cpu import few_sizes
+from minrl.models.head import output_head
+from minrl.models.logprobs import chunked_logprobs
+from minrl.models.method import method_of
+from minrl.models.padded_rows import padded_rows
+from minrl.models.sharding import in_one_pass
+from minrl.models.text import decoder_of
 from minrl.types import CausalModel, Rollout
 
 TOKEN_SIZES = 16

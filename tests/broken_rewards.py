@@ -12,7 +12,7 @@ import time
 import unicodedata
 from pathlib import Path
 
-from minrl.model.thoughts import after_thoughts
+from minrl.models.thoughts import after_thoughts
 from minrl.types import Example, Reward
 
 EXAMPLES = [

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import torch
 
     from minrl.engines.torch_engine import TorchEngine
-    from minrl.model.processes import Processes
+    from minrl.models.processes import Processes
     from minrl.policy import Policy
     from minrl.rewards.workers import Workers
     from minrl.tasks import Task
@@ -87,7 +87,7 @@ def pytest_runtestloop() -> None:
 
 @pytest.fixture(scope="session")
 def processes() -> Processes:
-    from minrl.model.processes import Processes
+    from minrl.models.processes import Processes
 
     return Processes(CPU)
 
@@ -115,7 +115,7 @@ def make_policy(
     """A Qwen3-shaped policy of two layers for each seed."""
     import torch
 
-    from minrl.model.loading import small_qwen3, word_tokenizer
+    from minrl.models.loading import small_qwen3, word_tokenizer
     from minrl.policy import as_policy
 
     def make(seed: int = 0) -> Policy:
@@ -204,7 +204,7 @@ def _each_shape_is_verified_once() -> Iterator[None]:
         return
     from transformers import Qwen3ForCausalLM
 
-    from minrl.model.method import set_method
+    from minrl.models.method import set_method
     from minrl.run import loading
 
     usual, found = loading.verify, {}

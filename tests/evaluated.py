@@ -8,8 +8,8 @@ from pathlib import Path
 
 import evaluate
 from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.processes import Processes
 from minrl.policy import as_policy
 from minrl.run.checkpoint import MANIFEST, MOMENTS, STATE, save_policy
 from minrl.utils.cli import to_dict

@@ -11,8 +11,8 @@ from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, Algorithm, choose_algorithm
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.types import SOLO, Reward, Rollout
 from minrl.update import update_policy

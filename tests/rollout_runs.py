@@ -3,9 +3,9 @@
 import json
 import random
 
+from minrl.report.rollouts.lines import rollout_line
 from minrl.tracking.files import RunFiles
 from minrl.types import PlayedTurn, Reward, Rollout
-from minrl.viewer.lines import rollout_line
 
 
 def line(turns, *, prompt="numbers 3 5", roles=("policy",), purpose="train", advantage=0.5, shown="<shown>", **changes):

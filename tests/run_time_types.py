@@ -10,7 +10,7 @@ STATES_SHAPES = [
     "minrl.batch",
     "minrl.divergence",
     "minrl.engines.torch_engine",
-    "minrl.kernels.head",
+    "minrl.models.logprobs",
     "minrl.losses",
     "minrl.policy",
     "minrl.tracking.metrics",

@@ -16,10 +16,10 @@ from minrl.batch import Batch, make_batch, pack
 from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.loading import load_model
-from minrl.model.lora import Adapters
-from minrl.model.processes import Processes
-from minrl.model.sharding import gathered, named_weights
+from minrl.models.loading import load_model
+from minrl.models.lora import Adapters
+from minrl.models.processes import Processes
+from minrl.models.sharding import gathered, named_weights
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_checkpoint, step_name

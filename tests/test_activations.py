@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from minrl.batch import pack
-from minrl.kernels import cpu
-from minrl.kernels.activations import LARGEST_SHARE, kept_bytes, recomputed
+from minrl.models import cpu
+from minrl.models.activations import LARGEST_SHARE, kept_bytes, recomputed
 from minrl.scoring import score
 from minrl.types import UserError
 

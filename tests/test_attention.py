@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from minrl.batch import pack
-from minrl.kernels import rectangle_attention, short_attention, varlen_attention
-from minrl.kernels.attention import CardAttention, JoinedAttention, packed_attention, plan_attention
-from minrl.kernels.padded_attention import PaddedAttention
+from minrl.models import rectangle_attention, short_attention, varlen_attention
+from minrl.models.attention import CardAttention, JoinedAttention, packed_attention, plan_attention
+from minrl.models.padded_attention import PaddedAttention
 from minrl.types import UserError
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
@@ -306,7 +306,7 @@ def test_a_card_plans_its_padded_rows_once(stream_of, monkeypatch):
     planned, stream = [], stream_of(GROUPS["ragged"])
     monkeypatch.setattr(varlen_attention, "takes", lambda query, window: False)
     monkeypatch.setattr(
-        "minrl.kernels.attention.PaddedAttention", lambda one: planned.append(one) or PaddedAttention(one)
+        "minrl.models.attention.PaddedAttention", lambda one: planned.append(one) or PaddedAttention(one)
     )
     attention = card(stream)
     for _ in range(2):

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from minrl.audit import __main__ as program
-from minrl.audit import attack
-from minrl.audit import attacks as texts
-from minrl.audit.answers import Answers
-from minrl.audit.attack import audit
-from minrl.audit.attacks import attacks
-from minrl.audit.config import AuditConfig
-from minrl.audit.families import FAMILIES
 from minrl.rewards.worker import call
 from minrl.sft.config import RewardConfig
 from minrl.tasks import load_task
 from minrl.tasks.columns import ColumnReward, definition_of
 from minrl.tasks.task import Dataset, Task
+from minrl.tools.audit import __main__ as program
+from minrl.tools.audit import attack
+from minrl.tools.audit import attacks as texts
+from minrl.tools.audit.answers import Answers
+from minrl.tools.audit.attack import audit
+from minrl.tools.audit.attacks import attacks
+from minrl.tools.audit.config import AuditConfig
+from minrl.tools.audit.families import FAMILIES
 from minrl.types import Example, Job, Mistake, UserError
 from tests import broken_rewards as broken
 from tests.test_code_task import mbpp

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from minrl.kernels import barriers
+from minrl.models import barriers
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel counts no waiting")
 
 WAITING = """
 import os, threading
-from minrl.kernels.barriers import _longest_wait
+from minrl.models.barriers import _longest_wait
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 def loop():
     while True: pass

@@ -24,10 +24,10 @@ from minrl.run.checkpoint import damage, load_state, save_policy
 from minrl.run.model_names import resolve_model
 from minrl.run.parts import Parts
 from minrl.run.preflight import end_findings
-from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.tracking import logger
 from minrl.types import TrainState, UserError
+from minrl.utils.statistics import Evaluation
 from tests.killing import killed_at, signalled_at
 from tests.together import together
 

@@ -12,12 +12,12 @@ from tokenizers.processors import TemplateProcessing
 from transformers import GenerationConfig
 
 from minrl.config import CHAT_TEMPLATES, FROM, ModelConfig, TrainerConfig
-from minrl.model import templates
-from minrl.model.chat import ChatTokenizer, as_rollout
-from minrl.model.loading import save_model, small_qwen3
-from minrl.model.round_trip import ANSWERS, QUESTIONS, difference, episode_of
-from minrl.model.templates import TEMPLATES, settle_template
-from minrl.model.turns import ANSWER
+from minrl.models import templates
+from minrl.models.chat import ChatTokenizer, as_rollout
+from minrl.models.loading import save_model, small_qwen3
+from minrl.models.round_trip import ANSWERS, QUESTIONS, difference, episode_of
+from minrl.models.templates import TEMPLATES, settle_template
+from minrl.models.turns import ANSWER
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy

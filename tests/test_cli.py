@@ -12,16 +12,16 @@ import pytest
 
 import train
 from minrl.algorithms import ALGORITHMS
-from minrl.audit.config import AuditConfig
 from minrl.config import TrainerConfig
-from minrl.pipeline.config import EvaluateConfig
+from minrl.evaluate.config import EvaluateConfig
 from minrl.report.__main__ import ReportConfig
+from minrl.report.rollouts.__main__ import ViewerConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
+from minrl.tools.audit.config import AuditConfig
+from minrl.tools.verify.__main__ import VerifyConfig
 from minrl.types import UserError
 from minrl.utils.cli import before_imports, from_dict, parse, parse_trainer, rows_of, run_main, settings_of, to_dict
-from minrl.verify.__main__ import VerifyConfig
-from minrl.viewer.__main__ import ViewerConfig
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,7 +13,6 @@ import pytest
 
 from minrl.rewards.completions import score_file
 from minrl.rewards.workers import call
-from minrl.statistics.evaluation import pass_at_one
 from minrl.tasks import load_task
 from minrl.tasks.code.game import (
     MODULES,
@@ -26,6 +25,7 @@ from minrl.tasks.code.game import (
     refusal,
 )
 from minrl.types import Job, Reward, UserError
+from minrl.utils.statistics import pass_at_one
 
 ROOT = Path(__file__).parent.parent
 PATIENT_S = 60.0  # for programs that end by themselves, however slow the machine

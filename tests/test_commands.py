@@ -23,7 +23,7 @@ HERE = {
     "python train.py --resume latest": "--steps 2",
     "python train.py --model-id Qwen/Qwen3-0.6B": f"{MODEL} {TRAINING}",
     "python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl": "--reward-workers 1",
-    "python -m minrl.viewer RUN": "",
+    "python -m minrl.report.rollouts RUN": "",
     "python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5 --max-examples 128": (
         f"{MODEL} --steps 1"
     ),
@@ -56,7 +56,7 @@ OTHERS = {
     },
     'python evaluate.py --checkpoint RUN --task math --math.dataset HuggingFaceH4/MATH-500 --math.train-split "" '
     "--max-tokens 2048 --temperature 0": ("by hand: downloads data"),
-    "python -m minrl.audit --task countdown_3to4 --data-path rows.jsonl": (
+    "python -m minrl.tools.audit --task countdown_3to4 --data-path rows.jsonl": (
         "test_audit.py::test_no_task_of_ours_is_accused"
     ),
     f"{HANOI} --seed 1": DEFAULT,
@@ -76,10 +76,10 @@ OTHERS = {
     "python train.py --task beads.py:beads --beads.most 8 --model-id checkpoints/base-beads-* --preflight-only": (
         "test_checked.py::test_one_mistake_ends_the_run_before_step_1"
     ),
-    "python -m minrl.audit": "test_audit.py::test_the_pages_tables_are_what_the_commands_print",
-    "python -m minrl.audit --task path/to/beads.py:beads": "python -m minrl.audit",
-    "python -m minrl.audit --task path/to/accuracy.py:accuracy --data-path rows.jsonl --gold-column answer": (
-        "python -m minrl.audit"
+    "python -m minrl.tools.audit": "test_audit.py::test_the_pages_tables_are_what_the_commands_print",
+    "python -m minrl.tools.audit --task path/to/beads.py:beads": "python -m minrl.tools.audit",
+    "python -m minrl.tools.audit --task path/to/accuracy.py:accuracy --data-path rows.jsonl --gold-column answer": (
+        "python -m minrl.tools.audit"
     ),
     "python train.py --task countdown:2,hanoi:1 --hanoi.max-disks 3 --task-max-tokens hanoi:128": (
         "test_mixture.py::test_a_run_of_a_task_and_a_game_scores_each_and_both"
@@ -98,15 +98,15 @@ OTHERS = {
         "test_report.py::test_runs_stand_side_by_side"
     ),
     "python -m minrl.report countdown-grpo-seed0": "test_report.py::test_runs_stand_side_by_side",
-    "python -m minrl.verify countdown-grpo-seed0 --step 120": (
+    "python -m minrl.tools.verify countdown-grpo-seed0 --step 120": (
         "test_repeated_steps.py::test_a_repeated_step_is_the_same_and_the_run_stays_as_it_is"
     ),
-    "python -m minrl.verify RUN --step 120": "python -m minrl.verify countdown-grpo-seed0 --step 120",
-    "python -m minrl.verify --fork countdown-grpo-seed0@120 --algorithm dapo": (
+    "python -m minrl.tools.verify RUN --step 120": "python -m minrl.tools.verify countdown-grpo-seed0 --step 120",
+    "python -m minrl.tools.verify --fork countdown-grpo-seed0@120 --algorithm dapo": (
         "test_repeated_steps.py::test_a_fork_that_changes_nothing_goes_on_as_the_run_did_and_a_change_is_compared"
     ),
-    "python -m minrl.viewer": "python -m minrl.viewer RUN",
-    "python -m minrl.viewer countdown-grpo-seed0": "python -m minrl.viewer RUN",
+    "python -m minrl.report.rollouts": "python -m minrl.report.rollouts RUN",
+    "python -m minrl.report.rollouts countdown-grpo-seed0": "python -m minrl.report.rollouts RUN",
     "make train": ".ci/run: make train",
     'make train ARGS="--task hanoi --steps 100"': "make train",
     'make train ARGS="--steps 30 --threads 1"': "make train",
@@ -199,11 +199,11 @@ OTHERS = {
     'make test ARGS="-m slow tests/test_models.py"': "test_models.py::test_the_page_is_written_from_the_table",
     "python docs/configuration.py": "test_documents.py::test_the_page_of_all_settings_is_written_from_the_settings",
     "python -m minrl.sft": "test_sft.py::test_a_run_measures_rows_and_task_and_learns",
-    "python -m minrl.viewer RUN --tokens-per-step 0 --max-steps 0": (
+    "python -m minrl.report.rollouts RUN --tokens-per-step 0 --max-steps 0": (
         "test_viewer.py::test_the_command_writes_the_page_of_a_run_by_its_name"
     ),
-    "python -m minrl.viewer RUN --serve": "test_viewer_serve.py::test_ctrl_c_ends_it_in_one_line",
-    "python -m minrl.viewer countdown-grpo-seed0 --serve": "python -m minrl.viewer RUN --serve",
+    "python -m minrl.report.rollouts RUN --serve": "test_viewer_serve.py::test_ctrl_c_ends_it_in_one_line",
+    "python -m minrl.report.rollouts countdown-grpo-seed0 --serve": "python -m minrl.report.rollouts RUN --serve",
     "tensorboard --logdir runs": "by hand: a program of others, that serves until it is stopped",
     "python -m pytest tests/gpu -m gpu": "by hand: needs a card",
     "python train.py --engine vllm-server --engine-urls http://10.0.0.5:8001,http://10.0.0.6:8001 "
@@ -212,9 +212,9 @@ OTHERS = {
     ),
     "minrl-serve countdown-grpo-seed0": "test_serve.py::test_a_signal_ends_the_program_and_tells_who_still_waits",
     "minrl-serve countdown-grpo-seed0 --chat": "test_talk.py::test_a_terminal_has_a_prompt_and_ctrl_d_ends_it",
-    "python -m minrl.serve countdown-grpo-seed0": "minrl-serve countdown-grpo-seed0",
-    "python -m minrl.serve RUN": "minrl-serve countdown-grpo-seed0",
-    "python -m minrl.serve RUN --chat": (
+    "python -m minrl.tools.serve countdown-grpo-seed0": "minrl-serve countdown-grpo-seed0",
+    "python -m minrl.tools.serve RUN": "minrl-serve countdown-grpo-seed0",
+    "python -m minrl.tools.serve RUN --chat": (
         "test_resume.py::test_the_chat_command_that_a_run_prints_answers_a_prompt_of_its_task"
     ),
     "python benchmarks/NAME.py": "by hand: takes minutes, and measures nothing beside other programs",
@@ -228,10 +228,10 @@ OTHERS = {
     ),
     "python benchmarks/gpu.py": "by hand: needs a card",
     "python benchmarks/gpu.py --batch-invariant": "by hand: needs a card",
-    "python -m minrl.sweep docs/algorithms.yaml": "by hand: trains every algorithm",
-    "python -m minrl.sweep docs/algorithms.yaml --at-once 2": "python -m minrl.sweep docs/algorithms.yaml",
+    "python -m minrl.tools.sweep docs/algorithms.yaml": "by hand: trains every algorithm",
+    "python -m minrl.tools.sweep docs/algorithms.yaml --at-once 2": "python -m minrl.tools.sweep docs/algorithms.yaml",
     "python docs/algorithms_measured.py": "test_sweep.py::test_the_page_of_the_algorithms_is_written_from_a_sweep",
-    "python -m minrl.sweep rates.yaml": "test_sweep.py::test_a_sweep_trains_its_runs_and_reports_on_all",
+    "python -m minrl.tools.sweep rates.yaml": "test_sweep.py::test_a_sweep_trains_its_runs_and_reports_on_all",
     "python evaluate.py --checkpoint countdown-grpo-seed0@best": (
         "test_best.py::test_the_best_is_named_wherever_a_model_is"
     ),

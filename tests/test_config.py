@@ -18,7 +18,7 @@ from minrl.config import (
     TrainerConfig,
     with_absolute_paths,
 )
-from minrl.pipeline.config import EvaluateConfig
+from minrl.evaluate.config import EvaluateConfig
 from minrl.sft.config import FilterConfig, SftConfig
 from minrl.types import UserError
 

@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import train
 from minrl.algorithms import choose_algorithm
-from minrl.model.memory import Setup, needed, with_adapters
-from minrl.model.templates import TEMPLATES
+from minrl.models.memory import Setup, needed, with_adapters
+from minrl.models.templates import TEMPLATES
 from minrl.run.preflight import rate_findings
 from minrl.utils.cli import parse_trainer
 

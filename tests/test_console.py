@@ -12,7 +12,7 @@ import pytest
 from loguru import logger
 from rich.console import Console
 
-from minrl.pipeline.shown import unscored
+from minrl.evaluate.shown import unscored
 from minrl.types import UserError
 from minrl.utils import console, progress
 from minrl.utils.cli import run_main

@@ -7,8 +7,8 @@ import datasets
 import pytest
 from chat_templates import tokenizer
 
-from minrl.model.templates import TEMPLATES
-from minrl.model.thoughts import heard
+from minrl.models.templates import TEMPLATES
+from minrl.models.thoughts import heard
 from minrl.tasks import load_task
 from minrl.tasks.countdown_3to4 import RECIPES, Countdown3to4Options, reward, solve
 from minrl.types import Example, UserError

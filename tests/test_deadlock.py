@@ -8,11 +8,11 @@ import torch
 from crew import crew
 
 from minrl.config import ModelConfig
-from minrl.model import group, peers
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.peers import LostPeer
-from minrl.model.processes import Processes
-from minrl.model.sharding import equal_passes, gathered, hold_whole, named_weights, sharded
+from minrl.models import group, peers
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.peers import LostPeer
+from minrl.models.processes import Processes
+from minrl.models.sharding import equal_passes, gathered, hold_whole, named_weights, sharded
 from minrl.policy import as_policy
 from minrl.run.sharded import sharded_policy
 

@@ -12,8 +12,8 @@ from minrl.engines.decoder import LlamaDecoder, has_own_decoder, make_decoder
 from minrl.engines.layer_parts import Norm
 from minrl.engines.products import attend_by_products
 from minrl.engines.shapes import SHAPES
-from minrl.kernels import cpu
-from minrl.model.lora import Adapters
+from minrl.models import cpu
+from minrl.models.lora import Adapters
 
 SMALL = {
     "vocab_size": 60,

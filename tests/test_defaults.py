@@ -8,7 +8,7 @@ import yaml
 from loguru import logger
 
 from minrl.config import EvaluationConfig, OptimizerConfig, RolloutConfig, TrainerConfig
-from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.run import defaults as module
 from minrl.run.defaults import (
     ON_CPU,

@@ -9,11 +9,11 @@ from together import together
 
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
+from minrl.report.rollouts.chunk import encode
+from minrl.report.rollouts.lines import add_moved, readable
 from minrl.tracking.diagnostics import TokenMovement, curves
 from minrl.update import current_logprobs, update_policy
-from minrl.viewer.chunk import encode
-from minrl.viewer.lines import add_moved, readable
 
 CONFIG = settings("grpo")
 MARGIN = 0.15

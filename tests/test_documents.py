@@ -19,7 +19,7 @@ import yaml
 import minrl
 import train
 from minrl import algorithms
-from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.scripts import PROGRAMS
 from minrl.tasks import TASK_DEFINITIONS, TOOLS, option_classes
 from minrl.types import Reward
@@ -34,7 +34,11 @@ ELSEWHERE = (
     *("tensorboard", "vllm", "accelerate", "torchrun", "source", "uv", "bash", "pip", "git", "cd"),
     *("sbatch", "scancel", "modal", "docker"),
 )
-CONSOLE_SCRIPTS = {"minrl-train": ["train.py"], "minrl-evaluate": ["evaluate.py"], "minrl-serve": ["-m", "minrl.serve"]}
+CONSOLE_SCRIPTS = {
+    "minrl-train": ["train.py"],
+    "minrl-evaluate": ["evaluate.py"],
+    "minrl-serve": ["-m", "minrl.tools.serve"],
+}
 """Programs of others: what they are called with is theirs to check, but for the scripts of ours that they start."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -16,7 +16,7 @@ from minrl.engines.decoder import LlamaDecoder, make_decoder
 from minrl.engines.seeds import mix, seed_after
 from minrl.engines.slices import Footprint, footprint, slices
 from minrl.engines.torch_engine import FEWEST_ROWS, TorchEngine, orders, sample, uniforms
-from minrl.model.loading import word_tokenizer
+from minrl.models.loading import word_tokenizer
 from minrl.policy import as_policy
 from minrl.scoring import score
 from minrl.types import Request, UserError

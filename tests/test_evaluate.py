@@ -18,13 +18,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from minrl.config import EvaluationConfig, ModelConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
+from minrl.evaluate import generate, local, plan, report, score
+from minrl.evaluate.folder import locked
+from minrl.evaluate.local import check_prompts
+from minrl.evaluate.models import NamedModel
+from minrl.evaluate.plan import PlannedTask
 from minrl.evaluation import evaluate as evaluate_while_training
-from minrl.model.processes import Processes
-from minrl.pipeline import generate, local, plan, report, score
-from minrl.pipeline.folder import locked
-from minrl.pipeline.local import check_prompts
-from minrl.pipeline.models import NamedModel
-from minrl.pipeline.plan import PlannedTask
+from minrl.models.processes import Processes
 from minrl.rewards.workers import Workers
 from minrl.run.loading import load_policy
 from minrl.tasks import load_task

@@ -8,18 +8,18 @@ from dataclasses import make_dataclass, replace
 import pytest
 
 from minrl.config import LoraConfig, ModelConfig, RolloutConfig
-from minrl.model.lora import Adapters
-from minrl.model.processes import Processes
-from minrl.pipeline import local, models
-from minrl.pipeline import stages as pipeline_stages
-from minrl.pipeline.config import EvaluateConfig
-from minrl.pipeline.folder import folder_of, write_settings
-from minrl.pipeline.lineage import find_runs
-from minrl.pipeline.local import LocalSampler
-from minrl.pipeline.models import find_models
-from minrl.pipeline.plan import make_plan
-from minrl.pipeline.runs import as_trained
-from minrl.pipeline.settings import check_settings, settings_of
+from minrl.evaluate import local, models
+from minrl.evaluate import stages as pipeline_stages
+from minrl.evaluate.config import EvaluateConfig
+from minrl.evaluate.folder import folder_of, write_settings
+from minrl.evaluate.lineage import find_runs
+from minrl.evaluate.local import LocalSampler
+from minrl.evaluate.models import find_models
+from minrl.evaluate.plan import make_plan
+from minrl.evaluate.runs import as_trained
+from minrl.evaluate.settings import check_settings, settings_of
+from minrl.models.lora import Adapters
+from minrl.models.processes import Processes
 from minrl.run.checkpoint import save_policy
 from minrl.run.defaults import ON_CPU, ON_GPU
 from minrl.run.loading import load_policy
@@ -395,7 +395,7 @@ def asked_of(*arguments):
 
 
 def test_a_model_that_no_run_trained_has_the_sizes_that_train_gives_it(place, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("minrl.pipeline.runs.sizes_of", lambda name, model: ON_CPU[2e8])
+    monkeypatch.setattr("minrl.evaluate.runs.sizes_of", lambda name, model: ON_CPU[2e8])
     small, served = ON_CPU[2e8], ON_GPU[math.inf]
     given = shutil.copytree(place / "model0", tmp_path / "given")
     (given / "chat_template.jinja").write_text("{{ messages }}")  # another tokenizer's

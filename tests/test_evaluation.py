@@ -11,12 +11,11 @@ from together import together
 from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
+from minrl.evaluate.figures import pass_at_k
 from minrl.evaluation import evaluate, evaluations_after
-from minrl.pipeline.figures import pass_at_k
 from minrl.rollout import Plan
-from minrl.statistics.evaluation import Evaluation, summarize
-from minrl.statistics.intervals import Z95, bootstrap, interval, wilson
 from minrl.types import Example, LostEpisode, Reward, Turn
+from minrl.utils.statistics import Z95, Evaluation, bootstrap, interval, summarize, wilson
 
 
 def test_wilsons_interval_by_hand():

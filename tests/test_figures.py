@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from minrl.pipeline.figures import EpisodeScore, example_values, in_roles, paired_difference, pass_figure
-from minrl.statistics.intervals import wilson
+from minrl.evaluate.figures import EpisodeScore, example_values, in_roles, paired_difference, pass_figure
 from minrl.types import Reward
+from minrl.utils.statistics import wilson
 from minrl.utils.text import json_text, plain
 
 

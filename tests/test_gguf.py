@@ -12,8 +12,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import train
-from minrl.model.loading import load_model, save_model
-from minrl.pipeline.models import find_models
+from minrl.evaluate.models import find_models
+from minrl.models.loading import load_model, save_model
 from minrl.run.checkpoint import weights_sha256
 from minrl.run.loading import load_policy
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
@@ -195,7 +195,7 @@ def test_a_damaged_file_is_refused_in_a_line(file, case):
 
 
 def test_without_the_package_the_command_that_installs_it_is_said(file, monkeypatch):
-    monkeypatch.setattr("minrl.model.gguf.find_spec", lambda name: None if name == "gguf" else name)
+    monkeypatch.setattr("minrl.models.gguf.find_spec", lambda name: None if name == "gguf" else name)
     with pytest.raises(UserError, match=r"needs the package gguf and .* run `make setup EXTRA=gguf`"):
         load_model(str(file))
 

@@ -8,8 +8,8 @@ from test_documents import ROOT, loaded
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from minrl.batch import pack
-from minrl.kernels.activations import kept_bytes
-from minrl.model.memory import least_activations, weights_of, with_adapters
+from minrl.models.activations import kept_bytes
+from minrl.models.memory import least_activations, weights_of, with_adapters
 from minrl.scoring import sampled_rollout, score
 
 HARDWARE = loaded(ROOT / "docs" / "hardware.py")

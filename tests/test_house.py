@@ -10,14 +10,14 @@ from typing import get_type_hints
 
 import pytest
 
-from minrl.audit.config import AuditConfig
 from minrl.config import TrainerConfig
-from minrl.pipeline.config import EvaluateConfig
+from minrl.evaluate.config import EvaluateConfig
 from minrl.report.__main__ import ReportConfig
-from minrl.serve.config import ServeConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
-from minrl.sweep.__main__ import SweepConfig
 from minrl.tasks import TASK_DEFINITIONS, TASK_FAMILIES, TOOLS
+from minrl.tools.audit.config import AuditConfig
+from minrl.tools.serve.config import ServeConfig
+from minrl.tools.sweep.__main__ import SweepConfig
 from tests.run_time_types import STATES_SHAPES
 
 ROOT = Path(__file__).parent.parent
@@ -27,11 +27,10 @@ SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.ex
 ROOMS = [
     *("types", "utils.text", "utils.keys", "utils.signals", "utils.progress", "utils.timers", "utils.processor"),
     *("utils.files", "utils.copies", "utils.launch", "utils.loopback", "utils.settings", "utils.task_names", "config"),
-    *("statistics", "divergence", "losses", "advantages", "algorithms", "batch", "kernels", "model", "scoring"),
+    *("utils.statistics", "divergence", "losses", "advantages", "algorithms", "batch", "models", "scoring"),
     *("policy", "optimizer", "update"),
     *("sandbox", "tasks", "engines", "rewards", "rollout", "draw", "evaluation", "utils.cli", "utils.console"),
-    *("viewer", "run", "tracking", "report", "sweep", "sft", "audit", "pipeline", "serve", "scripts", "verify"),
-    *("__main__", "train", "evaluate"),
+    *("report.rollouts", "run", "tracking", "report", "sft", "evaluate", "tools", "scripts", "__main__", "train"),
 ]
 """Folders and flat files of minrl/, files of utils and the scripts, from the ground up. Imports go down, never up."""
 
@@ -77,7 +76,9 @@ def within(name, package):
 def room_of(name):
     """The folder or flat file that a module is in, or the file of utils; None for the packages themselves."""
     parts = name.removeprefix("minrl").strip(".").split(".")
-    return ".".join(parts[:2]) if parts[0] == "utils" and len(parts) > 1 else parts[0].replace("utils", "") or None
+    if parts[0] == "utils" or parts[:2] == ["report", "rollouts"]:
+        return ".".join(parts[:2]) if len(parts) > 1 else None
+    return parts[0] or None
 
 
 def test_every_file_is_in_a_room():
@@ -180,14 +181,14 @@ NOT_FOR_COUNTDOWN = (
         "minrl.rewards.judge",
         "minrl.rewards.chat_client",
         "minrl.tracking.wandb",
-        "minrl.viewer.build",
+        "minrl.report.rollouts.build",
     ),
     *(
         "minrl.report",
-        "minrl.sweep",
+        "minrl.tools.sweep",
         "minrl.sft",
-        "minrl.pipeline",
-        "minrl.serve",
+        "minrl.evaluate",
+        "minrl.tools.serve",
         "minrl.engines.vllm.engine",
         "minrl.engines.vllm_server",
         "wandb",

@@ -13,9 +13,9 @@ import evaluate
 import train
 from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.pipeline.config import EvaluateConfig
-from minrl.pipeline.plan import make_plan
-from minrl.pipeline.settings import check_settings, settings_of
+from minrl.evaluate.config import EvaluateConfig
+from minrl.evaluate.plan import make_plan
+from minrl.evaluate.settings import check_settings, settings_of
 from minrl.rewards import judge as judge_module
 from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part

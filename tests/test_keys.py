@@ -8,8 +8,8 @@ import pytest
 from loguru import logger
 
 from minrl.config import JudgeConfig
-from minrl.pipeline.config import ApiConfig, EvaluateConfig
-from minrl.pipeline.models import find_models
+from minrl.evaluate.config import ApiConfig, EvaluateConfig
+from minrl.evaluate.models import find_models
 from minrl.rewards import chat_client
 from minrl.rewards.chat_client import ChatClient, ChatError
 from minrl.run.provenance import provenance

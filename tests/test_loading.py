@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from minrl.config import LoraConfig, OptimizerConfig
-from minrl.model.loading import load_model, save_model
-from minrl.model.lora import Adapters, adapted_layers, fold_in
-from minrl.model.source import auto_class
-from minrl.model.text import decoder_of, head_of
+from minrl.models.loading import load_model, save_model
+from minrl.models.lora import Adapters, adapted_layers, fold_in
+from minrl.models.source import auto_class
+from minrl.models.text import decoder_of, head_of
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256

@@ -12,12 +12,12 @@ from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, Trainer
 from minrl.draw import require_rewards
 from minrl.engines import require_exact
 from minrl.optimizer import make_optimizer
+from minrl.report.rollouts.build import packed_steps
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import step_name
 from minrl.run.parts import Parts
 from minrl.run.run import Run
 from minrl.scoring import LARGEST_GAP
-from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.tracking import logger as module
 from minrl.tracking.files import read_fingerprints, read_metrics
@@ -25,8 +25,8 @@ from minrl.tracking.logger import Logger
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
 from minrl.utils.console import Screen
+from minrl.utils.statistics import Evaluation
 from minrl.utils.timers import TIMERS, timed
-from minrl.viewer.build import packed_steps
 
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
 STORED = {"minrl_run": "run"}

@@ -19,8 +19,8 @@ from minrl.engines.cached_decoder import CachedDecoder
 from minrl.engines.decoder import LlamaDecoder
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
-from minrl.model.lora import Adapters, MergedWeights, adapted_layers, merged_weight
-from minrl.model.sharding import master_weights
+from minrl.models.lora import Adapters, MergedWeights, adapted_layers, merged_weight
+from minrl.models.sharding import master_weights
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
 from minrl.run.loading import load_policy
@@ -353,7 +353,7 @@ def test_adapters_that_transformers_loads_from_elsewhere_are_refused_in_one_line
 def test_without_peft_adapters_are_refused_in_one_line(base, tmp_path, processes, monkeypatch):
     policy = adapted_from(base, processes, "adapter")
     save_policy(policy, tmp_path / "saved")
-    monkeypatch.setattr("minrl.model.lora.find_spec", lambda name: None)
+    monkeypatch.setattr("minrl.models.lora.find_spec", lambda name: None)
     for attempt in (lambda: load_policy(str(tmp_path / "saved"), CPU, processes), lambda: adapt(policy)):
         with pytest.raises(UserError, match="make setup EXTRA=lora") as refused:
             attempt()
@@ -414,7 +414,7 @@ def test_a_run_with_adapters_learns_and_its_checkpoint_evaluates_by_itself(loop,
     assert lines[0]["policy/ref_kl"] == 0 < lines[-1]["policy/ref_kl"]
     assert max(line["engine/logprob_gap_max"] for line in lines) < 1e-4
     (saved,) = (tmp_path / "ckpt").glob("*/step_*")
-    from minrl.model.processes import Processes
+    from minrl.models.processes import Processes
 
     policy = load_policy(str(saved), CPU, Processes(CPU))
     said = TorchEngine(policy).generate(

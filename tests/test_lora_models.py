@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from minrl.config import LoraConfig, OptimizerConfig
 from minrl.engines.decoder import has_own_decoder
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.lora import Adapters, MergedWeights, adapted_layers, fold_in
+from minrl.models.lora import Adapters, MergedWeights, adapted_layers, fold_in
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256

@@ -10,12 +10,12 @@ import time
 import pytest
 
 from minrl.rewards.workers import Failure, Workers
-from minrl.statistics.evaluation import summarize
 from minrl.tasks import load_task
 from minrl.tasks.bounded import KILL_AFTER_S, bounded
 from minrl.tasks.math import MathOptions, reward
 from minrl.tasks.math.agreement import answers_agree, same_text
 from minrl.types import SOLO, Example, Job, Reward, Rollout, UserError
+from minrl.utils.statistics import summarize
 from tests.apart import apart
 
 HALF = Example("", "", {"problem": r"Simplify $\frac{2}{4}$ and $\sqrt{50}$.", "answer": r"\frac{1}{2}"})

@@ -11,9 +11,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
-from minrl.kernels.activations import layers_of
-from minrl.model.memory import BUCKET, Setup, Weights, needed, weights_of, with_adapters
-from minrl.model.text import decoder_of
+from minrl.models.activations import layers_of
+from minrl.models.memory import BUCKET, Setup, Weights, needed, weights_of, with_adapters
+from minrl.models.text import decoder_of
 from minrl.run import room
 from minrl.run.room import _ways, memory_findings, save_findings, setup_of
 from minrl.utils.launch import Launch

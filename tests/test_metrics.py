@@ -21,12 +21,12 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer import event_file_writer
 from tensorboard.util.tensor_util import make_ndarray
 
+from minrl.report.rollouts.lines import rollout_line
 from minrl.tracking.files import RunFiles, read_metrics
 from minrl.tracking.metrics import distributions
 from minrl.tracking.tags import CURVES, FIRST, HELD_OUT, HISTOGRAMS, pattern, table
 from minrl.tracking.tensorboard import TensorBoard
 from minrl.types import PlayedTurn, Reward
-from minrl.viewer.lines import rollout_line
 
 ROOT = Path(__file__).parent.parent
 TAGS = [tag for tags in CURVES.values() for tag in tags]

@@ -19,8 +19,8 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
-from minrl.kernels import cpu
-from minrl.kernels.modules import Float32Gated, Float32Norm, speed_up
+from minrl.models import cpu
+from minrl.models.modules import Float32Gated, Float32Norm, speed_up
 
 ROOT = Path(__file__).parent.parent
 WIDTH = 12
@@ -116,7 +116,7 @@ def onednn(monkeypatch):
     """Linear layers are oneDNN's, also where it is the slower one."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this build of torch has no oneDNN")
-    for module in ("minrl.kernels.cpu", "minrl.kernels.modules"):
+    for module in ("minrl.models.cpu", "minrl.models.modules"):
         monkeypatch.setattr(f"{module}.onednn_available", lambda: True)
 
 
@@ -274,7 +274,7 @@ def test_few_compiled_products_are_kept_unless_one_says_how_many(monkeypatch):
 
 LENGTHS = """
 import ctypes, sys, torch
-from minrl.kernels.cpu import keep_freed_memory, product
+from minrl.models.cpu import keep_freed_memory, product
 
 class Blocks(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

@@ -12,8 +12,8 @@ import train
 from minrl.engines import Engine, Sampling
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.pipeline import plan as evaluation_plan
+from minrl.evaluate import plan as evaluation_plan
+from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy

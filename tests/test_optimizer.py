@@ -9,8 +9,8 @@ from loguru import logger
 from safetensors.torch import load_file
 
 from minrl.config import OptimizerConfig
-from minrl.kernels import moments
-from minrl.model.sharding import master_weights
+from minrl.models import moments
+from minrl.models.sharding import master_weights
 from minrl.optimizer import clipped_step, learning_rate, make_optimizer
 from minrl.run.checkpoint import load_optimizer, optimizer_tensors, save_optimizer, weights_sha256
 from minrl.types import UserError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minrl.config import BaseModelConfig, TrainerConfig
-from minrl.pipeline.config import EvaluateConfig
+from minrl.evaluate.config import EvaluateConfig
 from minrl.rewards.workers import Workers
 from minrl.run.base_model import base_model_path
 from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_classes

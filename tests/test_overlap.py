@@ -15,7 +15,7 @@ import torch
 
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.rewards import begun
 from minrl.rewards.judge import judged, with_part
 from minrl.rewards.printed import caught

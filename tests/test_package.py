@@ -16,9 +16,9 @@ from packaging.specifiers import SpecifierSet
 import minrl
 from minrl import scripts
 from minrl.report.__main__ import main as report
+from minrl.report.rollouts.__main__ import main as viewer
 from minrl.types import UserError
 from minrl.utils.cli import parse_trainer
-from minrl.viewer.__main__ import main as viewer
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("minrl", "train.py", "evaluate.py", "setup.py", "pyproject.toml", "README.md", "LICENSE")
@@ -54,7 +54,11 @@ def test_the_wheel_has_the_package_the_two_scripts_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         found = {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
     assert found == expected
-    assert {"minrl/py.typed", "minrl/viewer/page/page.html", "minrl/viewer/page/main.js"} <= found.keys()
+    assert {
+        "minrl/py.typed",
+        "minrl/report/rollouts/page/page.html",
+        "minrl/report/rollouts/page/main.js",
+    } <= found.keys()
 
 
 def test_in_a_checkout_the_console_scripts_are_its_files(monkeypatch, capsys):

@@ -7,10 +7,10 @@ import torch
 from crew import crew
 
 from minrl.config import ModelConfig
-from minrl.model import peers
-from minrl.model import processes as processes_module
-from minrl.model.peers import LostPeer, Peers
-from minrl.model.processes import Processes, buckets
+from minrl.models import peers
+from minrl.models import processes as processes_module
+from minrl.models.peers import LostPeer, Peers
+from minrl.models.processes import Processes, buckets
 from minrl.types import UserError
 from minrl.utils.launch import Launch
 

@@ -14,12 +14,12 @@ from transformers import Phi3Config
 
 from minrl.batch import pack
 from minrl.config import ModelConfig
-from minrl.kernels import cpu
-from minrl.kernels.cpu import few_rows_product, product
-from minrl.kernels.modules import Float32Linear
-from minrl.model.loading import ASSISTANT, END, USER, save_model, word_tokenizer
-from minrl.model.method import Method
-from minrl.model.sharding import master_weights
+from minrl.models import cpu
+from minrl.models.cpu import few_rows_product, product
+from minrl.models.loading import ASSISTANT, END, USER, save_model, word_tokenizer
+from minrl.models.method import Method
+from minrl.models.modules import Float32Linear
+from minrl.models.sharding import master_weights
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
@@ -57,7 +57,7 @@ def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy,
     first.append(0)
     assert policy.encode_prompt("numbers 1 2") == first[:-1]
     assert asked == ["numbers 1 2"]
-    monkeypatch.setattr("minrl.model.chat.KEPT_PROMPTS", 2)
+    monkeypatch.setattr("minrl.models.chat.KEPT_PROMPTS", 2)
     for prompt in ("1", "2", "1"):
         policy.encode_prompt(prompt)
     assert asked == ["numbers 1 2", "1", "2", "1"]  # the third prompt made room for itself

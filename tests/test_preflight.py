@@ -20,8 +20,8 @@ from minrl.config import (
     TrainerConfig,
 )
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.loading import word_tokenizer
-from minrl.model.memory import all_activations, decoder_copies, least_activations
+from minrl.models.loading import word_tokenizer
+from minrl.models.memory import all_activations, decoder_copies, least_activations
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts

@@ -51,7 +51,7 @@ def test_the_command_of_the_pages_starts_two_processes():
 MET = """
 import os
 from minrl.config import ModelConfig
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 
 with Processes(ModelConfig(device="cpu", threads=1)).open() as processes:
     found = processes.gather([processes.rank]), processes.launch.launcher, processes.launch.local_count

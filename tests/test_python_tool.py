@@ -14,11 +14,11 @@ from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.chat import ChatTokenizer
-from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.evaluate.served import as_messages
+from minrl.evaluate.settings import options_of
+from minrl.models.chat import ChatTokenizer
+from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.optimizer import make_optimizer
-from minrl.pipeline.served import as_messages
-from minrl.pipeline.settings import options_of
 from minrl.policy import as_policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Failure

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from minrl.kernels.modules import Float32Linear
-from minrl.kernels.recast import RecastLinear, recast_linears
+from minrl.models.modules import Float32Linear
+from minrl.models.recast import RecastLinear, recast_linears
 
 
 def passed(layer, x):

@@ -8,11 +8,11 @@ import pytest
 
 import train
 from minrl.run.checkpoint import _seal
+from minrl.tools.verify.__main__ import DIFFERS, main
+from minrl.tools.verify.fork import forked
 from minrl.tracking.files import PARTS, read_fingerprints
 from minrl.types import UserError
 from minrl.utils.files import read_json, read_jsonl, write_json, write_jsonl
-from minrl.verify.__main__ import DIFFERS, main
-from minrl.verify.fork import forked
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
 
@@ -179,7 +179,7 @@ def test_a_killed_run_has_the_hashes_of_one_that_was_not(tmp_path, whole):
 
 
 def test_a_fork_that_changes_nothing_goes_on_as_the_run_did_and_a_change_is_compared(place, capsys, monkeypatch):
-    monkeypatch.setattr("minrl.pipeline.report.draw_all", lambda *_: [])  # pictures take most of the time
+    monkeypatch.setattr("minrl.evaluate.report.draw_all", lambda *_: [])  # pictures take most of the time
     before = files_of(place)
     assert main(["--fork", f"{NAME}@2"]) == 0
     assert "less that of the run after step 5: +0.0%" in capsys.readouterr().err

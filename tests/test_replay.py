@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow.parquet as parquet
 import pytest
 
-from minrl.pipeline.results import UnknownKindError, packed, unpacked
+from minrl.evaluate.results import UnknownKindError, packed, unpacked
 from minrl.types import Reward, UserError
 from tests import evaluated
 from tests.evaluated import rows_of, run, summary_of

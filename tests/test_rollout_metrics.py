@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from minrl.report.rollouts.lines import rollout_line
 from minrl.tracking.metrics import distributions, markdown, rollout_metrics, samples
 from minrl.types import Reward
-from minrl.viewer.lines import rollout_line
 
 RIGHT, WRONG = Reward(1.0, {"format": 1.0}), Reward(0.0, {"format": 0.5})
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from minrl.kernels.routers import exact_routers
-from minrl.model.loading import load_model
+from minrl.models.loading import load_model
+from minrl.models.routers import exact_routers
 from tests.multimodal import byte_tokenizer
 
 SHAPE = {

@@ -26,10 +26,10 @@ from minrl.run.provenance import changes, provenance
 from minrl.run.resume import open_run
 from minrl.run.run import Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
 from minrl.sft.config import ExpertIterationConfig, SftConfig
-from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.types import TrainState
 from minrl.utils.cli import as_typed
+from minrl.utils.statistics import Evaluation
 
 CHECKOUT = Path(minrl.__file__).parents[1]
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
@@ -127,9 +127,9 @@ def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(
     assert commands(last) == {
         "curves": [board, "--logdir", str(tmp_path / "my runs")],
         "report": [python, "-m", "minrl.report", str(run.folder)],
-        "rollouts": [python, "-m", "minrl.viewer", str(run.folder)],
+        "rollouts": [python, "-m", "minrl.report.rollouts", str(run.folder)],
         "evaluate": [python, "evaluate.py", "--checkpoint", str(run.folder), "--task", "a b.py:task"],
-        "chat": [python, "-m", "minrl.serve", str(run.folder), "--chat"],
+        "chat": [python, "-m", "minrl.tools.serve", str(run.folder), "--chat"],
         "continue": [python, "train.py", "--resume", str(run.folder), "--steps", "1200000"],
     }
     assert commands(last, last) == commands(last)

@@ -14,7 +14,7 @@ import pytest
 
 import train
 from minrl.config import LoggingConfig, TrainerConfig
-from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.run import folder as run_folder
 from minrl.run import parts

@@ -14,7 +14,7 @@ from two_samplers import STEPS, sampled_steps, single_precision
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.draw import Draw, adapted_temperature, choose_examples, draw_examples, observe, temperature_of, training_plan
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.rollout import Rollouts
 from minrl.types import Example, Reward, TrainState, UserError
 

@@ -7,7 +7,7 @@ import pytest
 from shapes import Work
 from test_documents import ROOT, loaded
 
-from minrl.model.memory import Setup, Weights
+from minrl.models.memory import Setup, Weights
 from tests.three_layers import SHAPE, WEIGHTS
 
 SCALING = loaded(ROOT / "docs" / "scaling.py")

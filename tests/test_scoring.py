@@ -21,12 +21,12 @@ from transformers import (
 
 from minrl import scoring
 from minrl.batch import micro_batches, pack
-from minrl.kernels import head as output_head
-from minrl.kernels.cpu import few_sizes
-from minrl.kernels.head import Head, chunked_logprobs
-from minrl.kernels.padded_rows import padded_rows, row_batches, row_tokens
-from minrl.model import loading  # noqa: F401 - registers packed attention with transformers
-from minrl.model.method import Method, set_method
+from minrl.models import head as output_head
+from minrl.models import loading  # noqa: F401 - registers packed attention with transformers
+from minrl.models.cpu import few_sizes
+from minrl.models.logprobs import Head, chunked_logprobs
+from minrl.models.method import Method, set_method
+from minrl.models.padded_rows import padded_rows, row_batches, row_tokens
 from minrl.run.probe import Probe
 from minrl.run.verify import verify
 from minrl.scoring import score
@@ -500,7 +500,7 @@ def test_a_window_that_is_scored_right_is_not_refused_and_stays_as_it_is(config)
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_autocast_is_the_heads_precision_forward_and_backward(kept, monkeypatch):
-    monkeypatch.setattr("minrl.kernels.head.KEPT_LOGITS", 10**9 if kept else 0)
+    monkeypatch.setattr("minrl.models.logprobs.KEPT_LOGITS", 10**9 if kept else 0)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(5, 8, generator=generator), torch.randn(300, 8, generator=generator)
     labels = torch.tensor([1, 2, 3, 4, 5])

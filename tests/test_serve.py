@@ -19,13 +19,13 @@ import minrl.run.loading  # noqa: F401 - the programs that are forked need it
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm import versions as vllm_versions
-from minrl.serve import sampler as sampling
-from minrl.serve.asking import MOST_STOPS, Asked
-from minrl.serve.choices import Job
-from minrl.serve.config import ServeConfig, parse_serve
-from minrl.serve.sampler import Sampler
-from minrl.serve.server import MOST_BYTES, ApiServer
-from minrl.serve.trained import as_trained, prompt_of
+from minrl.tools.serve import sampler as sampling
+from minrl.tools.serve.asking import MOST_STOPS, Asked
+from minrl.tools.serve.choices import Job
+from minrl.tools.serve.config import ServeConfig, parse_serve
+from minrl.tools.serve.sampler import Sampler
+from minrl.tools.serve.server import MOST_BYTES, ApiServer
+from minrl.tools.serve.trained import as_trained, prompt_of
 from minrl.types import Completion, Request, UserError
 from tests import evaluated
 from tests.forked import Forked
@@ -466,7 +466,7 @@ def model(tmp_path_factory):
 
 def started(*words, **streams):
     """The program in a process of its own."""
-    command = [sys.executable, "-m", "minrl.serve", *words, "--device", "cpu", "--threads", "1", "--quiet"]
+    command = [sys.executable, "-m", "minrl.tools.serve", *words, "--device", "cpu", "--threads", "1", "--quiet"]
     return Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **streams)
 
 

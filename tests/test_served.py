@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from minrl.pipeline import served
-from minrl.pipeline.episodes import turn_seed
-from minrl.pipeline.models import find_models
-from minrl.pipeline.rows import key_of
+from minrl.evaluate import served
+from minrl.evaluate.episodes import turn_seed
+from minrl.evaluate.models import find_models
+from minrl.evaluate.rows import key_of
 from minrl.types import SOLO, UserError
 from tests import evaluated
 from tests.chat_server import ChatServer, answer

@@ -10,9 +10,9 @@ from crew import crew
 from torch.profiler import profile
 
 from minrl.config import ModelConfig, OptimizerConfig
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
-from minrl.model.sharding import named_weights
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.processes import Processes
+from minrl.models.sharding import named_weights
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run import checkpoint

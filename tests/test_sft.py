@@ -21,7 +21,7 @@ from together import together
 
 from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.draw import draw_examples
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.run.parts import Parts

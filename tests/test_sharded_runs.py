@@ -12,9 +12,9 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import train
 from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
-from minrl.kernels.routers import _Exact
-from minrl.model.loading import load_model, save_model, word_tokenizer
-from minrl.model.lora import Adapters
+from minrl.models.loading import load_model, save_model, word_tokenizer
+from minrl.models.lora import Adapters
+from minrl.models.routers import _Exact
 from minrl.policy import as_policy
 from minrl.run.checkpoint import damage, save_policy
 from minrl.run.sharded import without_storage

@@ -8,7 +8,7 @@ import torch
 from crew import crew
 from safetensors.torch import load_file
 
-from minrl.model.loading import save_model, small_qwen3, word_tokenizer
+from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 
 SETTINGS = {
     "plain": {},

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from minrl.pipeline.config import EvaluateConfig
-from minrl.pipeline.figures import results
-from minrl.pipeline.models import NamedModel
-from minrl.pipeline.pictures import _over_steps
-from minrl.pipeline.plan import GREEDY, SAMPLED, EvaluationPlan, Mode, PlannedTask
-from minrl.pipeline.report import report
-from minrl.pipeline.rows import Key
-from minrl.pipeline.settings import _references_digest
+from minrl.evaluate.config import EvaluateConfig
+from minrl.evaluate.figures import results
+from minrl.evaluate.models import NamedModel
+from minrl.evaluate.pictures import _over_steps
+from minrl.evaluate.plan import GREEDY, SAMPLED, EvaluationPlan, Mode, PlannedTask
+from minrl.evaluate.report import report
+from minrl.evaluate.rows import Key
+from minrl.evaluate.settings import _references_digest
 from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward
 

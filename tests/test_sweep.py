@@ -16,10 +16,10 @@ import yaml
 
 from minrl.config import with_absolute_paths
 from minrl.report.charts import available
-from minrl.sweep import __main__ as program
-from minrl.sweep import processes
-from minrl.sweep.plan import read_plan, sweep_name
-from minrl.sweep.processes import Place, places
+from minrl.tools.sweep import __main__ as program
+from minrl.tools.sweep import processes
+from minrl.tools.sweep.plan import read_plan, sweep_name
+from minrl.tools.sweep.processes import Place, places
 from minrl.types import UserError
 from minrl.utils.cli import to_dict
 from minrl.utils.processor import own_cores
@@ -162,7 +162,7 @@ def test_the_same_command_leaves_out_what_is_complete_and_goes_on_where_the_end_
     assert sweep() == 0 and order() == NAMES
     report = Path("runs/report/rates/report.md").read_text()
     assert all(name in report for name in NAMES) and "2 seeds" in report
-    assert "Made by `python -m minrl.sweep rates.yaml`" in report
+    assert "Made by `python -m minrl.tools.sweep rates.yaml`" in report
     assert sweep() == 0 and order() == NAMES
     assert "4 runs of rates.yaml: 4 complete; 1 at once" in capsys.readouterr().err
     assert sweep(content={**RATES, "seeds": [0, 1, 2]}) == 0 and len(order()) == 6

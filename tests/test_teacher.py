@@ -14,8 +14,8 @@ from minrl.advantages import teacher_preference
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch, pack
 from minrl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.processes import Processes
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.teacher import TeacherPrompt, behind, require_same_tokens, teacher_prompt

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from minrl.pipeline.plan import PlannedTask
-from minrl.pipeline.settings import _references_digest
+from minrl.evaluate.plan import PlannedTask
+from minrl.evaluate.settings import _references_digest
 from minrl.rewards.judge import reference
 from minrl.run.base_model import digest_of
 from minrl.tasks.task import Dataset

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from minrl.model.chat import ChatTokenizer
-from minrl.model.loading import word_tokenizer
-from minrl.model.thoughts import after_thoughts, heard
+from minrl.models.chat import ChatTokenizer
+from minrl.models.loading import word_tokenizer
+from minrl.models.thoughts import after_thoughts, heard
 
 
 def chat_with(*special):

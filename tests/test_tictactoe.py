@@ -18,7 +18,6 @@ from minrl.rewards.completions import score_file
 from minrl.rollout import Plan, rollout
 from minrl.run.base_model import _demonstration, make_base_model
 from minrl.run.loading import load_policy
-from minrl.statistics.evaluation import summarize
 from minrl.tasks import load_task
 from minrl.tasks.tictactoe import (
     EMPTY,
@@ -36,6 +35,7 @@ from minrl.tasks.tictactoe import (
     winner,
 )
 from minrl.types import Completion, Example, Turn, UserError
+from minrl.utils.statistics import summarize
 from tests.conftest import CPU
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ from gradients import CPU, fixed_rollouts, settings, tiny_policy
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch, pack
 from minrl.losses import policy_loss
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.types import SOLO, Reward
 from minrl.update import counted_rollouts, token_weights, tokens_of
 

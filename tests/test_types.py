@@ -2,8 +2,8 @@
 
 import pytest
 
+from minrl.report.rollouts.chunk import ROLLOUT_SCHEMA
 from minrl.types import SOLO, Example, Job, Request, Reward, Rollout, Turn, UserError, require
-from minrl.viewer.chunk import ROLLOUT_SCHEMA
 
 
 def test_what_is_required_holds_or_is_the_users_mistake():

@@ -17,7 +17,7 @@ from together import together
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.batch import make_batch, pack
 from minrl.config import OptimizerConfig
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.optimizer import learning_rate
 from minrl.scoring import score
 from minrl.types import Reward

@@ -14,15 +14,15 @@ from rollout_runs import line, many, write_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from minrl.report.rollouts import build
+from minrl.report.rollouts.__main__ import main
+from minrl.report.rollouts.build import PAGE, Limits, make_page, packed_steps, refresh_page, thinned
+from minrl.report.rollouts.chunk import about, choose, encode, read_lines
+from minrl.report.rollouts.lines import readable, training_lines
+from minrl.report.rollouts.token_texts import token_texts
 from minrl.tracking.files import RunFiles
 from minrl.types import PlayedTurn, Reward, UserError
 from minrl.update import Update
-from minrl.viewer import build
-from minrl.viewer.__main__ import main
-from minrl.viewer.build import PAGE, Limits, make_page, packed_steps, refresh_page, thinned
-from minrl.viewer.chunk import about, choose, encode, read_lines
-from minrl.viewer.lines import readable, training_lines
-from minrl.viewer.token_texts import token_texts
 
 
 def unpacked(packed):
@@ -202,7 +202,10 @@ def test_a_page_that_cannot_be_made_does_not_end_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "make_page", lambda folder: 1 / 0)
     refresh_page(folder)
     logger.remove(sink)
-    assert len(said) == 1 and f"could not be made (division by zero); python -m minrl.viewer '{folder}'\n" in said[0]
+    assert (
+        len(said) == 1
+        and f"could not be made (division by zero); python -m minrl.report.rollouts '{folder}'\n" in said[0]
+    )
 
 
 def test_a_run_without_rollouts_gets_no_page_by_itself(tmp_path):
@@ -267,5 +270,5 @@ def test_a_turn_says_who_wrote_its_message_and_a_run_of_an_earlier_version_does_
 
 
 def test_the_command_starts_without_torch():
-    code = "import minrl.viewer.__main__, sys; assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
+    code = "import minrl.report.rollouts.__main__, sys; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

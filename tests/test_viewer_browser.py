@@ -8,11 +8,11 @@ import time
 import pytest
 from rollout_runs import line, many, write_run
 
+from minrl.report.rollouts import serve
+from minrl.report.rollouts.build import Limits, make_page
+from minrl.report.rollouts.serve import open_server
 from minrl.tracking.files import RunFiles
 from minrl.types import PlayedTurn, Reward
-from minrl.viewer import serve
-from minrl.viewer.build import Limits, make_page
-from minrl.viewer.serve import open_server
 
 pytestmark = pytest.mark.browser
 

@@ -14,13 +14,13 @@ import threading
 import pytest
 from rollout_runs import many, write_run
 
+from minrl.report.rollouts import build
+from minrl.report.rollouts.__main__ import main
+from minrl.report.rollouts.build import PAGE, Limits, make_page
+from minrl.report.rollouts.chunk import encode, read_lines
+from minrl.report.rollouts.serve import Follower, open_server, progress
 from minrl.types import UserError
 from minrl.utils.loopback import LOOPBACK
-from minrl.viewer import build
-from minrl.viewer.__main__ import main
-from minrl.viewer.build import PAGE, Limits, make_page
-from minrl.viewer.chunk import encode, read_lines
-from minrl.viewer.serve import Follower, open_server, progress
 
 STEP = "rollouts/step_{:06d}.jsonl.gz"
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_served_is_refused(tmp_path, flags, said):
 
 def test_ctrl_c_ends_it_in_one_line(tmp_path):
     folder = write_run(tmp_path / "run", {10: many(1, 2)})
-    command = [sys.executable, "-m", "minrl.viewer", str(folder), "--serve", "--port", "0"]
+    command = [sys.executable, "-m", "minrl.report.rollouts", str(folder), "--serve", "--port", "0"]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert f"/ follows {folder}; Ctrl-C ends it" in program.stdout.readline()
     program.send_signal(signal.SIGINT)

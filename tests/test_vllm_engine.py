@@ -40,9 +40,9 @@ from minrl.engines.vllm.engine import VllmEngine
 from minrl.engines.vllm.start import require_groups
 from minrl.engines.vllm.verify import SyncError, differing, find_held, policy_logprobs, unread
 from minrl.engines.vllm.watchdog import Watchdog
-from minrl.model.loading import word_tokenizer
-from minrl.model.lora import Adapters, MergedWeights
-from minrl.model.processes import Processes
+from minrl.models.loading import word_tokenizer
+from minrl.models.lora import Adapters, MergedWeights
+from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.types import Completion, Request, UserError
 from minrl.utils.launch import Launch

@@ -33,8 +33,8 @@ from minrl.engines.vllm_server.address import private_urls
 from minrl.engines.vllm_server.engine import ServerEngine
 from minrl.engines.vllm_server.weights import WeightsFolder
 from minrl.engines.vllm_server.worker import Saved
-from minrl.model.processes import Processes
-from minrl.model.sharding import master_weights
+from minrl.models.processes import Processes
+from minrl.models.sharding import master_weights
 from minrl.run.checkpoint import save_policy
 from minrl.run.sharded import sharded_policy
 from minrl.types import Request, UserError

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import train
-from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minrl.pipeline import stages
+from minrl.evaluate import stages
 from minrl.rewards import completions
 from minrl.run import parts
 from minrl.sandbox import calls

@@ -1,6 +1,6 @@
 """The shape whose memory is derived by hand in test_memory.py, and its weights."""
 
-from minrl.model.memory import Weights
+from minrl.models.memory import Weights
 
 SHAPE = {
     "vocab_size": 10,

@@ -13,9 +13,9 @@ from gradients import CPU
 
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines.vllm.engine import VllmEngine
-from minrl.model.loading import small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
-from minrl.model.sharding import in_one_pass, master_weights
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.processes import Processes
+from minrl.models.sharding import in_one_pass, master_weights
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout

@@ -7,7 +7,7 @@ from gradients import tiny_policy
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.draw import Draw, examples_due, observe, training_plan
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import rollout

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from minrl.model.loading import load_model, save_model
+from minrl.models.loading import load_model, save_model
 from tests import multimodal
 
 PROMPT = [72, 101, 108, 108, 111, 44, 32, 119]

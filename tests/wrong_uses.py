@@ -8,11 +8,11 @@ import pytest
 import evaluate
 import train
 from minrl.report import __main__ as report
+from minrl.report.rollouts import __main__ as viewer
 from minrl.run import start
 from minrl.sft import __main__ as sft
 from minrl.sft import expert_iteration, filter
 from minrl.utils.cli import run_main
-from minrl.viewer import __main__ as viewer
 
 PROGRAMS = {
     "train": train, "evaluate": evaluate, "sft": sft, "iterate": expert_iteration, "filter": filter,

@@ -27,9 +27,9 @@ from minrl.config import LoraConfig, ModelConfig, OptimizerConfig
 from minrl.engines import Sampling
 from minrl.engines.decoder import has_own_decoder
 from minrl.engines.torch_engine import TorchEngine
-from minrl.model.lora import Adapters
-from minrl.model.method import method_of
-from minrl.model.processes import Processes
+from minrl.models.lora import Adapters
+from minrl.models.method import method_of
+from minrl.models.processes import Processes
 from minrl.policy import Policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy

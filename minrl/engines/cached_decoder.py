@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.model.context import context_length
-from minrl.model.text import decoder_of
+from minrl.models.context import context_length
+from minrl.models.text import decoder_of
 from minrl.types import CausalModel
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 from minrl.engines.cached_decoder import CachedDecoder, RecomputingDecoder, left_padded
 from minrl.engines.layers import Layer, embedding_scale, read_norm, rotary_kinds, rotary_table, shape_of
 from minrl.engines.products import WORTH_SHARING, SharedPrompts, attend_by_products
-from minrl.kernels.cpu import few_rows_product, in_float32
-from minrl.kernels.frozen import held_bytes
-from minrl.model.context import context_length
-from minrl.model.lora import merged_weight
-from minrl.model.method import method_of
-from minrl.model.text import decoder_of
+from minrl.models.context import context_length
+from minrl.models.cpu import few_rows_product, in_float32
+from minrl.models.frozen import held_bytes
+from minrl.models.lora import merged_weight
+from minrl.models.method import method_of
+from minrl.models.text import decoder_of
 from minrl.types import CausalModel
 
 LARGEST_COPY = 2**33

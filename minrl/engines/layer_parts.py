@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minrl.kernels.cpu import few_rows_product
+from minrl.models.cpu import few_rows_product
 
 
 class Norm:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from minrl.engines.layer_parts import Experts, FeedForward, Norm, ShortConvolution, takes_grouped_products
 from minrl.engines.shapes import SHAPES, Part, Shape
-from minrl.kernels.cpu import computed, in_float32, ordered
-from minrl.model.lora import merged_parameter, merged_weight, without_adapters
+from minrl.models.cpu import computed, in_float32, ordered
+from minrl.models.lora import merged_parameter, merged_weight, without_adapters
 from minrl.types import CausalModel
 
 INTO = (("gate_proj", "up_proj"), ("gate_up_proj",), ("w1", "w3"), ("up_proj",), ("c_fc",), ("fc1",))

@@ -9,7 +9,7 @@ the whole cache for few operations, so that their time is that of reading it.
 import torch
 from torch import Tensor
 
-from minrl.kernels.cpu import in_float32
+from minrl.models.cpu import in_float32
 
 WORTH_SHARING = 2**20
 """Numbers of a layer's cache that rows must have in common to be kept once: 4 MiB in float32. With fewer the

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from minrl.model.shape import shape_of
+from minrl.models.shape import shape_of
 from minrl.types import CausalModel, Request
 
 ACTIVATIONS = 16

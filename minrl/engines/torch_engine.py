@@ -19,11 +19,11 @@ from minrl.engines import CACHE_GIB, Ended, PromptReuse, Sampling, ended_as, req
 from minrl.engines.decoder import Decoder, make_decoder
 from minrl.engines.seeds import GOLDEN, mix
 from minrl.engines.slices import footprint, slices
-from minrl.kernels.cpu import few_sizes
-from minrl.kernels.head import Head
-from minrl.model.head import output_head
-from minrl.model.method import Decoding, method_of
-from minrl.model.sharding import free_whole, hold_whole
+from minrl.models.cpu import few_sizes
+from minrl.models.head import output_head
+from minrl.models.logprobs import Head
+from minrl.models.method import Decoding, method_of
+from minrl.models.sharding import free_whole, hold_whole
 from minrl.policy import Policy
 from minrl.types import Completion, Request
 from minrl.utils.copies import sent
@@ -32,7 +32,7 @@ from minrl.utils.timers import timed
 
 ROW_SIZES = 2
 """Sizes of the batch from a power of two to the next: finished rows leave it when the others are few enough for the
-next smaller size. Products are compiled for each size (minrl/kernels/cpu.py).
+next smaller size. Products are compiled for each size (minrl/models/cpu.py).
 """
 
 FEWEST_ROWS = 4

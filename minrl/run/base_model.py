@@ -19,9 +19,9 @@ from loguru import logger
 
 from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
-from minrl.model.chat import ChatTokenizer, as_rollout
-from minrl.model.loading import CHAT_TEMPLATE, small_qwen3, word_tokenizer
-from minrl.model.processes import Processes
+from minrl.models.chat import ChatTokenizer, as_rollout
+from minrl.models.loading import CHAT_TEMPLATE, small_qwen3, word_tokenizer
+from minrl.models.processes import Processes
 from minrl.optimizer import clipped_step
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import save_policy

@@ -22,9 +22,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minrl.model.loading import save_model
-from minrl.model.lora import ADAPTER, SUBFOLDER, MergedWeights
-from minrl.model.sharding import gathered, master_weights, named_weights, part_of, sharded, state_of, whole
+from minrl.models.loading import save_model
+from minrl.models.lora import ADAPTER, SUBFOLDER, MergedWeights
+from minrl.models.sharding import gathered, master_weights, named_weights, part_of, sharded, state_of, whole
 from minrl.policy import Policy
 from minrl.run.best import best_of, scores_of
 from minrl.types import TrainState, UserError, require

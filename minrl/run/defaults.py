@@ -86,8 +86,8 @@ def sizes_of(name: str, model: ModelConfig) -> Sizes:
 @cache
 def num_weights(name: str) -> int:
     """The number of weights of a model, as --model-id takes it: from its config, before it is loaded."""
-    from minrl.model.loading import count_weights
-    from minrl.model.lora import base_of
+    from minrl.models.loading import count_weights
+    from minrl.models.lora import base_of
     from minrl.run.model_names import resolve_model
 
     try:

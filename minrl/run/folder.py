@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from loguru import logger
 
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.run.checkpoint import (
     OWNER,
     best_in,

@@ -6,11 +6,11 @@ from pathlib import Path
 from loguru import logger
 
 from minrl.config import ModelConfig
-from minrl.model.loading import load_model
-from minrl.model.lora import adapted_layers, base_of, fold_in, require_peft
-from minrl.model.processes import Processes
-from minrl.model.shape import shape_of
-from minrl.model.templates import settle_template
+from minrl.models.loading import load_model
+from minrl.models.lora import adapted_layers, base_of, fold_in, require_peft
+from minrl.models.processes import Processes
+from minrl.models.shape import shape_of
+from minrl.models.templates import settle_template
 from minrl.policy import Policy, as_policy
 from minrl.run.verify import Verified, verify
 from minrl.types import UserError

@@ -18,11 +18,11 @@ def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "
     yield f"curves: {shlex.quote(tool('tensorboard'))} --logdir {shlex.quote(near(run.folder.parent))}"
     yield f"report: {as_typed('python -m minrl.report')} {folder}"
     if (run.folder / "rollouts").exists():  # not with --rollouts-every 0
-        yield f"rollouts: {as_typed('python -m minrl.viewer')} {folder}"
+        yield f"rollouts: {as_typed('python -m minrl.report.rollouts')} {folder}"
     if run.config.rollout.task:
         chosen = shlex.join(["--checkpoint", model, "--task", run.config.rollout.task])
         yield f"evaluate: {as_typed('python evaluate.py')} {chosen}"
-    yield f"chat: {as_typed('python -m minrl.serve')} {shlex.quote(model)} --chat"
+    yield f"chat: {as_typed('python -m minrl.tools.serve')} {shlex.quote(model)} --chat"
     extended: dict[str, int | float] = {name: getattr(run.settings, name) for name in run.program.extends}
     name, value = next((name, value) for name, value in extended.items() if value)
     further = f"--{ended_by.replace('_', '-')} 0" if ended_by else f"--{name} {_plain(2 * value)}"

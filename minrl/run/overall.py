@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from minrl.statistics.evaluation import Evaluation
+from minrl.utils.statistics import Evaluation
 
 Share = tuple[float, float, Sequence[float]]
 """A weight, and a score with its interval."""

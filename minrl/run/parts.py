@@ -16,7 +16,7 @@ from minrl.engines import Engine
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.evaluation import evaluate
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
@@ -31,7 +31,6 @@ from minrl.run.run import Run, in_common
 from minrl.run.start import frozen_opponent, no_frozen_role, prepare_policy
 from minrl.run.teacher import teacher_prompt
 from minrl.run.unknown_words import check_task_words
-from minrl.statistics.evaluation import Evaluation
 from minrl.tasks import Task, load_task
 from minrl.tasks.mixture import mixture
 from minrl.types import TrainState, UserError, require
@@ -39,6 +38,7 @@ from minrl.utils.console import Screen
 from minrl.utils.files import require_writable
 from minrl.utils.launch import place
 from minrl.utils.progress import activity
+from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import task_key
 
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from minrl.batch import pack
 from minrl.engines.decoder import make_decoder
-from minrl.kernels.activations import layers_of
-from minrl.model.context import context_length
-from minrl.model.head import output_head
-from minrl.model.method import Decoding, method_of, set_method
-from minrl.model.text import decoder_of
+from minrl.models.activations import layers_of
+from minrl.models.context import context_length
+from minrl.models.head import output_head
+from minrl.models.method import Decoding, method_of, set_method
+from minrl.models.text import decoder_of
 from minrl.scoring import sampled_rollout, score
 from minrl.types import CausalModel, Rollout
 

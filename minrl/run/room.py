@@ -13,12 +13,12 @@ from minrl.engines.choice import takes_vllm
 from minrl.engines.decoder import has_own_decoder
 from minrl.engines.slices import footprint
 from minrl.engines.torch_engine import CACHE_GIB
-from minrl.kernels.activations import LARGEST_SHARE, layers_of
-from minrl.kernels.cpu import free_bytes
-from minrl.model.memory import MOMENT_BYTES, Setup, Weights, all_activations, needed, weights_of, with_adapters
-from minrl.model.method import method_of
-from minrl.model.sharding import master_weights, sharded
-from minrl.model.text import decoder_of
+from minrl.models.activations import LARGEST_SHARE, layers_of
+from minrl.models.cpu import free_bytes
+from minrl.models.memory import MOMENT_BYTES, Setup, Weights, all_activations, needed, weights_of, with_adapters
+from minrl.models.method import method_of
+from minrl.models.sharding import master_weights, sharded
+from minrl.models.text import decoder_of
 from minrl.policy import Policy
 from minrl.types import CausalModel, require
 from minrl.utils.files import free_bytes as free_on_disk

@@ -13,11 +13,11 @@ from minrl.run.checkpoint import step_of
 from minrl.run.ends import with_end_before
 from minrl.run.naming import differing, full_name
 from minrl.run.provenance import changes, code, provenance
-from minrl.statistics.evaluation import Evaluation
 from minrl.tasks.programs import files_outside
 from minrl.types import Prompt, TrainState
 from minrl.utils.cli import as_typed, near, to_dict
 from minrl.utils.files import read_record, write_json
+from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import option_keys, task_key
 
 

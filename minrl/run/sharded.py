@@ -11,8 +11,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from minrl.model.processes import Processes
-from minrl.model.sharding import fill, shard
+from minrl.models.processes import Processes
+from minrl.models.sharding import fill, shard
 from minrl.policy import Policy
 from minrl.types import CausalModel
 

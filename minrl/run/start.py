@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from minrl.model.lora import Adapters
-from minrl.model.processes import Processes
+from minrl.models.lora import Adapters
+from minrl.models.processes import Processes
 from minrl.policy import Policy
 from minrl.run import checkpoint
 from minrl.run.base_model import base_model_path, digest_of, make_base_model, require_words

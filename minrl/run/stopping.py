@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
-from minrl.model.processes import Processes
+from minrl.models.processes import Processes
 from minrl.utils.signals import Stopped, answered, ignore_stop_signals, tell
 
 ECHO_S = 5.0

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 
 from minrl.config import ANSWER, AlgorithmConfig, TrainerConfig
-from minrl.model.messages import text_of
+from minrl.models.messages import text_of
 from minrl.policy import Policy
 from minrl.run.unknown_words import PROMPTS_READ, check_words, prompts_read
 from minrl.tasks import Task

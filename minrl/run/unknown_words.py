@@ -10,8 +10,8 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.model.chat import ChatTokenizer
-from minrl.model.messages import text_of
+from minrl.models.chat import ChatTokenizer
+from minrl.models.messages import text_of
 from minrl.tasks import Task
 from minrl.types import Prompt, UserError
 

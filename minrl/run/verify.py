@@ -10,8 +10,8 @@ import torch
 
 from minrl.engines.decoder import has_own_decoder
 from minrl.engines.slices import footprint
-from minrl.model.method import Decoding, Method, set_method
-from minrl.model.text import decoder_of
+from minrl.models.method import Decoding, Method, set_method
+from minrl.models.text import decoder_of
 from minrl.run.probe import LOGPROB_GAP, Computed, Probe, narrowed, set_attention
 from minrl.types import CausalModel, UserError
 from minrl.utils.text import first_line

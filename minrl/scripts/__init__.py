@@ -1,5 +1,5 @@
 """The console scripts: `minrl-train` is train.py, `minrl-evaluate` is evaluate.py, `minrl-serve` is `python -m
-minrl.serve`; `python -m minrl` has all programs.
+minrl.tools.serve`; `python -m minrl` has all programs.
 
 A wheel has both files in this folder (see setup.py), a checkout at its root.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 from runpy import run_module
 from typing import NoReturn
 
-from minrl.pipeline.config import EvaluateConfig
-from minrl.serve.config import parse_serve
+from minrl.evaluate.config import EvaluateConfig
+from minrl.tools.serve.config import parse_serve
 from minrl.utils.cli import HELP, before_imports, parse, parse_trainer, run_main, show_version, unknown
 
 PROGRAMS = {
@@ -24,12 +24,12 @@ PROGRAMS = {
     "sft": "minrl.sft.__main__",
     "filter": "minrl.sft.filter",
     "expert_iteration": "minrl.sft.expert_iteration",
-    "audit": "minrl.audit.__main__",
+    "audit": "minrl.tools.audit.__main__",
     "report": "minrl.report.__main__",
-    "viewer": "minrl.viewer.__main__",
-    "sweep": "minrl.sweep.__main__",
-    "serve": "minrl.serve.__main__",
-    "verify": "minrl.verify.__main__",
+    "viewer": "minrl.report.rollouts.__main__",
+    "sweep": "minrl.tools.sweep.__main__",
+    "serve": "minrl.tools.serve.__main__",
+    "verify": "minrl.tools.verify.__main__",
 }
 """The programs of `python -m minrl NAME`, each a module."""
 
@@ -49,9 +49,9 @@ def run_evaluate() -> NoReturn:
 
 
 def run_serve() -> NoReturn:
-    """Run `python -m minrl.serve`."""
+    """Run `python -m minrl.tools.serve`."""
     before_imports(parse_serve)
-    run_main(import_module("minrl.serve.__main__").main)
+    run_main(import_module("minrl.tools.serve.__main__").main)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 from loguru import logger
 
-from minrl.model.chat import as_rollout
-from minrl.model.messages import text_of
+from minrl.models.chat import as_rollout
+from minrl.models.messages import text_of
 from minrl.policy import Policy
 from minrl.run.unknown_words import check_words, shown_text
 from minrl.sft.config import SftConfig

@@ -30,7 +30,7 @@ from loguru import logger as log
 
 from minrl.utils.task_names import task_key
 from minrl.draw import draw_examples, every, require_rewards, training_plan
-from minrl.model.sharding import state_of
+from minrl.models.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
 from minrl.run.defaults import parse_run
@@ -40,7 +40,7 @@ from minrl.run.run import Program
 from minrl.run.start import prepare_policy
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
-from minrl.statistics.evaluation import is_solved
+from minrl.utils.statistics import is_solved
 from minrl.utils.files import write_jsonl
 from minrl.utils.progress import activity
 from minrl.utils.timers import timed

@@ -16,11 +16,11 @@ from minrl.batch import pack
 from minrl.config import OptimizerConfig
 from minrl.optimizer import learning_rate
 from minrl.policy import Policy
-from minrl.statistics.evaluation import Evaluation
 from minrl.tracking.logger import Logger
 from minrl.types import Rollout, TrainState
 from minrl.update import optimizer_step
 from minrl.utils.progress import activity
+from minrl.utils.statistics import Evaluation
 
 
 def rows_in_all(epochs: float, rows: int) -> int:

@@ -21,7 +21,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minrl.model.thoughts import after_thoughts
+from minrl.models.thoughts import after_thoughts
 from minrl.tasks.characters import plain_characters
 from minrl.tasks.rows import Row, Source, dataset_of, identity
 from minrl.tasks.task import Task, TaskDefinition, chat, check_held_out_share

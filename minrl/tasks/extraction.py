@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from minrl.model.thoughts import after_thoughts
+from minrl.models.thoughts import after_thoughts
 from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
 from minrl.types import Example, Prompt, Reward, require
 

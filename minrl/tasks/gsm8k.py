@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from minrl.model.thoughts import after_thoughts
+from minrl.models.thoughts import after_thoughts
 from minrl.tasks.boxed import boxed
 from minrl.tasks.changing import CHANGES, ONES, TENS, spoken
 from minrl.tasks.characters import plain_characters, unwrapped

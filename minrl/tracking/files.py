@@ -18,11 +18,11 @@ import numpy as np
 from loguru import logger
 from torch import Tensor
 
+from minrl.report.rollouts.chunk import ROLLOUT_SCHEMA
 from minrl.run.checkpoint import MANIFEST
 from minrl.types import Rollout, require
 from minrl.utils.files import append_jsonl, cut_jsonl, fsync, read_jsonl, whole, write_csv, writing
 from minrl.utils.text import json_text
-from minrl.viewer.chunk import ROLLOUT_SCHEMA
 
 METRICS, FINGERPRINTS = "metrics.jsonl", "fingerprints.jsonl"
 

@@ -23,6 +23,7 @@ from minrl.algorithms import Advantages
 from minrl.config import LoggingConfig
 from minrl.draw import every, warn_of_failures
 from minrl.evaluation import evaluations_after
+from minrl.report.rollouts.lines import add_moved, readable, training_lines
 from minrl.rollout import Rollouts
 from minrl.run.best import best_of, ended_by, fall, note_score, score_in, scores_of, why_ended
 from minrl.run.checkpoint import (
@@ -42,7 +43,6 @@ from minrl.run.parts import Parts
 from minrl.run.run import hyperparameters, write_summary
 from minrl.run.start import START
 from minrl.run.stopping import StepSignals
-from minrl.statistics.evaluation import Evaluation, is_solved
 from minrl.tracking.diagnostics import TokenMovement
 from minrl.tracking.files import RunFiles, hashes_of_checkpoint, hashes_of_step, read_fingerprints, read_metrics
 from minrl.tracking.metrics import distributions, markdown, over_processes, samples, speeds, step_metrics
@@ -53,9 +53,9 @@ from minrl.utils.cli import near
 from minrl.utils.console import FILE_ONLY, RESULT, STEP
 from minrl.utils.files import read_json, read_record, write_json, writing
 from minrl.utils.signals import exit_status
+from minrl.utils.statistics import Evaluation, is_solved
 from minrl.utils.task_names import task_key
 from minrl.utils.timers import TIMERS, timed
-from minrl.viewer.lines import add_moved, readable, training_lines
 
 EVAL_BEFORE = "eval_before.json"
 """The held-out figures before the first step, in the run's folder."""
@@ -383,7 +383,7 @@ class Logger:
         return self._earlier_s + time.perf_counter() - self._started
 
     def _refresh_page(self) -> None:
-        from minrl.viewer.build import refresh_page
+        from minrl.report.rollouts.build import refresh_page
 
         refresh_page(self.run.folder)
 

@@ -61,7 +61,7 @@ SIMILAR = {"epochs": "steps", "batch-size": "prompts-per-step", "dataset": "data
 CONSOLE_SCRIPTS = {
     "python train.py": "minrl-train",
     "python evaluate.py": "minrl-evaluate",
-    "python -m minrl.serve": "minrl-serve",
+    "python -m minrl.tools.serve": "minrl-serve",
 }
 """The names of the scripts in an installed package."""
 

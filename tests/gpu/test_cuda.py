@@ -23,8 +23,8 @@ from minrl.engines.vllm.verify import SyncError
 from minrl.engines.vllm_server.engine import ServerEngine
 from minrl.engines.vllm_server.wanted import wanted_of
 from minrl.engines.vllm_server.weights import WeightsFolder
-from minrl.model.processes import Processes
-from minrl.model.sharding import master_weights
+from minrl.models.processes import Processes
+from minrl.models.sharding import master_weights
 from minrl.run.loading import load_policy
 from minrl.types import Request
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from minrl.batch import pack
-from minrl.kernels import varlen_attention
-from minrl.kernels.attention import CardAttention
-from minrl.kernels.padded_attention import PaddedAttention
-from minrl.model.loading import small_qwen3, word_tokenizer
+from minrl.models import varlen_attention
+from minrl.models.attention import CardAttention
+from minrl.models.loading import small_qwen3, word_tokenizer
+from minrl.models.padded_attention import PaddedAttention
 from minrl.scoring import score
 
 pytestmark = [

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from minrl.model.chat import ChatTokenizer
-from minrl.model.gguf import source_of
-from minrl.model.loading import load_model, word_tokenizer
-from minrl.model.lora import fold_in
-from minrl.model.source import read_config
+from minrl.models.chat import ChatTokenizer
+from minrl.models.gguf import source_of
+from minrl.models.loading import load_model, word_tokenizer
+from minrl.models.lora import fold_in
+from minrl.models.source import read_config
 from minrl.types import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ class Written:
 
 @pytest.fixture
 def model(policy, tmp_path):
-    from minrl.model.loading import save_model
+    from minrl.models.loading import save_model
 
     folder = tmp_path / "model"
     save_model(policy.model, policy.tokenizer, folder)

@@ -15,9 +15,9 @@ from tensorboard.plugin_util import markdown_to_safe_html
 from tokenizers import AddedToken
 
 from minrl.config import JudgeConfig
-from minrl.model.chat import ChatTokenizer
-from minrl.model.loading import word_tokenizer
-from minrl.pipeline.report import table as summary_table
+from minrl.evaluate.report import table as summary_table
+from minrl.models.chat import ChatTokenizer
+from minrl.models.loading import word_tokenizer
 from minrl.report.page import _code as page_cell
 from minrl.report.svg import Bar, bars
 from minrl.report.tables import table as report_table

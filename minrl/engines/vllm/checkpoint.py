@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minrl.model.sharding import master_weights, state_of
-from minrl.model.text import decoder_of, head_of
+from minrl.models.sharding import master_weights, state_of
+from minrl.models.text import decoder_of, head_of
 from minrl.types import CausalModel
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from minrl.model.lora import MergedWeights
+from minrl.models.lora import MergedWeights
 from minrl.types import CausalModel
 
 AsSaved = Callable[[Mapping[str, Tensor]], Iterable[tuple[str, Tensor]]]

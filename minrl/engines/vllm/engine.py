@@ -33,8 +33,8 @@ from minrl.engines.vllm.verify import (
     unread,
 )
 from minrl.engines.vllm.watchdog import Watchdog
-from minrl.model.lora import MergedWeights
-from minrl.model.sharding import sharded, state_of
+from minrl.models.lora import MergedWeights
+from minrl.models.sharding import sharded, state_of
 from minrl.policy import Policy
 from minrl.types import Completion, Request
 from minrl.utils.progress import activity

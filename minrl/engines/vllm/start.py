@@ -19,8 +19,8 @@ from torch import nn
 from minrl.config import EngineConfig
 from minrl.engines import CACHE_GIB
 from minrl.engines.vllm import versions as vllm_versions
-from minrl.model.loading import save_processor
-from minrl.model.shape import keeps_states, layer_configs
+from minrl.models.loading import save_processor
+from minrl.models.shape import keeps_states, layer_configs
 from minrl.policy import Policy
 from minrl.types import CausalModel, UserError, require
 from minrl.utils.text import first_line

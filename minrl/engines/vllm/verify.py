@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from minrl.engines.vllm import versions as vllm_versions
-from minrl.model.sharding import in_one_pass
+from minrl.models.sharding import in_one_pass
 from minrl.policy import Policy
 from minrl.types import CausalModel, UserError
 

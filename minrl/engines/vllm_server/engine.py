@@ -33,7 +33,7 @@ from minrl.engines.vllm_server.servers import Servers
 from minrl.engines.vllm_server.transfer import Shapes, Tensors, sent_shapes
 from minrl.engines.vllm_server.wanted import wanted_of
 from minrl.engines.vllm_server.weights import WeightsFolder
-from minrl.model.lora import MergedWeights
+from minrl.models.lora import MergedWeights
 from minrl.policy import Policy
 from minrl.types import Completion, Request, UserError
 from minrl.utils.progress import activity

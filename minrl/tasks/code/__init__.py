@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from loguru import logger
 
-from minrl.model.thoughts import after_thoughts
+from minrl.models.thoughts import after_thoughts
 from minrl.sandbox import calls as sandbox
 from minrl.sandbox.calls import Limits
 from minrl.tasks.code.judge import Tests, classes_defined, imports, judge, names_defined, names_used, numbered

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minrl.model.thoughts import after_thoughts
+from minrl.models.thoughts import after_thoughts
 from minrl.sandbox.calls import Limits, describe, describe_python, python, run
 from minrl.tasks.code import language
 from minrl.tasks.code.language import MODULES, outside

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from minrl.model.thoughts import after_thoughts, turn
+from minrl.models.thoughts import after_thoughts, turn
 from minrl.tasks.bounded import bounded
 from minrl.tasks.boxed import boxes_together
 from minrl.tasks.grader import OutOfTime

@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 from loguru import logger
 
-from minrl.model.thoughts import after_thoughts
+from minrl.models.thoughts import after_thoughts
 from minrl.tasks.bounded import bounded
 from minrl.tasks.grader import OutOfTime
 from minrl.tasks.reasoning_gym.formula import parse_formula

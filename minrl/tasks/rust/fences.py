@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minrl.model.thoughts import after_thoughts
+from minrl.models.thoughts import after_thoughts
 
 TAG = re.compile(r"[ \t]*([\w+#-]*)")
 LISTED = re.compile(r"[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+")

@@ -1,0 +1,146 @@
+"""The runs among the models, and the runs whose models these started or learned from."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minrl.config import TaskOptions, TrainerConfig
+from minrl.evaluate.config import API
+from minrl.run.checkpoint import MANIFEST
+from minrl.run.model_names import is_run, model_folder, run_folder_of
+from minrl.run.resume import run_of
+from minrl.run.start import START, TEACHER
+from minrl.types import UserError
+from minrl.utils.cli import from_dict
+from minrl.utils.files import read_json
+from minrl.utils.settings import converted
+from minrl.utils.task_names import data_by_task, option_keys, split_tool, task_key, weights_of
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run among the models, as its config.json describes it."""
+
+    folder: Path
+    record: Mapping[str, Any]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Its settings by flag name."""
+        return self.record["config"]
+
+    @property
+    def task(self) -> str:
+        """The task that it was trained on, as its user named it; empty if there is none."""
+        return self.values.get("task", "")
+
+    @property
+    def task_names(self) -> dict[str, str]:
+        """The tasks that it was trained on, by `task_key`."""
+        return {task_key(name): name for name in weights_of(self.task)}
+
+    def setting(self, name: str, hint: Any, default: Any) -> Any:  # noqa: ANN401 - types are data here
+        """A setting, refused if it is of another type."""
+        try:
+            return converted(name, hint, self.values.get(name, default))
+        except UserError as error:
+            raise UserError(f"{self.folder / 'config.json'}: {error}") from error
+
+    def data_path(self, key: str) -> str:
+        """The local file with its examples of a task."""
+        alone = self.values.get("data_path", "") if self.task_of(key) else ""
+        return data_by_task(self.values.get("task_data_path", "")).get(split_tool(key)[0], alone)
+
+    def task_of(self, key: str) -> str | None:
+        """The task that it was trained on under this key, with a tool or without; None if there is none."""
+        own = {split_tool(trained)[0]: name for trained, name in self.task_names.items()}
+        return own.get(split_tool(key)[0])
+
+    def options(self, names: Sequence[str]) -> TaskOptions:
+        """The run's options of the tasks."""
+        stored = self.values.get("tasks", {})
+        chosen = {key: stored[key] for name in names for key in option_keys(name) if key in stored}
+        try:
+            return from_dict({"tasks": chosen}, TrainerConfig, names)[1]
+        except UserError as error:
+            raise UserError(f"{self.folder / 'config.json'}: {error}") from error
+
+
+def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
+    """The runs of the models, each once, and a note for each checkpoint whose run is missing. A model may be a run, a
+    checkpoint of one, or the base model made for one.
+    """
+    folders, notes = [], []
+    for name in names:
+        if name.startswith(API):
+            continue
+        folder = run_folder_of(name)
+        kept = model_folder(name) if folder is None else None
+        if kept is not None:
+            folder = _run_of_checkpoints(kept)
+            if folder is None:
+                notes.append(f"{name}: its run is not there, so that nobody knows which problems it was trained on")
+        if folder is None and kept is None:
+            folder = _run_that_made(Path(name).resolve())
+        if folder is not None:
+            folders.append(folder.resolve())
+    return [TrainedRun(folder, read_json(folder / "config.json")) for folder in dict.fromkeys(folders)], notes
+
+
+def _run_of_checkpoints(kept: Path) -> Path | None:
+    """The run of a checkpoint, or of a folder of checkpoints."""
+    kept = kept.resolve()
+    kept = kept.parent if _is_checkpoint(kept) else kept
+    for runs in (kept.parent.parent / "runs", Path("runs")):
+        with suppress(UserError):  # not in this place
+            return run_of(kept, runs)
+    return None
+
+
+def _run_that_made(model: Path) -> Path | None:
+    """A run for which an embedded base model was made, from the same problems with the same options."""
+    for runs in (model.parent.parent / "runs", Path("runs")):
+        for folder in filter(is_run, sorted(runs.glob("*/"))):
+            record = read_json(folder / "config.json")
+            start = record.get("models", {}).get(START, {}).get("path", "")
+            if not record["config"].get("model_id") and Path(start) == model:
+                return folder
+    return None
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a path is a run's checkpoint, or was one by its name."""
+    return (path / MANIFEST).exists() or re.fullmatch(r"step_\d+", path.name) is not None
+
+
+BEHIND = {START: ("started from", "model_id"), TEACHER: ("learned from", "teacher_id")}
+"""The models that a run's own comes from: how, and the setting that names one."""
+
+
+def lineage(run: TrainedRun, notes: list[str]) -> Iterator[TrainedRun]:
+    """The run, those that made its start model and its teacher, and so on. A missing one is noted."""
+    seen, left = set(), [run]
+    for one in left:  # which grows
+        if one.folder not in seen:
+            seen.add(one.folder)
+            yield one
+            left += [made for role in BEHIND if (made := _run_behind(one, role, notes)) is not None]
+
+
+def _run_behind(run: TrainedRun, role: str, notes: list[str]) -> TrainedRun | None:
+    """The run that made this model of the run's."""
+    came, setting = BEHIND[role]
+    model = Path(run.record.get("models", {}).get(role, {}).get("path", ""))
+    folder = _run_of_checkpoints(model) if _is_checkpoint(model) else None
+    unknown = "nobody knows which problems that was trained on"
+    if folder is None and (model / MANIFEST).exists():
+        notes.append(f"{run.folder.name} {came} {model}, whose run is not there, so that {unknown}")
+    elif model.is_absolute() and not model.exists() and (_is_checkpoint(model) or run.values.get(setting)):
+        known = unknown if folder is None else f"{folder} is taken for its run"
+        notes.append(f"{run.folder.name} {came} {model}, which is not there any more: {known}")
+    if folder is None or not is_run(folder):
+        return None
+    return TrainedRun(folder.resolve(), read_json(folder / "config.json"))

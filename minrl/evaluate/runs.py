@@ -1,0 +1,118 @@
+"""The settings of trained runs, which are the defaults of their evaluation.
+
+A run, or a checkpoint of one, is evaluated with the task options, data, limits and chat template that it was trained
+with, unless flags say otherwise, which is reported. Problems that it was trained on are refused (see `leaks`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from minrl.config import TaskOptions
+from minrl.evaluate.config import API, EvaluateConfig
+from minrl.evaluate.leaks import leaked_rows, leaks
+from minrl.evaluate.lineage import TrainedRun, find_runs, lineage
+from minrl.models.loading import made_here
+from minrl.run.defaults import UNKNOWN, sizes_for, sizes_of
+from minrl.run.model_names import resolve_model
+from minrl.types import require
+from minrl.utils.cli import parse
+from minrl.utils.task_names import limits_by_task, mixed, option_keys, task_key, weights_of
+
+SHARED = ("max_tokens", "task_max_tokens", "stop_strings", "chat_template_options", "data_path", "task_data_path")
+"""Settings that a run's config.json and an evaluation have in common."""
+
+
+Parsed = tuple[EvaluateConfig, TaskOptions]
+
+
+def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed, list[str]]:
+    """The evaluation of the arguments with the settings of its runs as defaults, and notes on it. Runs with different
+    settings, and problems that a run was trained on, are refused.
+    """
+    runs, notes = find_runs(config.model_names)
+    config, sized = _sized(config)
+    notes += sized
+    if not runs:
+        return parse(EvaluateConfig, arguments, config), notes
+    tasks = {mixed({key: weights_of(run.task)[name] for key, name in run.task_names.items()}): run.task for run in runs}
+    tasks.pop("", None)  # of runs without a task
+    if tasks and not (config.task or config.tasks):
+        require(len(tasks) == 1, f"name the --tasks: the runs were trained on {' and '.join(tasks)}")
+        arguments = [*arguments, "--task", *tasks.values()]
+        config = replace(config, task=next(iter(tasks.values())))
+    parsed = [parse(EvaluateConfig, arguments, *_trained_with(run, config)) for run in runs]
+    config, options = parsed[0]
+    first = _settings(config, options)
+    for run, other in zip(runs, parsed, strict=True):
+        for name, value in _settings(*other).items():
+            require(
+                value == first[name],
+                f"{runs[0].folder.name} was trained with {name} {first[name]!r} and {run.folder.name} with {value!r}: "
+                f"say with which both are evaluated, by --{name.replace('_', '-')}",
+            )
+    for run in runs:
+        notes += _differences(run, config, options)
+        for ancestor in lineage(run, notes):
+            notes += leaks(ancestor, config, options)
+            notes += leaked_rows(ancestor, config, options)
+    return (config, options), notes
+
+
+def _sized(config: EvaluateConfig) -> tuple[EvaluateConfig, list[str]]:
+    """The config with the examples, samples and longest completion that train.py takes of the largest of the models
+    that MinRL did not make, and a note on them. A server is taken to have a GPU.
+    """
+    sizes = {
+        name: sizes_for(UNKNOWN, on_gpu=True) if name.startswith(API) else sizes_of(name, config.model)
+        for name in config.model_names
+        if name.startswith(API) or not made_here(Path(resolve_model(name)))
+    }
+    if not sizes:
+        return config, []
+    name, chosen = min(sizes.items(), key=lambda one: one[1].eval_examples)
+    samples = chosen.eval_samples if config.temperature > 0 and not config.pass_at else config.samples
+    flags = f"--examples {chosen.eval_examples} --samples {samples} --max-tokens {chosen.max_tokens}"
+    config = replace(config, examples=chosen.eval_examples, samples=samples, max_tokens=chosen.max_tokens)
+    return config, [f"by the size of {name}, as in train.py, the default is {flags}"]
+
+
+def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:
+    """The config with the run's settings, and its options. A run's data file is for its own task alone."""
+    names = config.task_names
+    paths = {key: path for key in map(task_key, names) if (path := run.data_path(key))}
+    limits = limits_by_task(run.setting("task_max_tokens", str, "")).items()
+    data_path = next(iter(paths.values()), "") if len(run.task_names) == 1 or len(names) == 1 else ""
+    require(
+        not data_path or len(names) == 1,
+        f"{run.folder.name} had its examples from {data_path}, which is one task's data: evaluate {run.task} alone",
+    )
+    template = run.setting("chat_template_options", str, config.model.chat_template_options)
+    trained = replace(
+        config,
+        max_tokens=run.setting("max_tokens", int, config.max_tokens),
+        stop_strings=run.setting("stop_strings", tuple[str, ...], config.stop_strings),
+        task_max_tokens=",".join(f"{key}:{limit}" for key, limit in limits if key in map(task_key, names)),
+        data_path=data_path,
+        task_data_path="" if data_path else ",".join(f"{key}:{path}" for key, path in paths.items()),
+        model=replace(config.model, chat_template_options=template),
+    )
+    return trained, run.options(names)
+
+
+def _settings(config: EvaluateConfig, options: TaskOptions) -> dict[str, Any]:
+    """The settings that a run gives defaults for, by flag."""
+    shared: dict[str, Any] = {name: getattr(config, name) for name in SHARED if name != "chat_template_options"}
+    shared["chat_template_options"] = config.model.chat_template_options
+    for task in dict.fromkeys(key for name in config.task_names for key in option_keys(name)):
+        shared.update({f"{task}.{key}": value for key, value in vars(options[task]).items()})
+    return shared
+
+
+def _differences(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
+    """One line with the settings in which the evaluation differs from the run."""
+    trained = _settings(*_trained_with(run, config))
+    found = [f"{n} {trained[n]!r}, here {v!r}" for n, v in _settings(config, options).items() if v != trained[n]]
+    if found:
+        yield f"{run.folder.name} was trained with {'; '.join(found)}"

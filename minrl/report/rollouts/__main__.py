@@ -1,0 +1,79 @@
+"""Make the page in which a run's rollouts are read.
+
+python -m minrl.report.rollouts runs/countdown-grpo-seed0        writes runs/countdown-grpo-seed0/rollouts.html
+python -m minrl.report.rollouts countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0     everything logged
+python -m minrl.report.rollouts countdown-grpo-seed0 --serve     a page that follows the run, at http://127.0.0.1:8765
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from minrl.report.rollouts.build import Limits, make_page
+from minrl.report.rollouts.serve import open_server
+from minrl.types import UserError, require
+from minrl.utils.cli import parse, run_main
+from minrl.utils.launch import require_one_process
+from minrl.utils.loopback import LOOPBACK
+from minrl.utils.settings import Bound
+
+PORT = 8765
+"""Where --serve listens unless the user says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewerConfig(Limits):
+    """Make the page in which a run's rollouts are read.
+
+    python -m minrl.report.rollouts runs/countdown-grpo-seed0
+    python -m minrl.report.rollouts countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0
+    python -m minrl.report.rollouts countdown-grpo-seed0 --serve
+    """
+
+    run: str = ""
+    """The run: its folder, or its name. The flag itself may be left out."""
+    runs_dir: str = "runs"
+    """Where runs are that are named without a folder."""
+    output: str = ""
+    """The file to write. Empty: rollouts.html in the run's folder."""
+    serve: bool = False
+    """Serve the page to browsers of this machine in place of writing it: it follows a run that is going on."""
+    port: Annotated[int, Bound(least=1, most=65535, zero="any free one")] = PORT
+    """Port of 127.0.0.1 on which --serve listens. 0: any free one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.serve or self.port == PORT, "--port is where --serve listens: add --serve")
+        require(not (self.serve and self.output), "--serve writes no file: leave --output or --serve out")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page and say where it is."""
+    require_one_process("python -m minrl.report.rollouts")
+    named = [] if not arguments or arguments[0].startswith("-") else ["--run"]
+    config, _ = parse(ViewerConfig, [*named, *arguments])
+    require(bool(config.run), "name the run whose rollouts are to be read: python -m minrl.report.rollouts runs/NAME")
+    folder = next((path for path in (Path(config.run), Path(config.runs_dir) / config.run) if path.is_dir()), None)
+    if folder is None:
+        known = ", ".join(sorted(path.parent.name for path in Path(config.runs_dir).glob("*/config.json"))) or "none"
+        raise UserError(f"there is no run {config.run!r}; the runs in {config.runs_dir}/: {known}")
+    if config.serve:
+        return _serve(folder, config)
+    page = make_page(folder, Path(config.output) if config.output else None, config)
+    sys.stdout.write(f"{page}\n")
+    return 0
+
+
+def _serve(folder: Path, config: ViewerConfig) -> int:
+    """Serve until a signal comes."""
+    with open_server(folder, config, config.port) as server:
+        sys.stdout.write(f"http://{LOOPBACK}:{server.server_port}/ follows {folder}; Ctrl-C ends it\n")
+        sys.stdout.flush()
+        server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

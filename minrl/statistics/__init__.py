@@ -1,1 +1,0 @@
-"""Figures of what was sampled, and how certain they are."""
