@@ -1,9 +1,9 @@
 """Extraction: what a sentence says, as a JSON object.
 
-    Reply with a JSON object with the keys "name", "city" and "age". Jack, a singer from Vienna, is 78 years old.
-    ->    {"name": "Jack", "city": "Vienna", "age": 78}
+    Reply with a JSON object with the keys "name", "job" and "age". Jack, a singer from Vienna, is 78 years old.
+    ->    {"name": "Jack", "job": "singer", "age": 78}
 
-It is for models that speak English already. Held out are names and cities: none of a held-out problem stands in any
+It is for models that speak English already. Held out are names and jobs: none of a held-out problem stands in any
 training problem.
 """
 
@@ -17,7 +17,7 @@ from minrl.models.thoughts import after_thoughts
 from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
 from minrl.types import Example, Prompt, Reward, require
 
-INSTRUCTION = 'Reply with a JSON object with the keys "name", "city" and "age".'
+INSTRUCTION = 'Reply with a JSON object with the keys "name", "job" and "age".'
 OBJECT_REWARD, FIELDS_REWARD = 0.1, 0.4
 """Paid for a JSON object that is not the right one, and for its right fields in proportion."""
 MOST_CHARACTERS = 500
@@ -33,12 +33,13 @@ Adam Alice Anna Ben Carla Clara Daniel David Diana Emma Eric Eva Felix Frank Gra
 Jane Julia Karl Kate Laura Leo Liam Linda Lucy Maria Mark Martin Nina Noah Nora Olivia Oscar Paul Peter Rachel Robert
 Rosa Ruth Sam Sara Simon Sofia Stella Thomas Tina Victor Walter
 """
-_CITIES = """
-Amsterdam Athens Berlin Boston Brussels Budapest Cairo Chicago Copenhagen Dallas Delhi Denver Dublin Edinburgh Florence
-Geneva Hamburg Helsinki Houston Istanbul Lima Lisbon London Madrid Melbourne Miami Milan Montreal Moscow Munich Nairobi
-Naples Oslo Oxford Paris Prague Rome Seattle Seoul Singapore Stockholm Sydney Tokyo Toronto Venice Vienna Warsaw Zurich
+_JOBS = """
+baker banker barber builder butcher carpenter cashier chemist coach cook dancer dentist designer detective doctor driver
+farmer fisherman gardener guard guide judge lawyer librarian manager mechanic miner musician nurse painter photographer
+pilot plumber poet porter postman potter priest professor programmer reporter sailor scientist sculptor secretary singer
+soldier surgeon tailor teacher translator waiter weaver writer
 """
-_JOBS = "baker carpenter dentist doctor driver farmer gardener lawyer nurse painter pilot singer teacher"
+_CITIES = "Athens Berlin Boston Cairo Dublin Geneva Lisbon London Madrid Moscow Oslo Paris Rome Sydney Tokyo Vienna"
 NAMES, CITIES, JOBS = _NAMES.split(), _CITIES.split(), _JOBS.split()
 _OBJECT = re.compile(r"(?:```(?:json)?\s*)?(\{[^{}]*\})(?:\s*```)?")
 
@@ -48,7 +49,7 @@ class ExtractionOptions:
     """Which sentences are shown."""
 
     held_out_share: float = 0.3
-    """Share of the names, and of the cities, that are held out."""
+    """Share of the names, and of the jobs, that are held out."""
 
     def __post_init__(self) -> None:
         require(
@@ -76,10 +77,10 @@ def read_object(completion: str) -> dict[str, Any] | None:
 def reward(completion: str, example: Example) -> Reward:
     """1 for the object asked for and nothing else; up to 0.5 for another one, by its right fields.
 
-    >>> example = Example("", "", {"object": {"name": "Jack", "city": "Vienna", "age": 78}})
-    >>> reward('{"name": "Jack", "city": "Vienna", "age": 78}', example).value
+    >>> example = Example("", "", {"object": {"name": "Jack", "job": "singer", "age": 78}})
+    >>> reward('{"name": "Jack", "job": "singer", "age": 78}', example).value
     1.0
-    >>> round(reward('{"name": "Jack", "city": "Vienna", "age": "78"}', example).value, 3)  # 0.1 + 0.4 * 2 / 3
+    >>> round(reward('{"name": "Jack", "job": "singer", "age": "78"}', example).value, 3)  # 0.1 + 0.4 * 2 / 3
     0.367
     """
     expected, found = example["object"], read_object(completion)
@@ -96,13 +97,13 @@ def _same(found: object, expected: object) -> bool:
 
 
 def make(options: ExtractionOptions, data_path: str) -> Task:
-    """Sentences about people and cities of the training side, and about those held out."""
+    """Sentences about names and jobs of the training side, and about those held out."""
     require(not data_path, f"extraction makes its own problems and takes no --data-path, got {data_path!r}")
 
     def side(held_out: bool, count: int) -> list[Example]:
         share = options.held_out_share
-        names, cities = ([w for w in words if is_held_out(w, share) == held_out] for words in (NAMES, CITIES))
-        return _examples(names, cities, count)
+        names, jobs = ([w for w in words if is_held_out(w, share) == held_out] for words in (NAMES, JOBS))
+        return _examples(names, jobs, count)
 
     return Task(
         Dataset(side(False, TRAIN_PROBLEMS), side(True, HELD_OUT_PROBLEMS)),
@@ -112,11 +113,11 @@ def make(options: ExtractionOptions, data_path: str) -> Task:
     )
 
 
-def _examples(names: list[str], cities: list[str], count: int) -> list[Example]:
+def _examples(names: list[str], jobs: list[str], count: int) -> list[Example]:
     rng, examples = random.Random(0), dict[str, Example]()
     while len(examples) < count:
-        person = {"name": rng.choice(names), "city": rng.choice(cities), "age": rng.randint(20, 79)}
-        text = rng.choice(TEMPLATES).format(**person, job=rng.choice(JOBS))
+        person = {"name": rng.choice(names), "job": rng.choice(jobs), "age": rng.randint(20, 79)}
+        text = rng.choice(TEMPLATES).format(**person, city=rng.choice(CITIES))
         prompt: Prompt = [{"role": "user", "content": f"{INSTRUCTION} {text}"}]
         examples[text] = Example(text, prompt, {"object": person})
     return in_order_of_identity(examples.values())
