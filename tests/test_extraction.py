@@ -6,40 +6,40 @@ from minrl.tasks import load_task
 from minrl.tasks.extraction import FIELDS_REWARD, INSTRUCTION, OBJECT_REWARD, ExtractionOptions, reward
 from minrl.types import Example, UserError
 
-EXAMPLE = Example("", INSTRUCTION, {"object": {"name": "Jack", "job": "singer", "age": 78}})
-RIGHT = '{"name": "Jack", "job": "singer", "age": 78}'
+EXAMPLE = Example("", INSTRUCTION, {"object": {"name": "Jack", "age": 78, "children": 3}})
+RIGHT = '{"name": "Jack", "age": 78, "children": 3}'
 
 SOLVED = {
     "plain": RIGHT,
-    "another order, on several lines": '{\n  "age": 78,\n  "name": "Jack",\n  "job": "singer"\n}\n',
+    "another order, on several lines": '{\n  "age": 78,\n  "name": "Jack",\n  "children": 3\n}\n',
     "in a fence": f"```json\n{RIGHT}\n```",
     "after thoughts": f"<think> {{}} </think> {RIGHT}",
     "escaped letters": RIGHT.replace("Jack", "\\u004aack"),
 }
 PARTLY = {  # right fields of three
-    "the age as text": ('{"name": "Jack", "job": "singer", "age": "78"}', 2),
-    "the age as a float": ('{"name": "Jack", "job": "singer", "age": 78.0}', 2),
-    "another job": ('{"name": "Jack", "job": "baker", "age": 78}', 2),
-    "a key too many": ('{"name": "Jack", "job": "singer", "age": 78, "city": "Vienna"}', 3),
+    "the age as text": ('{"name": "Jack", "age": "78", "children": 3}', 2),
+    "the age as a float": ('{"name": "Jack", "age": 78, "children": 3.0}', 2),
+    "another number": ('{"name": "Jack", "age": 78, "children": 4}', 2),
+    "a key too many": ('{"name": "Jack", "age": 78, "children": 3, "city": "Vienna"}', 3),
     "a key that is missing": ('{"name": "Jack", "age": 78}', 2),
-    "lists of every answer": ('{"name": ["Jack", "Ann"], "job": ["singer"], "age": [77, 78]}', 0),
+    "lists of every answer": ('{"name": ["Jack", "Ann"], "age": [77, 78], "children": [3]}', 0),
     "nothing in it": ("{}", 0),
-    "null": ('{"name": null, "job": null, "age": null}', 0),
+    "null": ('{"name": null, "age": null, "children": null}', 0),
 }
 NOTHING = {
     "empty": "",
-    "the sentence": "Jack, a singer from Vienna, is 78 years old.",
+    "the sentence": "Jack, a singer from Vienna, is 78 years old and has 3 children.",
     "the prompt copied back": INSTRUCTION,
     "a remark before it": f"Sure: {RIGHT}",
     "two objects": f"{RIGHT}\n{RIGHT}",
-    "a key twice": '{"name": "Ann", "name": "Jack", "job": "singer", "age": 78}',
+    "a key twice": '{"name": "Ann", "name": "Jack", "age": 78, "children": 3}',
     "Python's quotation marks": RIGHT.replace('"', "'"),
     "not closed": RIGHT[:-1],
     "an array": f"[{RIGHT}]",
-    "an object in it": '{"name": {"x": 1}, "job": "singer", "age": 78}',
+    "an object in it": '{"name": {"x": 1}, "age": 78, "children": 3}',
     "in the thoughts alone": f"<think> {RIGHT} </think>",
     "brackets in brackets": '{"name": ' + "[" * 100_000,
-    "a long number": '{"name": "Jack", "job": "singer", "age": ' + "7" * 10_000 + "}",
+    "a long number": '{"name": "Jack", "children": 3, "age": ' + "7" * 10_000 + "}",
     "lone surrogate": "\ud800",
 }
 
@@ -60,13 +60,12 @@ def test_what_is_no_object_is_paid_nothing(completion):
     assert reward(completion, EXAMPLE).value == 0.0
 
 
-def test_names_and_jobs_are_held_out_and_every_problem_can_be_solved():
+def test_names_are_held_out_and_every_problem_can_be_solved():
     task = load_task("extraction")
-    for key in ("name", "job"):
-        trained, held_out = (
-            {one["object"][key] for one in side} for side in (task.dataset.train, task.dataset.held_out)
-        )
-        assert len(held_out) >= 10 and not trained & held_out
+    trained, held_out = (
+        {one["object"]["name"] for one in side} for side in (task.dataset.train, task.dataset.held_out)
+    )
+    assert len(held_out) >= 10 and not trained & held_out
     for example in [*task.dataset.train, *task.dataset.held_out]:
         assert task.reward(task.solution(example), example).solved
         assert all(str(value) in example.prompt[0]["content"] for value in example["object"].values())

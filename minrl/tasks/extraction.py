@@ -1,10 +1,10 @@
 """Extraction: what a sentence says, as a JSON object.
 
-    Reply with a JSON object with the keys "name", "job" and "age". Jack, a singer from Vienna, is 78 years old.
-    ->    {"name": "Jack", "job": "singer", "age": 78}
+    Reply with a JSON object with the keys "name", "age" and "children". Jack, a singer from Vienna, is 78
+    years old and has 3 children.    ->    {"name": "Jack", "age": 78, "children": 3}
 
-It is for models that speak English already. Held out are names and jobs: none of a held-out problem stands in any
-training problem.
+It is for models that speak English already. Held out are names: none of a held-out problem stands in any training
+problem.
 """
 
 import json
@@ -17,29 +17,26 @@ from minrl.models.thoughts import after_thoughts
 from minrl.tasks.task import Dataset, Task, TaskDefinition, in_order_of_identity, is_held_out
 from minrl.types import Example, Prompt, Reward, require
 
-INSTRUCTION = 'Reply with a JSON object with the keys "name", "job" and "age".'
+INSTRUCTION = 'Reply with a JSON object with the keys "name", "age" and "children".'
 OBJECT_REWARD, FIELDS_REWARD = 0.1, 0.4
 """Paid for a JSON object that is not the right one, and for its right fields in proportion."""
 MOST_CHARACTERS = 500
 TRAIN_PROBLEMS, HELD_OUT_PROBLEMS = 4000, 1000
 TEMPLATES = (
-    "{name} is a {age}-year-old {job} who lives in {city}.",
-    "{name}, a {job} from {city}, is {age} years old.",
-    "In {city} there is a {job} called {name}, aged {age}.",
-    "{name} is {age} and works as a {job} in {city}.",
+    "{name} is a {age}-year-old {job} from {city} with {children} children.",
+    "{name}, a {job} from {city}, is {age} years old and has {children} children.",
+    "In {city} there is a {job} called {name}, aged {age}, with {children} children.",
+    "{name} is {age}, works as a {job} in {city} and has {children} children.",
 )
 _NAMES = """
-Adam Alice Anna Ben Carla Clara Daniel David Diana Emma Eric Eva Felix Frank Grace Hannah Helen Henry Ida Iris Jack
-Jane Julia Karl Kate Laura Leo Liam Linda Lucy Maria Mark Martin Nina Noah Nora Olivia Oscar Paul Peter Rachel Robert
-Rosa Ruth Sam Sara Simon Sofia Stella Thomas Tina Victor Walter
-"""
-_JOBS = """
-baker banker barber builder butcher carpenter cashier chemist coach cook dancer dentist designer detective doctor driver
-farmer fisherman gardener guard guide judge lawyer librarian manager mechanic miner musician nurse painter photographer
-pilot plumber poet porter postman potter priest professor programmer reporter sailor scientist sculptor secretary singer
-soldier surgeon tailor teacher translator waiter weaver writer
+Adam Alice Amy Andrew Anna Anthony Ben Brian Carla Carol Charles Claire Daniel David Diana Donald Edward Elizabeth Emily
+Emma Eric Eva Frank George Grace Hannah Harry Helen Henry Jack James Jane Jason Jennifer Jessica John Joseph Julia Karen
+Kate Kevin Laura Linda Lisa Lucy Maria Mark Martin Mary Matthew Michael Michelle Nancy Nicole Oliver Oscar Patrick Paul
+Peter Rachel Rebecca Richard Robert Rose Ruth Ryan Sam Sara Simon Sofia Sophie Stephen Steven Susan Thomas Tina Tom
+Victor Walter William
 """
 _CITIES = "Athens Berlin Boston Cairo Dublin Geneva Lisbon London Madrid Moscow Oslo Paris Rome Sydney Tokyo Vienna"
+_JOBS = "baker carpenter dentist doctor driver farmer gardener lawyer nurse painter pilot singer teacher"
 NAMES, CITIES, JOBS = _NAMES.split(), _CITIES.split(), _JOBS.split()
 _OBJECT = re.compile(r"(?:```(?:json)?\s*)?(\{[^{}]*\})(?:\s*```)?")
 
@@ -49,7 +46,7 @@ class ExtractionOptions:
     """Which sentences are shown."""
 
     held_out_share: float = 0.3
-    """Share of the names, and of the jobs, that are held out."""
+    """Share of the names that are held out."""
 
     def __post_init__(self) -> None:
         require(
@@ -77,10 +74,10 @@ def read_object(completion: str) -> dict[str, Any] | None:
 def reward(completion: str, example: Example) -> Reward:
     """1 for the object asked for and nothing else; up to 0.5 for another one, by its right fields.
 
-    >>> example = Example("", "", {"object": {"name": "Jack", "job": "singer", "age": 78}})
-    >>> reward('{"name": "Jack", "job": "singer", "age": 78}', example).value
+    >>> example = Example("", "", {"object": {"name": "Jack", "age": 78, "children": 3}})
+    >>> reward('{"name": "Jack", "age": 78, "children": 3}', example).value
     1.0
-    >>> round(reward('{"name": "Jack", "job": "singer", "age": "78"}', example).value, 3)  # 0.1 + 0.4 * 2 / 3
+    >>> round(reward('{"name": "Jack", "age": "78", "children": 3}', example).value, 3)  # 0.1 + 0.4 * 2 / 3
     0.367
     """
     expected, found = example["object"], read_object(completion)
@@ -97,13 +94,11 @@ def _same(found: object, expected: object) -> bool:
 
 
 def make(options: ExtractionOptions, data_path: str) -> Task:
-    """Sentences about names and jobs of the training side, and about those held out."""
+    """Sentences about people with names of the training side, and about people with names held out."""
     require(not data_path, f"extraction makes its own problems and takes no --data-path, got {data_path!r}")
 
     def side(held_out: bool, count: int) -> list[Example]:
-        share = options.held_out_share
-        names, jobs = ([w for w in words if is_held_out(w, share) == held_out] for words in (NAMES, JOBS))
-        return _examples(names, jobs, count)
+        return _examples([name for name in NAMES if is_held_out(name, options.held_out_share) == held_out], count)
 
     return Task(
         Dataset(side(False, TRAIN_PROBLEMS), side(True, HELD_OUT_PROBLEMS)),
@@ -113,11 +108,11 @@ def make(options: ExtractionOptions, data_path: str) -> Task:
     )
 
 
-def _examples(names: list[str], jobs: list[str], count: int) -> list[Example]:
+def _examples(names: list[str], count: int) -> list[Example]:
     rng, examples = random.Random(0), dict[str, Example]()
     while len(examples) < count:
-        person = {"name": rng.choice(names), "job": rng.choice(jobs), "age": rng.randint(20, 79)}
-        text = rng.choice(TEMPLATES).format(**person, city=rng.choice(CITIES))
+        person = {"name": rng.choice(names), "age": rng.randint(20, 79), "children": rng.randint(2, 9)}
+        text = rng.choice(TEMPLATES).format(**person, job=rng.choice(JOBS), city=rng.choice(CITIES))
         prompt: Prompt = [{"role": "user", "content": f"{INSTRUCTION} {text}"}]
         examples[text] = Example(text, prompt, {"object": person})
     return in_order_of_identity(examples.values())
