@@ -28,7 +28,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # train.py lies beside the package
 
-import train
+from minrl import train
 from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling

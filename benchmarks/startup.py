@@ -19,9 +19,10 @@ WATCHED = """
 import sys, time
 sys.path.insert(0, {root!r})
 started = time.perf_counter()
-import train
+from minrl import train
 imported = time.perf_counter()
 from minrl import update
+from minrl.utils.cli import run_main
 step, sample = update.optimizer_step, train.sample_groups
 first = []
 def timed_rollout(*arguments):
@@ -33,7 +34,7 @@ def watched(*arguments):
     print("SECONDS", imported - started, now - imported, now - first[0], flush=True)
     raise SystemExit(0)
 train.sample_groups, update.optimizer_step = timed_rollout, watched
-train.run_main(train.main)
+run_main(train.main)
 """
 
 

@@ -1,8 +1,30 @@
 """MinRL: reinforcement learning for language models, small enough to read in an evening."""
 
+import importlib
 import sys
+from typing import Any
 
 if sys.platform == "win32":  # before a module imports what Windows has not, such as fcntl
     sys.exit("error: MinRL needs Linux or macOS, for locks and signals that Windows has not: run it in WSL 2 there")
 
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "train": "minrl.train",
+    "TrainerConfig": "minrl.config",
+    "Task": "minrl.tasks",
+    "ALGORITHMS": "minrl.algorithms",
+    "TASK_DEFINITIONS": "minrl.tasks",
+}
+"""The library's names and their modules, which are imported when a name is first used: most of them import torch."""
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'minrl' has no attribute {name!r}")
+    module = importlib.import_module(_PUBLIC[name])
+    return module if name == "train" else getattr(module, name)  # minrl.train is a module that can be called
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import train
+from minrl import train
 from minrl.tracking.files import read_metrics
 from minrl.utils.cli import run_main
 

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import train
-from minrl import evaluation
+from minrl import evaluation, train
 from minrl.config import EvaluationConfig, TrainerConfig
 from minrl.report.runs import read_run
 from minrl.report.tables import results

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import train
+from minrl import train
 from minrl.algorithms import ALGORITHMS
 from minrl.config import TrainerConfig
 from minrl.evaluate.config import EvaluateConfig

@@ -11,7 +11,7 @@ from chat_templates import tokenizer
 from test_documents import ROOT, loaded
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import train
+from minrl import train
 from minrl.algorithms import choose_algorithm
 from minrl.models.memory import Setup, needed, with_adapters
 from minrl.models.templates import TEMPLATES

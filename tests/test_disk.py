@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-import train
+from minrl import train
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, newest_complete, save_checkpoint, save_policy

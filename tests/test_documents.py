@@ -17,8 +17,7 @@ import pytest
 import yaml
 
 import minrl
-import train
-from minrl import algorithms
+from minrl import algorithms, train
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.scripts import PROGRAMS
 from minrl.tasks import TASK_DEFINITIONS, TOOLS, option_classes

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-import train
+from minrl import train
 from minrl.evaluate.models import find_models
 from minrl.models.loading import load_model, save_model
 from minrl.run.checkpoint import weights_sha256

@@ -10,7 +10,7 @@ import pytest
 from together import together
 
 import evaluate
-import train
+from minrl import train
 from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate.config import EvaluateConfig

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import train
+from minrl import train
 from minrl.algorithms import choose_algorithm
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.draw import Draw

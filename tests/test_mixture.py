@@ -13,7 +13,7 @@ from together import together
 from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 
 import evaluate
-import train
+from minrl import train
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import evaluate
-import train
+from minrl import train
 from minrl.engines import Engine, Sampling
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.engines.torch_engine import TorchEngine

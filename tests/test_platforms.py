@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import train
+from minrl import train
 from minrl.run.checkpoint import save_policy
 from minrl.sandbox import calls as sandbox
 from minrl.scripts import PROGRAMS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import evaluate
-import train
+from minrl import train
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig

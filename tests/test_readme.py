@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import evaluate
-import train
+from minrl import train
 from minrl.tasks import find_definition
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import evaluate
-import train
+from minrl import train
 from minrl.rewards.workers import Failure, call
 from minrl.tasks import load_task, reasoning_gym
 from minrl.tasks.reasoning_gym import (

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-import train
+from minrl import train
 from minrl.run.checkpoint import _seal
 from minrl.tools.verify.__main__ import DIFFERS, main
 from minrl.tools.verify.fork import forked

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import train
-from minrl import draw, update
+from minrl import draw, train, update
 from minrl.engines import torch_engine
 from minrl.run.checkpoint import newest_complete
 from minrl.run.parts import Parts

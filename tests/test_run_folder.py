@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import train
+from minrl import train
 from minrl.config import LoggingConfig, TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy

@@ -534,7 +534,7 @@ def test_epochs_lengthen_a_run_that_began_with_steps_and_end_none_before_its_ste
 
 
 def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_file):
-    import train
+    from minrl import train
 
     own = write(place / "rows.jsonl", [json.loads(line) for line in rows_file.read_text().splitlines()])
     assert sft.main([*FLAGS, *folders(place), "--data", str(own), "--steps", "1"]) == 0

@@ -10,7 +10,7 @@ from crew import crew
 from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-import train
+from minrl import train
 from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.models.loading import load_model, save_model, word_tokenizer
 from minrl.models.lora import Adapters

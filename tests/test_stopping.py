@@ -13,8 +13,7 @@ from threading import Timer
 
 import pytest
 
-import train
-from minrl import draw, evaluation
+from minrl import draw, evaluation, train
 from minrl.run import checkpoint
 from minrl.run.checkpoint import load_state, newest_complete, save_policy
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition

@@ -9,7 +9,7 @@ import torch
 from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
 from safetensors.torch import load_file
 
-import train
+from minrl import train
 from minrl.advantages import teacher_preference
 from minrl.algorithms import choose_algorithm
 from minrl.batch import make_batch, pack

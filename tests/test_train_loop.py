@@ -9,8 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import train
-from minrl import draw
+from minrl import draw, train
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS
 from minrl.engines.torch_engine import TorchEngine

@@ -28,7 +28,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-import train
+from minrl import train
 from minrl.config import EngineConfig, LoraConfig, ModelConfig
 from minrl.engines import Engine, Sampling, choice
 from minrl.engines.choice import make_engine

@@ -35,7 +35,7 @@ def breaking(engine, requests, sampling, **named):
     return usual(engine, requests, sampling, **named)
 
 VllmEngine.generate = breaking
-import train
+from minrl import train
 train.run_main(train.main)
 """
 

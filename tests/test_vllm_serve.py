@@ -38,7 +38,7 @@ async def complete(connection, url, ids, settings):
     return await usual(connection, url, ids, settings)
 
 Connection.complete = complete
-import train
+from minrl import train
 train.run_main(train.main)
 """
 

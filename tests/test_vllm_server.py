@@ -21,7 +21,7 @@ import pytest
 import torch
 from crew import crew
 
-import train
+from minrl import train
 from minrl.config import EngineConfig
 from minrl.engines import Engine, Sampling
 from minrl.engines.choice import make_engine

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import train
+from minrl import train
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import train
+from minrl import train
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.tracking.logger import Logger
@@ -65,17 +65,17 @@ def run(model: Path, folder: Path, rank: int = 0, count: int = 1) -> dict[str, i
         f"--minibatches-per-pass 4 --eval-every 2 --eval-examples {EVALUATED} --eval-samples 4 --rollouts-every 1 "
         "--max-unscorable-frac 0.9 --reward-workers 6 --threads 1 --device cpu --quiet --no-preflight --steps 9"
     )
-    loop = train.train
+    loop = train.loop
 
     def watched(logger: Logger) -> None:
         misbehaving.played["workers"] = logger.parts.workers.count
         loop(logger)
 
-    train.train = watched
+    train.loop = watched
     try:
         status = train.main(flags.split())
     finally:
-        train.train = loop
+        train.loop = loop
         del TASK_DEFINITIONS["misbehaving"]
     return {"status": status, **misbehaving.played}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import evaluate
-import train
+from minrl import train
 from minrl.report import __main__ as report
 from minrl.report.rollouts import __main__ as viewer
 from minrl.run import start

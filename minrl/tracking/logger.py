@@ -98,6 +98,7 @@ class Logger:
         self._facts: dict[str, float] = {}
         self._step_s, self._evaluation_s = list[float](), list[float]()
         self._movement: TokenMovement | None = None
+        self.summary: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         self._signals.__enter__()  # before, nothing is written, and a signal stops at once
@@ -254,7 +255,7 @@ class Logger:
             final = self._saved or Path(self.run.models[START]["path"])  # --stop-at was reached before the first step
             said = {"best": best, "ended_by": self._ended_by}
             facts = {**{name: value for name, value in said.items() if value}, **(more or {})}
-            write_summary(self.run, self.state, digest, final, before, self.evaluations, facts)
+            self.summary = write_summary(self.run, self.state, digest, final, before, self.evaluations, facts)
             self._show_results(before, final)
         self._finished = True
         return 0

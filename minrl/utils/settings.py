@@ -170,15 +170,26 @@ class Grouped(Bounded):
         for name in left:
             raise UserError(f"unknown setting {name!r}{meant(name, self.settings)}")
         self.__post_init__()
+        groups = [group for group in vars(self).values() if is_dataclass(group)]
+        changed = {n for group in groups for n, value in vars(group).items() if value != getattr(type(group), n, None)}
+        object.__setattr__(self, "_given", frozenset((given.keys() | changed) & self.settings.keys()))
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of the settings that were given; of a whole group, those that are not at their defaults."""
+        return vars(self)["_given"]
 
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting by its name, without groups."""
         values: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            values.update(vars(value) if is_dataclass(value) else {name: value})
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            values.update(vars(value) if is_dataclass(value) else {one.name: value})
         return values
 
     def with_settings(self, **changed: Any) -> Self:  # noqa: ANN401 - settings
         """A copy with other values of single settings."""
-        return type(self)(**{**self.settings, **changed})
+        copy = type(self)(**{**self.settings, **changed})
+        object.__setattr__(copy, "_given", self.given | changed.keys())
+        return copy

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import evaluate
-import train
+from minrl import train
 from minrl.rewards.workers import Workers
 from minrl.sandbox import calls
 from minrl.types import UserError

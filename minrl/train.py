@@ -1,0 +1,140 @@
+"""The training loop.
+
+`loop` is the whole algorithm: GRPO (arXiv:2402.03300, algorithm 1) and its family. Its gradient is that of
+`policy_loss` (minrl/losses.py), taken in `update_policy` (minrl/update.py). It departs from the paper in that a step
+makes one update of its rollouts, unless --passes-per-step or --minibatches-per-pass say otherwise, that the KL term to
+a reference is off, unless --kl-coef is given, and that an engine with other probabilities is corrected for.
+"""
+
+import pickle
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from loguru import logger as log
+
+from minrl.algorithms import choose_algorithm
+from minrl.batch import make_batch
+from minrl.config import TrainerConfig
+from minrl.draw import every, sample_groups, temperature_of
+from minrl.engines import require_exact
+from minrl.run.defaults import defaults, parse_run
+from minrl.run.parts import assemble
+from minrl.run.preflight import preflight
+from minrl.run.resume import open_run
+from minrl.run.run import Run
+from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
+from minrl.tracking.logger import Logger, require_logger
+from minrl.types import require
+from minrl.update import update_policy
+from minrl.utils.cli import from_dict
+from minrl.utils.signals import Stopped, exit_status
+
+
+def loop(logger: Logger) -> None:
+    """Sample a group per example, normalise rewards within it, update the policy, sync the engine. Repeat."""
+    parts = logger.parts
+    config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
+    algorithm = choose_algorithm(config)
+    for step in logger.steps():
+        temperature = temperature_of(config, state)
+        sampled = sample_groups(policy, engine, parts.workers, task, config, state)
+        advantages = algorithm.advantages(sampled.rollouts, state.baselines)
+        state.baselines = advantages.baselines
+        batch = make_batch(sampled.rollouts, advantages.values)
+
+        engine.sleep()
+        update = update_policy(policy, parts.optimizer, batch, algorithm, config, step, not engine.exact, temperature)
+        engine.wake()
+        engine.sync(policy)
+        require_exact(engine, policy, update.metrics, step)
+
+        if every(config.evaluation.eval_every, step) or step == config.steps:
+            logger.evaluate()
+        logger.step(sampled, advantages, update)
+        logger.save_if_due()
+
+
+def train(config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
+    """Train and return the run's summary, which is also in its summary.json; empty with `preflight_only`.
+
+        import minrl
+        minrl.train(minrl.TrainerConfig(task="countdown", steps=20))["eval_after"]
+
+    `task` is trained in place of `config.task`. Settings that the config was not given have the defaults of the command
+    line, which depend on the size of the model. Ctrl-C lets the step end, saves a checkpoint and raises
+    `KeyboardInterrupt`; `resume` continues.
+    """
+    if task is not None:
+        config = config.with_settings(task=registered(task))
+    unset = {name: value for name, value in defaults(config).items() if name in config.settings.keys() - config.given}
+    settings, options = from_dict({**config.settings, **unset}, TrainerConfig)
+    run = open_run(settings, options, [f"--{name.replace('_', '-')}" for name in sorted(config.given)])
+    status, summary = _run(run)
+    if status:
+        raise Stopped(status - exit_status(0))
+    return summary
+
+
+def registered(task: Task) -> str:
+    """Make a task known by its name, which is returned. A reward that no worker process can import, such as one of a
+    notebook's cell, runs in this process, without a deadline.
+    """
+    name = task.name or "task"
+    built_in = isinstance(TASK_DEFINITIONS.data.get(name), str)
+    require(name.isidentifier() and not built_in, f"{name!r} is a built-in task's name or none: give the Task another")
+    if task.reward is not None and not task.cheap and not _importable(task.reward):
+        log.info(f"{name}: the reward runs in this process, because worker processes cannot import it")
+        task = replace(task, cheap=True)
+    TASK_DEFINITIONS[name] = TaskDefinition(_NoOptions, lambda options, data_path: task)
+    return name
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    """The options of a task that is given as an object."""
+
+
+def _importable(function: Callable[..., Any]) -> bool:
+    try:
+        return b"__main__" not in pickle.dumps(function)
+    except Exception:  # pickling a task's objects may raise anything
+        return False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train as the command line says. Returns the exit status."""
+    return _run(open_run(*parse_run(TrainerConfig, arguments), arguments))[0]
+
+
+def _run(run: Run) -> tuple[int, dict[str, Any]]:
+    """Evaluate the policy, train it, and evaluate it again. Returns the exit status and the summary."""
+    started = time.perf_counter()
+    choose_algorithm(run.config)  # refuses what cannot work before anything slow
+    require_logger(run.config.logging)
+    with assemble(run) as parts:
+        if parts.config.preflight and parts.state.step == 0:
+            clean = True
+            for finding in preflight(parts.policy, parts.engine, parts.workers, parts.task, parts.config):
+                log.warning(f"preflight: {finding}")
+                clean = False
+            if clean:
+                log.info("preflight: no problems found")
+        if parts.config.preflight_only:
+            return 0, {}
+        with Logger(parts, started, follow=True) as logger:
+            loop(logger)
+            return logger.finish(), logger.summary
+
+
+class _Callable(ModuleType):
+    """`minrl.train` is this module and the function: `minrl.train(config)`, `from minrl.train import main`."""
+
+    def __call__(self, config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
+        return train(config, task)
+
+
+sys.modules[__name__].__class__ = _Callable
