@@ -20,16 +20,16 @@ from card import DEVICE, Card, Record, card
 from harness import doing
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.loading import word_tokenizer
+from minrl.models.scoring import sampled_rollout
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
-from minrl.scoring import sampled_rollout
-from minrl.types import Request, Reward, Rollout
+from minrl.types import Request, Reward, Rollout, TrainState
 from minrl.update import update_policy
 
 WHOLE = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
@@ -103,9 +103,9 @@ def update_of(
     if algorithm.kl_coef:
         policy.reference = _model({**shape, **setting.model}).requires_grad_(False)
     optimizer, row, rollouts = make_optimizer(policy, config.optimizer), choose_algorithm(config), rollouts_of(prompts)
-    batch = make_batch(rollouts, row.advantages(rollouts, {}).values)
+    batch = make_batch(rollouts, compute_advantages(rollouts, row, config, TrainState()).values)
     there.taken()
-    update_policy(policy, optimizer, batch, row, config, 1, correct_engine=True)
+    update_policy(policy, optimizer, batch, row, config, TrainState(step=1), needs_correction=True)
     taught = [index for index, advantage in enumerate(batch.advantages.tolist()) if advantage]
     return there.taken(), len(policy.micro_batches(rollouts, taught, micro_batch_tokens))
 

@@ -21,9 +21,9 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.models.loading import word_tokenizer
 from minrl.models.processes import Processes
 from minrl.models.routers import exact_routers
+from minrl.models.scoring import sampled_rollout, score
 from minrl.policy import as_policy
 from minrl.run.verify import verify
-from minrl.scoring import sampled_rollout, score
 from minrl.types import Request
 
 SMALL = {

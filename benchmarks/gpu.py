@@ -38,10 +38,10 @@ from minrl.models.loading import save_model, small_qwen3, word_tokenizer
 from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.padded_attention import PaddedAttention
 from minrl.models.processes import Processes
+from minrl.models.scoring import sampled_rollout
 from minrl.models.sharding import master_weights
 from minrl.policy import Policy
 from minrl.run.loading import load_policy
-from minrl.scoring import sampled_rollout
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.types import Example, Request, Reward

@@ -88,7 +88,7 @@ def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int,
     """Load, sample and train twice; print the parts."""
     from shapes import as_rollouts
 
-    from minrl.algorithms import choose_algorithm
+    from minrl.algorithms import choose_algorithm, compute_advantages
     from minrl.batch import make_batch
     from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
     from minrl.engines import Sampling
@@ -97,7 +97,7 @@ def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int,
     from minrl.models.processes import Processes
     from minrl.optimizer import make_optimizer
     from minrl.run.loading import load_policy
-    from minrl.types import Request
+    from minrl.types import Request, TrainState
     from minrl.update import update_policy
 
     peaks: dict[str, float] = {}
@@ -121,9 +121,9 @@ def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int,
         with peak("sampling", peaks, seconds):
             completions = TorchEngine(policy).generate(requests, Sampling(1.0, frozenset()))
         rollouts = as_rollouts(requests, completions, group)
-        batch = make_batch(rollouts, algorithm.advantages(rollouts, {}).values)
+        batch = make_batch(rollouts, compute_advantages(rollouts, algorithm, config, TrainState()).values)
         with peak("update", peaks, seconds):
-            update_policy(policy, optimizer, batch, algorithm, config, step, False)
+            update_policy(policy, optimizer, batch, algorithm, config, TrainState(step=step), False)
     moments = sum(_bytes(state.values()) for state in optimizer.state.values())
     _print(policy, optimizer_name, sum(len(rollout.ids) for rollout in rollouts), peaks, moments)
     print("\n| phase | s | floor s | floor is |\n| --- | --- | --- | --- |")

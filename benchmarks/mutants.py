@@ -43,16 +43,14 @@ from harness import SAY_EVERY_S
 ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.txt")
 
-OWN_TESTS = """advantages algorithms batch evaluation losses optimizer rollout scoring types update
-    kernels/attention rewards/episode rewards/workers run/checkpoint run/preflight run/run run/stopping
+OWN_TESTS = """advantages algorithms batch evaluation losses models/scoring optimizer rollout sampling types update
+    models/attention rewards/episode rewards/workers run/checkpoint run/preflight run/run run/stopping
     tracking/diagnostics tracking/logger utils/timers"""
 TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.split()} | {
-    "draw": ["tests/test_sampling.py"],
     "engines/slices": ["tests/test_engine.py"],
     "engines/torch_engine": ["tests/test_engine.py"],
-    "intervals": ["tests/test_evaluation.py"],
-    "kernels/head": ["tests/test_scoring.py"],
-    "model/chat": ["tests/test_policy.py"],
+    "models/head": ["tests/test_scoring.py"],
+    "models/chat": ["tests/test_policy.py"],
     "policy": ["tests/test_policy.py", "tests/test_activations.py", "tests/test_lora.py"],
     "run/folder": ["tests/test_run_folder.py"],
     "run/loading": ["tests/test_scoring.py", "tests/test_policy.py"],
@@ -60,7 +58,8 @@ TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.
     "run/resume": ["tests/test_run_folder.py"],
     "tracking/files": ["tests/test_metrics.py"],
     "tracking/metrics": ["tests/test_rollout_metrics.py"],
-    "tracking/tags": ["tests/test_metrics.py"],
+    "train": ["tests/test_library.py"],
+    "utils/statistics": ["tests/test_evaluation.py"],
 }
 """The modules of the core, each with its tests."""
 

@@ -97,13 +97,15 @@ class Trainee:
 
     def step(self, number: int) -> None:
         """One update; `tokens` are those of its forward passes."""
+        from minrl.algorithms import compute_advantages
         from minrl.batch import make_batch
+        from minrl.types import TrainState
         from minrl.update import update_policy
 
         self.tokens.clear()
         rollouts = random_rollouts(self.work, number)
-        batch = make_batch(rollouts, self.algorithm.advantages(rollouts, {}).values)
-        update_policy(self.policy, self.optimizer, batch, self.algorithm, self.config, 1, False)
+        batch = make_batch(rollouts, compute_advantages(rollouts, self.algorithm, self.config, TrainState()).values)
+        update_policy(self.policy, self.optimizer, batch, self.algorithm, self.config, TrainState(step=1), False)
 
     def held(self) -> int:
         """Bytes of this process's part of weights and moments."""

@@ -29,12 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from update import best_product
 
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.optimizer import make_optimizer
+from minrl.types import TrainState
 from minrl.update import update_policy
 
 SHOWN = 14
@@ -138,12 +139,14 @@ def main() -> None:
     optimizer = make_optimizer(policy, config.optimizer)
     requests = work.requests()
     rollouts = as_rollouts(requests, engine.generate(requests, Sampling(1.0, frozenset())), work.group)
-    batch = make_batch(rollouts, algorithm.advantages(rollouts, {}).values)
+    batch = make_batch(rollouts, compute_advantages(rollouts, algorithm, config, TrainState()).values)
     doing("measuring the machine")
     machine = Machine.measured()
     print(f"{machine.flops / 1e9:.0f} GFLOP/s, {machine.bytes / 1e9:.1f} GB/s, {1e6 / machine.operations:.2f} us each")
     phase("sampling", lambda: engine.generate(requests, Sampling(1.0, frozenset())), machine)
-    phase("update", lambda: update_policy(policy, optimizer, batch, algorithm, config, 1, False), machine)
+    phase(
+        "update", lambda: update_policy(policy, optimizer, batch, algorithm, config, TrainState(step=1), False), machine
+    )
 
 
 if __name__ == "__main__":

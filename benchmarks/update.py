@@ -18,12 +18,12 @@ import torch
 from harness import Row, Turns, compare, doing, save, wait_until_quiet
 from shapes import SHAPES, Work, make_policy, random_rollouts
 
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
 from minrl.models.cpu import product
 from minrl.optimizer import make_optimizer
-from minrl.types import Rollout
+from minrl.types import Rollout, TrainState
 from minrl.update import update_policy
 
 LONG = {"prompt_tokens": 512, "max_tokens": 64}
@@ -41,10 +41,12 @@ class Update:
     def run(self, work: Work, number: int) -> tuple[float, dict[str, float]]:
         """Seconds and metrics of the update of a round's rollouts."""
         self.rollouts = random_rollouts(work, number)
-        advantages = self.algorithm.advantages(self.rollouts, {}).values
+        advantages = compute_advantages(self.rollouts, self.algorithm, self.config, TrainState()).values
         started = time.perf_counter()
         batch = make_batch(self.rollouts, advantages)
-        updated = update_policy(self.policy, self.optimizer, batch, self.algorithm, self.config, 1, False)
+        updated = update_policy(
+            self.policy, self.optimizer, batch, self.algorithm, self.config, TrainState(step=1), False
+        )
         return time.perf_counter() - started, updated.metrics
 
 

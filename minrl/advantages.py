@@ -120,7 +120,7 @@ def group_policy_gradient(groups: Groups) -> Float[Tensor, " N"]:
     B is the number of groups in the step, M the number of groups without spread. Departure: the paper also resamples
     while 1 / alpha is below a threshold; the nearest setting is `refill_rounds`.
     """
-    return groups.centred * ((groups.counts > 0).sum() / groups.spread.sum().clamp(min=1))
+    return groups.centred * ((groups.counts > 0).sum().double() / groups.spread.sum().clamp(min=1))
 
 
 def normalize_rewards_over_batch(groups: Groups) -> Float[Tensor, " N"]:

@@ -1,13 +1,15 @@
 """An algorithm is a row of independent choices. The loop never asks for an algorithm's name."""
 
-from collections.abc import Mapping, Sequence
+import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from minrl.advantages import (
-    Advantage,
     Baselines,
     Groups,
     group_policy_gradient,
@@ -24,9 +26,8 @@ from minrl.advantages import (
 )
 from minrl.config import AlgorithmConfig, TrainerConfig
 from minrl.losses import (
-    Aggregation,
+    Algorithm,
     Limits,
-    Surrogate,
     clipped_surrogate,
     clipped_weight,
     constant_length,
@@ -36,74 +37,11 @@ from minrl.losses import (
     soft_gate,
     token_mean,
 )
-from minrl.types import Rollout, UserError
+from minrl.types import Rollout, TrainState, UserError, require
 from minrl.utils.settings import meant
-from minrl.utils.task_names import TaskTerms
 from minrl.utils.timers import timed
 
-NO_LIMITS = Limits()
 CLIP = Limits(clip_low=0.2, clip_high=0.2)
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """Advantage, surrogate, aggregation of tokens, and the level and limits of the ratio.
-
-    `ratio_level` is a key of `minrl.losses.LEVELS`. `group_relative`: a rollout is compared with its group only, so a
-    group of one teaches nothing. `makes_up_for_equal_groups`: the advantages already compensate for groups without
-    spread. `overlong` is (longest completion, buffer) of the overlong penalty; buffer 0 turns it off. `terms` are those
-    of several tasks.
-    """
-
-    advantage: Advantage
-    surrogate: Surrogate
-    aggregation: Aggregation
-    limits: Limits = NO_LIMITS
-    ratio_level: str = "token"
-    group_relative: bool = True
-    makes_up_for_equal_groups: bool = False
-    overlong: tuple[int, int] = (0, 0)
-    terms: Mapping[str, TaskTerms] | None = None
-
-    @property
-    def has_ratio(self) -> bool:
-        """Whether the surrogate depends on the ratio to the policy that sampled."""
-        return self.surrogate is not policy_gradient
-
-    @timed("compare")
-    def advantages(self, rollouts: Sequence[Rollout], baselines: Baselines) -> "Advantages":
-        """The advantages of the step's rollouts: those of each task as if it were alone, times its scale."""
-        values, spread = torch.zeros(len(rollouts), dtype=torch.float64), []
-        for task in dict.fromkeys(one.task for one in rollouts):
-            own = [index for index, one in enumerate(rollouts) if one.task == task]
-            groups = self._groups([rollouts[index] for index in own], baselines)
-            values[own] = self.advantage(groups) * (self.terms[task].reward_scale if self.terms else 1.0)
-            spread.append(groups.spread)
-            baselines = moved_baselines(groups) if self.advantage is moving_average_baseline else baselines
-        return Advantages(values, dict(baselines), 1 - float(torch.cat(spread).double().mean()))
-
-    def _groups(self, rollouts: Sequence[Rollout], baselines: Baselines) -> Groups:
-        """The rewards of one task's rollouts."""
-        limit = self.terms[rollouts[0].task].max_tokens if self.terms else self.overlong[0]
-        rewards = torch.tensor([0.0 if r.reward is None else r.reward.value for r in rollouts], dtype=torch.float64)
-        longest = torch.tensor([max((end - start for start, end in r.turns), default=0) for r in rollouts])
-        return Groups(
-            rewards=rewards + overlong_penalty(longest, limit, self.overlong[1]),
-            scorable=torch.tensor([r.reward is not None for r in rollouts]),
-            group_of=torch.unique(torch.tensor([r.group for r in rollouts]), return_inverse=True)[1],
-            roles=[r.player for r in rollouts],
-            baselines=baselines,
-        )
-
-
-@dataclass(frozen=True)
-class Advantages:
-    """Advantages (N,), the baselines for the next step, and the share of groups without spread."""
-
-    values: Tensor
-    baselines: dict[str, float]
-    zero_spread_group_frac: float
-
 
 ALGORITHMS: dict[str, Algorithm] = {
     # arXiv:2402.03300, equation 3. Its KL term to a reference is --kl-coef; its bound is not published, 0.2 is PPO's.
@@ -144,13 +82,56 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
+@dataclass(frozen=True)
+class Advantages:
+    """The advantages (N,) of a step's rollouts, and curves by tag."""
+
+    values: Float[Tensor, " N"]
+    metrics: dict[str, float]
+
+
+@timed("compare")
+def compute_advantages(
+    rollouts: Sequence[Rollout], algorithm: Algorithm, config: TrainerConfig, state: TrainState
+) -> Advantages:
+    """The advantages of the step's rollouts: those of each task as if it were alone, times its scale. The moving
+    averages in the state move.
+    """
+    values, spread = torch.zeros(len(rollouts), dtype=torch.float64), []
+    for task, terms in config.rollout.terms.items():
+        own = [index for index, one in enumerate(rollouts) if one.task == task]
+        if not own:
+            continue
+        groups = make_groups([rollouts[i] for i in own], state.baselines, terms.max_tokens, config.algorithm)
+        values[own] = algorithm.advantage(groups) * terms.reward_scale
+        spread.append(groups.spread)
+        if algorithm.advantage is moving_average_baseline:
+            state.baselines = dict(moved_baselines(groups))
+    equal = 1 - float(torch.cat(spread).double().mean())
+    baselines = {f"baseline/{role}": value for role, value in state.baselines.items()}
+    return Advantages(values, {"reward/zero_spread_group_frac": equal, **baselines})
+
+
+def make_groups(
+    rollouts: Sequence[Rollout], baselines: Baselines, max_tokens: int, settings: AlgorithmConfig
+) -> Groups:
+    """The rewards of one task's rollouts, after the overlong penalty."""
+    rewards = torch.tensor([0.0 if r.reward is None else r.reward.value for r in rollouts], dtype=torch.float64)
+    longest = torch.tensor([max((end - start for start, end in r.turns), default=0) for r in rollouts])
+    return Groups(
+        rewards=rewards + overlong_penalty(longest, max_tokens, settings.overlong_buffer),
+        scorable=torch.tensor([r.reward is not None for r in rollouts]),
+        group_of=torch.unique(torch.tensor([r.group for r in rollouts]), return_inverse=True)[1],
+        roles=[r.player for r in rollouts],
+        baselines=baselines,
+    )
+
+
 def choose_algorithm(config: TrainerConfig) -> Algorithm:
     """The row that the config names, with the config's limits. Raises `UserError` if the two contradict."""
     settings = config.algorithm
     name = settings.algorithm
-    if name not in ALGORITHMS:
-        raise UserError(f"no algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}{meant(name, ALGORITHMS)}")
-    algorithm = ALGORITHMS[name]
+    algorithm = ALGORITHMS.get(name) or row_in_file(name)
     if algorithm.group_relative and config.rollout.group_size < 2:
         raise UserError(
             f"{name} compares the completions of a group: group_size must be at least 2, "
@@ -181,14 +162,29 @@ def choose_algorithm(config: TrainerConfig) -> Algorithm:
             f"{name} makes up for groups whose rewards are all equal by itself, by B / (B - M), and drop_equal_groups "
             "would do it again: leave out drop_equal_groups"
         )
-    terms, shortest = config.rollout.terms, config.rollout.shortest
-    settings.require_lengths(shortest)
-    return replace(
-        algorithm,
-        limits=_limits(name, algorithm.limits, settings),
-        overlong=(shortest, settings.overlong_buffer) if settings.overlong_buffer else (0, 0),
-        terms=terms if len(terms) > 1 else None,
-    )
+    settings.require_lengths(config.rollout.shortest)
+    return replace(algorithm, limits=_limits(name, algorithm.limits, settings))
+
+
+def row_in_file(name: str) -> Algorithm:
+    """The `Algorithm` that `path/to/file.py:row` names."""
+    path, _, row = name.rpartition(":")
+    if not path.endswith(".py"):
+        rows = f"choose one of {', '.join(ALGORITHMS)}, or a row of a file: path/to/file.py:row"
+        raise UserError(f"no algorithm {name!r}: {rows}{meant(name, ALGORITHMS)}")
+    require(Path(path).is_file(), f"--algorithm {name}: no file {path}")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
+        reason = " ".join(str(error).split())
+        raise UserError(f"--algorithm {name}: {path} cannot be imported: {type(error).__name__}: {reason}") from error
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
+    known = f"its Algorithms are {', '.join(found)}" if found else "it has no minrl.losses.Algorithm"
+    require(row in found, f"--algorithm {name}: {path} has no Algorithm {row!r}: {known}")
+    return found[row]
 
 
 def _limits(name: str, limits: Limits, settings: AlgorithmConfig) -> Limits:

@@ -250,7 +250,7 @@ class AlgorithmConfig(Bounded):
     """How rewards, and a teacher, become a gradient."""
 
     algorithm: str = field(default="grpo", metadata={ROWS: "minrl.algorithms.ALGORITHMS"})
-    """Advantages and loss."""
+    """Advantages and loss: a row of ALGORITHMS, or path/to/file.py:row."""
     clip_low: Annotated[float, Bound(above=0, below=1, zero="the algorithm's own")] = 0.0
     """The ratio of a token with negative advantage stops counting below 1 - clip_low. 0: the algorithm's own."""
     clip_high: Annotated[float, Bound(above=0, zero="the algorithm's own")] = 0.0
@@ -270,7 +270,7 @@ class AlgorithmConfig(Bounded):
     kl_coef: PositiveOrOff = 0.0
     """Weight of the KL divergence from the policy to the model the run started from, which is kept frozen. 0: off."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How that divergence is estimated from the sampled tokens (minrl.divergence)."""
+    """How that divergence is estimated from the sampled tokens (minrl.losses)."""
     kl_gradient: Literal["exact", "naive"] = "exact"
     """exact: the gradient of the divergence. naive: that of the estimator, as in many trainers (biased)."""
     entropy_coef: PositiveOrOff = 0.0
@@ -318,6 +318,9 @@ class AlgorithmConfig(Bounded):
         ):
             unused = not given and getattr(self, name) != getattr(AlgorithmConfig, name)
             require(not unused, f"{name} is read only with --{of}: give that too, or leave it out")
+        path, _, row = self.algorithm.rpartition(":")
+        if path.endswith(".py"):
+            object.__setattr__(self, "algorithm", f"{os.path.abspath(path)}:{row}")
         if self.teacher_prompt:  # config.json holds the text, not the file's name
             object.__setattr__(self, "teacher_prompt", text_or_file("teacher_prompt", self.teacher_prompt, PROMPT))
 
@@ -701,7 +704,7 @@ class TrainerConfig(Grouped):
     @property
     def what(self) -> str:
         """What a run's name begins with: task and algorithm, such as `countdown-grpo`."""
-        return f"{title_of(self.rollout.task)}-{self.algorithm.algorithm}"
+        return f"{title_of(self.rollout.task)}-{self.algorithm.algorithm.rpartition(':')[2]}"
 
 
 def with_absolute_paths(config: T) -> T:

@@ -7,11 +7,11 @@ import math
 from dataclasses import replace
 
 from minrl.config import EvaluationConfig, RolloutConfig
-from minrl.draw import every
 from minrl.engines import Engine
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
+from minrl.sampling import every
 from minrl.tasks import Task
 from minrl.utils.statistics import Evaluation, summarize
 

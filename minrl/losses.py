@@ -12,14 +12,16 @@ where mean and unbiased std are those of its group's rewards, and c is 1 unless 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from minrl.advantages import Advantage, teacher_preference
 from minrl.config import AlgorithmConfig
-from minrl.divergence import kl_penalty
+
+WEIGHT, WEIGHT_SQUARED = "engine/weight", "engine/weight_squared"
+"""Of these means `update_policy` makes the effective sample size."""
 
 SAPO_TEMPERATURES = (1.0, 1.05)
 """τ of the gate for positive and for other advantages, from the experiments of arXiv:2511.20347."""
@@ -40,32 +42,40 @@ class Limits:
 Surrogate = Callable[[Float[Tensor, " S"], Float[Tensor, " S"], Float[Tensor, " S"], Limits], Float[Tensor, " S"]]
 """(logprobs, ratio, advantages, limits) -> loss of each token"""
 
-Aggregation = Callable[[Int[Tensor, " N"], int, int, int], Float[Tensor, " N"]]
-"""(completion lengths, rollouts of the optimizer step, tokens of the optimizer step, longest completion allowed)
--> weight of a rollout's tokens"""
+Aggregation = Callable[[Int[Tensor, " N"], Int[Tensor, " N"], int, int], Float[Tensor, " N"]]
+"""(length of each completion, longest one allowed, rollouts of the optimizer step, tokens of the optimizer step)
+-> weight of each completion's tokens"""
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """The columns of an algorithm's row that define its loss."""
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Advantage, surrogate, aggregation of tokens, and the level and limits of the ratio.
+
+    `ratio_level` is a key of `LEVELS`. `group_relative`: a rollout is compared with its group only, so a group of one
+    has no gradient. `makes_up_for_equal_groups`: the advantages already compensate for groups without spread.
+    """
+
+    advantage: Advantage
+    surrogate: Surrogate
+    aggregation: Aggregation
+    limits: Limits = NO_LIMITS
+    ratio_level: str = "token"
+    group_relative: bool = True
+    makes_up_for_equal_groups: bool = False
 
     @property
-    def surrogate(self) -> Surrogate:
-        """The loss of each token."""
-
-    @property
-    def limits(self) -> Limits:
-        """Bounds of the ratio."""
-
-    @property
-    def ratio_level(self) -> str:
-        """A key of `LEVELS`."""
+    def has_ratio(self) -> bool:
+        """Whether the surrogate depends on the ratio to the policy that sampled."""
+        return self.surrogate is not policy_gradient
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The S sampled tokens of a micro-batch of whole rollouts. `ref_logprobs` is None without a KL term and
-    `preference`, in the advantages already, without a teacher; `importance_cap` is 0 if the engine needs no correction.
+    """The S sampled tokens of a micro-batch of whole rollouts. `ref_logprobs` is None without a KL term,
+    `teacher_logprobs` without a teacher; `importance_cap` is 0 if the engine needs no correction.
     """
 
     logprobs: Float[Tensor, " S"]
@@ -73,62 +83,53 @@ class Tokens:
     old_logprobs: Float[Tensor, " S"]
     rollout_logprobs: Float[Tensor, " S"]
     ref_logprobs: Float[Tensor, " S"] | None
+    teacher_logprobs: Float[Tensor, " S"] | None
     advantages: Float[Tensor, " S"]
     token_weights: Float[Tensor, " S"]
     rollout_of: Int[Tensor, " S"]
     importance_cap: float
-    preference: Float[Tensor, " S"] | None = None
 
 
 def policy_loss(
-    tokens: Tokens, algorithm: Objective, settings: AlgorithmConfig
-) -> tuple[Float[Tensor, ""], Float[Tensor, " S"], dict[str, Tensor]]:
-    """sum_t w_t (c_t L_t + kl_coef KL_t - entropy_coef H_t), the importance weights c, and sums for the curves.
+    tokens: Tokens, algorithm: Algorithm, settings: AlgorithmConfig
+) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    """sum_t w_t (c_t L_t + kl_coef KL_t - entropy_coef H_t), and curves: the values of the tokens, by tag.
 
     L is the algorithm's surrogate, w the token weights of its aggregation, and c = π_old / π_rollout corrects for the
-    engine (measured, but not applied if the cap is 0). GRPO's form is at the top of this file. The sums are float64
-    scalars on the tokens' device; those named `_max` and `_min` are extremes.
+    engine (measured, but not applied if the cap is 0). GRPO's form is at the top of this file. A curve is the mean over
+    the tokens; those whose tag ends in `_max` and `_min` are extremes.
     """
-    log_ratio = LEVELS[algorithm.ratio_level](tokens.logprobs - tokens.old_logprobs, tokens.rollout_of)
-    ratio = log_ratio.exp()
-    per_token = algorithm.surrogate(tokens.logprobs, ratio, tokens.advantages, algorithm.limits)
+    advantages, old, curves = tokens.advantages, tokens.old_logprobs, {"policy/entropy": tokens.entropy}
+    if tokens.teacher_logprobs is not None:
+        preference = teacher_preference(tokens.teacher_logprobs, old)
+        advantages = advantages + settings.teacher_weight * preference
+        curves |= {"teacher/kl": -preference, "teacher/preferred_frac": preference > 0}
 
-    gap = tokens.old_logprobs - tokens.rollout_logprobs
+    ratio = LEVELS[algorithm.ratio_level](tokens.logprobs - old, tokens.rollout_of).exp()
+    per_token = algorithm.surrogate(tokens.logprobs, ratio, advantages, algorithm.limits)
+    low, high = clipped_fractions(ratio, advantages, algorithm.limits)
+    curves |= {"policy/clip_low_frac": low, "policy/clip_high_frac": high, "policy/ratio_max": ratio}
+
+    gap = old - tokens.rollout_logprobs
     level = algorithm.ratio_level if settings.importance_level == "auto" else settings.importance_level
-    log_weight = LEVELS[level](gap, tokens.rollout_of)
-    weight, exceeds = importance_weights(log_weight, tokens.importance_cap, settings.importance_mode)
+    raw = LEVELS[level](gap, tokens.rollout_of).exp()
+    curves |= {"engine/logprob_gap_mean": gap.abs(), "engine/logprob_gap_max": gap.abs()}
+    curves |= {"engine/kl": gap.exp() - 1 - gap, "engine/importance_weight_mean": raw}
+    curves |= {"engine/importance_weight_min": raw, "engine/importance_weight_max": raw}
     if tokens.importance_cap:
+        weight, exceeds = importance_weights(raw, tokens.importance_cap, settings.importance_mode)
         per_token = per_token * weight
+        curves |= {"engine/importance_cap_frac": exceeds, WEIGHT: weight, WEIGHT_SQUARED: weight**2}
 
-    kl = torch.zeros_like(ratio)
     if tokens.ref_logprobs is not None:
         estimator, gradient = settings.kl_estimator, settings.kl_gradient
-        kl = kl_penalty(tokens.logprobs, tokens.old_logprobs, tokens.ref_logprobs, estimator, gradient)
+        kl = kl_penalty(tokens.logprobs, old, tokens.ref_logprobs, estimator, gradient)
         per_token = per_token + settings.kl_coef * kl
+        curves["policy/ref_kl"] = kl
     if settings.entropy_coef:
         per_token = per_token - settings.entropy_coef * tokens.entropy
     loss = (per_token * tokens.token_weights).sum()
-
-    low, high = clipped_fractions(ratio, tokens.advantages, algorithm.limits)
-    raw = log_weight.exp()
-    sums = {
-        "loss": loss,
-        "entropy": tokens.entropy.sum(),
-        "ref_kl": kl.sum(),
-        "clip_low": low.sum(),
-        "clip_high": high.sum(),
-        "ratio_max": ratio.max(),
-        "gap": gap.abs().sum(),
-        "gap_max": gap.abs().max(),
-        "kl": (gap.exp() - 1 - gap).sum(),
-        "raw_weight": raw.sum(),
-        "raw_weight_min": raw.min(),
-        "raw_weight_max": raw.max(),
-        "weight": weight.sum(),
-        "weight_squared": (weight**2).sum(),
-        "capped": exceeds.sum(),
-    }
-    return loss, weight, {name: value.detach().double() for name, value in sums.items()}
+    return loss, {tag: values.detach() for tag, values in curves.items()}
 
 
 def policy_gradient(
@@ -189,13 +190,15 @@ def soft_gate(
 
 
 def sequence_mean(
-    lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int
+    lengths: Int[Tensor, " N"], limits: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
 ) -> Float[Tensor, " N"]:
     """1 / (N |o_i|): the mean over rollouts of the mean over tokens (arXiv:2402.03300, equation 3)."""
     return 1 / (num_rollouts * lengths.clamp(min=1).double())
 
 
-def token_mean(lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int) -> Float[Tensor, " N"]:
+def token_mean(
+    lengths: Int[Tensor, " N"], limits: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
+) -> Float[Tensor, " N"]:
     """1 / sum |o_i|: the mean over all tokens (DAPO, arXiv:2503.14476, equation 8; CISPO, arXiv:2506.13585, its 4).
 
     Departure: the papers sum over one group and average the groups; here, as in verl, over the optimizer step.
@@ -204,14 +207,15 @@ def token_mean(lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, m
 
 
 def constant_length(
-    lengths: Int[Tensor, " N"], num_rollouts: int, num_tokens: int, max_tokens: int
+    lengths: Int[Tensor, " N"], limits: Int[Tensor, " N"], num_rollouts: int, num_tokens: int
 ) -> Float[Tensor, " N"]:
     """1 / (N L) with L the longest completion allowed: the sum over tokens up to a constant (Dr. GRPO,
     arXiv:2503.20783, section 3.2, whose example of such a constant is the generation budget).
 
-    The action of this policy gradient is the completion. In a task of several turns L is the limit of one turn.
+    The action of this policy gradient is the completion. In a task of several turns L is the limit of one turn; each of
+    several tasks has its own.
     """
-    return torch.full((len(lengths),), 1 / (num_rollouts * max_tokens), dtype=torch.float64)
+    return 1 / (num_rollouts * limits.double())
 
 
 def per_sequence(log_ratio: Float[Tensor, " S"], rollout_of: Int[Tensor, " S"]) -> Float[Tensor, " S"]:
@@ -230,8 +234,52 @@ LEVELS = {"token": lambda log_ratio, rollout_of: log_ratio, "sequence": per_sequ
 """Levels of a ratio. `rollout_of` is the rollout of each token; all tokens of a rollout must be present."""
 
 
+def k1(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """log π / π_ref: unbiased for KL(π, π_ref), of either sign (Schulman 2020, http://joschu.net/blog/kl-approx.html)."""
+    return logprobs - ref_logprobs
+
+
+def k2(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """(log π / π_ref)^2 / 2: biased, little where the two are close, never negative (Schulman 2020)."""
+    return (logprobs - ref_logprobs) ** 2 / 2
+
+
+def k3(logprobs: Float[Tensor, " S"], ref_logprobs: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+    """π_ref / π - 1 - log π_ref / π: unbiased, never negative (Schulman 2020; arXiv:2402.03300, equation 4)."""
+    return torch.expm1(ref_logprobs - logprobs) - (ref_logprobs - logprobs)
+
+
+KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def kl_penalty(
+    logprobs: Float[Tensor, " S"],
+    old_logprobs: Float[Tensor, " S"],
+    ref_logprobs: Float[Tensor, " S"],
+    estimator: str,
+    gradient: str,
+) -> Float[Tensor, " S"]:
+    """KL(π, π_ref) of the next token, estimated at the sampled one, with the gradient of the divergence ("exact") or
+    of the estimator ("naive").
+
+    With x ~ π the gradient of KL is E[k1 ∇log π], whatever the value is estimated with. The estimators' own
+    gradients are on average: k1: E[∇log π] = 0. k2: E[k1 ∇log π], which is right. k3:
+    E[(1 - π_ref / π) ∇log π] = ∇KL(π_ref, π), the reverse divergence (arXiv:2402.03300, equation 21, has the
+    coefficient; arXiv:2510.01555 compares the three).
+
+    The exact form is weighted by ρ = π / π_old, since x ~ π_old: its gradient ρ k1 ∇log π is also that of ρ k3, the
+    estimate of arXiv:2512.02556. The naive one is not, as in arXiv:2402.03300. Both take the prefixes as given.
+    """
+    value = KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
+    if gradient == "naive":
+        return value
+    detached = logprobs.detach()
+    ratio = (detached - old_logprobs).exp()
+    return ratio * (value.detach() + k1(detached, ref_logprobs) * (logprobs - detached))
+
+
 def importance_weights(
-    log_ratio: Float[Tensor, " S"], cap: float, mode: str
+    weights: Float[Tensor, " S"], cap: float, mode: str
 ) -> tuple[Float[Tensor, " S"], Bool[Tensor, " S"]]:
     """min(w, cap) with w = π_old / π_rollout, and whether w exceeds the cap: corrects for an engine whose
     probabilities are not the policy's.
@@ -239,7 +287,6 @@ def importance_weights(
     Truncated importance sampling (Ionides 2008, doi:10.1198/106186008X320456) with a fixed cap; Ionides lets it grow
     with the number of samples. With mode "mask" a weight above the cap becomes 0.
     """
-    weights = log_ratio.exp()
     exceeds = weights > cap
     return torch.where(exceeds, cap if mode == "truncate" else 0.0, weights), exceeds
 

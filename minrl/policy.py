@@ -24,9 +24,9 @@ from minrl.models.method import method_of
 from minrl.models.modules import speed_up
 from minrl.models.padded_rows import row_batches, row_tokens
 from minrl.models.processes import Processes
+from minrl.models.scoring import filled_size, sampled_rollout, score
 from minrl.models.sharding import equal_passes
 from minrl.models.text import decoder_of
-from minrl.scoring import filled_size, sampled_rollout, score
 from minrl.types import CausalModel, Rollout
 
 
@@ -50,7 +50,7 @@ class Policy(ChatTokenizer):
     def score(
         self, stream: Stream, temperature: float, model: CausalModel | None = None
     ) -> tuple[Float[Tensor, " S"], Float[Tensor, " S"]]:
-        """`minrl.scoring.score` of the policy, or of another model, in the policy's precision. If a backward pass
+        """`minrl.models.scoring.score` of the policy or another model, in the policy's precision. If a backward pass
         follows and the activations do not fit into the free memory, they are recomputed.
         """
         recompute = torch.is_grad_enabled() and self._recomputes(stream)

@@ -16,17 +16,17 @@ from typing import Any
 
 from loguru import logger as log
 
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
-from minrl.draw import every, sample_groups, temperature_of
-from minrl.engines import require_exact
+from minrl.sampling import adapt_sampling, every, sample_groups
 from minrl.run.defaults import defaults, parse_run
 from minrl.run.parts import assemble
 from minrl.run.preflight import preflight
 from minrl.run.resume import open_run
 from minrl.run.run import Run
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
+from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.logger import Logger, require_logger
 from minrl.types import require
 from minrl.update import update_policy
@@ -35,23 +35,19 @@ from minrl.utils.signals import Stopped, exit_status
 
 
 def loop(logger: Logger) -> None:
-    """Sample a group per example, normalise rewards within it, update the policy, sync the engine. Repeat."""
+    """Sample a group per example, compare the rewards within it, update the policy, sync the engine. Repeat."""
     parts = logger.parts
     config, state, policy, engine, task = parts.config, parts.state, parts.policy, parts.engine, parts.task
     algorithm = choose_algorithm(config)
     for step in logger.steps():
-        temperature = temperature_of(config, state)
         sampled = sample_groups(policy, engine, parts.workers, task, config, state)
-        advantages = algorithm.advantages(sampled.rollouts, state.baselines)
-        state.baselines = advantages.baselines
+        advantages = compute_advantages(sampled.rollouts, algorithm, config, state)
         batch = make_batch(sampled.rollouts, advantages.values)
-
         engine.sleep()
-        update = update_policy(policy, parts.optimizer, batch, algorithm, config, step, not engine.exact, temperature)
+        update = update_policy(policy, parts.optimizer, batch, algorithm, config, state, engine.needs_correction)
         engine.wake()
-        engine.sync(policy)
-        require_exact(engine, policy, update.metrics, step)
-
+        engine.sync(policy)  # the new weights, verified
+        adapt_sampling(state, config, sampled.rollouts)
         if every(config.evaluation.eval_every, step) or step == config.steps:
             logger.evaluate()
         logger.step(sampled, advantages, update)
@@ -125,7 +121,7 @@ def _run(run: Run) -> tuple[int, dict[str, Any]]:
                 log.info("preflight: no problems found")
         if parts.config.preflight_only:
             return 0, {}
-        with Logger(parts, started, follow=True) as logger:
+        with Logger(parts, started, diagnostics=UpdateDiagnostics) as logger:
             loop(logger)
             return logger.finish(), logger.summary
 

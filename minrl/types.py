@@ -6,6 +6,7 @@ Only the standard library is imported here, so that tasks and reward workers can
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +21,8 @@ CausalModel = Any
 
 SOLO = "policy"
 """The role in a task with a single player."""
+
+ABOVE_MAXIMUM = "a reward must be at most its maximum"
 
 LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 
@@ -85,7 +88,7 @@ class Reward:
         object.__setattr__(self, "parts", parts)
         require(
             self.value <= self.maximum or self._at_maximum,
-            f"a reward must be at most its maximum, got {self.value:g} of {self.maximum:g}: pay less, or give Reward "
+            f"{ABOVE_MAXIMUM}, got {self.value:g} of {self.maximum:g}: pay less, or give Reward "
             "the highest value that a completion can have as `maximum`",
             Mistake,
         )
@@ -242,7 +245,7 @@ class Rollout:
         """Whether the length limit cut a turn off."""
         return self.finish_reason == "length"
 
-    @property
+    @cached_property
     def num_sampled(self) -> int:
         """How many tokens the policy sampled."""
         return sum(self.loss_mask)

@@ -8,13 +8,14 @@ import torch
 from crew import free_port
 
 from minrl.advantages import no_reward
-from minrl.algorithms import ALGORITHMS, Algorithm, choose_algorithm
+from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
+from minrl.losses import Algorithm
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
-from minrl.types import SOLO, Reward, Rollout
+from minrl.types import SOLO, Reward, Rollout, TrainState
 from minrl.update import update_policy
 
 CPU = ModelConfig(device="cpu", threads=1)
@@ -105,11 +106,11 @@ def gradients(
     """The gradient of each optimizer step of an update, by weight, and its metrics; the weights are put back."""
     weights = {name: weight.clone() for name, weight in policy.model.state_dict().items()}
     algorithm = row or choose_algorithm(config)
-    advantages = algorithm.advantages(rollouts, {SOLO: 0.3}).values
+    advantages = compute_advantages(rollouts, algorithm, config, TrainState(baselines={SOLO: 0.3})).values
     batch = make_batch(rollouts, advantages)
     batch = replace(batch, rollout_logprobs=batch.rollout_logprobs.double())
     tap = Tap(policy.model)
-    metrics = update_policy(policy, tap, batch, algorithm, config, step=1, correct_engine=True).metrics
+    metrics = update_policy(policy, tap, batch, algorithm, config, TrainState(step=1), needs_correction=True).metrics
     policy.model.load_state_dict(weights)
     return tap.seen, metrics
 

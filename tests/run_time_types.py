@@ -7,15 +7,15 @@ import os
 
 STATES_SHAPES = [
     "minrl.advantages",
+    "minrl.algorithms",
     "minrl.batch",
-    "minrl.divergence",
     "minrl.engines.torch_engine",
     "minrl.models.logprobs",
     "minrl.losses",
     "minrl.policy",
     "minrl.tracking.metrics",
     "minrl.tracking.diagnostics",
-    "minrl.scoring",
+    "minrl.models.scoring",
     "minrl.update",
 ]
 

@@ -19,12 +19,12 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.models.loading import load_model
 from minrl.models.lora import Adapters
 from minrl.models.processes import Processes
+from minrl.models.scoring import sampled_rollout
 from minrl.models.sharding import gathered, named_weights
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_checkpoint, step_name
 from minrl.run.sharded import sharded_policy
-from minrl.scoring import sampled_rollout
 from minrl.types import SOLO, Request, Reward, Rollout, TrainState
 from minrl.update import update_policy
 from minrl.utils.files import write_json
@@ -71,7 +71,7 @@ def play(case: dict, processes: Processes) -> None:
     for step in range(1, STEPS + 1):
         engine.sleep()
         update = update_policy(
-            policy, optimizer, batch(policy, case), choose_algorithm(config), config, step, False, 1.0
+            policy, optimizer, batch(policy, case), choose_algorithm(config), config, TrainState(step=step), False
         )
         metrics.append(update.metrics)
         scored += [logprobs(policy)]

@@ -9,7 +9,7 @@ import torch
 from minrl.batch import pack
 from minrl.models import cpu
 from minrl.models.activations import LARGEST_SHARE, kept_bytes, recomputed
-from minrl.scoring import score
+from minrl.models.scoring import score
 from minrl.types import UserError
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from minrl.advantages import no_reward
-from minrl.algorithms import ALGORITHMS, choose_algorithm
+from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.losses import LEVELS, Limits
-from minrl.types import Reward, UserError
+from minrl.types import Reward, TrainState, UserError
 
 PAID = [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward]
 GROUP_RELATIVE = [name for name, row in ALGORITHMS.items() if row.group_relative]
@@ -23,6 +23,14 @@ def chosen(group_size=4, refill_rounds=0, **settings):
             sampling=SamplingConfig(refill_rounds=refill_rounds),
         )
     )
+
+
+def compared(rollouts, name="grpo", baselines=None, **settings):
+    """The advantages, the baselines after them, and the share of groups without spread."""
+    config = TrainerConfig(algorithm=AlgorithmConfig(algorithm=name, **settings), max_tokens=64)
+    state = TrainState(baselines=dict(baselines or {}))
+    found = compute_advantages(rollouts, ALGORITHMS[name], config, state)
+    return found.values, state.baselines, found.metrics["reward/zero_spread_group_frac"]
 
 
 def rollouts_of(make_rollout, groups):
@@ -42,9 +50,8 @@ def test_gpg_weighs_tokens_as_its_paper_does(make_rollout):
     rewards = [[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.5, 0.5]]
     rollouts = rollouts_of(make_rollout, rewards)
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])  # two each, 16 in all
-    row = chosen(algorithm="gpg")
-    weights = row.aggregation(lengths, len(rollouts), int(lengths.sum()), 8)
-    per_token = row.advantages(rollouts, {}).values * weights
+    weights = ALGORITHMS["gpg"].aggregation(lengths, torch.full_like(lengths, 8), len(rollouts), int(lengths.sum()))
+    per_token = compared(rollouts, "gpg")[0] * weights
     torch.testing.assert_close(per_token.tolist(), [4 * 0.5 / 16, -4 * 0.5 / 16, *[0.0] * 6])
     # Completions are alike long, so this is what the useful group gives alone: 1/2 over its four tokens.
     assert per_token[0] == 0.5 / 4
@@ -53,8 +60,8 @@ def test_gpg_weighs_tokens_as_its_paper_does(make_rollout):
 @pytest.mark.parametrize("name", GROUP_RELATIVE)
 def test_groups_without_spread_are_made_up_for_by_a_row_or_by_dropping_them_and_not_twice(name, make_rollout):
     useful, equal = [[1.0, 0.0, 0.5]], [[1.0] * 3, [0.0] * 3, [0.25] * 3]
-    alone = ALGORITHMS[name].advantages(rollouts_of(make_rollout, useful), {}).values
-    among = ALGORITHMS[name].advantages(rollouts_of(make_rollout, [*useful, *equal]), {}).values[:3]
+    alone = compared(rollouts_of(make_rollout, useful), name)[0]
+    among = compared(rollouts_of(make_rollout, [*useful, *equal]), name)[0][:3]
     if ALGORITHMS[name].makes_up_for_equal_groups:
         torch.testing.assert_close(among, 4 * alone)
         with pytest.raises(UserError, match=f"{name} makes up for .* leave out drop_equal_groups") as refused:
@@ -69,7 +76,7 @@ def test_groups_without_spread_are_made_up_for_by_a_row_or_by_dropping_them_and_
 def test_equal_rewards_teach_nothing(name, make_rollout):
     # 0.1 + 0.1 + 0.1 is not 3 * 0.1 in floating point: the advantage must be exactly 0 all the same.
     rollouts = rollouts_of(make_rollout, [[0.1] * 3, [0.7] * 7, [None, 0.3], [1.0, 0.0]])
-    advantages = ALGORITHMS[name].advantages(rollouts, {}).values
+    advantages = compared(rollouts, name)[0]
     assert (advantages[:-2] == 0).all()
     assert (advantages[-2:] != 0).all()
 
@@ -77,7 +84,7 @@ def test_equal_rewards_teach_nothing(name, make_rollout):
 @pytest.mark.parametrize("name", PAID)
 def test_better_rollouts_have_larger_advantages_and_unscorable_ones_none(name, make_rollout):
     rollouts = rollouts_of(make_rollout, [[1.0, 0.5, None, 0.0], [0.0, 1.0, 1.0, 1.0]])
-    advantages = ALGORITHMS[name].advantages(rollouts, {}).values
+    advantages = compared(rollouts, name)[0]
     assert advantages.dtype == torch.float64
     assert advantages[0] > advantages[1] > advantages[3]
     assert advantages[5] > advantages[4]
@@ -89,10 +96,10 @@ def test_better_rollouts_have_larger_advantages_and_unscorable_ones_none(name, m
 def test_advantages_do_not_depend_on_the_order_of_rollouts(name, make_rollout):
     rollouts = rollouts_of(make_rollout, [[1.0, 0.5, None, 0.0], [0.0, 1.0, 1.0, 1.0]])
     order = [6, 3, 0, 5, 2, 7, 1, 4]
-    straight = ALGORITHMS[name].advantages(rollouts, {"policy": 0.3})
-    shuffled = ALGORITHMS[name].advantages([rollouts[i] for i in order], {"policy": 0.3})
-    torch.testing.assert_close(shuffled.values, straight.values[order], atol=1e-12, rtol=0)
-    torch.testing.assert_close(shuffled.baselines, straight.baselines, atol=1e-12, rtol=0)
+    straight, before, _ = compared(rollouts, name, {"policy": 0.3})
+    shuffled, after, _ = compared([rollouts[i] for i in order], name, {"policy": 0.3})
+    torch.testing.assert_close(shuffled, straight[order], atol=1e-12, rtol=0)
+    torch.testing.assert_close(after, before, atol=1e-12, rtol=0)
 
 
 def test_a_roles_baseline_is_its_own(make_rollout):
@@ -101,14 +108,14 @@ def test_a_roles_baseline_is_its_own(make_rollout):
         make_rollout([5], [6], group=group, role=role, reward=Reward(value))
         for group, (role, value) in enumerate([("white", 1.0), ("black", -1.0)] * 2)
     ]
-    comparison = ALGORITHMS["spiral"].advantages(rollouts, {"white": 1.0, "black": -1.0})
-    assert (comparison.values == 0).all()
-    assert comparison.baselines == {"white": 1.0, "black": -1.0}
+    advantages, baselines, _ = compared(rollouts, "spiral", {"white": 1.0, "black": -1.0})
+    assert (advantages == 0).all()
+    assert baselines == {"white": 1.0, "black": -1.0}
 
 
 def test_the_share_of_groups_without_spread_is_reported(make_rollout):
     rollouts = rollouts_of(make_rollout, [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [0.5, None]])
-    assert ALGORITHMS["grpo"].advantages(rollouts, {}).zero_spread_group_frac == 3 / 4
+    assert compared(rollouts)[2] == 3 / 4
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -139,12 +146,12 @@ def test_every_row_has_the_bounds_that_its_comment_names():
 
 def test_the_longest_turn_of_a_rollout_is_penalized(make_rollout):
     # Of at most 64 tokens in a turn the last 16 cost 1/16 each: a turn of 56 costs 8/16, whatever the turns before it.
-    row = chosen(algorithm="reinforce_no_baseline", overlong="penalize", overlong_buffer=16)
+    penalty = {"overlong": "penalize", "overlong_buffer": 16}
     turns = [[(1, 57)], [(1, 3), (5, 61)], [(1, 49), (60, 65)], []]
     rollouts = [make_rollout([5], [6], turns=bounds, reward=Reward(1.0)) for bounds in turns]
-    assert row.advantages(rollouts, {}).values.tolist() == [0.5, 0.5, 1.0, 1.0]
-    assert row.advantages(rollouts, {}).zero_spread_group_frac == 0
-    assert chosen(algorithm="reinforce_no_baseline").advantages(rollouts, {}).values.tolist() == [1.0] * 4
+    advantages, _, equal = compared(rollouts, "reinforce_no_baseline", **penalty)
+    assert (advantages.tolist(), equal) == ([0.5, 0.5, 1.0, 1.0], 0)
+    assert compared(rollouts, "reinforce_no_baseline")[0].tolist() == [1.0] * 4
 
 
 def test_limits_of_the_config_replace_those_of_the_row():
@@ -186,14 +193,14 @@ def test_what_contradicts_the_row_is_refused_in_one_line(group_size, settings, m
 def test_what_suits_the_row_is_not_refused():
     assert chosen(2, algorithm="grpo", drop_equal_groups=True, refill_rounds=1, importance_level="token")
     assert chosen(algorithm="gspo", importance_level="sequence")
-    assert chosen(overlong="penalize", overlong_buffer=63).overlong == (64, 63)
+    assert chosen(overlong="penalize", overlong_buffer=63) == ALGORITHMS["grpo"]
     assert chosen(algorithm="distill", overlong="mask") == ALGORITHMS["distill"]
     assert chosen(algorithm="rloo", teacher_prompt="{prompt} {answer}", teacher_weight=0.5) == ALGORITHMS["rloo"]
 
 
 def test_a_teacher_alone_reads_no_reward(make_rollout):
-    found = chosen(algorithm="distill").advantages(rollouts_of(make_rollout, [[1.0, 0.0, None], [0.5]]), {})
-    assert found.values.tolist() == [0.0] * 4 and found.zero_spread_group_frac == 0.5
+    advantages, _, equal = compared(rollouts_of(make_rollout, [[1.0, 0.0, None], [0.5]]), "distill")
+    assert advantages.tolist() == [0.0] * 4 and equal == 0.5
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -214,3 +221,42 @@ def test_a_second_pass_needs_a_ratio_to_the_policy_that_sampled(name):
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in GROUP_RELATIVE])
 def test_rows_that_need_no_group_take_single_completions(name):
     assert chosen(1, algorithm=name) == ALGORITHMS[name]
+
+
+ROW = """
+from minrl.advantages import mean_only
+from minrl.losses import Algorithm, policy_gradient, token_mean
+def best(groups):
+    return groups.scored - groups.scored.max()
+mine = Algorithm(best, policy_gradient, token_mean, group_relative=False)
+"""
+
+
+def test_a_row_of_a_file_is_an_algorithm(make_rollout, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(ROW)
+    monkeypatch.chdir(tmp_path)
+    config = TrainerConfig(algorithm="own.py:mine")
+    assert config.algorithm.algorithm == f"{tmp_path}/own.py:mine"  # a resumed run finds it from any folder
+    assert config.what == "countdown-mine"
+    rollouts = rollouts_of(make_rollout, [[1.0, 0.25], [0.5, None]])
+    found = compute_advantages(rollouts, choose_algorithm(config), config, TrainState())
+    assert found.values.tolist() == [0.0, -0.75, -0.5, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.py:mine", r"no file .*absent\.py"),
+        ("own.py:yours", r"has no Algorithm 'yours': its Algorithms are mine"),
+        ("own.py:best", r"has no Algorithm 'best': its Algorithms are mine"),
+        ("empty.py:mine", r"it has no minrl\.losses\.Algorithm"),
+        ("broken.py:mine", r"broken\.py cannot be imported: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_without_the_row_is_refused_in_one_line(name, message, tmp_path, monkeypatch):
+    for file, text in (("own.py", ROW), ("empty.py", ""), ("broken.py", "1 / 0")):
+        (tmp_path / file).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"--algorithm .*{name}: .*{message}") as refused:
+        choose_algorithm(TrainerConfig(algorithm=name))
+    assert "\n" not in str(refused.value)

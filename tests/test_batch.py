@@ -52,23 +52,6 @@ def test_a_stream_moves_to_a_device_as_a_whole(two):
     }
 
 
-def test_a_three_token_rollout_is_scored_from_the_token_before_each_label(make_rollout):
-    # ids 5 6 7, of which 6 and 7 were sampled: 6 is predicted at token 5 (position 0), 7 at token 6 (position 1).
-    stream = pack([make_rollout([5], [6, 7])], [0])
-    assert stream.input_ids.tolist() == [5, 6]
-    assert stream.scored.tolist() == [0, 1]
-    assert stream.labels.tolist() == [6, 7]
-
-
-def test_a_shared_prompt_has_a_label_for_every_completion(make_rollout):
-    group = [make_rollout([1, 2, 3], [10 + n, 2]) for n in range(8)]
-    stream = pack(group, range(8))
-    assert stream.input_ids.tolist()[:3] == [1, 2, 3]
-    assert stream.input_ids.tolist().count(3) == 1
-    assert (stream.scored == 2).sum() == 8  # the prompt's last token stands at 2
-    assert stream.labels[stream.scored == 2].tolist() == [10 + n for n in range(8)]
-
-
 def test_only_sampled_tokens_of_several_turns_are_labels(make_rollout):
     # Two sampled turns (21, 2) and (31, 2) with 15, 16 given between them.
     rollout = make_rollout(
@@ -133,12 +116,6 @@ def test_micro_batches_of_one_prompt_count_it_once(make_rollout):
     group = [make_rollout([1, 2, 3, 4], [9, 2]) for _ in range(8)]
     assert micro_batches(group, range(8), 12) == [list(range(8))]
     assert [len(part) for part in micro_batches(group, range(8), 11)] == [7, 1]
-
-
-def test_interleaved_groups_are_packed_by_prompt(make_rollout):
-    rollouts = [make_rollout([n % 2 + 1] * 10, [9, 2]) for n in range(6)]
-    # 10 + 3 * 1 tokens for each of the two prompts.
-    assert micro_batches(rollouts, range(6), 13) == [[0, 2, 4], [1, 3, 5]]
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])

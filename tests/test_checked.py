@@ -206,3 +206,15 @@ def test_a_task_has_the_name_that_it_was_loaded_by(monkeypatch):
     monkeypatch.setitem(TASK_DEFINITIONS, "mine", TaskDefinition(NoOptions, lambda options, data_path: None))
     with pytest.raises(UserError, match="`make` of mine must return a Task, got NoneType"):
         load_task("mine")
+
+
+def test_an_id_of_several_problems_is_refused():
+    def examples(*given):
+        return [Example(*one) for one in given]
+
+    many = examples(*(("3", f"{n} + 1", {"answer": n + 1}) for n in range(10)), ("4", "1 + 3", {"answer": 4}))
+    with pytest.raises(UserError, match=r"^'3' is the id of 10 examples: give each problem an id of its own$"):
+        split(many, 0.5)
+    # One problem in other words, and one prompt with two answers.
+    assert split(examples(("1", "1 + 1", {"answer": 2}), ("1", "one and one", {"answer": 2}), ("2", "", {})), 1.0)
+    assert split(examples(("1", "a color", {"answer": "red"}), ("1", "a color", {"answer": "blue"})), 1.0)

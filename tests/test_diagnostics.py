@@ -7,12 +7,13 @@ import torch
 from gradients import CPU, fixed_rollouts, settings, tiny_policy
 from together import together
 
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.models.processes import Processes
 from minrl.report.rollouts.chunk import encode
 from minrl.report.rollouts.lines import add_moved, readable
-from minrl.tracking.diagnostics import TokenMovement, curves
+from minrl.tracking.diagnostics import UpdateDiagnostics, curves
+from minrl.types import TrainState
 from minrl.update import current_logprobs, update_policy
 
 CONFIG = settings("grpo")
@@ -42,14 +43,14 @@ def step(policy, rollouts, trained=None, sign=1.0):
     are rollouts of other prompts.
     """
     algorithm = choose_algorithm(CONFIG)
-    advantages = algorithm.advantages(rollouts, {}).values
+    advantages = compute_advantages(rollouts, algorithm, CONFIG, TrainState()).values
     shifted = [[(token + 7) % 40 + 3 for token in one.ids] for one in fixed_rollouts()[:3]]
     followed = [replace(one, ids=ids) for one, ids in zip(fixed_rollouts(), shifted, strict=False)]
-    movement = TokenMovement(policy, CONFIG, 1.0, followed)
+    movement = UpdateDiagnostics(policy, CONFIG, 1.0, followed)
     before = scored(policy, rollouts)
     optimizer = torch.optim.SGD(policy.model.parameters())
     batch = make_batch(trained or rollouts, sign * advantages)
-    update = update_policy(policy, optimizer, batch, algorithm, CONFIG, step=1, correct_engine=False)
+    update = update_policy(policy, optimizer, batch, algorithm, CONFIG, TrainState(step=1), needs_correction=False)
     update = update if trained is None else replace(update, logprobs=before, preference=None)
     return movement.measure(rollouts, advantages, update)
 
@@ -57,10 +58,10 @@ def step(policy, rollouts, trained=None, sign=1.0):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_right_update_moves_tokens_the_way_their_advantage_points_and_a_wrong_sign_is_seen(policy, sign):
     _, found = step(policy, sampled_by(policy, fixed_rollouts()), sign=float(sign))
-    assert sign * (found["taught/agreement"] - found["taught/agreement_by_chance"]) > MARGIN
-    assert sign * found["taught/alignment"] > 0.5
-    assert 0 < found["taught/spill_over"] < 1 and found["taught/change_mean"] > 0
-    assert found["taught/engine_lag"] < 1e-4
+    assert sign * (found["update/agreement"] - found["update/agreement_by_chance"]) > MARGIN
+    assert sign * found["update/alignment"] > 0.5
+    assert 0 < found["update/spill_over"] < 1 and found["update/change_mean"] > 0
+    assert found["update/engine_lag"] < 1e-4
 
 
 def test_a_wrong_mask_is_seen(policy):
@@ -70,14 +71,14 @@ def test_a_wrong_mask_is_seen(policy):
     masks = [[place > 0 and not sampled for place, sampled in enumerate(one.loss_mask)] for one in rollouts]
     wrong = [replace(one, loss_mask=mask, prompt_length=1) for one, mask in zip(rollouts, masks, strict=True)]
     _, found = step(policy, rollouts, trained=wrong)
-    assert found["taught/agreement"] < found["taught/agreement_by_chance"] + MARGIN
-    assert found["taught/change_mean"] < right["taught/change_mean"] / 4
+    assert found["update/agreement"] < found["update/agreement_by_chance"] + MARGIN
+    assert found["update/change_mean"] < right["update/change_mean"] / 4
 
 
 def test_a_stale_engine_is_seen(policy):
     stale = sampled_by(policy, fixed_rollouts())
     step(policy, fixed_rollouts())
-    assert step(policy, stale)[1]["taught/engine_lag"] > 0.3
+    assert step(policy, stale)[1]["update/engine_lag"] > 0.3
 
 
 def test_the_numbers_by_hand():
@@ -86,16 +87,16 @@ def test_the_numbers_by_hand():
     # Trained and moved: +0.2 with +, -0.1 with -, +0.1 with -. Two of three agree; up 2/3, advantages above 0: 1/3.
     found = curves(moved, advantages, torch.tensor([0.1, -0.3]), torch.tensor([0.05, 0.0, -0.1, 9.0, 9.0, 0.05]))
     expected = {
-        "taught/agreement": 2 / 3,
-        "taught/agreement_by_chance": 2 / 3 * 1 / 3 + 1 / 3 * 2 / 3,
-        "taught/alignment": (0.2 + 0.1 - 0.2) / (0.2 + 0.1 + 0.2),
-        "taught/change_mean": 0.4 / 4,
-        "taught/engine_lag": 0.05 / 0.1,
-        "taught/spill_over": 0.2 / 0.1,
+        "update/agreement": 2 / 3,
+        "update/agreement_by_chance": 2 / 3 * 1 / 3 + 1 / 3 * 2 / 3,
+        "update/alignment": (0.2 + 0.1 - 0.2) / (0.2 + 0.1 + 0.2),
+        "update/change_mean": 0.4 / 4,
+        "update/engine_lag": 0.05 / 0.1,
+        "update/spill_over": 0.2 / 0.1,
     }
     assert found == pytest.approx(expected, rel=1e-6)
     assert curves(torch.zeros(2), torch.ones(2), torch.ones(1), torch.zeros(2)) == {}
-    assert "taught/spill_over" not in curves(moved, advantages, torch.zeros(0), torch.zeros(6))
+    assert "update/spill_over" not in curves(moved, advantages, torch.zeros(0), torch.zeros(6))
 
 
 def test_several_processes_measure_what_one_does(policy):

@@ -18,10 +18,11 @@ import yaml
 
 import minrl
 from minrl import algorithms, train
+from minrl.config import TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.scripts import PROGRAMS
 from minrl.tasks import TASK_DEFINITIONS, TOOLS, option_classes
-from minrl.types import Reward
+from minrl.types import Reward, TrainState
 from minrl.utils import cli
 
 ROOT = Path(__file__).parent.parent
@@ -366,5 +367,5 @@ def test_the_row_of_the_guide_compares_with_the_best_of_the_group(monkeypatch, m
         for group, values in rewards.items()
         for value in values
     ]
-    advantages = names["ALGORITHMS"]["best"].advantages(rollouts, {})
+    advantages = algorithms.compute_advantages(rollouts, names["ALGORITHMS"]["best"], TrainerConfig(), TrainState())
     assert advantages.values.tolist() == [0.0, -0.75, 0.0, -0.5, 0.0]

@@ -17,8 +17,8 @@ from minrl.engines.seeds import mix, seed_after
 from minrl.engines.slices import Footprint, footprint, slices
 from minrl.engines.torch_engine import FEWEST_ROWS, TorchEngine, orders, sample, uniforms
 from minrl.models.loading import word_tokenizer
+from minrl.models.scoring import score
 from minrl.policy import as_policy
-from minrl.scoring import score
 from minrl.types import Request, UserError
 from tests.casts import Casts
 from tests.conftest import CPU
@@ -360,9 +360,9 @@ def test_prompt_tokens_that_were_not_computed_again_are_a_fact(engine):
 
 
 def test_only_in_float32_is_the_engine_the_policy_itself(policy, monkeypatch):
-    assert TorchEngine(policy).exact
+    assert not TorchEngine(policy).needs_correction
     monkeypatch.setattr(type(policy.processes), "dtype", torch.bfloat16)
-    assert not TorchEngine(policy).exact
+    assert TorchEngine(policy).needs_correction
 
 
 def test_after_a_sync_another_policy_samples(engine, make_policy):

@@ -27,10 +27,10 @@ SCRIPTS = [path for path in (ROOT / "train.py", ROOT / "evaluate.py") if path.ex
 ROOMS = [
     *("types", "utils.text", "utils.keys", "utils.signals", "utils.progress", "utils.timers", "utils.processor"),
     *("utils.files", "utils.copies", "utils.launch", "utils.loopback", "utils.settings", "utils.task_names", "config"),
-    *("utils.statistics", "divergence", "losses", "advantages", "algorithms", "batch", "models", "scoring"),
+    *("utils.statistics", "advantages", "losses", "algorithms", "batch", "models"),
     *("policy", "optimizer", "update"),
-    *("sandbox", "tasks", "engines", "rewards", "rollout", "draw", "evaluation", "utils.cli", "utils.console"),
-    *("report.rollouts", "run", "tracking", "report", "sft", "evaluate", "tools", "scripts", "__main__", "train"),
+    *("sandbox", "tasks", "engines", "rewards", "rollout", "sampling", "evaluation", "utils.cli", "utils.console"),
+    *("report.rollouts", "run", "tracking", "train", "report", "sft", "evaluate", "tools", "scripts", "__main__"),
 ]
 """Folders and flat files of minrl/, files of utils and the scripts, from the ground up. Imports go down, never up."""
 

@@ -10,12 +10,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from minrl import train
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
-from minrl.draw import Draw
 from minrl.rewards.length import with_length
-from minrl.rollout import Rollouts
-from minrl.types import Reward, UserError
+from minrl.sampling import missing
+from minrl.types import Reward, TrainState, UserError
 from tests.killing import killed_at
 from tests.say_sevens import SAY_SEVENS
 
@@ -124,13 +123,13 @@ def test_a_part_of_the_same_name_is_refused(sampled):
 
 def test_a_group_of_solutions_of_different_lengths_teaches_and_is_not_replaced(sampled):
     groups = [*sampled((2, 1.0), (4, 1.0)), *sampled((3, 1.0), (3, 1.0), group=1)]
-    for penalty, missing in ((0.0, 2), (0.4, 1)):
-        config = config_of(2, length_penalty=penalty, sampling=SamplingConfig(refill_rounds=1))
-        draw = Draw(config, ["", ""])
-        draw.add(Rollouts([replace(one) for one in groups], []))
-        assert len(draw.due) == missing
+    for penalty, left in ((0.0, 2), (0.4, 1)):
+        config = config_of(2, length_penalty=penalty)
+        paid = with_length([replace(one) for one in groups], config)
+        assert missing("", ["", ""], paid) == left
     # 0.4 (2 sigmoid(1) - 1) lies between the two, and dr_grpo compares with the mean.
-    advantages = choose_algorithm(config_of(2, algorithm="dr_grpo")).advantages(draw.sampled.rollouts, {}).values
+    config = config_of(2, algorithm="dr_grpo")
+    advantages = compute_advantages(paid, choose_algorithm(config), config, TrainState()).values
     half = 0.2 * (2 * SIGMOID_1 - 1)
     assert advantages.tolist() == pytest.approx([half, -half, 0.0, 0.0], abs=1e-12)
 
@@ -143,7 +142,8 @@ def test_the_overlong_penalty_comes_on_top(sampled):
         "length_target": 28,
     }
     paid = with_length(sampled((56, 1.0)), config_of(**settings))  # twice 28: 1/4; 8 tokens into the buffer: 1/2
-    assert choose_algorithm(config_of(**settings)).advantages(paid, {}).values.tolist() == [0.25]
+    config = config_of(**settings)
+    assert compute_advantages(paid, choose_algorithm(config), config, TrainState()).values.tolist() == [0.25]
 
 
 @pytest.mark.parametrize(

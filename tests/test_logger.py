@@ -2,6 +2,8 @@
 
 import json
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,24 +11,24 @@ from loguru import logger as log
 
 from minrl.algorithms import Advantages
 from minrl.config import EvaluationConfig, LoggingConfig, RolloutConfig, TrainerConfig
-from minrl.draw import require_rewards
-from minrl.engines import require_exact
+from minrl.models.scoring import LARGEST_GAP
 from minrl.optimizer import make_optimizer
 from minrl.report.rollouts.build import packed_steps
 from minrl.rollout import Rollouts
 from minrl.run.checkpoint import step_name
 from minrl.run.parts import Parts
 from minrl.run.run import Run
-from minrl.scoring import LARGEST_GAP
+from minrl.sampling import require_rewards
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.tracking import logger as module
+from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.files import read_fingerprints, read_metrics
 from minrl.tracking.logger import Logger
 from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
 from minrl.utils.console import Screen
 from minrl.utils.statistics import Evaluation
-from minrl.utils.timers import TIMERS, timed
+from minrl.utils.timers import timed
 
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
 STORED = {"minrl_run": "run"}
@@ -82,7 +84,8 @@ def sampled(make_rollout, *values):
 
 def updated(count, **metrics):
     """The advantages and the update of so many rollouts of two tokens."""
-    advantages = Advantages(torch.zeros(count, dtype=torch.float64), {"policy": 0.25}, 0.125)
+    curves = {"baseline/policy": 0.25, "reward/zero_spread_group_frac": 0.125}
+    advantages = Advantages(torch.zeros(count, dtype=torch.float64), curves)
     return advantages, Update(metrics, torch.full((2 * count,), -1.0))
 
 
@@ -170,15 +173,16 @@ def test_a_run_stops_where_more_than_the_limit_cannot_be_rewarded(values, stops,
 
 
 @pytest.mark.parametrize(
-    ("gap", "exact", "stops"), [(0.011, True, True), (0.011, False, False), (LARGEST_GAP, True, False)]
+    ("gap", "needs_correction", "stops"), [(0.011, False, True), (0.011, True, False), (LARGEST_GAP, False, False)]
 )
-def test_an_engine_that_says_it_is_exact_must_be(gap, exact, stops, policy, engine):
-    engine.exact, metrics = exact, {"engine/logprob_gap_mean": gap}
-    if stops:
-        with pytest.raises(UserError, match=r"by 0.011 nats on average, more than rounding \(0.01\): Qwen3ForCausalLM"):
-            require_exact(engine, policy, metrics, step=3)
-    else:
-        require_exact(engine, policy, metrics, step=3)
+def test_an_engine_that_needs_no_correction_must_be_exact(gap, needs_correction, stops, make_logger, make_rollout):
+    with make_logger() as logger:
+        logger.parts.engine.needs_correction = needs_correction
+        given = sampled(make_rollout, 1.0), *updated(1, **{"engine/logprob_gap_mean": gap})
+        message = r"in step 3 .*by 0.011 nats on average, more than rounding \(0.01\): Qwen3ForCausalLM"
+        logger.state.step = 3
+        with pytest.raises(UserError, match=message) if stops else nullcontext():
+            logger.step(*given)
 
 
 def test_evaluations_are_written_shown_and_kept(make_logger, told):
@@ -196,7 +200,7 @@ def test_evaluations_are_written_shown_and_kept(make_logger, told):
 
 def test_rollouts_are_written_with_the_followed_ones_and_the_page_is_made_at_an_evaluation(make_logger, make_rollout):
     logger = make_logger(evaluations=[evaluated(0.5)], rollouts_every=1)
-    logger._follow = True
+    logger._diagnostics = UpdateDiagnostics
     with logger:
         next(logger.steps())
         page = logger.run.folder / "rollouts.html"
@@ -211,29 +215,19 @@ def test_rollouts_are_written_with_the_followed_ones_and_the_page_is_made_at_an_
 @pytest.mark.parametrize(
     ("metrics", "held_out", "note"),
     [
-        ({"reward/mean": 0.5}, 0.754, "reward 0.50  held-out 75 %  2 s/step"),
-        ({"sft/loss": 0.12345}, float("nan"), "loss 0.123  2 s/step"),
+        ({"reward/mean": 0.5}, 0.754, "reward 0.50  held-out 75 %"),
+        ({"sft/loss": 0.12345}, float("nan"), "loss 0.123"),
     ],
 )
-def test_beside_the_bar_stand_the_results_and_the_time_left_with_evaluations(
-    metrics, held_out, note, make_logger, monkeypatch
-):
-    shown, at = [], [0.0]
-    monkeypatch.setattr(TIMERS, "now", lambda: at[0])
-    with make_logger(steps=6, evaluations=[evaluated(held_out)] * 2) as logger:
+def test_beside_the_bar_stand_the_results(metrics, held_out, note, make_logger):
+    shown = []
+    with make_logger(steps=6, evaluations=[evaluated(held_out)]) as logger:
         logger._report = lambda *what: shown.append(what)
-        for step in logger.steps():
-            at[0] += 2.0  # a step
-            if step % 2 == 0:
-                with timed("eval"):
-                    at[0] += 10.0
-                logger.evaluate()
-            logger.add(metrics)
-            logger.step()
-            if step == 3:
-                break
-    # After step 3 three steps of 2 s and the evaluations of steps 4 and 6 remain.
-    assert shown[2] == (3, note, 3 * 2.0 + 2 * 10.0)
+        next(logger.steps())
+        logger.evaluate()
+        logger.add(metrics)
+        logger.step()
+    assert shown == [(1, note)]
 
 
 def test_only_a_run_that_goes_on_cuts_what_lies_beyond_its_checkpoint(make_logger, told):
@@ -267,7 +261,9 @@ def test_a_run_at_its_end_is_saved_evaluated_once_and_summed_up(make_logger, tol
     last = logger.run.checkpoints / "step_000004"
     assert 50 < found["seconds"] < 110 and last.is_dir()
     assert json.loads((logger.run.folder / "last_checkpoint.json").read_text()) == {"step": 4, "path": str(last)}
-    assert told[-1].startswith("4 steps in 5") and "step_000004" in told[-1] and told[-2].startswith("next:\n")
+    assert told[-1].startswith("4 steps in 5") and "step_000004" in told[-1]
+    assert "\ncountdown: held-out pass@1 not measured before, 50.0% (0.0% to 100.0%) after" in told[-1]
+    assert sum(message.count("\n") + 1 for message in told[-2:]) <= 8
     with make_logger(TrainState(step=4), evaluations=[evaluated(0.5)]) as again:  # what is done is not done again
         again.evaluate()
         again.step()
@@ -335,13 +331,25 @@ def test_an_error_is_reported_although_the_files_cannot_be_closed(make_logger, m
         pass
 
 
-def test_the_end_shows_scores_and_samples_and_boards_know_that_it_came(make_logger, make_rollout, monkeypatch):
-    shown, closed = [], []
-    monkeypatch.setattr(Screen, "before_and_after", lambda self, *tables: shown.append(tables))
-    monkeypatch.setattr(Screen, "samples", lambda self, texts: shown.append(texts))
-    after = evaluated(0.5, rollouts=[make_rollout([5], [6])])
-    with make_logger(TrainState(step=4), evaluations=[after]) as logger:
+def test_the_boards_know_whether_the_run_came_to_its_end(make_logger, monkeypatch):
+    closed = []
+    with make_logger(TrainState(step=4), evaluations=[evaluated(0.5)]) as logger:
         monkeypatch.setattr(logger._boards[0], "close", lambda *given: closed.append(given))
         logger.finish()
-    assert shown == [{True: logger.parts.policy.decode_all([5, 6])}, ({}, {"countdown": after.to_json()})]
-    assert closed == [(4, True)]
+    assert closed == [(4, True)] and logger.summary["eval_after"]["pass@1"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (evaluated(0.25), evaluated(0.5), "pass@1 25.0% (0.0% to 100.0%) before, 50.0% (0.0% to 100.0%) after"),
+        (
+            replace(evaluated(0.0), reward_mean=-12.3),
+            replace(evaluated(0.0), reward_mean=-4.0),
+            "mean reward -12.3 before, -4 after",
+        ),
+        (None, evaluated(0.5), "pass@1 not measured before, 50.0% (0.0% to 100.0%) after"),
+    ],
+)
+def test_the_score_of_the_end_is_the_mean_reward_where_nothing_can_be_solved(before, after, line):
+    assert module.compared("a", before and before.to_json(), after.to_json()) == f"a: held-out {line}"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from test_train_loop import loop, metrics
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from minrl.algorithms import ALGORITHMS, choose_algorithm
+from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.batch import make_batch, pack
 from minrl.config import LoraConfig, OptimizerConfig
 from minrl.engines import Sampling
@@ -20,12 +20,12 @@ from minrl.engines.decoder import LlamaDecoder
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm.device_copies import DeviceCopies, StableWeights
 from minrl.models.lora import Adapters, MergedWeights, adapted_layers, merged_weight
+from minrl.models.scoring import score
 from minrl.models.sharding import master_weights
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
 from minrl.run.loading import load_policy
 from minrl.run.verify import verify
-from minrl.scoring import score
 from minrl.types import SOLO, Request, TrainState, UserError
 from minrl.update import update_policy
 from tests.conftest import CPU
@@ -84,7 +84,7 @@ def test_the_engine_samples_from_base_and_adapters_together(policy, targets, dec
     own = logprobs_of(policy.model)[0]
     monkeypatch.setattr("minrl.engines.torch_engine.make_decoder", decoder)
     engine = TorchEngine(policy)
-    assert engine.exact
+    assert not engine.needs_correction
     expected = own[:-1].gather(1, torch.tensor(IDS)[1:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(engine.score(IDS)), expected, atol=3e-5, rtol=0)
     requests = [Request(IDS[:3], seed, 8) for seed in range(4)]
@@ -98,9 +98,9 @@ def test_the_engine_samples_from_base_and_adapters_together(policy, targets, dec
 
 
 def test_in_bfloat16_the_embedded_engine_is_corrected_for(policy, monkeypatch):
-    assert TorchEngine(policy).exact
+    assert not TorchEngine(policy).needs_correction
     monkeypatch.setattr(type(policy.processes), "dtype", torch.bfloat16)
-    assert not TorchEngine(policy).exact
+    assert TorchEngine(policy).needs_correction
     adapt(policy)
     exact = merged_weight(policy.model.model.layers[0].mlp.up_proj)
     with torch.autocast("cpu", torch.bfloat16):
@@ -138,8 +138,12 @@ def step(policy, optimizer, name="grpo", **changes):
     """One update from the fixed rollouts."""
     config, rollouts = settings(name, passes_per_step=1, **changes), fixed_rollouts()
     algorithm = choose_algorithm(config)
-    batch = make_batch(rollouts, algorithm.advantages(rollouts, {SOLO: 0.3}).values)
-    return update_policy(policy, optimizer, batch, algorithm, config, step=1, correct_engine=False).metrics
+    batch = make_batch(
+        rollouts, compute_advantages(rollouts, algorithm, config, TrainState(baselines={SOLO: 0.3})).values
+    )
+    return update_policy(
+        policy, optimizer, batch, algorithm, config, TrainState(step=1), needs_correction=False
+    ).metrics
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

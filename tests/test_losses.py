@@ -8,9 +8,10 @@ import torch
 
 from minrl.algorithms import ALGORITHMS
 from minrl.config import AlgorithmConfig
-from minrl.divergence import KL_ESTIMATORS, kl_penalty
 from minrl.losses import (
+    KL_ESTIMATORS,
     LEVELS,
+    WEIGHT,
     Limits,
     Tokens,
     clipped_fractions,
@@ -19,6 +20,7 @@ from minrl.losses import (
     constant_length,
     dual_clipped_surrogate,
     importance_weights,
+    kl_penalty,
     policy_gradient,
     policy_loss,
     sequence_mean,
@@ -150,27 +152,27 @@ def test_clipped_fractions_count_what_the_bounds_hold_back():
     assert not low.any() and not high.any()
 
 
-LENGTHS = torch.tensor([2, 4, 1])
+LENGTHS, LONGEST = torch.tensor([2, 4, 1]), torch.tensor([8, 8, 4])
 
 
 def test_aggregations_by_hand():
-    # Three rollouts of 2, 4 and 1 tokens among 4 rollouts of 10 tokens in all processes; the longest may have 8.
-    torch.testing.assert_close(sequence_mean(LENGTHS, 4, 10, 8).tolist(), [1 / 8, 1 / 16, 1 / 4])
-    torch.testing.assert_close(token_mean(LENGTHS, 4, 10, 8).tolist(), [1 / 10] * 3)
-    torch.testing.assert_close(constant_length(LENGTHS, 4, 10, 8).tolist(), [1 / 32] * 3)
+    # Three rollouts of 2, 4 and 1 tokens among 4 rollouts of 10 tokens in all processes; they may have 8, 8 and 4.
+    torch.testing.assert_close(sequence_mean(LENGTHS, LONGEST, 4, 10).tolist(), [1 / 8, 1 / 16, 1 / 4])
+    torch.testing.assert_close(token_mean(LENGTHS, LONGEST, 4, 10).tolist(), [1 / 10] * 3)
+    torch.testing.assert_close(constant_length(LENGTHS, LONGEST, 4, 10).tolist(), [1 / 32, 1 / 32, 1 / 16])
 
 
 @pytest.mark.parametrize("aggregation", [sequence_mean, token_mean])
 def test_the_weights_of_all_tokens_sum_to_one(aggregation):
-    weights = aggregation(LENGTHS, 3, 7, 8)
+    weights = aggregation(LENGTHS, LONGEST, 3, 7)
     assert float((weights * LENGTHS).sum()) == pytest.approx(1, abs=1e-15)
 
 
 def test_nothing_is_divided_by_a_completion_or_a_step_without_tokens():
     empty = torch.tensor([0])
-    assert sequence_mean(empty, 4, 0, 8).tolist() == [1 / 4]
-    assert token_mean(empty, 4, 0, 8).tolist() == [1]
-    assert token_mean(empty, 4, 1, 8).tolist() == [1]
+    assert sequence_mean(empty, LONGEST[:1], 4, 0).tolist() == [1 / 4]
+    assert token_mean(empty, LONGEST[:1], 4, 0).tolist() == [1]
+    assert token_mean(empty, LONGEST[:1], 4, 1).tolist() == [1]
     for level in LEVELS.values():
         assert level(torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)).tolist() == []
 
@@ -191,13 +193,13 @@ def test_levels_by_hand():
 
 
 def test_importance_weights_by_hand():
-    log_ratio = torch.tensor([0.5, 1.9, 2.1, 8.0], dtype=torch.float64).log()
-    weights, exceeds = importance_weights(log_ratio, 2.0, "truncate")
+    ratio = torch.tensor([0.5, 1.9, 2.1, 8.0], dtype=torch.float64)
+    weights, exceeds = importance_weights(ratio, 2.0, "truncate")
     torch.testing.assert_close(weights.tolist(), [0.5, 1.9, 2.0, 2.0])
     assert exceeds.tolist() == [False, False, True, True]
-    weights, _ = importance_weights(log_ratio, 2.0, "mask")
+    weights, _ = importance_weights(ratio, 2.0, "mask")
     torch.testing.assert_close(weights.tolist(), [0.5, 1.9, 0.0, 0.0])
-    weights, exceeds = importance_weights(torch.zeros(1), 1.0, "mask")  # a weight of 1 at a cap of 1
+    weights, exceeds = importance_weights(torch.ones(1), 1.0, "mask")  # a weight of 1 at a cap of 1
     assert (weights.tolist(), exceeds.tolist()) == ([1.0], [False])
 
 
@@ -261,15 +263,6 @@ def test_what_the_naive_kl_gradients_are(estimator, is_that_of):
     torch.testing.assert_close(gradient_of(expected_loss), gradient_of(is_that_of), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("estimator", KL_ESTIMATORS)
-def test_the_naive_kl_gradient_is_the_finite_difference_of_the_estimator(estimator):
-    base, step = LOGITS.log_softmax(0), 1e-6
-    logprobs = base.clone().requires_grad_()
-    kl_penalty(logprobs, base, REFERENCE, estimator, "naive").sum().backward()
-    high, low = (kl_penalty(base + s, base, REFERENCE, estimator, "naive") for s in (step, -step))
-    torch.testing.assert_close(logprobs.grad, (high - low) / (2 * step), atol=1e-8, rtol=0)
-
-
 def test_the_loss_of_a_policy_by_hand():
     # Three tokens of two rollouts: π, π_old and π_rollout, so that ρ = 2, 1, 1/2 and w = 2, 1, 1, of which 1.5 is left.
     tokens = Tokens(
@@ -277,6 +270,7 @@ def test_the_loss_of_a_policy_by_hand():
         old_logprobs=torch.tensor([0.25, 0.25, 1.0], dtype=torch.float64).log(),
         rollout_logprobs=torch.tensor([0.125, 0.25, 1.0], dtype=torch.float64).log(),
         ref_logprobs=torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64).log(),
+        teacher_logprobs=None,
         entropy=torch.tensor([0.7, 0.6, 0.5], dtype=torch.float64),
         advantages=torch.tensor([1.0, 1.0, -1.0], dtype=torch.float64),
         token_weights=torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64),
@@ -285,41 +279,63 @@ def test_the_loss_of_a_policy_by_hand():
     )
     settings = AlgorithmConfig(kl_coef=0.1, kl_gradient="naive", kl_estimator="k3", entropy_coef=0.01)
     row = ALGORITHMS["grpo"]
-    loss, weights, sums = policy_loss(tokens, row, settings)
+    loss, curves = policy_loss(tokens, row, settings)
     # Surrogates clipped to [0.8, 1.2]: -1.2, -1, 0.8. k3 = 1/2 - 1 + log 2, 0, 0.
-    kl = 0.5 - 1 + math.log(2)
+    kl, log2 = 0.5 - 1 + math.log(2), math.log(2)
     expected = 0.25 * (1.5 * -1.2 + 0.1 * kl - 0.007) + 0.25 * (-1 - 0.006) + 0.5 * (0.8 - 0.005)
     assert loss.item() == pytest.approx(expected, abs=1e-12)
-    assert weights.tolist() == pytest.approx([1.5, 1, 1])
-    assert {name: value.item() for name, value in sums.items()} == pytest.approx(
-        {
-            "loss": expected,
-            "entropy": 1.8,
-            "ref_kl": kl,
-            "clip_low": 1,
-            "clip_high": 1,
-            "ratio_max": 2,
-            "gap": math.log(2),
-            "gap_max": math.log(2),
-            "kl": 2 - 1 - math.log(2),
-            "raw_weight": 4,
-            "raw_weight_min": 1,
-            "raw_weight_max": 2,
-            "weight": 3.5,
-            "weight_squared": 1.5**2 + 2,
-            "capped": 1,
-        },
-        abs=1e-7,
-    )
+    of_tokens = {
+        "policy/entropy": [0.7, 0.6, 0.5],
+        "policy/ref_kl": [kl, 0, 0],
+        "policy/clip_low_frac": [0, 0, 1],
+        "policy/clip_high_frac": [1, 0, 0],
+        "policy/ratio_max": [2, 1, 0.5],
+        "engine/logprob_gap_mean": [log2, 0, 0],
+        "engine/logprob_gap_max": [log2, 0, 0],
+        "engine/kl": [2 - 1 - log2, 0, 0],
+        "engine/importance_weight_mean": [2, 1, 1],
+        "engine/importance_weight_min": [2, 1, 1],
+        "engine/importance_weight_max": [2, 1, 1],
+        "engine/importance_cap_frac": [1, 0, 0],
+        "engine/weight": [1.5, 1, 1],
+        "engine/weight_squared": [2.25, 1, 1],
+    }
+    assert curves.keys() == of_tokens.keys()
+    for tag, values in curves.items():
+        assert values.double().tolist() == pytest.approx(of_tokens[tag], abs=1e-7), tag
     # Only the second token's surrogate has a gradient, -A ρ; k3's is 1 - π_ref / π.
     loss.backward()
     assert tokens.logprobs.grad.tolist() == pytest.approx([0.25 * 0.1 * 0.5, -0.25, 0], abs=1e-12)
 
     # An exact engine is measured and not corrected; without a reference and without entropy only the surrogate is left.
     exact = replace(tokens, importance_cap=0.0, ref_logprobs=None)
-    loss, _, sums = policy_loss(exact, row, AlgorithmConfig())
+    loss, curves = policy_loss(exact, row, AlgorithmConfig())
     assert loss.item() == pytest.approx(0.25 * -1.2 + 0.25 * -1 + 0.5 * 0.8, abs=1e-12)
-    assert (sums["raw_weight_max"].item(), sums["ref_kl"].item()) == pytest.approx((2, 0))
+    assert curves["engine/importance_weight_max"].tolist() == pytest.approx([2, 1, 1])
+    gone = {"policy/ref_kl", "engine/importance_cap_frac", "engine/weight", "engine/weight_squared"}
+    assert curves.keys() == of_tokens.keys() - gone
+
+
+def test_a_teachers_preference_is_added_to_the_advantage_times_its_weight():
+    zeros = torch.zeros(2).double()
+    tokens = Tokens(
+        logprobs=zeros - 1,
+        entropy=zeros,
+        old_logprobs=zeros - 1,
+        rollout_logprobs=zeros - 1,
+        ref_logprobs=None,
+        teacher_logprobs=torch.tensor(
+            [-0.5, -3.0]
+        ).double(),  # it prefers the first token by 1/2 and not the second: -2
+        advantages=torch.tensor([1.0, 0.25]).double(),
+        token_weights=zeros + 1,
+        rollout_of=torch.tensor([0, 1]),
+        importance_cap=0.0,
+    )
+    loss, curves = policy_loss(tokens, ALGORITHMS["grpo"], AlgorithmConfig(teacher_id="a", teacher_weight=0.5))
+    assert loss.item() == pytest.approx(-(1 + 0.25) - (0.25 - 1))
+    assert curves["teacher/kl"].tolist() == [-0.5, 2.0]
+    assert curves["teacher/preferred_frac"].tolist() == [True, False]
 
 
 def test_a_sequences_ratio_and_its_importance_weight_are_of_all_its_tokens():
@@ -331,6 +347,7 @@ def test_a_sequences_ratio_and_its_importance_weight_are_of_all_its_tokens():
         old_logprobs=zeros,
         rollout_logprobs=-log_ratios,
         ref_logprobs=None,
+        teacher_logprobs=None,
         advantages=zeros + 1,
         token_weights=zeros + 1,
         rollout_of=torch.tensor([0, 0, 1]),
@@ -339,7 +356,7 @@ def test_a_sequences_ratio_and_its_importance_weight_are_of_all_its_tokens():
     means = [0.005, 0.005, 0.03]
     row = replace(ALGORITHMS["gspo"], limits=Limits(0.5, 0.5))
     for level, expected in (("auto", means), ("sequence", [0.01, 0.01, 0.03])):
-        loss, weights, _ = policy_loss(tokens, row, AlgorithmConfig(importance_level=level))
-        assert weights.log().tolist() == pytest.approx(expected, abs=1e-12)
+        loss, curves = policy_loss(tokens, row, AlgorithmConfig(importance_level=level))
+        assert curves[WEIGHT].log().tolist() == pytest.approx(expected, abs=1e-12)
         products = [math.exp(ratio + weight) for ratio, weight in zip(means, expected, strict=True)]
         assert loss.item() == pytest.approx(-sum(products), abs=1e-12)

@@ -15,12 +15,12 @@ from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 import evaluate
 from minrl import train
 from minrl.advantages import no_reward
-from minrl.algorithms import ALGORITHMS, choose_algorithm
+from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
-from minrl.draw import Draw, draw_examples, examples_due, observe, tracked_plan
 from minrl.rollout import Rollouts
 from minrl.run.overall import shares, weighted_score
 from minrl.run.preflight import preflight
+from minrl.sampling import adapt_sampling, draw_examples, missing, next_examples, tracked_plan
 from minrl.tasks.mixture import Schedule, mixture
 from minrl.tracking.files import read_metrics
 from minrl.tracking.metrics import step_metrics
@@ -73,7 +73,7 @@ def test_a_step_of_a_mixture_has_whole_groups_of_each_task(sevens):
     state, counts = TrainState(), []
     for step in range(1, 7):
         due = task.schedule(config.seed, step, 4)
-        drawn = examples_due(task, due, config, state)
+        drawn = next_examples(task, due, config, state)
         assert [example.task for example in drawn] == due
         counts.append(due.count("sevens"))
     assert sum(counts) == 16 and set(counts) == {2, 3}  # 24 groups, two thirds of them
@@ -81,7 +81,7 @@ def test_a_step_of_a_mixture_has_whole_groups_of_each_task(sevens):
     of_odd = [
         example
         for step in range(1, 7)
-        for example in examples_due(task, task.schedule(5, step, 4), config, given)
+        for example in next_examples(task, task.schedule(5, step, 4), config, given)
         if example.task == "odd"
     ]
     assert [replace(example, task="") for example in of_odd] == alone  # the order that it has when it is alone
@@ -92,7 +92,7 @@ def test_a_single_task_is_itself(sevens):
     assert mixture({"sevens": sevens, "odd": TASK}, weights_of("sevens:3")) is sevens
     state, config = TrainState(), TrainerConfig(seed=5)
     due = sevens.schedule(5, 1, 3)
-    assert examples_due(sevens, due, config, state) == draw_examples(sevens.dataset.train, 3, 5, TrainState())
+    assert next_examples(sevens, due, config, state) == draw_examples(sevens.dataset.train, 3, 5, TrainState())
     assert state.examples_drawn == 3 and not state.tasks
 
 
@@ -106,49 +106,58 @@ def of(make_rollout, task, *rewards, first=0, **changes):
     ]
 
 
-def test_missing_groups_are_drawn_again_of_their_own_task(make_rollout):
-    draw = Draw(TrainerConfig(sampling=SamplingConfig(refill_rounds=2)), ["a", "b", "a"])
-    draw.add(Rollouts([*of(make_rollout, "a", [1, 0], [0, 1]), *of(make_rollout, "b", [1, 1], first=2)], []))
-    assert (draw.due, draw.drawn) == (["b"], 3)
-    draw.add(Rollouts(of(make_rollout, "b", [1, 0]), []))
-    assert (draw.due, draw.drawn) == ([], 4)
+def test_groups_without_spread_are_replaced_by_groups_of_their_own_task(make_rollout):
+    first = [*of(make_rollout, "a", [1, 0], [0, 1]), *of(make_rollout, "b", [1, 1], first=2)]
+    assert [missing(task, ["a", "b", "a"], first) for task in "ab"] == [0, 1]
+    second = [*first, *of(make_rollout, "b", [1, 0], first=3)]
+    assert [missing(task, ["a", "b", "a"], second) for task in "ab"] == [0, 0]
 
 
 def test_examples_of_the_same_identity_in_two_tasks_have_solve_rates_of_their_own(make_rollout):
     config, state = TrainerConfig(sampling=SamplingConfig(curriculum=True)), TrainState()
     sampled = [*of(make_rollout, "a", [1, 1], example_id="1"), *of(make_rollout, "b", [0, 0], first=1, example_id="1")]
-    observe(state, config, sampled)
+    adapt_sampling(state, config, sampled)
     assert (state.of("a").solve_rates, state.of("b").solve_rates, state.solve_rates) == ({"1": 1.0}, {"1": 0.0}, {})
 
 
 @pytest.mark.parametrize("name", [name for name, row in ALGORITHMS.items() if row.advantage is not no_reward])
 def test_the_advantages_of_a_task_are_those_that_it_has_alone(name, make_rollout):
     settings = RolloutConfig(task="a,b", task_reward_scale="b:0.5", group_size=4)
-    row = choose_algorithm(TrainerConfig(rollout=settings, algorithm=AlgorithmConfig(algorithm=name)))
+    config = TrainerConfig(rollout=settings, algorithm=AlgorithmConfig(algorithm=name))
     first = of(make_rollout, "a", [1, 0, 0, None], [1, 1, 1, 1], [0.5, 0.25, 0, 1])
     second = of(make_rollout, "b", [0, 1, 0.5, 0.25], [0, 0, 0, 0], first=3)
     before = {"a/policy": 0.5, "b/policy": 0.125}
     mixed = [rollout for pair in zip(first, [*second, *[None] * 4], strict=True) for rollout in pair if rollout]
-    found = row.advantages(mixed, before)
+
+    def compared(rollouts, config, baselines):
+        state = TrainState(baselines=dict(baselines))
+        return compute_advantages(rollouts, ALGORITHMS[name], config, state), state.baselines
+
+    found, after = compared(mixed, config, before)
     for task, rollouts, scale in (("a", first, 1.0), ("b", second, 0.5)):
-        alone = row.advantages(rollouts, before)
-        single = ALGORITHMS[name].advantages(
-            [replace(one, task="") for one in rollouts], {"policy": before[f"{task}/policy"]}
-        )
+        alone, _ = compared(rollouts, config, before)
+        whole = TrainerConfig(algorithm=config.algorithm, task=task, group_size=4)
+        baseline = {"policy": before[f"{task}/policy"]}
+        single, moved = compared([replace(one, task="") for one in rollouts], whole, baseline)
         own = torch.tensor([rollout.task == task for rollout in mixed])
         torch.testing.assert_close(found.values[own], alone.values, atol=0, rtol=0)
         torch.testing.assert_close(found.values[own], single.values * scale, atol=0, rtol=0)
-        assert found.baselines[f"{task}/policy"] == single.baselines["policy"]
-    assert found.zero_spread_group_frac == pytest.approx(2 / 5)
+        assert after[f"{task}/policy"] == moved["policy"]
+    assert found.metrics["reward/zero_spread_group_frac"] == pytest.approx(2 / 5)
 
 
 def test_the_overlong_penalty_goes_by_the_limit_of_the_task(make_rollout):
     settings = RolloutConfig(task="a,b", max_tokens=4, task_max_tokens="b:8", group_size=2)
     penalty = AlgorithmConfig(algorithm="dr_grpo", overlong="penalize", overlong_buffer=2)
-    row = choose_algorithm(TrainerConfig(rollout=settings, algorithm=penalty))
+    config = TrainerConfig(rollout=settings, algorithm=penalty)
     pair = [make_rollout([5], [6]), make_rollout([5], [6, 7, 8])]  # of 4 tokens: 1 and 1 - 1/2; of 8: 1 and 1
     both = [replace(one, task=task, group=group) for group, task in enumerate("ab") for one in pair]
-    assert row.advantages(both, {}).values.tolist() == [0.25, -0.25, 0.0, 0.0]
+    assert compute_advantages(both, choose_algorithm(config), config, TrainState()).values.tolist() == [
+        0.25,
+        -0.25,
+        0.0,
+        0.0,
+    ]
     with pytest.raises(UserError, match=r"overlong_buffer \(2\) must be below max_tokens \(2\)"):
         choose_algorithm(
             TrainerConfig(rollout=replace(settings, task_max_tokens="a:2"), algorithm=penalty),

@@ -46,11 +46,6 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth(schedule, expected):
         assert learning_rate(config, step, 12) == pytest.approx(rate, abs=1e-12)
 
 
-def test_without_warmup_the_first_step_is_at_the_peak():
-    config = OptimizerConfig(learning_rate=0.5, schedule="constant", warmup_steps=0)
-    assert learning_rate(config, 1, 1) == 0.5
-
-
 def with_gradient(policy, value):
     """Every gradient is 1, but for one element."""
     for weight in policy.model.parameters():

@@ -63,12 +63,6 @@ def test_a_prompt_is_encoded_once_for_its_group_and_nobody_can_change_it(policy,
     assert asked == ["numbers 1 2", "1", "2", "1"]  # the third prompt made room for itself
 
 
-def test_many_prompts_are_kept(policy, asked):
-    for prompt in [str(n) for n in range(100)] * 2:
-        policy.encode_prompt(prompt)
-    assert len(asked) == 100
-
-
 def test_the_next_turn_closes_the_completion_once(policy):
     message = [{"role": "user", "content": "no"}]
     shown = ids_of(policy, f"{USER} no {ASSISTANT}")
@@ -111,10 +105,6 @@ def test_a_prompt_fits_that_is_shorter_than_the_length(prompt, policy):
 @pytest.mark.parametrize("prompt", ["", "   ", " " * 50, [], "7 \ud800"])
 def test_what_has_no_token_or_is_no_text_does_not_fit(prompt, policy):
     assert policy.fits(prompt, 20) is False
-
-
-def test_one_token_is_enough_to_fit(policy):
-    assert policy.fits("numbers", 2)  # of more bytes than 2
 
 
 @pytest.mark.parametrize("prompt", SEVENS, ids=["text", "messages"])
@@ -314,10 +304,6 @@ def test_a_model_with_long_rope_is_kept_to_its_original_context_and_that_is_said
     logger.remove(sink)
     assert policy.context_length == limit
     assert [f"the original {limit} tokens of its context of 64" in line for line in said] == [True] * (limit < 64)
-
-
-def test_a_policy_runs_without_dropout(policy):
-    assert not policy.model.training
 
 
 def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(policy, processes, monkeypatch):

@@ -10,7 +10,7 @@ import torch
 
 import evaluate
 from minrl import train
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
@@ -43,7 +43,7 @@ from minrl.tasks.python_tool import (
 )
 from minrl.tasks.task import extract_answer, split
 from minrl.tracking.files import read_metrics
-from minrl.types import SOLO, Example, Job, Reward, Turn, UserError
+from minrl.types import SOLO, Example, Job, Reward, TrainState, Turn, UserError
 from minrl.update import update_policy
 from minrl.utils.cli import parse_trainer
 from minrl.utils.task_names import option_keys, task_key
@@ -358,9 +358,9 @@ def test_a_policy_that_is_paid_for_what_it_computed_learns_to_call_and_to_believ
     engine = Scripted(policy, *[call, guess] * 4, *[answer] * 4)
     sampled = play_scripted(policy, workers, engine, group_size=8)
     assert [one.reward.value for one in sampled.rollouts] == [1.0, 0.0] * 4
-    batch = make_batch(sampled.rollouts, algorithm.advantages(sampled.rollouts, {}).values)
+    batch = make_batch(sampled.rollouts, compute_advantages(sampled.rollouts, algorithm, config, TrainState()).values)
     for step in range(1, 31):
-        update_policy(policy, optimizer, batch, algorithm, config, step, correct_engine=False)
+        update_policy(policy, optimizer, batch, algorithm, config, TrainState(step=step), needs_correction=False)
     assert probability(policy, asked, first) > 0.9
     (one,) = play_scripted(policy, workers, TorchEngine(policy), temperature=0.0).rollouts
     said = [policy.decode(one.ids[start:end]) for start, end in one.turns]

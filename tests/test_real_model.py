@@ -123,8 +123,8 @@ def test_a_gguf_file_and_its_safetensors_are_the_same_model(gguf_file, model):
 
 def test_log_probabilities_are_those_of_eager_transformers(model, processes):
     from minrl.batch import pack
+    from minrl.models.scoring import sampled_rollout
     from minrl.run.loading import load_policy
-    from minrl.scoring import sampled_rollout
 
     policy, eager = load_policy(str(model), CPU, processes), plain(model)
     ids = policy.tokenizer((ROOT / "README.md").read_text())["input_ids"]

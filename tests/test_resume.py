@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from minrl import draw, train, update
+from minrl import sampling, train, update
 from minrl.engines import torch_engine
 from minrl.run.checkpoint import newest_complete
 from minrl.run.parts import Parts
@@ -251,7 +251,7 @@ def test_what_takes_long_belongs_to_a_phase(folder, monkeypatch):
         usual = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, **kwargs: calls.append(name) or usual(*args, **kwargs))
 
-    work = [(draw, "rollout"), (update, "optimizer_step"), (logger, "save_checkpoint")]
+    work = [(sampling, "rollout"), (update, "optimizer_step"), (logger, "save_checkpoint")]
     for owner, name in [*work, (Parts, "evaluate"), (torch_engine, "hold_whole"), (RunFiles, "metrics")]:
         ticking(owner, name)
     monkeypatch.setattr(TIMERS, "now", lambda: float(len(calls)))

@@ -8,9 +8,9 @@ import pytest
 from together import together
 
 from minrl.config import RolloutConfig, TrainerConfig
-from minrl.draw import draw_examples, tracked_plan, training_plan
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import EPISODE, Plan, completion_seed, rollout
+from minrl.sampling import draw_examples, tracked_plan, training_plan
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import SOLO, Completion, Example, Job, Reward, TrainState, Turn

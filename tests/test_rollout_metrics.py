@@ -1,11 +1,10 @@
-"""Numbers, distributions and samples of a step's rollouts, by hand."""
+"""Numbers and distributions of a step's rollouts, by hand."""
 
 import numpy as np
 import pytest
 import torch
 
-from minrl.report.rollouts.lines import rollout_line
-from minrl.tracking.metrics import distributions, markdown, rollout_metrics, samples
+from minrl.tracking.metrics import distributions, rollout_metrics
 from minrl.types import Reward
 
 RIGHT, WRONG = Reward(1.0, {"format": 1.0}), Reward(0.0, {"format": 0.5})
@@ -88,34 +87,3 @@ def test_distributions_hold_raw_weights_of_what_was_scored(make_rollout):
     np.testing.assert_allclose(found["engine/importance_weight"], [3.0, 1.0], rtol=1e-6)
     np.testing.assert_array_equal(found["rollout/completion_tokens"], [2, 1])
     np.testing.assert_array_equal(found["reward/value"], [1.0])
-
-
-def lines_of(*rollouts, advantage=0.5):
-    return [rollout_line(rollout, "train", "shown", advantage, None) for rollout in rollouts]
-
-
-def test_samples_are_the_best_the_worst_the_longest_and_one_cut_off(make_rollout):
-    given = [(Reward(0.5), 1, "stop"), (RIGHT, 1, "stop"), (WRONG, 1, "stop"), (None, 5, "stop")]
-    given += [(Reward(0.5), 3, "length"), (Reward(0.5), 4, "length")]
-    lines = lines_of(*(make_rollout([1], [2] * n, reward=r, finish_reason=end) for r, n, end in given))
-    assert samples(lines) == lines[1:5]
-    assert (samples(lines[1:2]), samples([]), samples(lines[3:4])) == ([lines[1]], [], [lines[3]])
-
-
-def test_a_sample_is_shown_as_text_in_lines_that_a_screen_holds_and_nothing_is_lost(make_rollout):
-    text = "<script>alert(1)</script>\n# not a title\n" + "word " * 50 + "x" * 250 + "\n\n  indented\tline"
-    title, _, *rows = markdown(lines_of(make_rollout([1], [2], reward=WRONG, text=text))).split("\n")
-    assert title == "**reward 0 · advantage +0.50 · format 0.5 · 1 tokens · stop · policy**"
-    assert all(row.startswith("    ") and len(row) <= 104 for row in rows)
-    assert "".join(row[4:] for row in rows) == "shown--------" + text.replace("\n", "")
-    assert "    " in rows and "      indented\tline" in rows
-    unscorable = lines_of(make_rollout([1], [2], reward=None, text="a"), advantage=None) * 2
-    one = "**unscorable · 1 tokens · stop · policy**\n\n    shown\n    --------\n    a"
-    assert markdown(unscorable) == f"{one}\n\n{one}"
-
-
-def test_a_sample_of_2000_characters_is_shown_whole_and_one_more_is_cut(make_rollout):
-    texts = (markdown(lines_of(make_rollout([1], [2], text="a" * n + "z"))) for n in (1999, 2000))
-    whole, cut = (text.replace("\n    ", "") for text in texts)  # without the line breaks
-    assert "a" * 1999 + "z" in whole and "characters" not in whole
-    assert "-" + "a" * 1000 + "... 1 characters ..." + "a" * 999 + "z" in cut

@@ -9,13 +9,21 @@ import pytest
 import torch
 from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
 from together import together
-from two_samplers import STEPS, sampled_steps, single_precision
+from two_samplers import STEPS, TASK, sampled_steps, single_precision
 
-from minrl.algorithms import ALGORITHMS, choose_algorithm
+from minrl import sampling
+from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
-from minrl.draw import Draw, adapted_temperature, choose_examples, draw_examples, observe, temperature_of, training_plan
 from minrl.models.processes import Processes
 from minrl.rollout import Rollouts
+from minrl.sampling import (
+    adapt_sampling,
+    adapted_temperature,
+    choose_examples,
+    draw_examples,
+    sample_groups,
+    warn_of_failures,
+)
 from minrl.types import Example, Reward, TrainState, UserError
 
 
@@ -30,11 +38,6 @@ def config_of(prompts=4, temperature=1.0, **sampling):
     )
 
 
-def draw_of(config) -> Draw:
-    """The draw of a step of one task."""
-    return Draw(config, [""] * config.rollout.prompts_per_step)
-
-
 def groups(make_rollout, *rewards):
     """Rollouts of groups 0, 1, ... with these rewards."""
     return [
@@ -44,76 +47,77 @@ def groups(make_rollout, *rewards):
     ]
 
 
-def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(make_rollout):
-    draw = draw_of(config_of(prompts=4, refill_rounds=2))
-    assert len(draw.due) == 4
+@pytest.fixture
+def rounds(policy, engine, workers, monkeypatch):
+    """Samples a step whose rounds have these rollouts. The rollouts, and (first slot, examples) of each round."""
+
+    def sample(config, *given):
+        left, asked = list(given), []
+
+        def rollout(policy, engine, workers, task, examples, plan):
+            asked.append((plan.first_slot, [example.id for example in examples]))
+            return Rollouts(left.pop(0), ["why"])
+
+        monkeypatch.setattr(sampling, "rollout", rollout)
+        return sample_groups(policy, engine, workers, TASK, config, TrainState(step=1)), asked
+
+    return sample
+
+
+@pytest.mark.parametrize("curriculum", [False, True])
+def test_groups_without_spread_are_replaced_in_a_bounded_number_of_rounds(rounds, make_rollout, curriculum):
     # One of four groups has spread; 0.1 + 0.2 is not 0.3 and spread is exact; a group of one scorable has none.
-    draw.add(Rollouts(groups(make_rollout, [1, 0], [1, 1], [0.3, 0.3], [0, None]), ["why"]))
-    assert len(draw.due) == 3
-    assert draw.drawn == 4
-    draw.add(Rollouts(groups(make_rollout, [1, 0], [0.1 + 0.2, 0.3], [0, 0]), []))
-    assert (len(draw.due), draw.drawn) == (1, 7)
-    draw.add(Rollouts(groups(make_rollout, [0, 0]), []))
-    assert (len(draw.due), draw.drawn) == (0, 8)  # still one short, but that was the second refill
-    assert [r.group for r in draw.sampled.rollouts] == [n for n in range(8) for _ in range(2)]
-    assert draw.sampled.failures == ["why"]
+    first = groups(make_rollout, [1, 0], [1, 1], [0.3, 0.3], [0, None])
+    second, third = groups(make_rollout, [1, 0], [0.1 + 0.2, 0.3], [0, 0]), groups(make_rollout, [0, 0])
+    found, asked = rounds(config_of(prompts=4, refill_rounds=2, curriculum=curriculum), first, second, third)
+    # Still one short, but that was the second refill. A refill has slots of its own, and examples too.
+    assert [(slot, len(examples)) for slot, examples in asked] == [(0, 4), (4, 3), (7, 1)]
+    assert len({example for _, examples in asked for example in examples}) == 8
+    assert [r.group for r in found.rollouts] == [n for n in range(8) for _ in range(2)]
+    assert found.failures == ["why"] * 3
 
 
-def test_with_several_roles_an_example_counts_by_the_share_of_its_groups_that_have_spread(make_rollout):
-    draw = draw_of(config_of(prompts=4, refill_rounds=1))
+def test_with_several_roles_an_example_counts_by_the_share_of_its_groups_that_have_spread(rounds, make_rollout):
     # Groups 0, 2, ... are of one role, groups 1, 3, ... of the other. Three of eight have spread: one whole example.
     rollouts = groups(make_rollout, [1, 0], [0, 1], [1, 0], [0, 0], *[[0, 0]] * 4)
     for rollout in rollouts:
         rollout.role = ("white", "black")[rollout.group % 2]
-    draw.add(Rollouts(rollouts, []))
-    assert len(draw.due) == 3
+    _, asked = rounds(config_of(prompts=4, refill_rounds=1), rollouts, groups(make_rollout, [0, 0]))
+    assert len(asked[1][1]) == 3
 
 
-def test_fewer_examples_than_minibatches_can_be_drawn_anew(make_rollout):
-    config = replace(config_of(prompts=4, refill_rounds=1), algorithm=AlgorithmConfig(minibatches_per_pass=4))
-    draw = draw_of(config)
-    draw.add(Rollouts(groups(make_rollout, [1, 0], [1, 0], [1, 0], [0, 0]), []))
-    assert len(draw.due) == 1
+@pytest.mark.parametrize(
+    ("refill_rounds", "rewards"), [(5, ([1, 0], [0, 1])), (5, ([1, 0], [0, 1], [1, 0])), (0, ([1, 1], [0, 0]))]
+)
+def test_a_step_with_enough_or_without_refills_has_one_round(rounds, make_rollout, refill_rounds, rewards):
+    _, asked = rounds(config_of(prompts=2, refill_rounds=refill_rounds), groups(make_rollout, *rewards))
+    assert [len(examples) for _, examples in asked] == [2]
 
 
-def test_a_full_draw_is_not_refilled(make_rollout):
-    draw = draw_of(config_of(prompts=2, refill_rounds=5))
-    draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))
-    assert len(draw.due) == 0
-    draw.add(Rollouts(groups(make_rollout, [1, 0], [0, 1]), []))
-    assert len(draw.due) == 0  # more than enough is enough
-
-
-def test_without_refill_one_round_is_enough(make_rollout):
-    draw = draw_of(config_of(prompts=2))
-    draw.add(Rollouts(groups(make_rollout, [1, 1], [0, 0]), []))
-    assert len(draw.due) == 0
-
-
-def test_a_refill_has_slots_and_examples_of_its_own():
-    config, state = config_of(prompts=4, refill_rounds=1), TrainState(step=3)
-    assert training_plan(config, state).first_slot == 0
-    assert training_plan(config, state, drawn=4).first_slot == 4
+def test_a_reward_above_its_maximum_ends_the_run_and_another_mistake_is_counted():
+    unscorable = "mistake in task a, example '1': the reward is None"
+    warn_of_failures("episodes", [unscorable])
+    above = "mistake in task a, example '1': a reward must be at most its maximum, got 2 of 1"
+    with pytest.raises(UserError, match="got 2 of 1"):
+        warn_of_failures("episodes", [unscorable, above])
 
 
 def test_the_temperature_goes_on_from_where_it_is_by_half_of_what_is_missing(make_rollout):
     # Standard deviations 0.5 and 0 (it counts): mean 0.25, and (0.27 / 0.25)^(1/2) = 1.0392305.
     config, state = config_of(temperature=0.8, target_reward_std=0.27), TrainState()
     rollouts = groups(make_rollout, [1, 0], [1, 1])
-    assert temperature_of(config, state) == 0.8
     for step in (1, 2, 3):
-        observe(state, config, rollouts)
+        adapt_sampling(state, config, rollouts)
         assert state.temperature == pytest.approx(0.8 * 1.0392305**step, abs=1e-6)
-        assert temperature_of(config, state) == state.temperature
     before = state.temperature
-    observe(state, config, groups(make_rollout, [1, 1], [0, None]))
+    adapt_sampling(state, config, groups(make_rollout, [1, 1], [0, None]))
     assert state.temperature == pytest.approx(1.1 * before)  # no spread at all: a little hotter
-    observe(state, replace(config, sampling=replace(config.sampling, target_reward_std=0.01)), rollouts)
+    adapt_sampling(state, replace(config, sampling=replace(config.sampling, target_reward_std=0.01)), rollouts)
     assert state.temperature == pytest.approx(before)  # much too much spread: a little colder
-    observe(state, config, groups(make_rollout, [None, None]))
+    adapt_sampling(state, config, groups(make_rollout, [None, None]))
     assert state.temperature == pytest.approx(before)  # nothing could be scored, so nothing is known
     for _ in range(20):
-        observe(state, config, groups(make_rollout, [1, 1]))
+        adapt_sampling(state, config, groups(make_rollout, [1, 1]))
     assert state.temperature == 1.5
 
 
@@ -158,17 +162,17 @@ def test_an_earlier_checkpoints_temperature_is_gone_on_from(make_rollout):
     # A state is the temperature alone, as it has always been stored.
     config = config_of(target_reward_std=0.27)
     state = TrainState(step=3, temperature=1.2)
-    observe(state, config, groups(make_rollout, [1, 0], [1, 1]))
+    adapt_sampling(state, config, groups(make_rollout, [1, 0], [1, 1]))
     assert state.temperature == pytest.approx(1.2 * 1.0392305, abs=1e-6)
     resumed = TrainState(**json.loads(json.dumps(asdict(state))))
     for one in (state, resumed):
-        observe(one, config, groups(make_rollout, [1, 0], [0, 1]))
+        adapt_sampling(one, config, groups(make_rollout, [1, 0], [0, 1]))
     assert resumed == state
 
 
 def test_the_temperature_is_fixed_by_default(make_rollout):
     config, state = config_of(), TrainState()
-    observe(state, config, groups(make_rollout, [1, 0]))
+    adapt_sampling(state, config, groups(make_rollout, [1, 0]))
     assert state == TrainState()
 
 
@@ -182,9 +186,9 @@ def test_without_a_curriculum_examples_come_in_the_order_of_the_data():
 
 def test_solve_rates_are_remembered_and_survive_a_checkpoint(make_rollout):
     config, state = config_of(curriculum=True), TrainState()
-    observe(state, config, groups(make_rollout, [1, 0, None, 0.5, 1]))  # two of four solved
+    adapt_sampling(state, config, groups(make_rollout, [1, 0, None, 0.5, 1]))  # two of four solved
     assert state.solve_rates == {"example": 0.5}
-    observe(state, config, groups(make_rollout, [1, 1]))
+    adapt_sampling(state, config, groups(make_rollout, [1, 1]))
     assert state.solve_rates == {"example": 0.75}
     assert TrainState(**json.loads(json.dumps(asdict(state)))) == state
 
@@ -234,7 +238,7 @@ def test_the_overlong_penalty_makes_long_completions_worse(make_rollout):
         algorithm=AlgorithmConfig(algorithm="dr_grpo", overlong="penalize", overlong_buffer=2),
     )
     pair = [make_rollout([5], [6]), make_rollout([5], [6, 7, 8])]  # rewards 1 and 1 - 1/2, mean 3/4
-    assert choose_algorithm(config).advantages(pair, {}).values.tolist() == [0.25, -0.25]
+    assert compute_advantages(pair, choose_algorithm(config), config, TrainState()).values.tolist() == [0.25, -0.25]
     assert pair[1].reward.value == 1.0
 
 
@@ -243,7 +247,7 @@ def test_masked_truncated_rollouts_weigh_nothing_but_keep_their_place_in_the_bas
     row = choose_algorithm(settings("grpo"))
     masked, _ = gradients(policy, rollouts, settings("grpo", overlong="mask"))
     # By hand: the same advantages, computed with them, on the batch without them.
-    advantages = row.advantages(rollouts, {}).values
+    advantages = compute_advantages(rollouts, row, settings("grpo"), TrainState()).values
     kept = [index for index, rollout in enumerate(rollouts) if not rollout.truncated]
     assert len(kept) == 12
 

@@ -19,17 +19,19 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from minrl import scoring
 from minrl.batch import micro_batches, pack
 from minrl.models import head as output_head
-from minrl.models import loading  # noqa: F401 - registers packed attention with transformers
+from minrl.models import (
+    loading,  # noqa: F401 - registers packed attention with transformers
+    scoring,
+)
 from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.method import Method, set_method
 from minrl.models.padded_rows import padded_rows, row_batches, row_tokens
+from minrl.models.scoring import score
 from minrl.run.probe import Probe
 from minrl.run.verify import verify
-from minrl.scoring import score
 from minrl.types import UserError
 
 SMALL = {
@@ -380,7 +382,7 @@ def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeyp
     model = make_model(OWN_WAYS["biased head"][0], torch.float32)
     with torch.no_grad():
         model.lm_head.bias.zero_()[:20] = bias
-    monkeypatch.setattr("minrl.scoring.output_head", lambda model: Head(model.lm_head.weight))
+    monkeypatch.setattr("minrl.models.scoring.output_head", lambda model: Head(model.lm_head.weight))
     monkeypatch.setattr("minrl.run.probe.output_head", lambda model: Head(model.lm_head.weight))
     if refused:
         with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: its logits are not .* head \(0\.0"):

@@ -20,11 +20,11 @@ from gradients import CPU, tiny_policy
 from together import together
 
 from minrl.config import OptimizerConfig, TrainerConfig
-from minrl.draw import draw_examples
 from minrl.models.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.run.parts import Parts
+from minrl.sampling import draw_examples
 from minrl.sft import __main__ as sft
 from minrl.sft import filter as filtering
 from minrl.sft.__main__ import fine_tune, steps_of

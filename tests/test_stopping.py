@@ -13,11 +13,11 @@ from threading import Timer
 
 import pytest
 
-from minrl import draw, evaluation, train
+from minrl import evaluation, sampling, train
 from minrl.run import checkpoint
 from minrl.run.checkpoint import load_state, newest_complete, save_policy
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
-from minrl.tracking.diagnostics import TokenMovement
+from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.files import read_metrics
 from minrl.utils.cli import run_main
 from minrl.utils.signals import STOP_SIGNALS, answered, stop_at_once
@@ -118,7 +118,7 @@ def test_an_owed_evaluation_can_be_stopped_again_and_a_kill_after_it_repeats_no_
     with signalled_at(evaluation, "summarize", 1, signal.SIGINT):
         assert start("stopped", "--resume", "latest") == 130
     # The evaluation is made up for and its line is written; the checkpoint still says that it is to come.
-    with before(TokenMovement, "of_next_step", 1, _stop), pytest.raises(KeyboardInterrupt):
+    with before(UpdateDiagnostics, "of_next_step", 1, _stop), pytest.raises(KeyboardInterrupt):
         start("stopped", "--resume", "latest")
     assert start("stopped", "--resume", "latest") == 0
     assert ending(tmp_path / "stopped") == whole
@@ -150,7 +150,7 @@ def test_a_second_signal_ends_the_wait_for_rewards(start, sevens):
         for timer in timers:
             timer.start()
 
-    with before(draw, "rollout", 1, signal_soon), pytest.raises(KeyboardInterrupt):
+    with before(sampling, "rollout", 1, signal_soon), pytest.raises(KeyboardInterrupt):
         start("stopped", "--no-eval-first", "--reward-workers", "2")
     for timer in timers:
         timer.join()

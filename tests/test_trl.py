@@ -11,12 +11,12 @@ import pytest
 import torch
 from gradients import CPU, fixed_rollouts, settings, tiny_policy
 
-from minrl.algorithms import choose_algorithm
+from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch, pack
-from minrl.losses import policy_loss
+from minrl.losses import Tokens, policy_loss
 from minrl.models.processes import Processes
-from minrl.types import SOLO, Reward
-from minrl.update import counted_rollouts, token_weights, tokens_of
+from minrl.types import SOLO, Reward, TrainState
+from minrl.update import counted_rollouts, token_weights
 
 pytestmark = pytest.mark.trl
 pytest.importorskip("trl", reason="TRL is not installed: pip install -e .[bench]")
@@ -84,23 +84,28 @@ def padded(values, lengths):
 def ours(policy, known, row, changes):
     config = settings(row, **changes)
     algorithm = choose_algorithm(config)
-    batch = make_batch(known.rollouts, algorithm.advantages(known.rollouts, {SOLO: 0.0}).values)
+    batch = make_batch(
+        known.rollouts, compute_advantages(known.rollouts, algorithm, config, TrainState(baselines={SOLO: 0.0})).values
+    )
     batch.rollout_logprobs.data = known.rollout_logprobs
     stream = pack(known.rollouts, range(len(known.rollouts)))
     logprobs, entropy = known.logprobs.clone().requires_grad_(), known.entropy.clone().requires_grad_()
-    weights = token_weights(batch, algorithm, counted_rollouts(batch, config.algorithm), range(len(known.rollouts)), 16)
-    of_tokens = {
-        "rollout_of": batch.rollout_of,
-        "advantages": batch.advantages[batch.rollout_of],
-        "rollout_logprobs": known.rollout_logprobs,
-        "old_logprobs": known.old_logprobs,
-        "token_weights": weights[batch.rollout_of],
-    }
-    if config.algorithm.kl_coef:
-        of_tokens["ref_logprobs"] = known.ref_logprobs
-    index = stream.token_index
-    tokens = tokens_of(stream, of_tokens, logprobs[index], entropy[index], config.algorithm.importance_cap)
-    loss, _, _ = policy_loss(tokens, algorithm, config.algorithm)
+    counted = counted_rollouts(batch, config.algorithm)
+    weights = token_weights(batch, algorithm, counted, range(len(known.rollouts)), config)[batch.rollout_of]
+    at = stream.token_index
+    tokens = Tokens(
+        logprobs=logprobs[at],
+        entropy=entropy[at],
+        old_logprobs=known.old_logprobs[at],
+        rollout_logprobs=known.rollout_logprobs[at],
+        ref_logprobs=known.ref_logprobs[at] if config.algorithm.kl_coef else None,
+        teacher_logprobs=None,
+        advantages=batch.advantages[batch.rollout_of][at],
+        token_weights=weights[at],
+        rollout_of=batch.rollout_of[at],
+        importance_cap=config.algorithm.importance_cap,
+    )
+    loss, _ = policy_loss(tokens, algorithm, config.algorithm)
     loss.backward()
     return loss, logprobs.grad, entropy.grad
 

@@ -2,14 +2,7 @@
 
 import pytest
 
-from minrl.report.rollouts.chunk import ROLLOUT_SCHEMA
-from minrl.types import SOLO, Example, Job, Request, Reward, Rollout, Turn, UserError, require
-
-
-def test_what_is_required_holds_or_is_the_users_mistake():
-    require(True, "never said")
-    with pytest.raises(UserError, match="must be 7, got 6"):
-        require(False, "must be 7, got 6")
+from minrl.types import SOLO, Example, Reward, Rollout
 
 
 def test_an_example_has_the_fields_of_its_task_and_no_others():
@@ -32,12 +25,6 @@ def test_parts_of_a_reward_have_texts_for_names():
     assert reward.parts == {"1": 0.5, "form": 1.0}
 
 
-def test_a_job_runs_in_the_workers_and_a_turn_is_the_policys_where_nothing_is_said():
-    assert Job(int) == Job(int, (), cheap=False, waits=False)
-    assert not Turn(SOLO, "numbers").frozen
-    assert not Request([5], 0, 8).frozen
-
-
 def test_a_rollout_counts_what_was_sampled_and_knows_whether_it_was_cut_off():
     mask = [False, False, True, True, True]
     rollout = Rollout([11, 12, 21, 22, 2], mask, [0.0] * 5, [(2, 5)], 2, "example", 0, 0, SOLO, 0, 0)
@@ -46,7 +33,3 @@ def test_a_rollout_counts_what_was_sampled_and_knows_whether_it_was_cut_off():
     assert (rollout.reward, rollout.text, rollout.slot, rollout.episode) == (None, "", 0, [])
     rollout.finish_reason = "length"
     assert rollout.truncated
-
-
-def test_the_schema_of_rollouts_is_the_one_that_the_docs_describe():
-    assert ROLLOUT_SCHEMA == 2

@@ -81,7 +81,7 @@ def same(found, expected) -> bool:
 
 
 def test_servers_sample_with_the_policys_weights_each_prompt_in_one_place(engine, servers, policy):
-    assert isinstance(engine, Engine) and not engine.exact
+    assert isinstance(engine, Engine) and engine.needs_correction
     for _ in range(2):
         assert same(engine.generate(REQUESTS, SAMPLING), own_completions(policy))
         improve(policy)

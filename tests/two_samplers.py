@@ -5,12 +5,11 @@ from dataclasses import asdict
 from gradients import tiny_policy
 
 from minrl.config import RolloutConfig, SamplingConfig, TrainerConfig
-from minrl.draw import Draw, examples_due, observe, training_plan
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.processes import Processes
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
-from minrl.rollout import rollout
+from minrl.sampling import adapt_sampling, sample_groups
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import Example, Reward, TrainState
@@ -55,17 +54,16 @@ def sampled_steps(refill_rounds: int, policy: Policy, task: Task = TASK) -> list
     """
     config, state, steps = config_of(refill_rounds), TrainState(), []
     engine, workers = Counting(policy), Workers(1, 120.0)
+    share, rounds = policy.processes.share, []
+    policy.processes.share = lambda count: rounds.append(count) or share(count)
     for _ in range(STEPS):
         state.step += 1
-        draw, rounds, engine.seeds = Draw(config, task.schedule(config.seed, state.step, PROMPTS)), [], []
-        while draw.due:
-            rounds.append(len(draw.due))
-            examples = examples_due(task, draw.due, config, state)
-            plan = training_plan(config, state, draw.drawn)
-            draw.add(rollout(policy, engine, workers, task, examples, plan))
-        rollouts = draw.sampled.rollouts
-        observe(state, config, rollouts)
+        engine.seeds = []
+        rounds.clear()
+        rollouts = sample_groups(policy, engine, workers, task, config, state).rollouts
+        adapt_sampling(state, config, rollouts)
         described = [(r.group, r.example_id, r.seed, r.reward.value) for r in rollouts]
-        steps.append({"rounds": rounds, "mine": engine.seeds, "all": described, "state": asdict(state)})
+        steps.append({"rounds": list(rounds), "mine": engine.seeds, "all": described, "state": asdict(state)})
     workers.close()
+    policy.processes.share = share
     return steps

@@ -30,10 +30,10 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.models.lora import Adapters
 from minrl.models.method import method_of
 from minrl.models.processes import Processes
+from minrl.models.scoring import sampled_rollout
 from minrl.policy import Policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.loading import load_policy
-from minrl.scoring import sampled_rollout
 from minrl.types import CausalModel, Request, Rollout, UserError
 from minrl.update import _streams
 from tests.zoo import NOT_MADE, VOCABULARY, class_of, names, small_model, small_tokenizer

@@ -1,12 +1,11 @@
 """The engine protocol, and what its implementations share."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from minrl.policy import Policy
-from minrl.scoring import LARGEST_GAP
-from minrl.types import Completion, Request, UserError, require
+from minrl.types import Completion, Request, require
 
 PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED = "prompt_tokens", "prompt_tokens_computed"
 """Facts that are summed over processes. Of all others the largest counts."""
@@ -76,10 +75,10 @@ class PromptReuse:
 class Engine(Protocol):
     """An engine as the loop sees it. It manages memory and caches itself.
 
-    `exact`: its log-probabilities are the policy's own, so that no correction is needed.
+    `needs_correction`: its log-probabilities are not the policy's own, and importance weights correct for that.
     """
 
-    exact: bool
+    needs_correction: bool
 
     @property
     def context_length(self) -> int:
@@ -114,14 +113,3 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release everything."""
-
-
-def require_exact(engine: Engine, policy: Policy, metrics: Mapping[str, float], step: int) -> None:
-    """Refuse to save a step in which an exact engine was not, by the metrics of its update."""
-    gap = metrics.get("engine/logprob_gap_mean", 0.0)  # none where nothing was trained on
-    if engine.exact and gap > LARGEST_GAP:
-        raise UserError(
-            f"in step {step} the embedded engine's log-probabilities differ from the policy's by {gap:.2g} nats on "
-            f"average, more than rounding ({LARGEST_GAP:g}): {type(policy.model).__name__} says another thing token by "
-            "token than in one pass; use --engine vllm, which is corrected for"
-        )

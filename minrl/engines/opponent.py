@@ -20,7 +20,8 @@ class EngineWithOpponent:
                 "checkpoint of the same model"
             )
         opponent.model.requires_grad_(False)
-        self.engine, self.opponent, self.exact = engine, TorchEngine(opponent, cache_gib), engine.exact
+        self.engine, self.opponent = engine, TorchEngine(opponent, cache_gib)
+        self.needs_correction = engine.needs_correction
         self.sync, self.score, self.take_facts = engine.sync, engine.score, engine.take_facts
         self.sleep, self.wake, self.close = engine.sleep, engine.wake, engine.close
 

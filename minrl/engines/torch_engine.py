@@ -59,7 +59,7 @@ class TorchEngine:
 
     def __init__(self, policy: Policy, cache_gib: float = 0.0, samples: bool = True) -> None:
         self.policy, self._reuse, self._samples = policy, PromptReuse(), samples
-        self.exact = policy.processes.dtype == torch.float32
+        self.needs_correction = policy.processes.dtype != torch.float32
         self._limit = int((cache_gib or CACHE_GIB) * 2**30)
         self.sync(policy)
 

@@ -22,11 +22,11 @@ from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
 from minrl.models.chat import ChatTokenizer, as_rollout
 from minrl.models.loading import CHAT_TEMPLATE, small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
+from minrl.models.scoring import score
 from minrl.optimizer import clipped_step
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.unknown_words import check_task_words, check_words, shown_text
-from minrl.scoring import score
 from minrl.tasks import Task
 from minrl.types import Example, Prompt, Rollout, UserError
 from minrl.utils import text

@@ -22,12 +22,12 @@ from minrl.config import EvaluationConfig, TrainerConfig
 from minrl.engines import Engine
 from minrl.evaluation import evaluations_after, samples_of
 from minrl.models.cpu import resident_bytes
+from minrl.models.scoring import sampled_rollout
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
 from minrl.run.defaults import OWN_BASE, num_text, rates_for, sizes_for
 from minrl.run.room import disk_findings, expected_bytes, memory_findings, save_findings
-from minrl.scoring import sampled_rollout
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
 from minrl.types import Example, Rollout, UserError, require

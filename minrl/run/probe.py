@@ -13,8 +13,8 @@ from minrl.models.activations import layers_of
 from minrl.models.context import context_length
 from minrl.models.head import output_head
 from minrl.models.method import Decoding, method_of, set_method
+from minrl.models.scoring import sampled_rollout, score
 from minrl.models.text import decoder_of
-from minrl.scoring import sampled_rollout, score
 from minrl.types import CausalModel, Rollout
 
 LOGPROB_GAP = 1e-3

@@ -23,7 +23,7 @@ if __name__ == "__main__":
 
 
 from minrl.utils.task_names import task_key
-from minrl.draw import draw_examples, every, tracked_plan
+from minrl.sampling import draw_examples, every, tracked_plan
 from minrl.rollout import rollout
 from minrl.run.defaults import parse_run
 from minrl.run.parts import assemble

@@ -29,7 +29,7 @@ import torch
 from loguru import logger as log
 
 from minrl.utils.task_names import task_key
-from minrl.draw import draw_examples, every, require_rewards, training_plan
+from minrl.sampling import draw_examples, every, require_rewards, training_plan
 from minrl.models.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout

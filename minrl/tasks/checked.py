@@ -178,6 +178,18 @@ def require_example(example: Any) -> None:  # noqa: ANN401 - a task's code may m
             raise Mistake(f"the {name} of an example must be {right}, got {got} in example {example.id!r:.80}")
 
 
+def require_distinct(examples: Iterable[Example]) -> None:
+    """Refuse an id of several problems: examples that differ in prompt and fields. One problem may be asked in several
+    ways, and a prompt may have several answers.
+    """
+    by_id: dict[tuple[str, str], list[Example]] = {}
+    for example in examples:
+        by_id.setdefault((example.task, example.id), []).append(example)
+    for (_, name), (first, *others) in by_id.items():
+        if any(one.prompt != first.prompt and _frozen(one.fields) != _frozen(first.fields) for one in others):
+            raise Mistake(f"{name!r:.80} is the id of {1 + len(others)} examples: give each problem an id of its own")
+
+
 def is_prompt(prompt: object) -> bool:
     """Whether this is a text or a list of chat messages."""
     messages = prompt if isinstance(prompt, list) else None

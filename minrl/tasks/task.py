@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from minrl.models.thoughts import after_thoughts
-from minrl.tasks.checked import played, require_example, reward_of
+from minrl.tasks.checked import played, require_distinct, require_example, reward_of
 from minrl.tasks.grader import Grader, unpaid
 from minrl.types import SOLO, Episode, Example, Job, Message, Prompt, Reward, Turn, UserError, require
 
@@ -44,6 +44,7 @@ class Dataset:
         count = len(self.train)
         for example in (*self.train, *self.held_out):
             require_example(example)
+        require_distinct((*self.train, *self.held_out))
         require(len(self.held_out) > 0, f"a dataset needs held-out examples, got none beside {count} training ones")
         shared = set(map(self.key, self.train)) & set(map(self.key, self.held_out))
         require(not shared, f"held-out problems among the training ones: {sorted(shared)[:3]}")

@@ -1,7 +1,7 @@
-"""What an update taught: how far it moved the log-probability of each sampled token, in nats.
+"""Diagnostics of an update: how far it moved the log-probability of each sampled token, in nats.
 
-S sampled tokens of the step's rollouts, M of the followed ones: held-out examples, which no update trains on. Of the
-steps whose rollouts are written, the followed ones are sampled and scored before the step, and all are scored once more
+S sampled tokens of the step's rollouts, M of the tracked ones: held-out examples, which no update trains on. In steps
+whose rollouts are written, the tracked examples are sampled and scored before the step, and all are scored once more
 after its update, in one forward pass.
 """
 
@@ -13,29 +13,29 @@ from torch import Tensor
 
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
-from minrl.draw import temperature_of, tracked_plan
 from minrl.policy import Policy
 from minrl.rollout import rollout
 from minrl.run.parts import Parts
+from minrl.sampling import tracked_plan
 from minrl.types import Rollout
 from minrl.update import Update, current_logprobs
 
 
-class TokenMovement:
-    """The movement of the tokens in one step; made before it, measured after its update, by all processes."""
+class UpdateDiagnostics:
+    """The movement of the tokens in one step: made before it, measured after its update, by all processes."""
 
     def __init__(
-        self, policy: Policy, config: TrainerConfig, temperature: float, followed: Sequence[Rollout] = ()
+        self, policy: Policy, config: TrainerConfig, temperature: float, tracked: Sequence[Rollout] = ()
     ) -> None:
-        self._policy, self._config, self._temperature, self.followed = policy, config, temperature, followed
-        self._before = self._score(followed)
+        self._policy, self._config, self._temperature, self.tracked = policy, config, temperature, tracked
+        self._before = self._score(tracked)
 
     @classmethod
-    def of_next_step(cls, parts: Parts) -> "TokenMovement":
-        """Sample the followed examples with the weights that the next step trains."""
+    def of_next_step(cls, parts: Parts) -> "UpdateDiagnostics":
+        """Sample the tracked examples with the weights that the next step trains."""
         plan = tracked_plan(parts.task, parts.config)
-        followed = rollout(parts.policy, parts.engine, parts.workers, parts.task, *plan).rollouts
-        return cls(parts.policy, parts.config, temperature_of(parts.config, parts.state), followed)
+        tracked = rollout(parts.policy, parts.engine, parts.workers, parts.task, *plan).rollouts
+        return cls(parts.policy, parts.config, parts.state.temperature or parts.config.rollout.temperature, tracked)
 
     def measure(
         self, rollouts: Sequence[Rollout], advantages: Float[Tensor, " N"], update: Update
@@ -43,12 +43,12 @@ class TokenMovement:
         """How far each token moved (NaN where the update did not score its rollout), and the curves of that."""
         own, settings = make_batch(rollouts, advantages), self._config.algorithm
         before = torch.cat([update.logprobs.double(), self._before])
-        moved, count = self._score([*rollouts, *self.followed]) - before, len(own.rollout_of)
-        pulls = advantages[own.rollout_of]
+        moved, count = self._score([*rollouts, *self.tracked]) - before, len(own.rollout_of)
+        of_tokens = advantages[own.rollout_of]
         if settings.has_teacher and update.preference is not None:
-            pulls = pulls + settings.teacher_weight * update.preference
+            of_tokens = of_tokens + settings.teacher_weight * update.preference
         gaps = update.logprobs.double() - own.rollout_logprobs
-        return moved, curves(moved[:count], pulls, moved[count:], gaps)
+        return moved, curves(moved[:count], of_tokens, moved[count:], gaps)
 
     def _score(self, rollouts: Sequence[Rollout]) -> Tensor:
         batch = make_batch(rollouts, torch.zeros(len(rollouts)))
@@ -66,22 +66,17 @@ def curves(
     sync, about 1 if the engine is one update behind.
     """
     trained = (advantages != 0) & ~moved.isnan()
-    moved, signs, gaps, gained = (
-        moved[trained],
-        advantages[trained].sign(),
-        gaps[trained],
-        (moved * advantages)[trained],
-    )
+    moved, advantages, gaps = moved[trained], advantages[trained], gaps[trained]
     size = float(moved.abs().mean()) if len(moved) else 0.0
     if not size:
         return {}
-    directions, signs = moved.sign()[moved != 0], signs[moved != 0]
+    directions, signs = moved.sign()[moved != 0], advantages.sign()[moved != 0]
     up, good = float((directions > 0).double().mean()), float((signs > 0).double().mean())
     found = {
-        "taught/agreement": float((directions == signs).double().mean()),
-        "taught/agreement_by_chance": up * good + (1 - up) * (1 - good),
-        "taught/alignment": float(gained.sum() / gained.abs().sum()),
-        "taught/change_mean": size,
-        "taught/engine_lag": float(gaps.abs().mean()) / size,
+        "update/agreement": float((directions == signs).double().mean()),
+        "update/agreement_by_chance": up * good + (1 - up) * (1 - good),
+        "update/alignment": float((moved * advantages).sum() / (moved * advantages).abs().sum()),
+        "update/change_mean": size,
+        "update/engine_lag": float(gaps.abs().mean()) / size,
     }
-    return found | ({"taught/spill_over": float(others.abs().mean()) / size} if len(others) else {})
+    return found | ({"update/spill_over": float(others.abs().mean()) / size} if len(others) else {})

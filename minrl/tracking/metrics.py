@@ -1,10 +1,7 @@
-"""Numbers of a step's rollouts by tag, their distributions, and a few samples as text."""
+"""Numbers of a step's rollouts by tag, and their distributions."""
 
 from collections.abc import Mapping, Sequence
 from itertools import compress
-from operator import itemgetter
-from textwrap import TextWrapper
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -14,13 +11,6 @@ from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.rollout import Rollouts
 from minrl.types import Reward, Rollout, part_means
 from minrl.utils.task_names import TaskTerms
-from minrl.utils.text import printable
-
-SHOWN_CHARACTERS = 2000
-"""Longer prompts and completions are shortened among the samples."""
-
-_WRAPPER = TextWrapper(100, expand_tabs=False, replace_whitespace=False, drop_whitespace=False)
-"""TensorBoard does not wrap a block of text. It shows this many characters in a window of 1280 points."""
 
 
 def step_metrics(sampled: Rollouts, terms: Mapping[str, TaskTerms]) -> dict[str, float]:
@@ -129,34 +119,3 @@ def distributions(rollouts: Sequence[Rollout], logprobs: Float[Tensor, " S"]) ->
         "rollout/completion_tokens": np.array([r.num_sampled for r in rollouts], dtype=np.float64),
         "engine/importance_weight": np.exp(gap[~np.isnan(gap)]),
     }
-
-
-def samples(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Samples of a step's rollouts: the highest and lowest reward, the longest, the first truncated."""
-    scored = [line for line in lines if line["reward"] is not None]
-    chosen = [best(scored, key=itemgetter("reward")) for best in (max, min)] if scored else []
-    chosen += [max(lines, key=lambda line: sum(line["loss_mask"]))] if lines else []
-    chosen += [line for line in lines if line["finish_reason"] == "length"][:1]
-    return list({id(line): line for line in chosen}.values())
-
-
-def markdown(lines: Sequence[Mapping[str, Any]]) -> str:
-    """The rollouts as Markdown. Their texts are indented blocks, in which nothing is markup, with long lines broken."""
-    shown = []
-    for line in lines:
-        reward = "unscorable" if line["reward"] is None else f"reward {line['reward']:g}"
-        advantage = "" if line["advantage"] is None else f"advantage {line['advantage']:+.2f}"
-        parts = ", ".join(f"{name} {value:g}" for name, value in line["parts"].items())
-        tokens = f"{sum(line['loss_mask'])} tokens"
-        title = " · ".join(filter(None, [reward, advantage, parts, tokens, line["finish_reason"], line["role"]]))
-        text = printable(f"{_shortened(line['prompt'])}\n--------\n{_shortened(line['text'])}")
-        rows = (row for whole in text.split("\n") for row in _WRAPPER.wrap(whole) or [""])
-        shown.append(f"**{title}**\n\n" + "\n".join("    " + row for row in rows))
-    return "\n\n".join(shown)
-
-
-def _shortened(text: str) -> str:
-    """The text; of a long one the beginning, the number of omitted characters, and the end."""
-    half = SHOWN_CHARACTERS // 2
-    left_out = len(text) - 2 * half
-    return text if left_out <= 0 else f"{text[:half]}\n... {left_out} characters ...\n{text[-half:]}"

@@ -2,7 +2,7 @@
 
 W&B's own variables name project (WANDB_PROJECT, default `minrl`), entity and mode (WANDB_MODE; `offline` writes to the
 run's folder, for a later `wandb sync`). W&B refuses steps that it has: a resumed run sends the lines of metrics.jsonl
-that it lacks. An offline run cannot be resumed, and is written again with all lines, without earlier samples.
+that it lacks. An offline run cannot be resumed, and is written again with all lines, without earlier histograms.
 """
 
 import importlib.util
@@ -19,7 +19,6 @@ from loguru import logger
 
 from minrl.types import UserError, require
 from minrl.utils.files import write_text
-from minrl.utils.text import html_text
 
 LOG_IN = "log in with `wandb login`, set WANDB_MODE=offline, or leave --logger wandb out"
 
@@ -65,10 +64,6 @@ class Wandb:
         """Send a step's values, unless W&B has the step."""
         if step >= self._next:
             self._run.log(dict(metrics), step=step)
-
-    def text(self, step: int, tag: str, markdown: str) -> None:
-        """Show a text literally."""
-        self.scalars(step, {tag: self._wandb.Html(f"<pre>{html_text(markdown)}</pre>", inject=False)})
 
     def histogram(self, step: int, tag: str, values: np.ndarray) -> None:
         """Show the distribution of values."""

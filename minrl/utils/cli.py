@@ -159,7 +159,8 @@ def _build(
         table = one.metadata.get(ROWS)
         rows = rows_of(table) if table and name in values else ()
         wrong = f"no {name} {values.get(name)!r}: choose one of {', '.join(rows)}{meant(values.get(name), rows)}"
-        require(not rows or values[name] in rows, wrong)
+        in_file = ".py:" in str(values.get(name))  # looked for where it is chosen
+        require(not rows or in_file or values[name] in rows, wrong)
     settings = _without_options(values)
     config: Any = cls(**settings) if default is None else default.with_settings(**settings)  # type: ignore[attr-defined]
     named = dict.fromkeys([*tasks, *getattr(config, "task_names", ())])

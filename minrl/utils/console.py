@@ -126,20 +126,6 @@ class Screen:
         self._early.clear()
         self._keeping = logger.add(partial(_append, path), **IN_FILE)
 
-    def before_and_after(self, before: Mapping[str, dict], after: Mapping[str, dict]) -> None:
-        """Held-out pass@1 before and after with 95 % intervals, one row per task."""
-        rows = [
-            {
-                "task": name,
-                "before": _interval(before.get(name)),
-                "after": _interval(new),
-                "greedy": " to ".join(_percent((one or {}).get("pass@1_greedy")) for one in (before.get(name), new)),
-                "samples": new["n"],
-            }
-            for name, new in after.items()
-        ]
-        self._table("held-out pass@1 in %, 95 % interval", rows)
-
     def rounds(self, rows: Sequence[Mapping[str, object]]) -> None:
         """What each round of an expert iteration kept and reached, one row per round."""
         if rows and not self.quiet:
@@ -149,12 +135,6 @@ class Screen:
         lines = [[str(row.get(column, "-")) for column in rows[-1]] for row in rows]
         with self._terminal():
             print_tables([Table(title, list(rows[-1]), lines)], "summary.json", self.console)
-
-    def samples(self, texts: Mapping[bool, str]) -> None:
-        """A solved (True) and a failed completion, each with its prompt. Either may be missing."""
-        for title, solved in (("a solved sample", True), ("a failed sample", False)):
-            if solved in texts and not self.quiet:
-                self._print(f"{title}\n  {indented(texts[solved])}")
 
     def _shown(self, record: Any) -> bool:  # noqa: ANN401 - loguru's
         extra = record["extra"]
@@ -212,17 +192,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
-
-
-def _interval(evaluation: dict | None) -> str:
-    if evaluation is None or evaluation["pass@1"] is None:
-        return "-"
-    low, high = evaluation["ci95"]
-    return f"{_percent(evaluation['pass@1'])} ({_percent(low)} to {_percent(high)})"
-
-
-def _percent(part: float | None) -> str:
-    return "-" if part is None else f"{100 * part:.1f}" if part < 1 else "100"
 
 
 @dataclass(frozen=True)

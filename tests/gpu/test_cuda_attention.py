@@ -11,7 +11,7 @@ from minrl.models import varlen_attention
 from minrl.models.attention import CardAttention
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.padded_attention import PaddedAttention
-from minrl.scoring import score
+from minrl.models.scoring import score
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,10 +19,10 @@ from minrl.engines import Ended, Sampling, ended_as
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.loading import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER, small_qwen3
 from minrl.models.processes import Processes
+from minrl.models.scoring import sampled_rollout
 from minrl.policy import Policy, as_policy
 from minrl.run import parts
 from minrl.run.checkpoint import save_policy
-from minrl.scoring import sampled_rollout
 from minrl.types import Completion, Request
 
 Says = Callable[[str, random.Random], str | None]

@@ -44,7 +44,7 @@ from minrl.utils.timers import timed
 class VllmEngine:
     """Samples with vLLM. Its numbers are not the policy's own: other kernels, other rounding."""
 
-    exact = False
+    needs_correction = True
 
     def __init__(
         self, config: EngineConfig, policy: Policy, sequences: int, going_on: Callable[[], str] = lambda: ""

@@ -52,7 +52,7 @@ TOLD_EVERY_S = 0.1
 class ServerEngine:
     """Samples with servers of vLLM. Their numbers are not the policy's own: other kernels, other rounding."""
 
-    exact, cores = False, 0
+    needs_correction, cores = True, 0
 
     def __init__(self, config: EngineConfig, policy: Policy, going_on: Callable[[], str] = lambda: "") -> None:
         self.config, self.policy = config, policy

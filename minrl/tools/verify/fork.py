@@ -15,7 +15,9 @@ from minrl.run.parts import assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Run
 from minrl.run.start import OPPONENT, TEACHER
+from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.logger import Logger
+from minrl.train import loop
 from minrl.types import require
 from minrl.utils.cli import parse_trainer
 from minrl.utils.files import read_json
@@ -74,8 +76,8 @@ def _require_common(stored: Run, settings: TrainerConfig, options: TaskOptions) 
 
 def go_on(run: Run) -> tuple[int, Path]:
     """Train the fork to its end; its exit status and its last checkpoint."""
-    with assemble(run) as parts, Logger(parts, time.perf_counter(), follow=True) as logger:
-        import_module("minrl.scripts.train").train(logger)
+    with assemble(run) as parts, Logger(parts, time.perf_counter(), diagnostics=UpdateDiagnostics) as logger:
+        loop(logger)
         status = logger.finish()
         saved = last_saved(parts.run.checkpoints)
     assert saved is not None, "a run that ended has a checkpoint"

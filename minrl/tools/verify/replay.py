@@ -5,7 +5,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,10 @@ from minrl.run.checkpoint import by_step, damage, step_name, step_of
 from minrl.run.ends import moves_between, steps_at
 from minrl.run.parts import assemble
 from minrl.run.resume import open_run
+from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.files import FINGERPRINTS, PARTS, hashes_of_checkpoint, read_fingerprints
 from minrl.tracking.logger import Logger
+from minrl.train import loop
 from minrl.types import UserError, require
 from minrl.utils.cli import parse_trainer
 
@@ -84,10 +85,10 @@ def repeat(run: Path, checkpoint: Path, step: int, place: Path) -> tuple[Path, P
     start = str(kept / checkpoint.name)
     flags = ["--resume", start, "--runs-dir", str(copy.parent), "--checkpoints-dir", str(kept.parent), "--quiet"]
     again = open_run(*parse_trainer(flags), flags)
-    with assemble(again) as parts, UntilStep(parts, time.perf_counter(), follow=True) as logger:
+    with assemble(again) as parts, UntilStep(parts, time.perf_counter(), diagnostics=UpdateDiagnostics) as logger:
         for logger.until in moves_between(record, parts.state.step + 1, step):
             parts.config = replace(parts.config, steps=steps_at(record, logger.until))
-            import_module("minrl.scripts.train").train(logger)
+            loop(logger)
     return copy, kept
 
 

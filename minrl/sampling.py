@@ -4,7 +4,7 @@ The memory is in `TrainState`, equal in all processes: a resumed run samples wha
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,7 +18,8 @@ from minrl.rewards.length import with_length
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, joined, rollout
 from minrl.tasks import Task
-from minrl.types import Example, Rollout, TrainState, UserError
+from minrl.tasks.checked import refuse_mistakes
+from minrl.types import ABOVE_MAXIMUM, Example, Rollout, TrainState, UserError
 from minrl.utils.timers import timed
 
 RATE_DECAY = 0.5
@@ -43,75 +44,67 @@ T = TypeVar("T")
 def sample_groups(
     policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig, state: TrainState
 ) -> Rollouts:
-    """The rollouts of a step: a group per example, in as many rounds as `Draw` needs."""
-    draw = Draw(config, task.schedule(config.seed, state.step, config.rollout.prompts_per_step))
-    while draw.due:
-        examples = examples_due(task, draw.due, config, state)
-        draw.add(rollout(policy, engine, workers, task, examples, training_plan(config, state, draw.drawn)))
-    require_rewards(draw.sampled, config.rollout.max_unscorable_frac, state.step)
-    observe(state, config, draw.sampled.rollouts)
-    return draw.sampled
+    """The rollouts of a step: a group for each example and role, with groups without spread replaced by
+    `refill_rounds`: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
 
-
-class Draw:
-    """The rollouts of a step in one or more rounds: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
-
-    `schedule` has the task of each example, `due` those of the next round. After each round, up to `refill_rounds`
-    times, the missing examples of each task are drawn. An example counts by the share of its groups (one per role) with
-    spread (max > min). Departures: any difference of rewards is spread; the rounds are bounded; groups without spread
-    stay among the rollouts, cost no forward pass, and weigh what drop_equal_groups says.
+    An example counts by the share of its groups (one per role) with spread (max > min). Departures: any difference of
+    rewards is spread; the rounds are bounded; groups without spread stay among the rollouts, cost no forward pass, and
+    weigh what drop_equal_groups says.
     """
-
-    def __init__(self, config: TrainerConfig, schedule: Sequence[str]) -> None:
-        self._config, self._rounds_left = config, config.sampling.refill_rounds
-        self._schedule = self.due = list(schedule)
-        self.drawn = 0
-        self.sampled = Rollouts([], [])
-
-    def add(self, sampled: Rollouts) -> None:
-        """Add a round's rollouts, paid for their length, and compute which examples the next round draws."""
-        self.sampled = joined([self.sampled, replace(sampled, rollouts=with_length(sampled.rollouts, self._config))])
-        self.drawn += len(self.due)
-        tasks = dict.fromkeys(self._schedule) if self._rounds_left else ()
-        self.due = [task for task in tasks for _ in range(self._missing(task))]
-        self._rounds_left -= 1
-
-    def _missing(self, task: str) -> int:
-        """Examples of the task without spread."""
-        rollouts = [rollout for rollout in self.sampled.rollouts if rollout.task == task]
-        groups = _rewards_by_group(rollouts)
-        roles = max(1, len({rollout.role for rollout in rollouts}))
-        useful = sum(max(rewards) > min(rewards) for rewards in groups.values())
-        return max(0, self._schedule.count(task) - useful // roles)
+    schedule = task.schedule(config.seed, state.step, config.rollout.prompts_per_step)
+    sampled, drawn, due = Rollouts([], []), list[Example](), list(schedule)
+    for _ in range(1 + config.sampling.refill_rounds):
+        examples = next_examples(task, due, config, state, drawn)
+        found = rollout(policy, engine, workers, task, examples, training_plan(config, state, len(drawn)))
+        sampled = joined([sampled, replace(found, rollouts=with_length(found.rollouts, config))])
+        drawn += examples
+        due = [name for name in dict.fromkeys(schedule) for _ in range(missing(name, schedule, sampled.rollouts))]
+        if not due:
+            break
+    require_rewards(sampled, config.rollout.max_unscorable_frac, state.step)
+    return sampled
 
 
-def examples_due(task: Task, due: Sequence[str], config: TrainerConfig, state: TrainState) -> list[Example]:
-    """The next examples of each task in `due`, in its order."""
-    chosen = {
-        name: iter(choose_examples(task.members[name].dataset.train, due.count(name), config, state.of(name)))
-        for name in dict.fromkeys(due)
-    }
+def missing(task: str, schedule: Sequence[str], rollouts: Sequence[Rollout]) -> int:
+    """How many of the task's scheduled examples lack groups with spread."""
+    own = [rollout for rollout in rollouts if rollout.task == task]
+    with_spread = sum(max(rewards) > min(rewards) for rewards in _rewards_by_group(own).values())
+    roles = max(1, len({rollout.role for rollout in own}))
+    return max(0, schedule.count(task) - with_spread // roles)
+
+
+def next_examples(
+    task: Task, due: Sequence[str], config: TrainerConfig, state: TrainState, drawn: Sequence[Example] = ()
+) -> list[Example]:
+    """The next examples of each task in `due`, in its order. `drawn` are those of the step so far."""
+    chosen = {}
+    for name in dict.fromkeys(due):
+        used = {example.id for example in drawn if example.task == name}
+        examples = task.members[name].dataset.train
+        chosen[name] = iter(choose_examples(examples, due.count(name), config, state.of(name), used))
     return [replace(next(chosen[name]), task=name) for name in due]
 
 
-def choose_examples(examples: Sequence[Example], count: int, config: TrainerConfig, state: TrainState) -> list[Example]:
+def choose_examples(
+    examples: Sequence[Example],
+    count: int,
+    config: TrainerConfig,
+    state: TrainState,
+    used: Collection[str] = (),
+) -> list[Example]:
     """The next `count` examples: in order, or with `curriculum` by solve rate.
 
     An example of solve rate p weighs max(4 p (1 - p), 0.1). They are drawn without replacement, by the largest
-    u^(1 / weight) with u uniform (Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003).
+    u^(1 / weight) with u uniform (Efraimidis and Spirakis 2006, doi:10.1016/j.ipl.2005.11.003); those whose id is among
+    the `used` come last.
     """
     if not config.sampling.curriculum:
         return draw_examples(examples, count, config.seed, state)
     rng = random.Random(f"{config.seed}/curriculum/{state.examples_drawn}")
     keys = [rng.random() ** (1 / _weight(state.solve_rates.get(example.id, 0.5))) for example in examples]
-    order = sorted(range(len(keys)), key=lambda index: -keys[index])
+    order = sorted(range(len(keys)), key=lambda index: (examples[index].id in used, -keys[index]))
     state.examples_drawn += count
     return [examples[order[draw % len(order)]] for draw in range(count)]
-
-
-def temperature_of(config: TrainerConfig, state: TrainState) -> float:
-    """The sampling temperature of the step: the adapted one, or the config's."""
-    return state.temperature or config.rollout.temperature
 
 
 def every(steps: int, step: int) -> bool:
@@ -123,28 +116,31 @@ def require_rewards(sampled: Rollouts, max_unscorable_frac: float, step: int) ->
     """Report failed rewards. Raise `UserError` if too many of the step's completions are unscorable."""
     warn_of_failures("episodes", sampled.failures)
     if not sampled.rollouts:
-        raise UserError(f"no episode of step {step} came to its first turn: mend the task's episode")
+        raise UserError(f"no episode of step {step} came to its first turn: fix the task's episode")
     share = 1 - sum(one.reward is not None for one in sampled.rollouts) / len(sampled.outcomes)
     if share > max_unscorable_frac:
         raise UserError(
             f"{share:.0%} of the rollouts of step {step} could not be rewarded, more than max_unscorable_frac "
-            f"({max_unscorable_frac:.0%}): mend the task's reward; the first failure is shown above"
+            f"({max_unscorable_frac:.0%}): fix the task's reward; the first failure is shown above"
         )
 
 
 def warn_of_failures(episodes: str, failures: Sequence[str]) -> None:
-    """Report how many episodes could not be rewarded, and the reason of the first."""
+    """Report how many episodes could not be rewarded, and the reason of the first. A reward above its maximum is a
+    mistake in the task's code and ends the run: the best completions would be the unscorable ones.
+    """
+    refuse_mistakes(reason for reason in failures if ABOVE_MAXIMUM in reason)
     if failures:
         count, first = len(failures), failures[0]
         logger.warning(f"{count} {episodes} could not be rewarded as they were played, the first because:\n{first}")
 
 
-def observe(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout]) -> None:
-    """Update the memory with the step's rollouts, those of all processes."""
+def adapt_sampling(state: TrainState, config: TrainerConfig, rollouts: Sequence[Rollout]) -> None:
+    """Adapt the temperature and the solve rates, by which the next step samples, to the step's rollouts."""
     settings = config.sampling
     groups = _rewards_by_group(rollouts)
     if settings.target_reward_std and groups:
-        temperature = temperature_of(config, state)
+        temperature = state.temperature or config.rollout.temperature
         spread = float(np.mean([np.std(rewards) for rewards in groups.values()]))
         state.temperature = adapted_temperature(temperature, spread, settings)
     if settings.curriculum:
@@ -166,8 +162,8 @@ def adapted_temperature(temperature: float, std: float, settings: SamplingConfig
     both sides without overshooting for every a in (0, 2], and damps noise. With std 0 it rises by a tenth.
     """
     change = (settings.target_reward_std / std) ** TEMPERATURE_GAIN if std > 0 else np.inf
-    wanted = temperature * np.clip(change, 1 / LARGEST_CHANGE, LARGEST_CHANGE)
-    return float(np.clip(wanted, settings.min_temperature, settings.max_temperature))
+    adapted = temperature * np.clip(change, 1 / LARGEST_CHANGE, LARGEST_CHANGE)
+    return float(np.clip(adapted, settings.min_temperature, settings.max_temperature))
 
 
 def draw_examples(examples: Sequence[T], count: int, seed: int, state: TrainState) -> list[T]:
@@ -185,7 +181,7 @@ def training_plan(config: TrainerConfig, state: TrainState, drawn: int = 0) -> P
     return Plan(
         settings.group_size,
         settings.max_tokens,
-        temperature_of(config, state),
+        state.temperature or config.rollout.temperature,
         config.seed,
         "train",
         state.step,
