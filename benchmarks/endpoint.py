@@ -1,4 +1,4 @@
-"""minrl-serve by its own endpoint: tokens per second of one request, and of several at once.
+"""minrl serve by its own endpoint: tokens per second of one request, and of several at once.
 
     python benchmarks/endpoint.py
 

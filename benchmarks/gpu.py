@@ -28,7 +28,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # train.py lies beside the package
 
-from minrl import train
+from minrl.__main__ import main as program
 from minrl.batch import pack
 from minrl.config import EngineConfig, ModelConfig
 from minrl.engines import Sampling
@@ -105,7 +105,7 @@ def run_loop(model: Path, steps: int, tiny: bool, *flags: str) -> list[dict[str,
     with tempfile.TemporaryDirectory() as folder:
         folders = ["--runs-dir", f"{folder}/runs", "--checkpoints-dir", f"{folder}/checkpoints"]
         arguments = ["--task", "even-words", "--model-id", str(model), "--engine", "vllm", "--steps", str(steps)]
-        train.main([*arguments, *batch, *length, *evaluation, *folders, *flags])
+        program(["train", *arguments, *batch, *length, *evaluation, *folders, *flags])
         (metrics,) = Path(folder).glob("runs/*/metrics.jsonl")
         return [line for line in map(json.loads, metrics.read_text().splitlines()) if "time/update_s" in line]
 

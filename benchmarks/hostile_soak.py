@@ -97,7 +97,6 @@ class Run:
 
     def train(self) -> dict[str, Any]:
         """The run; what was counted, and the metrics of its rewards."""
-        import train
         from tests.hostile.forced import save_reader, saying
         from tests.hostile.playing import write_rows
 
@@ -112,7 +111,7 @@ class Run:
         for name, value in options.items():
             flags += f" --{self.task}.{name.replace('_', '-')} {value}"
         with saying(self.says, self.before, MULTIPLE):
-            status = train.main(flags.split())
+            status = main(["train", *flags.split()])
         (run,) = (self.place / "runs").glob("*")
         metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return {"status": status, "said": self.said, "counted": self.counted, "metrics": metrics}

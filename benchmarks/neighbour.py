@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--turn", type=int, default=6, help="steps from a change to the next")
     parser.add_argument("--core", type=int, help="the core of the loop; any if not given")
     options, flags = parser.parse_known_args()
-    import train
+    from minrl.__main__ import main
     from minrl.tracking.logger import Logger
     from minrl.utils.timers import TIMERS
 
@@ -65,7 +65,7 @@ def main() -> None:
         doing("the default run, quiet and busy in turns")
         switches = ["--eval-every", "0", "--save-every", "0", "--no-eval-first", "--no-preflight", "--quiet"]
         try:
-            train.main(["--steps", str(options.steps), "--runs-dir", folder, *switches, *flags])
+            main(["train", "--steps", str(options.steps), "--runs-dir", folder, *switches, *flags])
         finally:
             if neighbour.process:
                 neighbour.toggle()

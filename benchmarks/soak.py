@@ -90,8 +90,8 @@ def all_scenarios(rows: Path, model: Path) -> list[Scenario]:
     return [
         program("single", "train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
         program("two_processes", f"{LAUNCH} train.py", f"{hanoi} {TRAINED} {PROMPTS}"),
-        program("sft", "-m minrl.sft", f"{hanoi} {TRAINED} --batch-size 4 --data {rows}"),
-        program("expert_iteration", "-m minrl.sft.expert_iteration", f"{hanoi} {ROUNDS} --keep-checkpoints 2"),
+        program("sft", "-m minrl sft", f"{hanoi} {TRAINED} --batch-size 4 --data {rows}"),
+        program("expert_iteration", "-m minrl expert-iteration", f"{hanoi} {ROUNDS} --keep-checkpoints 2"),
         program("self_play", "train.py", f"{GAME} {BASE} {SMALL} {TRAINED} {PROMPTS}"),
         Scenario("evaluation", again, again, evaluation_outcome),
     ]

@@ -22,7 +22,7 @@ started = time.perf_counter()
 from minrl import train
 imported = time.perf_counter()
 from minrl import update
-from minrl.utils.cli import run_main
+from minrl.__main__ import console
 step, sample = update.optimizer_step, train.sample_groups
 first = []
 def timed_rollout(*arguments):
@@ -34,7 +34,7 @@ def watched(*arguments):
     print("SECONDS", imported - started, now - imported, now - first[0], flush=True)
     raise SystemExit(0)
 train.sample_groups, update.optimizer_step = timed_rollout, watched
-run_main(train.main)
+console("train")
 """
 
 

@@ -101,7 +101,6 @@ class PacedRun:
 
 def ours(turns: Turns, work: Work) -> None:
     """The steps of `train.py`, each after its turn has come."""
-    import train
     from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 
     PacedRun(turns, work).install()
@@ -109,7 +108,7 @@ def ours(turns: Turns, work: Work) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if not work.model:
             save_shape(work.size, Path(folder) / "model")
-        train.main(_flags(work, folder))
+        main(["train", *_flags(work, folder)])
 
 
 def trl(turns: Turns, work: Work) -> None:

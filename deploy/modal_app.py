@@ -31,7 +31,7 @@ REFUSED = 2
 
 PINS = "requirements/pins.txt", "requirements/overrides.txt"
 
-INSTALLED = ("pyproject.toml", "setup.py", "README.md", "minrl/__init__.py", *PINS)
+INSTALLED = ("pyproject.toml", "README.md", "minrl/__init__.py", *PINS)
 """What an environment is made from. A change of any other file builds no image anew."""
 
 INSTALL = (

@@ -1,6 +1,6 @@
 """Writes docs/algorithms_measured.md and docs/algorithms.png: how each algorithm learned the default task.
 
-    python -m minrl.tools.sweep docs/algorithms.yaml --at-once 2
+    python -m minrl sweep docs/algorithms.yaml --at-once 2
     python docs/algorithms_measured.py
 
 The numbers are those of the sweep's runs.
@@ -32,7 +32,7 @@ def read() -> Runs:
     """The runs of the sweep, which must be complete."""
     planned = sorted(read_plan(PLAN), key=lambda run: run.settings.seed)
     left = [run.name for run in planned if run.state != "complete"]
-    require(not left, f"{len(left)} runs are not complete: python -m minrl.tools.sweep docs/algorithms.yaml")
+    require(not left, f"{len(left)} runs are not complete: python -m minrl sweep docs/algorithms.yaml")
     order = list(dict.fromkeys(run.settings.algorithm.algorithm for run in planned))
     of_each = sorted(planned, key=lambda run: order.index(run.settings.algorithm.algorithm))
     groups = groupby(of_each, key=lambda run: run.settings.algorithm.algorithm)
@@ -105,7 +105,7 @@ def draw(runs: Runs, path: Path) -> None:
 
 TEXT = """# Each algorithm learns
 
-`python -m minrl.tools.sweep docs/algorithms.yaml`: {steps} steps of Countdown with {prompts} prompts and groups of
+`python -m minrl sweep docs/algorithms.yaml`: {steps} steps of Countdown with {prompts} prompts and groups of
 {group}, each other setting at its default, seeds {seeds}. pass@1 of held-out problems, {samples}
 samples at temperature 1 for each figure: the mean over the seeds, and the lowest and the highest.
 Before training it is {before} for all, which

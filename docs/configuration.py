@@ -12,30 +12,30 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from minrl.config import TrainerConfig
 from minrl.evaluate.config import EvaluateConfig
-from minrl.report.__main__ import ReportConfig
-from minrl.report.rollouts.__main__ import ViewerConfig
+from minrl.report.report import ReportConfig
+from minrl.report.rollouts.rollouts import RolloutsConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS, TOOLS
 from minrl.tools.audit.config import AuditConfig
 from minrl.tools.serve.config import ServeConfig
-from minrl.tools.sweep.__main__ import SweepConfig
-from minrl.tools.verify.__main__ import VerifyConfig
+from minrl.tools.sweep.sweep import SweepConfig
+from minrl.tools.verify.config import VerifyConfig
 from minrl.utils.cli import first_paragraph, meanings, rows_of
 from minrl.utils.settings import ROWS
 
 PAGE = Path(__file__).with_name("configuration.md")
 PROGRAMS = {
-    "python train.py": TrainerConfig,
-    "python evaluate.py": EvaluateConfig,
-    "python -m minrl.sft": SftConfig,
-    "python -m minrl.sft.expert_iteration": ExpertIterationConfig,
-    "python -m minrl.sft.filter": FilterConfig,
-    "python -m minrl.tools.audit": AuditConfig,
-    "python -m minrl.report": ReportConfig,
-    "python -m minrl.report.rollouts": ViewerConfig,
-    "python -m minrl.tools.sweep": SweepConfig,
-    "python -m minrl.tools.serve": ServeConfig,
-    "python -m minrl.tools.verify": VerifyConfig,
+    "python -m minrl train": TrainerConfig,
+    "python -m minrl evaluate": EvaluateConfig,
+    "python -m minrl sft": SftConfig,
+    "python -m minrl expert-iteration": ExpertIterationConfig,
+    "python -m minrl filter": FilterConfig,
+    "python -m minrl audit": AuditConfig,
+    "python -m minrl report": ReportConfig,
+    "python -m minrl rollouts": RolloutsConfig,
+    "python -m minrl sweep": SweepConfig,
+    "python -m minrl serve": ServeConfig,
+    "python -m minrl verify": VerifyConfig,
 }
 INTRODUCTION = """# Configuration
 
@@ -77,8 +77,7 @@ def _of_config(program: str, config: type, shown: dict[type, str]) -> Iterator[s
 def _other_defaults(config: type, name: str, group: type) -> str:
     """The settings of a group that a program has other defaults for."""
     (field,) = (field for field in dataclasses.fields(config) if field.name == name)
-    assert field.default_factory is not dataclasses.MISSING
-    usual, own = group(), field.default_factory()
+    usual, own = group(), field.default
     changed = [key for key in vars(own) if getattr(own, key) != getattr(usual, key)]
     said = ", ".join(f"`--{key.replace('_', '-')} {getattr(own, key)}`".replace(" `", "`") for key in changed)
     return f", by default with {said}" if said else ""

@@ -1,6 +1,162 @@
-"""`python -m minrl` lists the programs, `python -m minrl NAME ...` runs one."""
+"""The command `minrl PROGRAM ...`, which is also `python -m minrl PROGRAM ...`.
 
-from minrl.scripts import main, run_main
+The command line is parsed once, before torch is imported: a mistake and --help are answered at once.
+"""
+
+import os
+import sys
+
+PACKAGES = ("torch", "transformers", "datasets", "numpy", "accelerate", "tensorboard", "rich", "yaml", "loguru")
+
+
+def _refuse(reason: str) -> None:
+    sys.stderr.write(f"error: {reason}\n")
+    sys.exit(2)
+
+
+folder = sys.path[0] or "."
+for file in os.listdir(folder) if os.path.isdir(folder) and not sys.flags.safe_path else ():
+    if file.endswith(".py") and file[:-3] in {*sys.stdlib_module_names, *PACKAGES}:
+        _refuse(f"{os.path.join(folder, file)} hides the module {file[:-3]}, which MinRL imports: rename it")
+
+import gc
+import textwrap
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import NamedTuple, NoReturn
+
+if missing := [package for package in PACKAGES if find_spec(package) is None]:
+    fix = "`pip install .`, or in a checkout `make setup` and `source .venv/bin/activate`"
+    _refuse(f"{sys.executable} has no {', '.join(missing)}: {fix}")
+
+import minrl
+from minrl.models.launch import require_one_process
+from minrl.utils.cli import HELP, parse, run_main, unknown
+from minrl.utils.signals import answered, leave_at_once
+
+
+class Program(NamedTuple):
+    """A program: the class of its settings, the module whose `main(command)` runs it, and what it does."""
+
+    config: str
+    """Or a function that makes the command of the words."""
+    module: str
+    about: str
+    loads: bool = True
+    """Whether it imports torch, which takes seconds."""
+    alone: bool = True
+    """Whether it runs in one process."""
+
+
+PROGRAMS = {
+    "train": Program(
+        "minrl.config.TrainerConfig", "minrl.train", "Make a language model better at a task.", alone=False
+    ),
+    "evaluate": Program(
+        "minrl.evaluate.config.EvaluateConfig",
+        "minrl.evaluate.evaluate",
+        "Say how good models are at tasks, or score completions that somebody already has.",
+    ),
+    "sft": Program(
+        "minrl.sft.config.SftConfig",
+        "minrl.sft.sft",
+        "Fine-tune a language model on rows of prompt and response.",
+        alone=False,
+    ),
+    "filter": Program(
+        "minrl.sft.config.FilterConfig",
+        "minrl.sft.filter",
+        "Keep the rows of a file whose response is correct by a task's reward.",
+        loads=False,
+    ),
+    "expert-iteration": Program(
+        "minrl.sft.config.ExpertIterationConfig",
+        "minrl.sft.expert_iteration",
+        "Sample, keep the correct, fine-tune; again.",
+        alone=False,
+    ),
+    "report": Program(
+        "minrl.report.report.ReportConfig",
+        "minrl.report.report",
+        "Summarize runs side by side; without a name, list all runs.",
+        loads=False,
+    ),
+    "rollouts": Program(
+        "minrl.report.rollouts.rollouts.RolloutsConfig",
+        "minrl.report.rollouts.rollouts",
+        "Make the page in which a run's rollouts are read.",
+        loads=False,
+    ),
+    "serve": Program(
+        "minrl.tools.serve.config.ServeConfig",
+        "minrl.tools.serve.serve",
+        "Serve a model through an OpenAI-compatible endpoint on localhost, or chat with it.",
+    ),
+    "audit": Program(
+        "minrl.tools.audit.config.AuditConfig",
+        "minrl.tools.audit.audit",
+        "Attack a task's reward before anyone trains on it.",
+        loads=False,
+    ),
+    "sweep": Program(
+        "minrl.tools.sweep.sweep.SweepConfig",
+        "minrl.tools.sweep.sweep",
+        "Train over a grid of settings, a list of seeds or both, and report on all runs.",
+        loads=False,
+    ),
+    "verify": Program(
+        "minrl.tools.verify.config.parse_verify",
+        "minrl.tools.verify.verify",
+        "Repeat a step of a run and compare, or begin a new run there with another setting.",
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the program that is named first, in this process, and return its status; without a name, list them."""
+    name = arguments[0] if arguments else "--help"
+    if name == "--version":
+        sys.stdout.write(f"minrl {minrl.__version__}\n")
+        return 0
+    if name in HELP:
+        sys.stdout.write("minrl PROGRAM ... (--help after it: its flags)\n\n")
+        for known, row in PROGRAMS.items():
+            about = textwrap.fill(row.about, 80, initial_indent=f"  {known:<18}", subsequent_indent=" " * 20)
+            sys.stdout.write(f"{about}\n")
+        return 0
+    if name not in PROGRAMS:
+        raise unknown(f"program {name!r}", name, list(PROGRAMS))
+    program = PROGRAMS[name]
+    module, _, cls = program.config.rpartition(".")
+    config = getattr(import_module(module), cls)
+    command = parse(config, arguments[1:]) if isinstance(config, type) else config(arguments[1:])
+    if program.alone:
+        require_one_process(f"minrl {name}")
+    _load(program, getattr(command.config, "logging", command.config))
+    return import_module(program.module).main(command)
+
+
+def _load(program: Program, settings: object) -> None:
+    """Import a program's module, during which a signal ends the process: nothing is to be saved, and torch would show a
+    traceback.
+    """
+    if program.module in sys.modules:
+        return
+    first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    if program.loads and first and not getattr(settings, "quiet", False):
+        sys.stderr.write("loading: 5 to 15 s\n")
+    gc.disable()  # nearly all that imports make stays, and looking at it again and again takes a fifth of their time
+    with answered(leave_at_once):
+        import_module(program.module)
+    gc.freeze()
+    gc.enable()
+
+
+def console(*program: str) -> NoReturn:
+    """The process of the command, or of one program."""
+    run_main(main, [*program, *sys.argv[1:]])
+
 
 if __name__ == "__main__":
-    run_main(main)
+    console()

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -53,29 +53,20 @@ from minrl.utils.task_names import (
 
 T = TypeVar("T")
 
-PATH = {"path": "always"}
-"""Metadata of a setting that names a file or folder: config.json holds its absolute path."""
-
-PATH_OR_NAME = {"path": "where it exists"}
-"""Metadata of a setting that names a local folder, or a model of the hub."""
-
-PATH_BY_TASK = {"path": "by task"}
-"""Metadata of a setting that names files of single tasks, such as `math:a.jsonl,code:b.jsonl`."""
-
 TaskOptions = Mapping[str, Any]
 """The options dataclass of each task, by `task_key`."""
 
+PATH, PATH_OR_NAME, PATH_BY_TASK = {"path": "always"}, {"path": "where it exists"}, {"path": "by task"}
+"""Metadata of settings whose paths config.json holds absolute; the last is of the form `math:a.jsonl,code:b.jsonl`."""
 
 CHAT_TEMPLATES = ("chatml", "llama3", "gemma", "plain")
 """The templates of `minrl.models.templates`."""
 
 FROM = "{# from "
-"""Begins a template of a file. config.json holds the text too, so that a run keeps it when the file is edited."""
-
 FROM_FILE = re.compile(re.escape(FROM) + r"(.+) #\}\n")
-"""The first line of a template of a file."""
+"""The first line of a template of a file: config.json holds the text, and a run keeps it when the file is edited."""
 
-LEAST_TEMPERATURE = 1e-3  # logits divided by less are beyond float32
+Temperature = Annotated[float, Bound(least=1e-3)]  # logits divided by less are beyond float32
 
 RUN_NAME = re.compile(r"(?!(latest|auto|report)$|base-|step_)[A-Za-z0-9][\w.+=-]{,199}", re.ASCII)
 """A run's name: it stands in paths and commands without quotes, and some names mean something else there."""
@@ -83,16 +74,8 @@ RUN_NAME = re.compile(r"(?!(latest|auto|report)$|base-|step_)[A-Za-z0-9][\w.+=-]
 PROMPT, ANSWER, COMPLETION = "{prompt}", "{answer}", "{completion}"
 """What a teacher's or a judge's prompt shows."""
 
-ENDS = ("stop_at", "patience")  # the settings by which a run ends before its last step
-
-
-def text_or_file(name: str, given: str, shown: str) -> str:
-    """The text of the setting `name`, which is given or stands in a file that is named. It must have `shown` in it."""
-    if shown in given:
-        return given
-    text = _file_text(f"{name} must be a text with {shown} in it, or a file with one", given)
-    require(shown in text, f"the {name} in {given} never shows the {shown.strip('{}')}: write {shown} in it")
-    return text
+ENDS = ("stop_at", "patience")
+"""The settings by which a run ends before its last step."""
 
 
 def _file_text(message: str, path: str, hint: str = "") -> str:
@@ -103,15 +86,32 @@ def _file_text(message: str, path: str, hint: str = "") -> str:
         raise UserError(f"{message}, got {path[:80]!r}: {reason}{hint}") from error
 
 
+class Group(Bounded):
+    """A group of settings."""
+
+    def _read_text(self, name: str, shown: str) -> None:
+        """Replace a file's name in the setting by the file's text, which must have `shown` in it."""
+        given = getattr(self, name)
+        if given and shown not in given:
+            text = _file_text(f"{name} must be a text with {shown} in it, or a file with one", given)
+            require(shown in text, f"the {name} in {given} never shows the {shown.strip('{}')}: write {shown} in it")
+            object.__setattr__(self, name, text)
+
+    def _require_use(self, names: Iterable[str], used: bool, by: str) -> None:
+        """Refuse values that nothing reads."""
+        for name in names:
+            unused = not used and getattr(self, name) != getattr(type(self), name)
+            require(not unused, f"{name} is read only with {by}: give that too, or leave it out")
+
+
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Bounded):
+class ModelConfig(Group):
     """Which model is trained."""
 
     model_id: str = field(default="", metadata=PATH_OR_NAME)
     """Hub name, folder or GGUF file of a model. Empty: the small base model that MinRL makes itself."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of matrix products. auto: bfloat16 on CUDA, float32 on a CPU. Trained weights are float32; those frozen
-    under adapters stay in bfloat16 where the checkpoint is."""
+    """Precision of matrix products; trained weights are float32. auto: bfloat16 on CUDA, float32 on a CPU."""
     chat_template: str = ""
     """Jinja file, or chatml, llama3, gemma or plain (question and answer). Empty: the model's own chat template."""
     chat_template_options: str = ""
@@ -121,16 +121,14 @@ class ModelConfig(Bounded):
     threads: Annotated[int, Bound(least=1, most=1024, zero="one per core")] = 0
     """CPU threads of torch. 0: one per core that this process may use."""
     sharding: Literal["none", "full", "hybrid"] = "none"
-    """none: each process holds all weights. full: weights, gradients and moments are split over all processes. hybrid:
-    split within a machine, replicated across machines."""
+    """full: weights, gradients and moments are split over all processes. hybrid: within each machine."""
     activation_checkpointing: Literal["auto", "always", "never"] = "auto"
-    """Recompute each layer's activations in the backward pass. auto: where they do not fit the free memory."""
+    """Recompute activations in the backward pass. auto: where they do not fit the free memory."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_object = isinstance(self.template_options, dict)
-        require(is_object, f"chat_template_options must be a JSON object, got {self.chat_template_options!r}")
-        path = self.chat_template
+        given, path = self.chat_template_options, self.chat_template
+        require(isinstance(self.template_options, dict), f"chat_template_options must be a JSON object, got {given!r}")
         if path not in ("", *CHAT_TEMPLATES) and not FROM_FILE.match(path):
             known = f"chat_template must be a file or one of {', '.join(CHAT_TEMPLATES)}"
             text = _file_text(known, path, meant(path, CHAT_TEMPLATES))
@@ -154,7 +152,7 @@ class ModelConfig(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseModelConfig(Bounded):
+class BaseModelConfig(Group):
     """The small base model that is made where no --model-id is given (ignored otherwise)."""
 
     base_hidden_size: Count = 192
@@ -178,12 +176,11 @@ class BaseModelConfig(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig(Bounded):
+class RolloutConfig(Group):
     """What is sampled in each step."""
 
     task: str = "countdown"
-    """The task to learn: a name, or path/to/file.py:name. Several with weights: countdown:2,hanoi:1 takes two thirds of
-    the groups from countdown."""
+    """The task: a name, or path/to/file.py:name. Several with weights: countdown:2,hanoi:1 (two thirds countdown)."""
     task_max_tokens: str = ""
     """max_tokens of single tasks, such as hanoi:256,countdown:64."""
     task_reward_scale: str = ""
@@ -194,12 +191,12 @@ class RolloutConfig(Bounded):
     """Completions sampled for each example and compared with each other. Not given: by the size of a --model-id."""
     max_tokens: Count = 192
     """Longest completion of one turn, in tokens; longer ones are truncated. Not given: by the size of a --model-id."""
-    temperature: Annotated[float, Bound(least=LEAST_TEMPERATURE)] = 1.0
+    temperature: Temperature = 1.0
     """Sampling temperature; log-probabilities are scored at the same one."""
     stop_strings: tuple[str, ...] = ()
-    """Texts or special tokens that end a completion, beside the model's own end tokens."""
+    """Texts or special tokens that end a completion, in addition to the model's own end tokens."""
     reward_deadline_s: Positive = 30.0
-    """Time limit of one reward in a worker, in seconds; beyond it, twice, the task's lowest reward is given."""
+    """Time limit of one reward in a worker, in seconds; beyond it, twice, the reward is the task's lowest."""
     reward_workers: Natural = 0
     """Worker processes that compute rewards, over all processes of the run. 0: one per available core."""
     max_unscorable_frac: Share = 0.5
@@ -210,11 +207,8 @@ class RolloutConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(all(self.stop_strings), "stop_strings must not be empty: every text contains the empty one")
-        require(
-            not self._scales or len(self.weights) > 1,
-            f"task_reward_scale weighs several tasks against each other, and the run has {self.task} alone: leave it "
-            "out, or change --learning-rate",
-        )
+        wrong = f"task_reward_scale weighs several tasks, and the run has {self.task} alone: change --learning-rate"
+        require(not self._scales or len(self.weights) > 1, wrong)
 
     @property
     def weights(self) -> dict[str, Fraction]:
@@ -228,11 +222,9 @@ class RolloutConfig(Bounded):
     @property
     def terms(self) -> dict[str, TaskTerms]:
         """The limit and the scale of each trained task, by `Example.task`, which is empty in a run of one."""
-        keys, limits, scales = list(self.weights), limits_by_task(self.task_max_tokens), self._scales
-        return {
-            key if len(keys) > 1 else "": TaskTerms(limits.get(key, self.max_tokens), scales.get(key, 1.0))
-            for key in keys
-        }
+        limits, scales = limits_by_task(self.task_max_tokens), self._scales
+        found = {key: TaskTerms(limits.get(key, self.max_tokens), scales.get(key, 1.0)) for key in self.weights}
+        return {"" if len(found) == 1 else key: terms for key, terms in found.items()}
 
     @property
     def shortest(self) -> int:
@@ -246,17 +238,17 @@ class RolloutConfig(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(Bounded):
+class AlgorithmConfig(Group):
     """How rewards, and a teacher, become a gradient."""
 
     algorithm: str = field(default="grpo", metadata={ROWS: "minrl.algorithms.ALGORITHMS"})
     """Advantages and loss: a row of ALGORITHMS, or path/to/file.py:row."""
     clip_low: Annotated[float, Bound(above=0, below=1, zero="the algorithm's own")] = 0.0
-    """The ratio of a token with negative advantage stops counting below 1 - clip_low. 0: the algorithm's own."""
+    """The ratio of a token with negative advantage is clipped below 1 - clip_low. 0: the algorithm's own."""
     clip_high: Annotated[float, Bound(above=0, zero="the algorithm's own")] = 0.0
-    """The ratio of a token with positive advantage stops counting above 1 + clip_high. 0: the algorithm's own."""
+    """The ratio of a token with positive advantage is clipped above 1 + clip_high. 0: the algorithm's own."""
     clip_dual: Annotated[float, Bound(above=1, zero="the algorithm's own")] = 0.0
-    """The ratio of a token with negative advantage stops counting above clip_dual. 0: the algorithm's own."""
+    """The ratio of a token with negative advantage is clipped above clip_dual. 0: the algorithm's own."""
     passes_per_step: Count = 1
     """How often each step's rollouts are trained on. Rows of ALGORITHMS whose surrogate has no ratio take one pass."""
     minibatches_per_pass: Count = 1
@@ -282,47 +274,35 @@ class AlgorithmConfig(Bounded):
     overlong_buffer: Natural = 0
     """With overlong penalize: the penalty grows from 0 to 1 over this many tokens before max_tokens."""
     length_penalty: Annotated[float, Bound(above=0, below=1, zero="off")] = 0.0
-    """Share of the highest reward that a solved completion may lose by its length compared with the group's other
+    """Share of the highest reward that a solved completion may lose by its length, relative to the group's other
     solved ones: half of it at their mean length. 0: off."""
     length_target: CountOrOff = 0
     """Tokens that a completion, over all of its turns, should have. 0: off."""
     length_target_weight: Annotated[float, Bound(above=0, below=1)] = 0.5
     """Share of the highest reward that is lost far from length_target; half of it at half or twice the target."""
     teacher_id: str = field(default="", metadata=PATH_OR_NAME)
-    """Model to distill: log teacher - log policy of each sampled token is added to its advantage, or stands alone
+    """Model to distill: log teacher - log policy of each sampled token is added to its advantage, or replaces it
     (--algorithm distill). A checkpoint, run, folder or hub name with the policy's tokens. Empty: none."""
     teacher_prompt: str = ""
-    """Text, or a file, that the teacher reads in place of the prompt, with {prompt} and {answer} filled in. Without a
-    teacher_id the policy itself is the teacher. Empty: the prompt."""
+    """Text, or a file, that the teacher reads in place of the prompt, with {prompt} and {answer} filled in. The
+    teacher is then the policy itself, unless teacher_id is given. Empty: the prompt."""
     teacher_weight: Positive = 1.0
     """Weight of log teacher - log policy (nats) in the advantage."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            (self.overlong == "penalize") == (self.overlong_buffer > 0),
-            f"overlong penalize and overlong_buffer go together, got {self.overlong} and {self.overlong_buffer}",
-        )
-        require(
-            not (self.length_penalty and self.length_target),
-            f"length_penalty {self.length_penalty:g} wants the shortest completions and length_target "
-            f"{self.length_target} a given length: leave one out",
-        )
-        require(
-            (self.kl_estimator, self.kl_gradient) != ("k1", "naive"),
-            "the naive gradient of k1 is 0 on average: choose kl_gradient exact, or another kl_estimator",
-        )
-        for name, of, given in (
-            ("length_target_weight", "length-target", self.length_target > 0),
-            ("teacher_weight", "teacher-id or --teacher-prompt", self.has_teacher),
-        ):
-            unused = not given and getattr(self, name) != getattr(AlgorithmConfig, name)
-            require(not unused, f"{name} is read only with --{of}: give that too, or leave it out")
+        both = f"overlong penalize and overlong_buffer go together, got {self.overlong} and {self.overlong_buffer}"
+        require((self.overlong == "penalize") == (self.overlong_buffer > 0), both)
+        two = f"length_penalty {self.length_penalty:g} and length_target {self.length_target} contradict: leave one out"
+        require(not (self.length_penalty and self.length_target), two)
+        zero = "the naive gradient of k1 is 0 on average: choose kl_gradient exact, or another kl_estimator"
+        require((self.kl_estimator, self.kl_gradient) != ("k1", "naive"), zero)
+        self._require_use(["length_target_weight"], self.length_target > 0, "--length-target")
+        self._require_use(["teacher_weight"], self.has_teacher, "--teacher-id or --teacher-prompt")
+        self._read_text("teacher_prompt", PROMPT)
         path, _, row = self.algorithm.rpartition(":")
         if path.endswith(".py"):
             object.__setattr__(self, "algorithm", f"{os.path.abspath(path)}:{row}")
-        if self.teacher_prompt:  # config.json holds the text, not the file's name
-            object.__setattr__(self, "teacher_prompt", text_or_file("teacher_prompt", self.teacher_prompt, PROMPT))
 
     @property
     def has_teacher(self) -> bool:
@@ -347,7 +327,7 @@ class AlgorithmConfig(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig(Bounded):
+class SamplingConfig(Group):
     """Choice of the next step's examples and temperature by the steps before it. Off by default."""
 
     refill_rounds: CountOrOff = 0
@@ -355,8 +335,7 @@ class SamplingConfig(Bounded):
     curriculum: bool = False
     """Draw examples by observed solve rate: those solved half of the time, or never tried, first."""
     target_reward_std: PositiveOrOff = 0.0
-    """Adapt the temperature, by at most a tenth in each step, until the mean standard deviation of rewards within
-    groups is this value. 0: off."""
+    """Adapt the temperature until the mean standard deviation of rewards within groups is this value. 0: off."""
     min_temperature: float = 0.5
     """Lowest temperature where it is adapted."""
     max_temperature: float = 1.5
@@ -369,7 +348,7 @@ class SamplingConfig(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Bounded):
+class OptimizerConfig(Group):
     """AdamW and how much fits into memory at once."""
 
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
@@ -389,13 +368,13 @@ class OptimizerConfig(Bounded):
     max_grad_norm: PositiveOrOff = 1.0
     """The gradient is scaled down to this L2 norm. 0: never."""
     max_skipped_steps: Count = 5
-    """The run stops after this many optimizer steps in a row whose gradient is not finite. Such a step is not taken."""
+    """The run stops after this many optimizer steps in a row that were skipped: their gradients are not finite."""
     micro_batch_tokens: Count = 8192
     """Tokens in one forward pass: memory only, the gradient does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraConfig(Bounded):
+class LoraConfig(Group):
     """Adapters of low rank in place of training all weights. They take about ten times the learning rate.
 
     >>> LoraConfig(lora_rank=8, lora_target_modules="q_proj, v_proj").target_names
@@ -413,9 +392,7 @@ class LoraConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in vars(self).items():
-            unused = self.lora_rank == 0 and value != getattr(LoraConfig, name)
-            require(not unused, f"{name} is read only with adapters: give --lora-rank too, or leave it out")
+        self._require_use(vars(self), self.lora_rank > 0, "--lora-rank")
         require(bool(self.lora_target_modules.strip(", ")), "lora_target_modules must name at least one layer")
         try:
             re.compile(self.lora_target_modules)
@@ -430,16 +407,16 @@ class LoraConfig(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig(Bounded):
+class EvaluationConfig(Group):
     """How the held-out score is measured: before, during and after."""
 
     eval_every: Annotated[int, Bound(least=1, zero="only before and after")] = 25
-    """Evaluate every this many steps, beside before and after. 0: only before and after."""
+    """Evaluate every this many steps, in addition to before and after. 0: only before and after."""
     eval_examples: Count = 512
     """Held-out examples in each evaluation (all where the task has fewer). Not given: by the size of a --model-id."""
     eval_samples: Annotated[int, Bound(least=1, zero="automatic")] = 0
     """Sampled completions per held-out example. 0: 500 samples in all. Not given: by the size of a --model-id."""
-    eval_temperature: Annotated[float, Bound(least=LEAST_TEMPERATURE)] = 1.0
+    eval_temperature: Temperature = 1.0
     """Temperature of the sampled evaluation; a greedy one runs beside it."""
     eval_tasks: str = ""
     """Other tasks to evaluate at the same moments, separated by commas."""
@@ -453,10 +430,8 @@ class EvaluationConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ENDS:
-            require(
-                not getattr(self, name) or self.eval_every > 0,
-                f"{name} looks at the evaluations during a run, and eval_every 0 makes none: give --eval-every",
-            )
+            used = not getattr(self, name) or self.eval_every > 0
+            require(used, f"{name} needs evaluations during the run, and eval_every is 0: give --eval-every")
 
     @property
     def other_tasks(self) -> list[str]:
@@ -465,46 +440,43 @@ class EvaluationConfig(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggingConfig(Bounded):
+class LoggingConfig(Group):
     """Where the run leaves its traces."""
 
     run_name: str = ""
     """Name of the run's folders. Empty: task, algorithm, settings that differ from the defaults, and seed."""
     note: str = ""
-    """What the run is for: shown with it in the list of runs, in reports and in TensorBoard."""
+    """What the run is for: shown in the list of runs, in reports and in TensorBoard."""
     runs_dir: str = field(default="runs", metadata=PATH)
     """Folder of the runs: metrics, rollouts, summary."""
     checkpoints_dir: str = field(default="checkpoints", metadata=PATH)
     """Folder of the checkpoints and of the cached base model."""
     save_every: Annotated[int, Bound(least=1, zero="only the last checkpoint")] = 25
-    """Save a checkpoint every this many steps, beside the last one. 0: only the last."""
+    """Save a checkpoint every this many steps, and the last one. 0: only the last."""
     keep_checkpoints: Annotated[int, Bound(least=1, zero="all")] = 3
     """How many checkpoints of this run stay on disk, beside the best. 0: all."""
     save_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of a checkpoint's model.safetensors. bfloat16: rounded for other programs, and optimizer.safetensors
-    also holds the weights in float32, from which the run resumes."""
+    """Precision of model.safetensors. bfloat16: optimizer.safetensors also holds the float32 weights, for resuming."""
     keep_best: bool = True
     """Keep the policy of the best evaluation, by the lower bound of held-out pass@1: `RUN@best` names it."""
     rollouts_every: CountOrOff = 10
     """Write rollouts to the run's folder every this many steps. 0: never."""
     logger: Literal["tensorboard", "wandb"] = "tensorboard"
-    """Where curves are looked at. wandb: in Weights & Biases (the wandb extra) beside TensorBoard."""
+    """Where curves are written. wandb: to Weights & Biases (the wandb extra) as well as TensorBoard."""
     quiet: bool = False
     """No progress bar; only warnings and the result on the screen."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            not self.run_name or bool(RUN_NAME.fullmatch(self.run_name)),
-            f"run_name must be a folder's name of at most 200 letters, digits and . _ - + =, a letter or digit first, "
-            f"and not latest, auto, report, base-... or step_..., which mean something else; got {self.run_name!r}",
-        )
+        form = "a folder's name of at most 200 letters, digits and . _ - + =, a letter or digit first, and not latest, "
+        form += f"auto, report, base-... or step_..., which mean something else; got {self.run_name!r}"
+        require(not self.run_name or bool(RUN_NAME.fullmatch(self.run_name)), f"run_name must be {form}")
         for name in ("runs_dir", "checkpoints_dir"):
             require(bool(getattr(self, name)), f"{name} must name a folder, got '': leave it out for {name[:-4]}/")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(Bounded):
+class EngineConfig(Group):
     """Who samples."""
 
     engine: Literal["auto", "torch", "vllm", "vllm-server"] = "auto"
@@ -512,7 +484,7 @@ class EngineConfig(Bounded):
     engine_urls: str = ""
     """Servers for --engine vllm-server, separated by commas, such as http://127.0.0.1:8001 (private addresses only)."""
     engine_weights_dir: str = field(default="", metadata=PATH)
-    """Folder that this run and its servers see, by which weights are handed over."""
+    """Folder that this run and its servers see, for the weights."""
     sync_check_every: Natural = 1
     """Compare vLLM's weights and log-probabilities with the policy's every this many syncs. 0: never."""
     engine_timeout_s: Annotated[float, Bound(least=0)] = 1800.0
@@ -533,17 +505,14 @@ class EngineConfig(Bounded):
     def __post_init__(self) -> None:
         super().__post_init__()
         served = self.engine == "vllm-server"
-        for name, given, what in (
-            ("engine_urls", bool(self.urls), "the servers"),
-            ("engine_weights_dir", bool(self.engine_weights_dir), "a folder that they see too"),
-        ):
-            require(given or not served, f"engine vllm-server needs {name}: name {what}")
-            require(served or not given, f"{name} is of no use without engine vllm-server: leave it out")
+        self._require_use(("engine_urls", "engine_weights_dir"), served, "--engine vllm-server")
+        require(bool(self.urls) or not served, "engine vllm-server needs engine_urls: name the servers")
         require(
-            self.engine_tensor_parallel == 1 or self.engine in ("auto", "vllm"),
-            f"engine_tensor_parallel is for vLLM in the processes of the run, not for engine {self.engine}: leave it "
-            "out, or give it to the servers",
+            bool(self.engine_weights_dir) or not served,
+            "engine vllm-server needs engine_weights_dir: name a folder that the servers see too",
         )
+        inside = self.engine_tensor_parallel == 1 or self.engine in ("auto", "vllm")
+        require(inside, f"engine_tensor_parallel is for vLLM in the run's processes, not for engine {self.engine}")
 
     @property
     def urls(self) -> list[str]:
@@ -552,7 +521,7 @@ class EngineConfig(Bounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeConfig(Bounded):
+class JudgeConfig(Group):
     """A chat model that judges completions: one more part of the reward of the trained or evaluated task."""
 
     judge_model: str = ""
@@ -560,7 +529,7 @@ class JudgeConfig(Bounded):
     judge_base_url: str = ""
     """OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1. Empty: OpenAI's own."""
     judge_weight: ShareBelowOne = 0.2
-    """The judge's share of the reward; the task's own reward has the rest. 0: shown, not paid."""
+    """The judge's share of the reward; the task's own reward has the rest. 0: logged only."""
     judge_prompt: str = ""
     """A text, or a file with one, in which {prompt}, {reference} and {completion} are filled in. Empty: MinRL's own."""
     judge_temperature: float = 0.0
@@ -580,25 +549,21 @@ class JudgeConfig(Bounded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            bool(self.judge_model) or not (self.judge_base_url or self.judge_prompt),
-            "judge_base_url and judge_prompt are of no use without judge_model: name the judge",
-        )
+        self._require_use(("judge_base_url", "judge_prompt"), bool(self.judge_model), "--judge-model")
         require_variable("judge_key_variable", self.judge_key_variable)
         checked_url(self.judge_base_url)
-        if self.judge_prompt:  # config.json holds the text, not the file's name
-            object.__setattr__(self, "judge_prompt", text_or_file("judge_prompt", self.judge_prompt, COMPLETION))
+        self._read_text("judge_prompt", COMPLETION)
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class TrainerConfig(Grouped):
     """Make a language model better at a task.
 
-    python train.py                                          the default task, on any machine
-    python train.py --task hanoi --steps 200 --hanoi.max-disks 3
-    python train.py --model-id Qwen/Qwen3-0.6B --task gsm8k  a model of the hub or of a local folder
-    python train.py --task path/to/sevens.py:sevens          a task of one's own
-    python train.py --resume latest                          go on where it stopped
+    python -m minrl train                                          the default task, on any machine
+    python -m minrl train --task hanoi --steps 200 --hanoi.max-disks 3
+    python -m minrl train --model-id Qwen/Qwen3-0.6B --task gsm8k  a model of the hub or of a local folder
+    python -m minrl train --task path/to/sevens.py:sevens          a task of your own
+    python -m minrl train --resume latest                          continue where it stopped
     """
 
     often = (
@@ -607,7 +572,7 @@ class TrainerConfig(Grouped):
     )
 
     steps: Count = 150
-    """Turns of the loop: rollout, update, sync."""
+    """Training steps: rollout, update, sync."""
     seed: Seed = 0
     """Seed of the data order and of every sampled completion."""
     resume: str = ""
@@ -621,65 +586,45 @@ class TrainerConfig(Grouped):
     """Local file in place of the task's dataset. Empty: what the task names or generates."""
     task_data_path: str = field(default="", metadata=PATH_BY_TASK)
     """Local files of single tasks, trained or evaluated, such as math:a.jsonl,code:b.jsonl."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Which model is trained."""
-    base: BaseModelConfig = field(default_factory=BaseModelConfig)
-    """The base model that is made where none is given."""
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """What is sampled in each step."""
-    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    """How rewards, and a teacher, become a gradient."""
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    """What the next step samples, given what the last ones showed."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """AdamW and micro-batches."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Adapters in place of all weights."""
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """The held-out score."""
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
-    """Files and screen."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    """Who samples."""
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
-    """A chat model that judges the trained task's completions."""
+    model: ModelConfig = ModelConfig()
+    base: BaseModelConfig = BaseModelConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig = LoraConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+    engine: EngineConfig = EngineConfig()
+    judge: JudgeConfig = JudgeConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         algorithm, rollout, task = self.algorithm, self.rollout, self.rollout.task
-        require(
-            algorithm.minibatches_per_pass <= rollout.prompts_per_step,
-            f"minibatches_per_pass ({algorithm.minibatches_per_pass}) must not exceed prompts_per_step "
-            f"({rollout.prompts_per_step}): minibatches are whole groups",
-        )
-        require(
-            not algorithm.length_penalty or rollout.group_size > 1,
-            "length_penalty compares the solved completions of a group: group_size must be at least 2, "
-            f"got {rollout.group_size}; or give --length-target",
-        )
-        require(
-            self.model.sharding == "none" or self.optimizer.optimizer == "adamw",
-            f"--optimizer {self.optimizer.optimizer} takes whole weights only: use adamw with --sharding "
-            f"{self.model.sharding}, whose moments are divided by the number of processes",
-        )
         keys = [task_key(name) for name in self.task_names]
         limits_by_task(rollout.task_max_tokens, keys)
         by_task("task_data_path", self.task_data_path, keys)
-        for name, given, why in (
+        minibatches, prompts = algorithm.minibatches_per_pass, rollout.prompts_per_step
+        several = f"minibatches_per_pass ({minibatches}) must not exceed prompts_per_step ({prompts}), of whole groups"
+        require(minibatches <= prompts, several)
+        alone = rollout.group_size == 1 and algorithm.length_penalty > 0
+        require(not alone, "length_penalty compares the completions of a group: group_size must be at least 2, got 1")
+        kind, sharding = self.optimizer.optimizer, self.model.sharding
+        whole = f"--optimizer {kind} takes whole weights only: use adamw with --sharding {sharding}"
+        require(sharding == "none" or kind == "adamw", whole)
+        for name, given, fix in (
             ("data_path", self.data_path, f"give --task-data-path {keys[-1] if keys else 'TASK'}:FILE"),
             ("target_reward_std", self.sampling.target_reward_std, "leave it out"),
             ("teacher_prompt", algorithm.teacher_prompt, "leave it out, or train one"),
         ):
-            require(not given or len(rollout.weights) < 2, f"{name} is of one task, and {task} are several: {why}")
+            require(not given or len(rollout.weights) < 2, f"{name} is of one task, and {task} are several: {fix}")
         for name in ENDS:
-            message = f"{name} looks at the held-out score of a task, and there is none: name the --task"
-            require(bool(task) or not getattr(self.evaluation, name), message)
+            untested = f"{name} looks at the held-out score of a task, and there is none: name the --task"
+            require(bool(task) or not getattr(self.evaluation, name), untested)
         contradiction = self.preflight_only and not self.preflight
         require(not contradiction, "preflight_only contradicts no-preflight: drop one of the two")
-        require(
-            bool(self.model.model_id or self.resume or not self.model.chat_template),  # a resume says what it refuses
-            "chat_template is for a --model-id: the base model that MinRL makes reads its own template's words alone",
-        )
+        own = "chat_template is for a --model-id: the base model that MinRL makes reads its own template alone"
+        require(bool(self.model.model_id or self.resume or not self.model.chat_template), own)
 
     @property
     def trainer(self) -> "TrainerConfig":

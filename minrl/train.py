@@ -9,7 +9,7 @@ a reference is off, unless --kl-coef is given, and that an engine with other pro
 import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -19,18 +19,18 @@ from loguru import logger as log
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
-from minrl.sampling import adapt_sampling, every, sample_groups
-from minrl.run.defaults import defaults, parse_run
+from minrl.run.defaults import defaults, with_defaults
 from minrl.run.parts import assemble
 from minrl.run.preflight import preflight
 from minrl.run.resume import open_run
 from minrl.run.run import Run
+from minrl.sampling import adapt_sampling, every, sample_groups
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.logger import Logger, require_logger
 from minrl.types import require
 from minrl.update import update_policy
-from minrl.utils.cli import from_dict
+from minrl.utils.cli import Command, from_dict
 from minrl.utils.signals import Stopped, exit_status
 
 
@@ -69,7 +69,7 @@ def train(config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
     unset = {name: value for name, value in defaults(config).items() if name in config.settings.keys() - config.given}
     settings, options = from_dict({**config.settings, **unset}, TrainerConfig)
     run = open_run(settings, options, [f"--{name.replace('_', '-')}" for name in sorted(config.given)])
-    status, summary = _run(run)
+    status, summary = _run(run, time.perf_counter())
     if status:
         raise Stopped(status - exit_status(0))
     return summary
@@ -101,14 +101,14 @@ def _importable(function: Callable[..., Any]) -> bool:
         return False
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Command[TrainerConfig]) -> int:
     """Train as the command line says. Returns the exit status."""
-    return _run(open_run(*parse_run(TrainerConfig, arguments), arguments))[0]
+    command = with_defaults(command)
+    return _run(open_run(command.config, command.options, command.given), command.started)[0]
 
 
-def _run(run: Run) -> tuple[int, dict[str, Any]]:
+def _run(run: Run, started: float) -> tuple[int, dict[str, Any]]:
     """Evaluate the policy, train it, and evaluate it again. Returns the exit status and the summary."""
-    started = time.perf_counter()
     choose_algorithm(run.config)  # refuses what cannot work before anything slow
     require_logger(run.config.logging)
     with assemble(run) as parts:

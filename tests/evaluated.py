@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import evaluate
+from minrl.__main__ import main
 from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
@@ -100,7 +100,7 @@ def save_models(folder: Path) -> list[str]:
 
 def run(*arguments, flags=FLAGS):
     """The program's exit status."""
-    return evaluate.main([*map(str, arguments), *flags])
+    return main(["evaluate", *map(str, arguments), *flags])
 
 
 def rows_of(folder):

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from minrl import train
+from minrl.__main__ import main as program
 from minrl.tracking.files import read_metrics
 from minrl.utils.cli import run_main
 
@@ -47,7 +47,7 @@ class Started:
         sys.argv = ["train.py", *arguments]
         status = 70
         try:
-            run_main(train.main)
+            run_main(program, ["train", *arguments])
         except SystemExit as ended:
             status = ended.code or 0
         finally:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from minrl.__main__ import main
 from minrl.rewards.worker import call
 from minrl.sft.config import RewardConfig
 from minrl.tasks import load_task
 from minrl.tasks.columns import ColumnReward, definition_of
 from minrl.tasks.task import Dataset, Task
-from minrl.tools.audit import __main__ as program
 from minrl.tools.audit import attack
 from minrl.tools.audit import attacks as texts
 from minrl.tools.audit.answers import Answers
@@ -293,7 +293,7 @@ def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
     flags = ["--data-path", str(tmp_path / "rows.jsonl"), "--gold-column", "answer"]
     output = tmp_path / "new" / "audit.json"
     named = f"{tmp_path}/mine_for_audit.py"
-    assert program.main(["--task", f"{named}:lax", *flags, "--output", str(output)]) == 1
+    assert main(["audit", "--task", f"{named}:lax", *flags, "--output", str(output)]) == 1
     shown, written = capsys.readouterr().out, json.loads(output.read_text())
     assert written["faults"] == ["candidates", "place"] and written["answers"] == "--gold-column answer"
     assert [one["family"] for one in written["findings"]] == list(FAMILIES)
@@ -303,10 +303,10 @@ def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
         and FAMILIES["place"].mend in " ".join(shown.split())
     )
     assert all(len(line) <= 100 for line in shown.splitlines())
-    assert program.main(["--task", f"{named}:lax", *flags, "--leave-out", "candidates", "place"]) == 0
+    assert main(["audit", "--task", f"{named}:lax", *flags, "--leave-out", "candidates", "place"]) == 0
     assert "candidates" not in capsys.readouterr().out
     with pytest.raises(UserError, match="--gold-column nothing: no such field; the examples have answer"):
-        program.main(["--task", f"{named}:lax", *flags[:2], "--gold-column", "nothing"])
+        main(["audit", "--task", f"{named}:lax", *flags[:2], "--gold-column", "nothing"])
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_the_command_says_status_table_and_json(tmp_path, capsys, monkeypatch):
 )
 def test_a_wrong_use_is_refused(flags, said):
     with pytest.raises(UserError, match=said):
-        program.main(flags)
+        main(["audit", *flags])
 
 
 @pytest.mark.usefixtures("here")
@@ -333,7 +333,7 @@ def test_the_pages_tables_are_what_the_commands_print(name, tmp_path, monkeypatc
     rows = [json.dumps({"prompt": f"{n + 11} + {2 * n + 17} =", "answer": str(3 * n + 28)}) for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     more = [] if name == "beads" else ["--data-path", str(tmp_path / "rows.jsonl"), "--gold-column", "answer"]
-    assert program.main(["--task", f"{tmp_path}/{name}.py:{name}", *more]) == (name != "beads")
+    assert main(["audit", "--task", f"{tmp_path}/{name}.py:{name}", *more]) == (name != "beads")
     printed = "".join(f"{line.rstrip()}\n" for line in capsys.readouterr().out.splitlines())
     assert f"```\n{printed}```" in page
     sys.modules.pop(name)

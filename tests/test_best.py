@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from minrl import evaluation, train
+from minrl.__main__ import main
 from minrl.config import EvaluationConfig, TrainerConfig
 from minrl.report.runs import read_run
 from minrl.report.tables import results
@@ -63,7 +64,7 @@ def start(policy, sevens, tmp_path, monkeypatch):
 
         monkeypatch.setattr(Parts, "evaluate", evaluate)
         settings = [] if "--resume" in more else [*FLAGS.split(), "--model-id", "model", "--steps", str(STEPS)]
-        return train.main([*settings, *more])
+        return main(["train", *settings, *more])
 
     return run
 
@@ -327,9 +328,9 @@ def test_what_could_not_be_scored_counts_for_nothing_and_a_step_is_counted_once(
         ({"patience": -1}, r"patience must be 0 \(off\), or at least 1, got -1"),
         (
             {"stop_at": 0.5, "eval_every": 0},
-            "stop_at looks at the evaluations during a run, and eval_every 0 makes none",
+            "stop_at needs evaluations during the run, and eval_every is 0",
         ),
-        ({"patience": 5, "eval_every": 0}, "patience looks at the evaluations during a run"),
+        ({"patience": 5, "eval_every": 0}, "patience needs evaluations during the run"),
     ],
 )
 def test_an_end_that_would_never_come_is_refused(settings, message):

@@ -6,29 +6,31 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from minrl import train
+from minrl.__main__ import PROGRAMS, main
 from minrl.algorithms import ALGORITHMS
 from minrl.config import TrainerConfig
 from minrl.evaluate.config import EvaluateConfig
-from minrl.report.__main__ import ReportConfig
-from minrl.report.rollouts.__main__ import ViewerConfig
+from minrl.report.report import ReportConfig
+from minrl.report.rollouts.rollouts import RolloutsConfig
 from minrl.sft.config import ExpertIterationConfig, FilterConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.tools.audit.config import AuditConfig
-from minrl.tools.verify.__main__ import VerifyConfig
+from minrl.tools.verify.config import VerifyConfig
 from minrl.types import UserError
-from minrl.utils.cli import before_imports, from_dict, parse, parse_trainer, rows_of, run_main, settings_of, to_dict
+from minrl.utils.cli import from_dict, parse, rows_of, run_main, settings_of, to_dict
+from tests.parsed import parsed
 
 ROOT = Path(__file__).parent.parent
-
+HANOI = TASK_DEFINITIONS["hanoi"].options()
 
 HINTS = {name: one.hint for name, one in settings_of(TrainerConfig).items()}
-PROGRAMS = [TrainerConfig, EvaluateConfig, SftConfig, ExpertIterationConfig, FilterConfig, ReportConfig, ViewerConfig]
-PROGRAMS += [AuditConfig, VerifyConfig]
+CONFIGS = [TrainerConfig, EvaluateConfig, SftConfig, ExpertIterationConfig, FilterConfig, ReportConfig, RolloutsConfig]
+CONFIGS += [AuditConfig, VerifyConfig]
 DEFAULTS = TrainerConfig().settings
 OTHER = {
     # Values that differ from the default and pass the checks, where adding one to the default would not.
@@ -84,17 +86,17 @@ def flags_for(name, value):
 def test_every_field_is_a_flag_and_a_setting(name):
     changed = {name: another(name), **WITH.get(name, {})}
     assert changed[name] != DEFAULTS[name]
-    parsed, _ = parse_trainer([flag for name, value in changed.items() for flag in flags_for(name, value)])
-    assert parsed.settings == {**DEFAULTS, **changed}
-    assert from_dict(changed, TrainerConfig)[0] == parsed
+    config, _ = parsed([flag for name, value in changed.items() for flag in flags_for(name, value)])
+    assert config.settings == {**DEFAULTS, **changed}
+    assert from_dict(changed, TrainerConfig)[0] == config
 
 
 @pytest.mark.parametrize("task", TASK_DEFINITIONS)
 def test_every_option_of_a_task_is_a_flag_under_the_tasks_name(task):
     fields = dataclasses.fields(TASK_DEFINITIONS[task].options)
     flags = [word for f in fields for word in (f"--{task}.{f.name.replace('_', '-')}", str(f.default))]
-    assert parse_trainer(flags)[1][task] == TASK_DEFINITIONS[task].options()
-    _, options = parse_trainer(["--hanoi.skill", "0.25"])
+    assert parsed(flags)[1][task] == TASK_DEFINITIONS[task].options()
+    _, options = parsed(["--hanoi.skill", "0.25"])
     assert options["hanoi"].skill == 0.25
     assert options["countdown"] == TASK_DEFINITIONS["countdown"].options()
 
@@ -124,6 +126,7 @@ def refused(parse, arguments, message):
         ("--epochs 3", "unknown flag --epochs: did you mean --steps?"),
         ("--batch_size 8", "unknown flag --batch-size: did you mean --prompts-per-step?"),
         ("--output-dir out", "did you mean --runs-dir?"),
+        ("--top-p 0.9", "unknown flag --top-p: completions are sampled from the whole distribution"),
         ("--hlp", "unknown flag --hlp: did you mean --help"),
         ("--confg a.yaml", "unknown flag --confg: did you mean --config?"),
         ("--no-steps", "unknown flag --no-steps"),
@@ -151,7 +154,7 @@ def refused(parse, arguments, message):
     ],
 )
 def test_what_is_refused_is_refused_in_one_line(flags, message):
-    refused(parse_trainer, flags.split(), message)
+    refused(parsed, flags.split(), message)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,6 @@ def test_what_is_refused_is_refused_in_one_line(flags, message):
         ("learning_rate: yes", "learning_rate must be a number, got True"),
         ("stop_strings: END", "stop_strings must be a list, each text, got 'END'"),
         ("stop_strings: [END, 5]", "stop_strings must be text, got 5"),
-        ("group_size: 4\ngroup-size: 8", "group_size may be given once, got it with hyphens and with underscores"),
         ("algorithm: gpro", "no algorithm 'gpro': choose one of grpo, "),
         ("tasks: 5", "tasks must hold options by task"),
         ("tasks: {countdown: 5}", "tasks must hold options by task"),
@@ -186,16 +188,16 @@ def test_what_is_refused_is_refused_in_one_line(flags, message):
 def test_a_config_file_is_checked_like_flags(tmp_path, text, message):
     file = tmp_path / "config.yaml"
     file.write_bytes(text.encode("latin-1"))
-    refused(parse_trainer, ["--config", str(file)], message)
+    refused(parsed, ["--config", str(file)], message)
 
 
 def test_flags_of_other_trainers_are_the_same_settings():
     flags = "--lr 1e-5 --model x --num_generations 4 --max-completion-length 9 --beta 0.1 --max-steps 3"
-    config, _ = parse_trainer(flags.split())
+    config, _ = parsed(flags.split())
     found = config.settings
     assert (found["learning_rate"], found["model_id"], found["group_size"]) == (1e-5, "x", 4)
     assert (found["max_tokens"], found["kl_coef"], found["steps"]) == (9, 0.1, 3)
-    assert parse(EvaluateConfig, ["--model", "x"])[0].checkpoint == "x"  # where --model-id is refused
+    assert parse(EvaluateConfig, ["--model", "x"]).config.checkpoint == "x"  # where --model-id is refused
 
 
 @pytest.mark.parametrize("spelled", [["--config", "{}"], ["--config={}"]])
@@ -203,7 +205,7 @@ def test_flags_are_on_top_of_a_config_file(tmp_path, spelled):
     file = tmp_path / "config.yaml"
     file.write_text("steps: 7\nlearning-rate: 3e-4\nstop_strings: [END]\ntasks: {hanoi: {max-disks: 3}}\n")
     arguments = [part.format(file) for part in spelled]
-    config, options = parse_trainer(["--steps", "9", *arguments, "--group-size", "4"])
+    config, options = parsed(["--steps", "9", *arguments, "--group-size", "4"])
     assert (config.steps, config.optimizer.learning_rate, config.rollout.group_size) == (9, 3e-4, 4)
     assert config.rollout.stop_strings == ("END",)
     assert options["hanoi"].max_disks == 3
@@ -220,18 +222,18 @@ def test_flags_are_on_top_of_a_config_file(tmp_path, spelled):
     ],
 )
 def test_flags_are_spelled_in_several_ways(flags, steps, stop_strings):
-    config, _ = parse_trainer(flags)
+    config, _ = parsed(flags)
     assert (config.steps, config.rollout.stop_strings) == (steps, stop_strings)
     assert config.judge.judge_temperature == (-1 if "-1e0" in flags else 0)
 
 
 def test_only_the_tasks_that_are_named_have_options(tmp_path):
-    assert set(parse_trainer([])[1]) == {"countdown"}
-    assert set(parse_trainer(["--task", "hanoi", "--eval-tasks", "gsm8k"])[1]) == {"hanoi", "gsm8k"}
-    assert set(parse_trainer(["--tictactoe.max-opening", "2"])[1]) == {"countdown", "tictactoe"}
+    assert set(parsed([])[1]) == {"countdown"}
+    assert set(parsed(["--task", "hanoi", "--eval-tasks", "gsm8k"])[1]) == {"hanoi", "gsm8k"}
+    assert set(parsed(["--tictactoe.max-opening", "2"])[1]) == {"countdown", "tictactoe"}
     file = tmp_path / "config.yaml"
     file.write_text("task: hanoi\ntasks: {math: {timeout_s: 2}}\n")
-    assert set(parse_trainer(["--config", str(file)])[1]) == {"hanoi", "math"}
+    assert set(parsed(["--config", str(file)])[1]) == {"hanoi", "math"}
 
 
 def test_a_stored_config_with_the_options_of_every_task_is_read():
@@ -247,29 +249,29 @@ def help_of(capsys, parse, flags):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("cls", PROGRAMS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", CONFIGS, ids=lambda cls: cls.__name__)
 def test_help_is_one_screen_of_examples_and_the_flags_used_most(capsys, monkeypatch, cls):
     monkeypatch.setenv("COLUMNS", "80")
     page = help_of(capsys, lambda flags: parse(cls, flags), ["-h"])
     lines = page.splitlines()
     assert len(lines) <= 45 and max(map(len, page.partition("most used:")[2].splitlines())) <= 80
     assert lines[-1] == "--help-all shows every setting, with whole descriptions."
-    for words in re.findall(r"^python (?:-m )?\S+ (.*?)(?:   .*)?$", page, re.MULTILINE):
+    for words in re.findall(r"^python -m minrl \S+ (.*?)(?:   .*)?$", page, re.MULTILINE):
         named = {flag for flag in words.split() if flag.startswith("--") and "." not in flag}
         assert named <= {flag for one in settings_of(cls).values() for flag in [f"--{one.name.replace('_', '-')}"]}
 
 
 def test_help_shows_defaults_algorithms_and_the_options_of_the_named_tasks(capsys):
-    page = help_of(capsys, parse_trainer, ["--task", "hanoi", "--help"])
-    assert re.search(r"\n  --steps INT +Turns of the loop \[150\]\n", page) and "grpo, dr_grpo," in page
+    page = help_of(capsys, parsed, ["--task", "hanoi", "--help"])
+    assert re.search(r"\n  --steps INT +Training steps \[150\]\n", page) and "grpo, dr_grpo," in page
     assert "--hanoi.skill" in page and "--countdown.max-number" not in page and "--judge-model" not in page
-    page = help_of(capsys, parse_trainer, ["--eval-tasks", "hanoi", "--help"])
+    page = help_of(capsys, parsed, ["--eval-tasks", "hanoi", "--help"])
     assert "--hanoi.skill" in page and "--countdown.max-number" in page
     assert "\ntask " not in help_of(capsys, lambda flags: parse(SftConfig, flags), ["--help"])
 
 
 def test_help_all_shows_every_setting_and_option_in_whole(capsys):
-    page = " ".join(help_of(capsys, parse_trainer, ["--help-all"]).split())
+    page = " ".join(help_of(capsys, parsed, ["--help-all"]).split())
     for name in DEFAULTS:
         assert f"--{name.replace('_', '-')}" in page
     for task, definition in TASK_DEFINITIONS.items():
@@ -288,72 +290,58 @@ def test_a_config_goes_to_plain_values_and_back():
     excluded = {"preflight", "preflight_only", "overlong", "overlong_buffer", "length_penalty", "sharding", "optimizer"}
     excluded |= {"engine_urls", "engine_weights_dir", "engine_tensor_parallel", "task_reward_scale"}
     flags = [flag for name in DEFAULTS if name not in excluded for flag in flags_for(name, another(name))]
-    config, options = parse_trainer([*flags, "--hanoi.skill", "0.5"])
+    config, options = parsed([*flags, "--hanoi.skill", "0.5"])
     values = json.loads(json.dumps(to_dict(config, options)))
     assert from_dict(values, TrainerConfig) == (config, options)
     assert set(values) == {*DEFAULTS, "tasks"}
 
 
 def test_a_runs_config_json_is_a_config_file(tmp_path):
-    config, options = parse_trainer(["--steps", "7", "--hanoi.skill", "0.5"])
+    config, options = parsed(["--steps", "7", "--hanoi.skill", "0.5"])
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"minrl_run": "name", "config": to_dict(config, options), "commit": None}))
-    assert parse_trainer(["--config", str(file)]) == (config, options)
+    assert parsed(["--config", str(file)]) == (config, options)
 
 
 @pytest.mark.slow
 def test_the_script_ends_with_one_line_and_status_2(tmp_path):
-    finished = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), "--model-id", "nobody/nothing", "--quiet"],
-        cwd=tmp_path,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    command = [sys.executable, str(ROOT / "train.py"), "--model-id", "nobody/nothing", "--quiet"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    finished = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 2, finished.stderr
     assert finished.stderr.startswith("error: cannot load model 'nobody/nothing'")
-    assert len(finished.stderr.splitlines()) == 1
-    assert finished.stdout == ""
+    assert (len(finished.stderr.splitlines()), finished.stdout) == (1, "")
     assert not list(tmp_path.glob("runs/*"))  # what was refused leaves nothing behind
 
 
 @pytest.mark.parametrize(
-    ("flags", "rank", "shown"),
-    [([], None, "loading: 5 to 15 s\n"), ([], "0", "loading: 5 to 15 s\n"), ([], "1", ""), (["--quiet"], None, "")],
+    ("rank", "flags", "shown"), [(None, [], True), ("0", [], True), ("1", [], False), (None, ["--quiet"], False)]
 )
 def test_a_line_is_shown_before_the_slow_imports(monkeypatch, capfd, flags, rank, shown):
-    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
-    before_imports(parse_trainer)
-    assert capfd.readouterr() == ("", shown)
-
-
-SED = (["--sed", "1"], "unknown flag --sed: did you mean --seed?")
+    monkeypatch.setitem(PROGRAMS, "train", PROGRAMS["train"]._replace(module="tests.three_layers"))
+    monkeypatch.delitem(sys.modules, "tests.three_layers", raising=False)
+    with pytest.raises(AttributeError):  # it has no main
+        main(["train", *flags])
+    assert capfd.readouterr() == ("", "loading: 5 to 15 s\n" * shown)
 
 
 @pytest.mark.parametrize(
-    ("script", "flags", "message"),
+    ("words", "message"),
     [
-        (["train.py"], *SED),
-        (["train.py"], ["--algorithm", "gpro"], "no algorithm 'gpro'"),
-        (["evaluate.py"], *SED),
-        (["-m", "minrl.sft"], *SED),
-        (["-m", "minrl.sft.expert_iteration"], *SED),
+        (["train.py", "--sed", "1"], "unknown flag --sed: did you mean --seed?"),
+        (["train.py", "--algorithm", "gpro"], "no algorithm 'gpro'"),
+        (["evaluate.py", "--sed", "1"], "unknown flag --sed: did you mean --seed?"),
+        (["-m", "minrl", "expert-iteration", "--sed", "1"], "unknown flag --sed: did you mean --seed?"),
     ],
 )
-def test_a_wrong_flag_is_answered_before_torch_is_imported(script, flags, message):
-    finished = subprocess.run(
-        [sys.executable, "-X", "importtime", *script, *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_a_wrong_flag_is_answered_before_torch_is_imported(words, message):
+    command = [sys.executable, "-X", "importtime", *words]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     imports, said = finished.stderr.rsplit("\n", 2)[:2]
     assert (finished.returncode, finished.stdout) == (2, "")
     assert said.startswith(f"error: {message}")
@@ -361,12 +349,21 @@ def test_a_wrong_flag_is_answered_before_torch_is_imported(script, flags, messag
 
 
 def test_what_goes_together_is_checked_before_anything_is_made(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "argv", ["train.py", "--group-size", "1"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        run_main(train.main)
+        run_main(main, ["train", "--group-size", "1", "--quiet"])
     assert ended.value.code == 2
     said = capfd.readouterr()
     assert said.err.startswith("error: grpo compares the completions of a group: group_size must be at least 2")
     assert (len(said.err.splitlines()), said.out) == (1, "")
     assert not list(tmp_path.iterdir())
+
+
+def test_other_defaults_stand_under_a_file_and_flags(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("group_size: 4\n")
+    command = parse(TrainerConfig, ["--config", str(file), "--seed", "3", "--hanoi.max-disks", "3"])
+    assert command.given == ["--seed", "--hanoi.max-disks", "--config"]
+    other = command.over({"group_size": 2, "seed": 1, "steps": 9}, {"hanoi": replace(HANOI, max_disks=5, min_disks=2)})
+    assert (other.config.rollout.group_size, other.config.seed, other.config.steps) == (4, 3, 9)
+    assert other.options["hanoi"] == replace(HANOI, max_disks=3, min_disks=2)

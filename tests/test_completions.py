@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-import evaluate
+from minrl.__main__ import main
 from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.workers import Workers
 from minrl.tasks import Task, load_task
@@ -170,12 +170,12 @@ def test_a_file_of_which_nothing_could_be_scored_is_an_error_that_says_why(tmp_p
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     flags = ["--task", "countdown", "--completions", str(source), "--output", str(output), "--reward-workers", "1"]
     source.write_text('{"completion": "3 + 5"}\n' * 3)
-    assert evaluate.main(flags) == 1
+    assert main(["evaluate", *flags]) == 1
     why = "the first because: row 1: the row lacks 'numbers', which the reward reads"
     assert f"error: {output}: 3 rows, 0 solved, 3 could not be scored, {why}\n" in capsys.readouterr().err
     assert len(output.read_text().splitlines()) == 3
     source.write_text(row(RIGHT) + "\n{\n")
-    assert evaluate.main(flags) == 0
+    assert main(["evaluate", *flags]) == 0
     said = capsys.readouterr().err
     assert f"{output}: 2 rows, 1 solved, 1 could not be scored, the first because: row 2: not JSON" in said
     assert "error" not in said

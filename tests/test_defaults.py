@@ -18,7 +18,6 @@ from minrl.run.defaults import (
     UNKNOWN,
     Sizes,
     num_weights,
-    parse_run,
     rates_for,
     sizes_for,
     what_is_trained,
@@ -27,6 +26,7 @@ from minrl.run.naming import differing
 from minrl.run.preflight import rate_findings
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.utils.cli import to_dict
+from tests.parsed import parse_run
 
 GIVEN, ADAPTERS = ["--model-id", "135M"], ["--lora-rank", "8"]
 RATE = rates_for(135 * 10**6)

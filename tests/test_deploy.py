@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from minrl.utils.cli import parse_trainer
+from tests.parsed import parsed
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -55,7 +55,7 @@ def test_a_job_that_was_stopped_before_its_limit_is_queued_again(tmp_path, statu
     assert (tmp_path / "queued").exists() == queued
     given = (tmp_path / "arguments").read_text().splitlines()
     trained = given[given.index("train.py") + 1 : given.index("two words") + 1]
-    config, _ = parse_trainer(trained)
+    config, _ = parsed(trained)
     assert (config.resume, config.logging.run_name, config.logging.note) == ("auto", "slurm-41", "two words")
     exported = dict(line.partition("=")[::2] for line in (tmp_path / "environment").read_text().splitlines())
     assert exported["HF_HUB_OFFLINE"] == "1" and exported["SRUN_CPUS_PER_TASK"] == "3"
@@ -90,7 +90,7 @@ def test_the_batch_script_asks_for_what_it_needs():
     assert {"--requeue", "--signal=USR1@120", "--open-mode=append"} <= set(re.findall(r"^#SBATCH (\S+)", text, re.M))
     (example,) = [line for line in comment_of(SBATCH) if line.startswith("sbatch ")]
     words = shlex.split(example)
-    parse_trainer(words[words.index("deploy/slurm.sbatch") + 1 :])
+    parsed(words[words.index("deploy/slurm.sbatch") + 1 :])
 
 
 def test_the_image_is_made_from_the_pins():
@@ -111,7 +111,7 @@ def test_the_container_runs_as_a_user_with_walls_for_untrusted_code():
     assert user < entry and "bubblewrap" in text
     command = " ".join(comment_of(DOCKERFILE)).replace("\\ ", "")
     (flags,) = re.findall(r"docker run .* minrl (--.*?)  ?Without", command)
-    parse_trainer(shlex.split(flags))
+    parsed(shlex.split(flags))
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_card_time_and_secrets_are_arguments(app, monkeypatch, gpu, count):
 @pytest.mark.modal
 def test_each_try_on_modal_has_the_same_command(app, tmp_path):
     alone = app.command(["--steps", "3"], "first", 1, tmp_path)
-    config, _ = parse_trainer(alone[alone.index("train.py") + 1 :])
+    config, _ = parsed(alone[alone.index("train.py") + 1 :])
     assert (config.resume, config.logging.run_name, config.steps) == ("auto", "first", 3)
     assert Path(config.logging.runs_dir) == tmp_path / "first"
     from torch.distributed.run import parse_args

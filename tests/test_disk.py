@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from minrl import train
+from minrl.__main__ import main
 from minrl.config import OptimizerConfig
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, newest_complete, save_checkpoint, save_policy
@@ -39,7 +39,7 @@ def start(policy, sevens, tmp_path, monkeypatch):
     def run(runs, kept, *more):
         flags = ["--task", "sevens", "--model-id", str(tmp_path / "model"), *FLAGS.split(), *STEPS]
         places = ["--runs-dir", str(runs), "--checkpoints-dir", str(kept)]
-        return train.main([*(flags if "--resume" not in more else []), *places, *more])
+        return main(["train", *(flags if "--resume" not in more else []), *places, *more])
 
     return run
 
@@ -134,7 +134,7 @@ def test_a_run_that_finds_no_room_ends_in_one_line_and_goes_on_when_there_is_som
         said = capsys.readouterr().err
         assert "Traceback" not in said and "Exception in thread" not in said and "Logging error" not in said
         last = newest_complete(places[1] / NAME)
-        assert f"last checkpoint {last or 'none yet'}: python train.py --resume {places[0] / NAME}" in said
+        assert f"last checkpoint {last or 'none yet'}: python -m minrl train --resume {places[0] / NAME}" in said
         assert not list(places[1].rglob("*.tmp"))
         again = ["--resume", "latest"] if list(places[0].glob("*/config.json")) else []
         assert start(*places, *again) == 0
@@ -153,7 +153,7 @@ def test_a_disk_that_runs_full_ends_the_run_in_one_line_and_it_goes_on_after_roo
         last = folder / "kept" / NAME / "step_000001"
         assert newest_complete(last.parent) == last
         said = capfd.readouterr().err
-        assert "Traceback" not in said and f"last checkpoint {last}: python train.py --resume" in said
+        assert "Traceback" not in said and f"last checkpoint {last}: python -m minrl train --resume" in said
         (folder / "another's").unlink()
         assert start(folder / "runs", folder / "kept", "--resume", "latest") == 0
         assert ending(folder) == whole

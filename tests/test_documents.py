@@ -17,10 +17,10 @@ import pytest
 import yaml
 
 import minrl
-from minrl import algorithms, train
+from minrl import algorithms
+from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
-from minrl.scripts import PROGRAMS
 from minrl.tasks import TASK_DEFINITIONS, TOOLS, option_classes
 from minrl.types import Reward, TrainState
 from minrl.utils import cli
@@ -34,11 +34,6 @@ ELSEWHERE = (
     *("tensorboard", "vllm", "accelerate", "torchrun", "source", "uv", "bash", "pip", "git", "cd"),
     *("sbatch", "scancel", "modal", "docker"),
 )
-CONSOLE_SCRIPTS = {
-    "minrl-train": ["train.py"],
-    "minrl-evaluate": ["evaluate.py"],
-    "minrl-serve": ["-m", "minrl.tools.serve"],
-}
 """Programs of others: what they are called with is theirs to check, but for the scripts of ours that they start."""
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -105,53 +100,49 @@ def known_flags() -> set[str]:
     known = {flag for program in CONFIGURATION.PROGRAMS.values() for flag in flags_of(program)}
     for task, options in option_classes([*TASK_DEFINITIONS, *TOOLS, "reasoning_gym/leg_counting"]).items():
         known |= {flag.replace("--", f"--{task}.", 1).replace("_", "-") for flag in flags_of(options)}
-    return known | {f"--{alias.replace('_', '-')}" for alias in cli.ALIASES}
+    return known | {f"--{alias.replace('_', '-')}" for aliases in cli.ALIASES.values() for alias in aliases}
 
 
 @pytest.fixture
 def stops_when_parsed(monkeypatch):
-    """Our parser and argparse raise `Parsed` in place of handing over what they parsed."""
+    """Programs, and scripts with an argparse of their own, raise `Parsed` in place of running."""
+
+    def stop(*_, **__):
+        raise Parsed
 
     def then_stop(parse):
-        def parse_and_stop(*args, **kwargs):
-            parsed = parse(*args, **kwargs)
-            if isinstance(args[0], cli._Parser) or (parse is build and len(args) < 5):  # our parser reads in parts
-                return parsed
-            raise Parsed
+        def parse_and_stop(self, *args, **kwargs):
+            parsed = parse(self, *args, **kwargs)
+            return parsed if isinstance(self, cli._Parser) else stop()  # ours reads in parts
 
         return parse_and_stop
 
-    build = cli._build
-    monkeypatch.setattr(cli, "_build", then_stop(build))
+    monkeypatch.setattr("minrl.__main__._load", stop)
     monkeypatch.setattr("minrl.config._file_text", lambda *given: "{")  # the file of an example
     for name in ("parse_args", "parse_known_args"):
         monkeypatch.setattr(argparse.ArgumentParser, name, then_stop(getattr(argparse.ArgumentParser, name)))
 
 
-def start(path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call the main of a script of ours."""
-    monkeypatch.syspath_prepend(str(path.parent))
-    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
-    script = loaded(path)
-    script.main(*([arguments] if script.main.__code__.co_argcount else []))
-
-
 def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parse a command of ours as it would be."""
     if words[:2] == ["-m", "pytest"]:
         check_pytest(words[2:])
         return
-    if words[:2] == ["-m", "minrl"]:
-        for program in words[2:3]:
-            check_python(["-m", PROGRAMS[program].removeprefix("minrl.scripts."), *words[3:]], monkeypatch)
-        return
-    module = words[0] == "-m"
-    name, arguments = (words[1], words[2:]) if module else (words[0], words[1:])
-    path = ROOT / (name.replace(".", "/") if module else name)
-    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
-    assert path.is_file(), f"{name}: no such file"
-    if "NAME" not in name:
-        with pytest.raises(SystemExit if "--help" in arguments else Parsed):
-            start(path, [word for word in arguments if word[:1] != "[" and word[-1:] != "]"], monkeypatch)
+    words = [word for word in words if word[:1] != "[" and word[-1:] != "]"]
+    programs = {("-m", "minrl"): [], ("train.py",): ["train"], ("evaluate.py",): ["evaluate"]}
+    for begin, program in programs.items():
+        if tuple(words[: len(begin)]) == begin:
+            arguments = [*program, *words[len(begin) :]]
+            with pytest.raises(Parsed if arguments and "--help" not in arguments else SystemExit):
+                sys.exit(main(arguments))
+            return
+    path = ROOT / words[0]
+    assert path.is_file() or "NAME" in words[0], f"{path}: no such file"
+    if "NAME" not in words[0]:
+        monkeypatch.syspath_prepend(str(path.parent))
+        monkeypatch.setattr(sys, "argv", [str(path), *words[1:]])
+        with pytest.raises(SystemExit if "--help" in words else Parsed):
+            loaded(path).main()
 
 
 def check_pytest(words: list[str]) -> None:
@@ -201,7 +192,7 @@ ALL_COMMANDS = sorted({(name, command) for name, page in PAGES.items() for comma
 def test_each_command_parses(page, command, monkeypatch):
     for one in command.split(" && "):
         words = [word for word in shlex.split(one) if not re.match(r"^[A-Z_]+=", word) or one.startswith("make")]
-        words = ["python", *CONSOLE_SCRIPTS[words[0]], *words[1:]] if words[0] in CONSOLE_SCRIPTS else words
+        words = ["python", "-m", *words] if words[0] == "minrl" else words
         if words[0] == "make":
             check_make(words[1:], monkeypatch)
         elif words[0] == "python":
@@ -224,7 +215,7 @@ def test_each_command_parses(page, command, monkeypatch):
 
 def test_there_are_commands_of_each_program():
     said = " ".join(command for _, command in ALL_COMMANDS)
-    for program in ("make train", "make test", "python train.py", "python evaluate.py", "python -m minrl.sft.filter"):
+    for program in ("make train", "make test", "python train.py", "python evaluate.py", "python -m minrl filter"):
         assert program in said
 
 
@@ -327,7 +318,7 @@ def test_the_tasks_of_the_guide_are_played_and_trained_on(name):
     sizes = "--steps 2 --prompts-per-step 4 --group-size 8 --max-tokens 4 --eval-examples 4 --eval-samples 1"
     flags = [*base.split(), *sizes.split(), "--no-eval-first", "--threads", "1", "--device", "cpu", "--quiet"]
     flags += ["--run-name", name]
-    assert train.main(["--task", f"path/to/{name}.py:{name}", *flags]) == 0
+    assert main(["train", "--task", f"path/to/{name}.py:{name}", *flags]) == 0
     lines = [json.loads(line) for line in Path(f"runs/{name}/metrics.jsonl").read_text().splitlines()]
     assert [line["reward/unscorable_frac"] for line in lines if "reward/mean" in line] == [0.0, 0.0]
     assert ("reward/role/hider" in lines[-1]) == (name == "seek")

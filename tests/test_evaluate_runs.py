@@ -33,6 +33,7 @@ from minrl.utils.console import Screen
 from minrl.utils.files import read_json
 from tests import evaluated
 from tests.evaluated import rows_of, run, save_run, summary_of
+from tests.parsed import parsed
 
 FLAGS = [flag for flag in evaluated.FLAGS if flag not in ("--max-tokens", "5")]
 
@@ -216,7 +217,7 @@ def test_damaged_checkpoints_are_left_out_with_a_word(trained, capsys):
 def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, monkeypatch):
     commit = ""
     monkeypatch.setattr(models, "cached_commit", lambda name: commit)
-    config, options = parse(EvaluateConfig, ["--checkpoint", "some-org/model", "--examples", "3"])
+    config, options = parsed(["--checkpoint", "some-org/model", "--examples", "3"], EvaluateConfig)
 
     def planned():
         plan = make_plan(config, options)
@@ -236,7 +237,7 @@ def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, m
 def test_a_commit_that_is_recorded_stays_where_the_cache_is_lost(trained, monkeypatch, tmp_path):
     commits = iter(["first", "", ""])
     monkeypatch.setattr(models, "cached_commit", lambda name: next(commits))
-    config, options = parse(EvaluateConfig, ["--checkpoint", "some-org/model", "--output", "out"])
+    config, options = parsed(["--checkpoint", "some-org/model", "--output", "out"], EvaluateConfig)
     recorded = settings_of(make_plan(config, options), options)
     (tmp_path / "out").mkdir()
     write_settings(tmp_path / "out", recorded)
@@ -254,7 +255,7 @@ def test_a_commit_that_is_recorded_stays_where_the_cache_is_lost(trained, monkey
 
 def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, workers, monkeypatch):
     monkeypatch.setattr(models, "cached_commit", lambda name: "new")
-    config, options = parse(EvaluateConfig, ["--checkpoint", str(place / "model0"), "--device", "cpu"])
+    config, options = parsed(["--checkpoint", str(place / "model0"), "--device", "cpu"], EvaluateConfig)
     plan = make_plan(config, options)
     with pytest.raises(UserError, match=r"the hub has other weights of .*model0 than were cached"):
         LocalSampler(plan, replace(plan.models[0], hub=True, fingerprint="old"), workers)
@@ -263,7 +264,7 @@ def test_a_hubs_model_that_changed_while_it_was_loaded_is_not_mixed_in(place, wo
 def test_the_opponent_is_the_checkpoint_that_was_planned(place, trained, workers, monkeypatch):
     kept = trained("one")
     command = ["--checkpoint", str(place / "model0"), "--opponent", "one", "--device", "cpu"]
-    config, options = parse(EvaluateConfig, [*command, "--task", "tictactoe", "--tictactoe.opponent", "frozen"])
+    config, options = parsed([*command, "--task", "tictactoe", "--tictactoe.opponent", "frozen"], EvaluateConfig)
     plan = make_plan(config, options)
     shutil.copytree(kept / "step_000001", kept / "step_000002")  # the run goes on meanwhile
     loaded = []
@@ -297,7 +298,7 @@ def kept_run(place, tmp_path, task, options, **changes):
 
     def evaluated_with(*flags):
         given = ["--checkpoint", name, "--task", task, *flags]
-        return as_trained(given, parse(EvaluateConfig, given)[0])
+        return as_trained(parse(EvaluateConfig, given))
 
     return evaluated_with
 
@@ -390,7 +391,8 @@ def test_rows_that_a_run_was_fine_tuned_on_are_refused(place, trained, tmp_path,
 def asked_of(*arguments):
     """The longest completion, examples and samples that evaluate.py asks for, and what it says about that."""
     given = ["--task", "countdown", *arguments]
-    (config, _), notes = as_trained(given, parse(EvaluateConfig, given)[0])
+    command, notes = as_trained(parse(EvaluateConfig, given))
+    config = command.config
     return (config.max_tokens, config.examples, config.samples), notes
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from together import together
 
+from minrl.__main__ import main
 from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.workers import Workers
@@ -45,7 +46,7 @@ FLAGS = [*SAY_SEVENS, *SETTINGS.split(), "--run-name", NAME]
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    assert expert_iteration.main([*FLAGS, *folders(folder)]) == 0
+    assert main(["expert-iteration", *FLAGS, *folders(folder)]) == 0
     return folder, summary(folder)
 
 
@@ -191,18 +192,18 @@ MOMENTS = [("sample_round", 1), ("keep_correct", 2), ("sft_step", 2), ("measure"
 def test_a_run_that_ends_anywhere_continues_to_the_same_weights(tmp_path, uninterrupted, with_base, moment, call):
     with_base(tmp_path)
     with killed_at(logger if moment == "save_checkpoint" else expert_iteration, moment, call):
-        expert_iteration.main([*FLAGS, *folders(tmp_path)])
-    assert expert_iteration.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
+        main(["expert-iteration", *FLAGS, *folders(tmp_path)])
+    assert main(["expert-iteration", "--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert_as_never_stopped(tmp_path, uninterrupted)
 
 
 def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_alone(tmp_path, with_base):
     places = folders(with_base(tmp_path))
     with killed_at(expert_iteration, "sample_round", 1):
-        expert_iteration.main([*FLAGS, *places, "--rounds", "1", "--no-eval-first", "--eval-every", "0"])
+        main(["expert-iteration", *FLAGS, *places, "--rounds", "1", "--no-eval-first", "--eval-every", "0"])
     with lock(tmp_path / "runs" / NAME / LOCK), pytest.raises(UserError, match=r"is going on \(process \d+ on"):
-        expert_iteration.main(["--resume", "latest", *places])
-    assert expert_iteration.main(["--resume", "latest", *places]) == 0
+        main(["expert-iteration", "--resume", "latest", *places])
+    assert main(["expert-iteration", "--resume", "latest", *places]) == 0
     assert [line["step"] for line in lines_of(tmp_path)] == [1]
 
 
@@ -223,7 +224,7 @@ def test_a_round_can_begin_with_the_start_model(tmp_path, with_base, monkeypatch
         "on": ["--rounds", "2"],
     }.items():
         first.clear()
-        assert expert_iteration.main([*FLAGS, *folders(with_base(tmp_path / name)), *flags, *more, *unmeasured]) == 0
+        assert main(["expert-iteration", *FLAGS, *folders(with_base(tmp_path / name)), *flags, *more, *unmeasured]) == 0
         hashes[name] = summary(tmp_path / name)["weights_sha256"]
     assert hashes["one"] == hashes["anew"] != hashes["on"]
 
@@ -231,7 +232,7 @@ def test_a_round_can_begin_with_the_start_model(tmp_path, with_base, monkeypatch
 def test_a_round_without_a_correct_completion_trains_on_nothing(tmp_path, with_base, monkeypatch):
     monkeypatch.setattr(expert_iteration, "keep_correct", lambda *_: [])
     flags = [*FLAGS, *folders(with_base(tmp_path)), "--rounds", "1", "--eval-every", "0"]
-    assert expert_iteration.main(flags) == 0
+    assert main(["expert-iteration", *flags]) == 0
     (line,) = lines_of(tmp_path)[1:]
     assert line["sft/optimizer_steps"] == 0 and line["expert/kept_frac"] == 0
     found = summary(tmp_path)
@@ -249,9 +250,9 @@ def test_a_mistake_in_the_tasks_code_ends_the_first_round_and_is_counted_later(t
     flags = [*FLAGS, *folders(with_base(tmp_path)), "--rounds", "2", "--eval-every", "0", "--no-eval-first"]
     wrong = 1
     with pytest.raises(UserError, match=re.escape(mistake)):
-        expert_iteration.main(flags)
+        main(["expert-iteration", *flags])
     wrong = 2
-    assert expert_iteration.main([*flags, "--run-name", "later"]) == 0
+    assert main(["expert-iteration", *flags, "--run-name", "later"]) == 0
 
 
 HUMANEVAL = {
@@ -341,12 +342,12 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags,
     there = ["--runs-dir", str(runs), "--checkpoints-dir", str(uninterrupted[0] / "checkpoints")]
     base = [] if resumed else FLAGS
     with pytest.raises(UserError, match=message) as refused:
-        expert_iteration.main([*base, *there, *flags])
+        main(["expert-iteration", *base, *there, *flags])
     assert "\n" not in str(refused.value)
 
 
 def start(folder, *flags):
-    command = [sys.executable, "-m", "minrl.sft.expert_iteration", *flags, *folders(folder)]
+    command = [sys.executable, "-m", "minrl", "expert-iteration", *flags, *folders(folder)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     return Forked(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -354,7 +355,7 @@ def start(folder, *flags):
 @pytest.mark.slow
 def test_told_to_stop_it_ends_its_round_and_says_how_to_go_on(tmp_path, uninterrupted, with_base):
     """A program of its own, as a supervisor stops it."""
-    command = [sys.executable, "-m", "minrl.sft.expert_iteration", *FLAGS, *folders(with_base(tmp_path))]
+    command = [sys.executable, "-m", "minrl", "expert-iteration", *FLAGS, *folders(with_base(tmp_path))]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     program = Forked(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while program.poll() is None and not lines_of(tmp_path):
@@ -363,11 +364,11 @@ def test_told_to_stop_it_ends_its_round_and_says_how_to_go_on(tmp_path, uninterr
     _, said = program.communicate(timeout=120)
     assert program.returncode == 143, said
     run = tmp_path / "runs" / NAME
-    assert f"go on with: python -m minrl.sft.expert_iteration --resume {run}" in said
+    assert f"go on with: python -m minrl expert-iteration --resume {run}" in said
     saved = sorted((tmp_path / "checkpoints" / NAME).glob("step_*"))  # none if the signal came before the first round
     assert (f"saved {saved[-1]}" if saved else "nothing to save before the first step") in said
     assert len(saved) < 3
-    assert expert_iteration.main(["--resume", str(run)]) == 0
+    assert main(["expert-iteration", "--resume", str(run)]) == 0
     assert_as_never_stopped(tmp_path, uninterrupted)
 
 

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from minrl import train
+from minrl.__main__ import main
 from minrl.evaluate.models import find_models
 from minrl.models.loading import load_model, save_model
 from minrl.run.checkpoint import weights_sha256
@@ -223,7 +223,7 @@ def trained(file, sevens, tmp_path, monkeypatch):
         --no-preflight --save-every 1 --rollouts-every 0 --threads 1 --device cpu --quiet"""
 
     def run(*more):
-        status = train.main([*(() if "--resume" in more else new.split()), *more])
+        status = main(["train", *(() if "--resume" in more else new.split()), *more])
         return status, json.loads((tmp_path / "runs" / "r" / "config.json").read_text())
 
     return run

@@ -9,8 +9,7 @@ import threading
 import pytest
 from together import together
 
-import evaluate
-from minrl import train
+from minrl.__main__ import main
 from minrl.config import JudgeConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate.config import EvaluateConfig
@@ -25,8 +24,9 @@ from minrl.run.parts import judging
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
 from minrl.types import Example, Job, Reward, Turn, UserError
-from minrl.utils.cli import parse, parse_trainer
+from minrl.utils.cli import parse
 from tests.chat_server import ChatServer, answer
+from tests.parsed import parsed
 
 EXAMPLE = Example("e", "What is 2 + 2?", {"answer": "4"})
 PLAN = Plan(group_size=2, max_tokens=6, temperature=1.0, seed=0, purpose="test", step=1)
@@ -363,7 +363,7 @@ def test_a_prompt_in_a_file_is_stored_as_its_text(tmp_path):
 )
 def test_bad_settings_are_refused(flags, why):
     with pytest.raises(UserError, match=why):
-        parse_trainer(flags)
+        parsed(flags)
 
 
 def test_evaluate_judges_a_file_by_its_flags(serve, tmp_path, capsys):
@@ -371,7 +371,7 @@ def test_evaluate_judges_a_file_by_its_flags(serve, tmp_path, capsys):
     (tmp_path / "in.jsonl").write_text(json.dumps({"completion": "#### 5", "answer": "#### 5", "prompt": "2 + 3?"}))
     flags = ["--task", "gsm8k", "--completions", str(tmp_path / "in.jsonl"), "--judge-cache", str(tmp_path / "c.jsonl")]
     flags += ["--judge-model", "m", "--judge-base-url", server.url, "--judge-weight", "0.5"]
-    assert evaluate.main([*flags, "--output", str(tmp_path / "out.jsonl")]) == 0
+    assert main(["evaluate", *flags, "--output", str(tmp_path / "out.jsonl")]) == 0
     row = json.loads((tmp_path / "out.jsonl").read_text())
     assert row["solved"] and row["parts"] == {"correct": 1.0, "format": 1.0, "lenient": 1.0, "task": 1.0, "judge": 1.0}
 
@@ -386,11 +386,11 @@ def test_a_judge_that_fails_is_an_error_of_a_file_too(serve, tmp_path, capsys):
     command = ["--task", "gsm8k", "--completions", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     command += ["--judge-model", "m", "--judge-base-url", server.url, "--judge-weight", "0.5", "--judge-retries", "0"]
     command += ["--judge-cache", str(tmp_path / "c.jsonl")]
-    assert evaluate.main(command) == 1
+    assert main(["evaluate", *command]) == 1
     assert "error: the judge did not say what 1 of 2 completions are worth" in capsys.readouterr().err
     assert [json.loads(line)["reward"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [1.0, None]
     server.reply = lambda body: answer("Score: 10")
-    assert evaluate.main(command) == 0
+    assert main(["evaluate", *command]) == 0
 
 
 @pytest.mark.parametrize("changed", ["PROMPT", "INSTRUCTIONS"])
@@ -426,7 +426,7 @@ def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(se
     places = ["--checkpoints-dir", str(tmp_path / "checkpoints"), "--judge-cache", str(tmp_path / "cache.jsonl")]
     flags = [*TRAINING.split(), *places, "--judge-base-url", server.url]
 
-    assert train.main([*flags, "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert main(["train", *flags, "--runs-dir", str(tmp_path / "runs")]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     whole = json.loads((run / "summary.json").read_text())
     for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -439,7 +439,7 @@ def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(se
 
     shutil.rmtree(newest_complete(tmp_path / "checkpoints" / run.name))  # as if it had been killed in step 2
     (run / "summary.json").unlink()
-    assert train.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert main(["train", "--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     again = json.loads((run / "summary.json").read_text())
     assert again["weights_sha256"] == whole["weights_sha256"] and again["eval_after"] == whole["eval_after"]
     assert len(server.asked) == asked + 1  # the question at the start
@@ -448,7 +448,7 @@ def test_a_run_that_goes_on_with_its_cache_ends_as_one_that_was_never_stopped(se
     output = tmp_path / "evaluation.json"
     evaluating = ["--checkpoint", str(tmp_path / "checkpoints" / run.name), "--judge-model", "m", *places[2:]]
     evaluating += ["--judge-base-url", server.url, *TRAINING.split()[:8], "--output", str(output)]
-    assert evaluate.main([*evaluating, "--examples", "4", "--samples", "1", "--max-tokens", "24"]) == 0
+    assert main(["evaluate", *evaluating, "--examples", "4", "--samples", "1", "--max-tokens", "24"]) == 0
     found = json.loads(output.read_text())
     assert found["judge"]["judge_model"] == "m"
     assert found["reward"] == pytest.approx(0.8 * found["parts"]["task"] + 0.2 * found["parts"]["judge"])

@@ -14,10 +14,11 @@ from minrl.rewards import chat_client
 from minrl.rewards.chat_client import ChatClient, ChatError
 from minrl.run.provenance import provenance
 from minrl.types import UserError
-from minrl.utils.cli import parse, parse_trainer, run_main
+from minrl.utils.cli import parse, run_main
 from minrl.utils.console import Screen
 from minrl.utils.keys import BY_SHAPE, about_key, checked_url, is_loopback, is_openai, key_for, without_keys
 from tests.chat_server import ChatServer, answer, in_turn
+from tests.parsed import parsed
 
 SECRETS = {
     "openai": "sk-proj-Abc123Def456Ghi789Jkl",
@@ -49,7 +50,7 @@ def test_what_is_no_name_of_a_variable_is_refused_without_a_repetition(name, cap
         lambda: JudgeConfig(judge_model="m", judge_key_variable=secret),
         lambda: ApiConfig(api_key_variable=secret),
         lambda: parse(EvaluateConfig, ["--models", "openai:m", "--api-key-variable", secret]),
-        lambda: parse_trainer(["--judge-model", "m", f"--judge-key-variable={secret}"]),
+        lambda: parsed(["--judge-model", "m", f"--judge-key-variable={secret}"]),
     ):
         with pytest.raises(UserError, match="names the environment variable that holds the key") as error:
             made()

@@ -10,6 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from minrl import train
+from minrl.__main__ import main
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.rewards.length import with_length
@@ -183,7 +184,7 @@ FLAGS = """--prompts-per-step 4 --group-size 8 --steps 3 --save-every 1 --eval-e
 
 def run_in(folder, *flags):
     """Train, or go on; the run's folder."""
-    assert train.main([*flags, "--runs-dir", f"{folder}/runs"]) == 0
+    assert main(["train", *flags, "--runs-dir", f"{folder}/runs"]) == 0
     (summary,) = (folder / "runs").glob("*/summary.json")
     return summary.parent
 
@@ -198,7 +199,7 @@ def test_a_run_shows_the_part_and_goes_on_to_the_same_weights(tmp_path, priced):
     for base in (whole / "checkpoints").glob("base-*"):
         shutil.copytree(base, killed / "checkpoints" / base.name)
     with killed_at(train, "update_policy", 2):
-        train.main([*flags, "--checkpoints-dir", f"{killed}/checkpoints", "--runs-dir", f"{killed}/runs"])
+        main(["train", *flags, "--checkpoints-dir", f"{killed}/checkpoints", "--runs-dir", f"{killed}/runs"])
     ends = [json.loads((one / "summary.json").read_text()) for one in (run, run_in(killed, "--resume", "latest"))]
     assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

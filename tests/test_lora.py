@@ -386,8 +386,8 @@ def test_layers_that_cannot_have_adapters_are_refused_in_one_line(policy, target
     [
         ({"lora_rank": -1}, "lora_rank must be 0"),
         ({"lora_rank": 4, "lora_alpha": 0}, "lora_alpha must be at least 1"),
-        ({"lora_alpha": 16}, "lora_alpha is read only with adapters"),
-        ({"lora_checkpoint": "adapter"}, "lora_checkpoint is read only with adapters"),
+        ({"lora_alpha": 16}, "lora_alpha is read only with --lora-rank"),
+        ({"lora_checkpoint": "adapter"}, "lora_checkpoint is read only with --lora-rank"),
         ({"lora_rank": 4, "lora_target_modules": " , "}, "must name at least one layer"),
         ({"lora_rank": 4, "lora_target_modules": "(q_proj"}, "is no regular expression"),
     ],

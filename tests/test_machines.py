@@ -119,6 +119,8 @@ def test_two_machines_meet_and_a_signal_to_one_launcher_ends_the_step_on_both(fl
             agent.kill()
     said = "".join(path.read_text() for path in outputs)
     assert "4 processes on 2 nodes (by torchrun), which meet at" in said, said
-    (saved,) = re.findall(r"saved (\S+); go on with: python train.py --resume \S+two", (run / "log.txt").read_text())
+    (saved,) = re.findall(
+        r"saved (\S+); go on with: python -m minrl train --resume \S+two", (run / "log.txt").read_text()
+    )
     assert Path(saved).is_dir() and abs(int(saved.rpartition("_")[2]) - read_metrics(run)[-1]["step"]) <= 1
     assert "Traceback" not in re.sub(r"(?s)Traceback \(most recent call last\):\n  File \"<frozen runpy>\".*", "", said)

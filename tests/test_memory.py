@@ -12,11 +12,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from minrl.config import AlgorithmConfig, LoraConfig, ModelConfig, OptimizerConfig, RolloutConfig, TrainerConfig
 from minrl.models.activations import layers_of
+from minrl.models.launch import Launch
 from minrl.models.memory import BUCKET, Setup, Weights, needed, weights_of, with_adapters
 from minrl.models.text import decoder_of
 from minrl.run import room
 from minrl.run.room import _ways, memory_findings, save_findings, setup_of
-from minrl.utils.launch import Launch
 from tests.three_layers import SHAPE, WEIGHTS
 
 CONFIG = Qwen3Config(**SHAPE, pad_token_id=0, eos_token_id=1)

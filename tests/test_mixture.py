@@ -12,8 +12,7 @@ import torch
 from together import together
 from two_samplers import PROMPTS, STEPS, TASK, sampled_steps, single_precision
 
-import evaluate
-from minrl import train
+from minrl.__main__ import main
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
@@ -25,9 +24,9 @@ from minrl.tasks.mixture import Schedule, mixture
 from minrl.tracking.files import read_metrics
 from minrl.tracking.metrics import step_metrics
 from minrl.types import LostEpisode, Reward, TrainState, UserError
-from minrl.utils.cli import parse_trainer
 from minrl.utils.task_names import task_key, weights_of
 from tests import say_sevens
+from tests.parsed import parsed
 from tests.say_duel import DUEL
 
 WEIGHTS = {"sevens": Fraction(2), "odd": Fraction(1)}
@@ -247,11 +246,11 @@ def test_a_task_is_named_with_its_weight(said, names, key):
 
 
 def test_a_mixture_is_stored_as_it_is_read_again():
-    config, options = parse_trainer(["--task", "countdown:2,hanoi", "--hanoi.max-disks", "3"])
+    config, options = parsed(["--task", "countdown:2,hanoi", "--hanoi.max-disks", "3"])
     assert config.rollout.task == "countdown:2,hanoi:1"
-    assert parse_trainer(["--task", config.rollout.task])[0].rollout.task == config.rollout.task
+    assert parsed(["--task", config.rollout.task])[0].rollout.task == config.rollout.task
     assert options.keys() == {"countdown", "hanoi"} and options["hanoi"].max_disks == 3
-    assert parse_trainer(["--task", "countdown:2"])[0].rollout.task == "countdown"
+    assert parsed(["--task", "countdown:2"])[0].rollout.task == "countdown"
 
 
 OWN = str.split("""--prompts-per-step 3 --group-size 4 --save-every 1 --eval-every 2 --eval-examples 4 --eval-samples 2
@@ -273,7 +272,8 @@ FLAGS = [
 
 
 def run(folder, *arguments):
-    assert train.main([*arguments, "--runs-dir", f"{folder}/runs", "--checkpoints-dir", f"{folder}/checkpoints"]) == 0
+    folders = ["--runs-dir", f"{folder}/runs", "--checkpoints-dir", f"{folder}/checkpoints"]
+    assert main(["train", *arguments, *folders]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ def test_a_mixture_goes_on_bit_for_bit(whole, stop):
 
 def test_a_resume_keeps_the_mixture(whole, capsys):
     with pytest.raises(UserError, match=r"a resumed run keeps its config and only .* may change, got --task"):
-        train.main(["--resume", f"{whole}/runs/whole", "--task", f"{say_sevens.TASK}:1,{DUEL}:1"])
+        main(["train", "--resume", f"{whole}/runs/whole", "--task", f"{say_sevens.TASK}:1,{DUEL}:1"])
     with pytest.raises(UserError, match=r"--task /.*sevens:1,/.*duel:1 \(it has /.*sevens:2,/.*duel:1\)"):
         run(whole, *FLAGS, "--resume", "auto", "--run-name", "whole", "--task", f"{say_sevens.TASK}:1,{DUEL}:1")
 
@@ -358,7 +358,7 @@ def test_evaluate_scores_a_mixture_as_it_was_trained(whole, capsys, monkeypatch)
         "--no-charts",
         "--output",
     ]
-    assert evaluate.main(["--checkpoint", "runs/whole", *flags, "out"]) == 0
+    assert main(["evaluate", "--checkpoint", "runs/whole", *flags, "out"]) == 0
     found = json.loads((Path("out") / "summary.json").read_text())
     scores = {result["task"]: result["pass@1"] for result in found["results"]}
     after = summary(whole, "whole")
@@ -367,5 +367,5 @@ def test_evaluate_scores_a_mixture_as_it_was_trained(whole, capsys, monkeypatch)
     (together_,) = found["together"]
     assert together_["pass@1"] == pytest.approx((2 * scores["sevens"] + scores["duel"]) / 3)
     assert "## sevens+duel" in (Path("out") / "summary.md").read_text()
-    assert evaluate.main(["--checkpoint", "runs/whole", "--task", DUEL, *flags, "one.json"]) == 0
+    assert main(["evaluate", "--checkpoint", "runs/whole", "--task", DUEL, *flags, "one.json"]) == 0
     assert json.loads(Path("one.json").read_text())["pass@1"] == scores["duel"]

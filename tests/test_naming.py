@@ -6,11 +6,10 @@ import shlex
 import pytest
 
 from minrl.config import LoggingConfig, TrainerConfig
-from minrl.run.defaults import parse_run
 from minrl.run.naming import LONGEST, differing, full_name
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.types import UserError
-from minrl.utils.cli import parse_trainer
+from tests.parsed import parse_run, parsed
 
 
 def named(flags, extends=("steps",)):
@@ -91,7 +90,7 @@ def test_another_run_with_a_runs_config_takes_over_neither_its_name_nor_its_note
     config = {"task": "countdown", "run_name": "mine", "note": "first", "group_size": 4}
     for record, name in (({"minrl_run": "mine", "config": config}, ""), (config, "mine")):
         (tmp_path / "config.json").write_text(json.dumps(record))
-        settings = parse_trainer(["--config", str(tmp_path / "config.json")])[0]
+        settings = parsed(["--config", str(tmp_path / "config.json")])[0]
         assert (settings.logging.run_name, settings.rollout.group_size) == (name, 4)
 
 

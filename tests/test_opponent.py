@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-import evaluate
 from minrl import train
+from minrl.__main__ import main
 from minrl.engines import Engine, Sampling
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.engines.torch_engine import TorchEngine
@@ -174,24 +174,24 @@ def weights_of(runs, name):
 
 @pytest.mark.slow
 def test_a_run_against_a_frozen_opponent_resumes_to_the_same_weights(run_flags, tmp_path):
-    assert train.main(run_flags) == 0
+    assert main(["train", *run_flags]) == 0
     with killed_at(train, "update_policy", 3):
-        train.main(run_flags)
+        main(["train", *run_flags])
     runs = tmp_path / "runs"
     first, second = sorted(path.name for path in runs.iterdir())
     assert second == f"{first}-2"
-    assert train.main(["--resume", str(runs / second), "--runs-dir", str(runs)]) == 0
+    assert main(["train", "--resume", str(runs / second), "--runs-dir", str(runs)]) == 0
     whole, resumed = weights_of(runs, first), weights_of(runs, second)
     assert whole == resumed
     # Another opponent makes another run: it is the opponent's moves that were learned from.
-    assert train.main([*run_flags, "--opponent", str(tmp_path / "model1")]) == 0
+    assert main(["train", *run_flags, "--opponent", str(tmp_path / "model1")]) == 0
     (third,) = {path.name for path in runs.iterdir()} - {first, second}
     assert "opponent=model1" in third and weights_of(runs, third) != whole
     # And the run goes on against the same one only.
     shutil.rmtree(tmp_path / "model1")
     shutil.copytree(tmp_path / "model0", tmp_path / "model1")
     with pytest.raises(UserError, match=r"the opponent of run .* in .*model1 has other weights than when the run"):
-        train.main(["--resume", str(runs / third), "--steps", "5"])
+        main(["train", "--resume", str(runs / third), "--steps", "5"])
 
 
 @pytest.mark.slow
@@ -212,22 +212,22 @@ def test_evaluate_takes_an_opponent_too(run_flags, tmp_path, monkeypatch):
     )
     said, results = [], []
     for more in ([], ["--opponent", f"{tmp_path}/model0"], ["--opponent", f"{tmp_path}/model1"]):
-        assert evaluate.main([*flags, *more, "--output", str(tmp_path / "result.json")]) == 0
+        assert main(["evaluate", *flags, *more, "--output", str(tmp_path / "result.json")]) == 0
         said.append(tuple(words))
         results.append(json.loads((tmp_path / "result.json").read_text())["opponent"])
         words.clear()
     assert said[0] == said[1] != said[2]  # without --opponent it is the evaluated model itself
     assert results == [f"{tmp_path}/model{n}" for n in (0, 0, 1)]
     folder = [*flags, "--opponent", f"{tmp_path}/model1", "--output", str(tmp_path / "out")]
-    assert evaluate.main(folder) == 0
+    assert main(["evaluate", *folder]) == 0
     shutil.copy(tmp_path / "model0/model.safetensors", tmp_path / "model1/model.safetensors")
     with pytest.raises(UserError, match=r"other weights of .*model1"):
-        evaluate.main(folder)
+        main(["evaluate", *folder])
 
 
 def test_an_opponent_for_nobody_is_refused(tmp_path):
     flags = ["--opponent", "x", "--task", "countdown", "--model-id", "x", "--runs-dir", str(tmp_path)]
     with pytest.raises(UserError, match="no role of countdown is frozen"):
-        train.main([*flags, "--device", "cpu"])
+        main(["train", *flags, "--device", "cpu"])
     with pytest.raises(UserError, match="no role of countdown is frozen"):
-        evaluate.main(["--opponent", "x", "--task", "countdown", "--checkpoint", "x"])
+        main(["evaluate", "--opponent", "x", "--task", "countdown", "--checkpoint", "x"])

@@ -14,8 +14,9 @@ from minrl.tasks import TASK_DEFINITIONS, find_definition, load_task, option_cla
 from minrl.tasks.outside import installed_tasks
 from minrl.tasks.programs import files_outside, programs, programs_outside
 from minrl.types import Job, UserError
-from minrl.utils.cli import from_dict, parse, parse_trainer, plain_options, to_dict
+from minrl.utils.cli import from_dict, plain_options, to_dict
 from minrl.utils.task_names import task_key
+from tests.parsed import parsed
 
 SOURCE = """
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def install(tmp_path, monkeypatch):
 
 
 def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file):
-    config, options = parse_trainer(["--task", f"{file}:elevens", "--elevens.most", "20"])
+    config, options = parsed(["--task", f"{file}:elevens", "--elevens.most", "20"])
     assert config.rollout.task == f"{file}:elevens"
     dataset = load_task(config.rollout.task, options).dataset
     assert len(dataset.train) + len(dataset.held_out) == 20
@@ -84,24 +85,24 @@ def test_a_task_in_a_file_is_made_with_the_options_that_its_flags_set(file):
 def test_a_relative_path_is_stored_as_an_absolute_one(file, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for flags in (["--task", "mine/elevens_task.py:elevens"], ["--task=mine/elevens_task.py:elevens"]):
-        assert parse_trainer(flags)[0].rollout.task == f"{file}:elevens"
-    config, _ = parse_trainer(["--eval-tasks", "hanoi, mine/elevens_task.py:elevens"])
+        assert parsed(flags)[0].rollout.task == f"{file}:elevens"
+    config, _ = parsed(["--eval-tasks", "hanoi, mine/elevens_task.py:elevens"])
     assert config.evaluation.other_tasks == ["hanoi", f"{file}:elevens"]
     (tmp_path / "settings.yaml").write_text("task: mine/elevens_task.py:elevens\n")
-    assert parse_trainer(["--config", "settings.yaml"])[0].rollout.task == f"{file}:elevens"
+    assert parsed(["--config", "settings.yaml"])[0].rollout.task == f"{file}:elevens"
 
 
 def test_a_stored_config_finds_the_file_and_its_options_again(file, tmp_path, monkeypatch):
-    given = parse_trainer(["--task", f"{file}:elevens", "--elevens.most", "20", "--steps", "3"])
+    given = parsed(["--task", f"{file}:elevens", "--elevens.most", "20", "--steps", "3"])
     values = json.loads(json.dumps(to_dict(*given)))
     monkeypatch.chdir("/")
     assert from_dict(values, TrainerConfig) == given
     (tmp_path / "config.json").write_text(json.dumps({"minrl_run": "name", "config": values}))
     stored = ["--config", str(tmp_path / "config.json")]
-    assert parse_trainer(stored) == given
-    config, options = parse_trainer([*stored, "--elevens.most", "30", "--task", "countdown"])
+    assert parsed(stored) == given
+    config, options = parsed([*stored, "--elevens.most", "30", "--task", "countdown"])
     assert (config.rollout.task, options["elevens"].most) == ("countdown", 30)
-    assert parse_trainer([*stored, "--elevens.most", "30"])[1]["elevens"].most == 30
+    assert parsed([*stored, "--elevens.most", "30"])[1]["elevens"].most == 30
 
 
 TYPES = """    most: int = 50
@@ -137,7 +138,7 @@ def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
     ]
     named = ["--task", f"{file}:elevens"]
     for arguments in (named, [*named, *given, "--no-elevens.strict"]):
-        config = parse_trainer(arguments)
+        config = parsed(arguments)
         assert from_dict(json.loads(json.dumps(to_dict(*config))), TrainerConfig) == config
     options = config[1]["elevens"]
     assert json.dumps(plain_options(options))  # an evaluation's settings.json holds it too
@@ -145,7 +146,7 @@ def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
     assert (options.levels, options.board, options.limit) == (("hard", "easy"), (5, 6), 7)
     assert options.strict is False
     with pytest.raises(UserError, match=r"elevens.board must be a list of 2: an integer, an integer, got"):
-        parse_trainer([*named, "--elevens.board", "5"])
+        parsed([*named, "--elevens.board", "5"])
     for value, message in (
         ({"board": [5]}, "a list of 2: an integer, an integer"),
         ({"levels": ["mild"]}, "one of easy, hard"),
@@ -156,13 +157,13 @@ def test_every_type_that_is_allowed_goes_to_config_json_and_back(file):
 
 def test_evaluate_takes_the_same_names_and_flags(file):
     flags = ["--task", f"{file}:elevens", "--elevens.most", "20", "--completions", "rows.jsonl"]
-    config, options = parse(EvaluateConfig, flags)
+    config, options = parsed(flags, EvaluateConfig)
     assert (config.task, options["elevens"].most) == (f"{file}:elevens", 20)
 
 
 def test_a_run_is_named_after_the_task_and_not_its_path(file):
     for name, expected in ((f"{file}:elevens", "elevens"), (f"{file}:TASK", "elevens_task"), ("hanoi", "hanoi")):
-        assert parse_trainer(["--task", name])[0].what == f"{expected}-grpo"
+        assert parsed(["--task", name])[0].what == f"{expected}-grpo"
 
 
 def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
@@ -193,7 +194,7 @@ def test_rewards_of_a_file_are_computed_in_workers(file, tmp_path, monkeypatch):
 )
 def test_an_attribute_that_is_no_task_is_refused(file, attribute, message):
     with pytest.raises(UserError, match=message) as refused:
-        parse_trainer(["--task", f"{file}{attribute}"])
+        parsed(["--task", f"{file}{attribute}"])
     assert "\n" not in str(refused.value)
 
 
@@ -239,7 +240,7 @@ def test_a_file_that_cannot_be_a_task_is_refused_in_one_line(tmp_path, name, sou
     if source is not None:
         (tmp_path / name).write_text(source)
     with pytest.raises(UserError, match=message) as refused:
-        parse_trainer(["--task", f"{tmp_path / name}:TASK"])
+        parsed(["--task", f"{tmp_path / name}:TASK"])
     assert "\n" not in str(refused.value)
 
 
@@ -264,24 +265,24 @@ def test_two_tasks_whose_flags_would_be_the_same_are_refused(file, tmp_path):
     twin.parent.mkdir()
     twin.write_text(SOURCE)
     flags = ["--task", f"{file}:elevens", "--eval-tasks"]
-    assert set(parse_trainer([*flags, f"{file}:other"])[1]) == {"elevens", "other"}
+    assert set(parsed([*flags, f"{file}:other"])[1]) == {"elevens", "other"}
     with pytest.raises(UserError, match=r"flags --elevens\.\* would be those of both"):
-        parse_trainer([*flags, f"{twin}:elevens"])
+        parsed([*flags, f"{twin}:elevens"])
 
 
 def test_a_task_that_is_named_nearly_as_a_built_in_one_does_not_name_that(file, capsys):
     file.write_text(SOURCE + "\ncountdowns = other\n")
-    _, options = parse_trainer(["--task", f"{file}:countdowns", "--countdowns.most", "9"])
+    _, options = parsed(["--task", f"{file}:countdowns", "--countdowns.most", "9"])
     assert set(options) == {"countdowns"} and options["countdowns"].most == 9
     with pytest.raises(SystemExit):
-        parse_trainer(["--task", f"{file}:countdowns", "--help"])
+        parsed(["--task", f"{file}:countdowns", "--help"])
     page = capsys.readouterr().out
     assert "\ntask countdowns:\n  --countdowns.most INT" in page and "--countdown.max-number" not in page
 
 
 def test_a_mistyped_flag_of_a_files_task_gets_a_suggestion(file):
     with pytest.raises(UserError, match=r"unknown flag --elevens\.mst: did you mean --elevens.most"):
-        parse_trainer(["--task", f"{file}:elevens", "--elevens.mst", "20"])
+        parsed(["--task", f"{file}:elevens", "--elevens.mst", "20"])
     with pytest.raises(UserError, match="no task 'elevens'"):
         from_dict({"tasks": {"elevens": {"most": 20}}}, TrainerConfig)
 
@@ -289,7 +290,7 @@ def test_a_mistyped_flag_of_a_files_task_gets_a_suggestion(file):
 def test_an_installed_package_offers_tasks_by_entry_points(install):
     install("elevens_package", SOURCE, **{"elevens": "elevens_package:TASK", "more-elevens": "elevens_package:other"})
     assert set(installed_tasks()) == {"elevens", "more-elevens"}
-    config, options = parse_trainer(["--task", "more-elevens", "--more-elevens.most", "9"])
+    config, options = parsed(["--task", "more-elevens", "--more-elevens.most", "9"])
     assert config.what == "more-elevens-grpo"
     assert len(load_task("more-elevens", options).dataset.train) < 9
     values = json.loads(json.dumps(to_dict(config, options)))
@@ -308,7 +309,7 @@ def test_an_installed_package_offers_tasks_by_entry_points(install):
 )
 def test_an_entry_point_that_is_no_task_is_refused(install, source, entry, message):
     install("shop", source, wares=entry)
-    assert parse_trainer(["--task", "hanoi"])  # what is not asked for is not loaded
+    assert parsed(["--task", "hanoi"])  # what is not asked for is not loaded
     with pytest.raises(UserError, match=message) as refused:
         load_task("wares")
     assert "\n" not in str(refused.value)
@@ -332,7 +333,7 @@ def test_two_packages_that_offer_one_name_are_refused(install):
 def test_a_name_that_cannot_begin_a_flag_is_refused(install, entry):
     install("oddly_named", SOURCE, **{entry: "oddly_named:TASK"})
     with pytest.raises(UserError, match="cannot begin a flag"):
-        parse_trainer(["--task", entry])
+        parsed(["--task", entry])
 
 
 def test_an_unknown_name_gets_a_suggestion_and_the_list(install):

@@ -9,10 +9,10 @@ from crew import crew
 from minrl.config import ModelConfig
 from minrl.models import peers
 from minrl.models import processes as processes_module
+from minrl.models.launch import Launch
 from minrl.models.peers import LostPeer, Peers
 from minrl.models.processes import Processes, buckets
 from minrl.types import UserError
-from minrl.utils.launch import Launch
 
 
 class Unreadable(Exception):

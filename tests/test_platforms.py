@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from minrl import train
+from minrl.__main__ import PROGRAMS, main
 from minrl.run.checkpoint import save_policy
 from minrl.sandbox import calls as sandbox
-from minrl.scripts import PROGRAMS
 from minrl.tasks import load_task
 from minrl.types import UserError
-from minrl.utils.cli import parse_trainer
+from tests.parsed import parsed
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,8 +46,7 @@ assert "torch" not in sys.modules
 
 
 def test_every_program_is_refused_on_windows_in_one_line():
-    modules = [module.removeprefix("minrl.scripts.") for module in PROGRAMS.values()]
-    modules += ["minrl", "minrl.scripts"]
+    modules = ["train", "evaluate", "minrl", *(program.module for program in PROGRAMS.values())]
     command = [sys.executable, "-c", ON_WINDOWS, *modules]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
@@ -73,7 +71,7 @@ def test_a_mac_trains_on_its_processor(policy, tmp_path):
     save_policy(policy, tmp_path / "model")
     folders = f"--runs-dir {tmp_path}/runs --checkpoints-dir {tmp_path}/checkpoints --model-id {tmp_path}/model"
     sizes = "--prompts-per-step 2 --group-size 2 --max-tokens 4 --eval-examples 2 --eval-samples 1 --steps 1"
-    assert train.main(f"{folders} {sizes} --threads 1 --quiet --run-name mac".split()) == 0
+    assert main(["train", *f"{folders} {sizes} --threads 1 --quiet --run-name mac".split()]) == 0
     assert (tmp_path / "checkpoints/mac/step_000001").exists()
 
 
@@ -82,9 +80,9 @@ def test_untrusted_code_needs_linux():
     with pytest.raises(UserError, match=r"untrusted code needs Linux.*: this is darwin"):
         sandbox.level()
     with pytest.raises(UserError, match="untrusted code needs Linux"):
-        load_task("code_game", {"code_game": parse_trainer(["--task", "code_game"])[1]["code_game"]}).notes()
+        load_task("code_game", {"code_game": parsed(["--task", "code_game"])[1]["code_game"]}).notes()
 
 
 def test_a_macs_card_is_refused_in_one_line():
     with pytest.raises(UserError, match=r"device must be one of auto, cpu, cuda, got 'mps'"):
-        parse_trainer(["--device", "mps"])
+        parsed(["--device", "mps"])

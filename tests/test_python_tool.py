@@ -8,8 +8,8 @@ from random import Random
 import pytest
 import torch
 
-import evaluate
 from minrl import train
+from minrl.__main__ import main
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import AlgorithmConfig, OptimizerConfig, TrainerConfig
@@ -45,11 +45,11 @@ from minrl.tasks.task import extract_answer, split
 from minrl.tracking.files import read_metrics
 from minrl.types import SOLO, Example, Job, Reward, TrainState, Turn, UserError
 from minrl.update import update_policy
-from minrl.utils.cli import parse_trainer
 from minrl.utils.task_names import option_keys, task_key
 from tests.chat_templates import tokenizer
 from tests.conftest import CPU
 from tests.killing import killed_at
+from tests.parsed import parsed
 from tests.test_rollout import Scripted
 
 PATIENT = PythonOptions(seconds=60.0, characters=200)
@@ -427,7 +427,7 @@ def test_the_instructions_join_the_system_message():
 
 def test_a_task_is_named_with_its_tool():
     flags = "--task countdown+python --countdown.max-number 7 --python.calls 2 --eval-tasks countdown"
-    config, options = parse_trainer(flags.split())
+    config, options = parsed(flags.split())
     assert (options["countdown"].max_number, options["python"].calls) == (7, 2)
     assert config.what.startswith("countdown+python-")
     assert option_keys("countdown+python") == ["countdown", "python"] and task_key("a/b.py:TASK+python") == "b+python"
@@ -441,7 +441,7 @@ def test_a_task_is_named_with_its_tool():
 
 
 def test_an_evaluation_depends_on_the_options_of_the_task_and_of_its_tool():
-    _, options = parse_trainer(["--task", "countdown+python", "--countdown.max-number", "7", "--python.calls", "2"])
+    _, options = parsed(["--task", "countdown+python", "--countdown.max-number", "7", "--python.calls", "2"])
     found = options_of("countdown+python", options)
     assert (found["max_number"], found["python.calls"]) == (7, 2)
     assert options_of("countdown", options) == {key: own for key, own in found.items() if "." not in key}
@@ -450,10 +450,10 @@ def test_an_evaluation_depends_on_the_options_of_the_task_and_of_its_tool():
 def test_a_file_may_have_the_options_of_the_tool(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("task: countdown+python\ntasks: {countdown: {max_number: 7}, python: {seconds: 5}}\n")
-    _, options = parse_trainer(["--config", str(file)])
+    _, options = parsed(["--config", str(file)])
     assert (options["countdown"].max_number, options["python"].seconds) == (7, 5.0)
     file.write_text("tasks: {python: {seconds: 5}}\n")
-    _, options = parse_trainer(["--config", str(file), "--task", "hanoi+python"])
+    _, options = parsed(["--config", str(file), "--task", "hanoi+python"])
     assert options["python"].seconds == 5.0 and "hanoi" in options
 
 
@@ -470,7 +470,7 @@ def test_a_file_may_have_the_options_of_the_tool(tmp_path):
 )
 def test_wrong_uses_are_refused_in_one_line(flags, reason):
     with pytest.raises(UserError, match=reason) as refused:
-        parse_trainer(flags.split())
+        parsed(flags.split())
     assert "\n" not in str(refused.value)
 
 
@@ -544,7 +544,7 @@ RESUMED = """--task code_tool --code-tool.max-number 9 --base-steps 40 --base-ba
 def test_a_run_with_the_tool_that_was_killed_continues_to_the_same_weights(tmp_path):
     def ran(folder, *more):
         flags = ["--runs-dir", f"{tmp_path}/{folder}", "--checkpoints-dir", f"{tmp_path}/{folder}/checkpoints"]
-        return train.main([*more, *flags])
+        return main(["train", *more, *flags])
 
     def summary(folder):
         (found,) = (tmp_path / folder).glob("*/summary.json")
@@ -560,6 +560,6 @@ def test_a_run_with_the_tool_that_was_killed_continues_to_the_same_weights(tmp_p
     assert summary("killed")["eval_after"]["pass@1"] == summary("whole")["eval_after"]["pass@1"]
     checkpoint = next((tmp_path / "whole/checkpoints").glob("code_tool*/step_000004"))
     flags = f"--task code_tool --checkpoint {checkpoint} --examples 6 --samples 2 --output {tmp_path}/scores".split()
-    assert evaluate.main(flags) == 0
+    assert main(["evaluate", *flags]) == 0
     rows = [json.loads(line) for line in next(tmp_path.glob("scores/**/completions.jsonl")).read_text().splitlines()]
     assert any(turn["prompt"][0]["role"] == "tool" for row in rows for turn in row.get("turns", []))

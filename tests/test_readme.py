@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
-from minrl import train
+from minrl.__main__ import main
 from minrl.tasks import find_definition
 
 ROOT = Path(__file__).parent.parent
@@ -45,7 +44,7 @@ def test_the_example_of_a_task_trains_goes_on_and_scores_completions(beads, tmp_
     path = list(sys.path)
     monkeypatch.chdir(beads.parent)
     flags = ["--task", "beads.py:beads", "--beads.most", "4", "--steps", "2"]
-    assert train.main([*flags, *SETTINGS.split()]) == 0
+    assert main(["train", *flags, *SETTINGS.split()]) == 0
     folder = beads.parent / "runs" / "beads-grpo-seed0"
     config = json.loads((folder / "config.json").read_text())["config"]
     assert config["task"] == f"{beads}:beads"
@@ -56,7 +55,7 @@ def test_the_example_of_a_task_trains_goes_on_and_scores_completions(beads, tmp_
     monkeypatch.setattr(sys, "path", path)
     folders = ["--runs-dir", str(folder.parent), "--checkpoints-dir", str(beads.parent / "checkpoints")]
     monkeypatch.chdir(tmp_path)
-    assert train.main(["--resume", "latest", "--steps", "3", *folders]) == 0
+    assert main(["train", "--resume", "latest", "--steps", "3", *folders]) == 0
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "reward/mean" in line] == [1, 2, 3]
     # One demonstration in four is right, and a base model that learned nothing never is.
@@ -71,7 +70,7 @@ def test_the_example_of_a_task_trains_goes_on_and_scores_completions(beads, tmp_
     )
     scored = tmp_path / "scored.jsonl"
     flags = ["--task", f"{beads}:beads", "--completions", str(rows), "--output", str(scored), "--reward-workers", "1"]
-    assert evaluate.main(flags) == 0
+    assert main(["evaluate", *flags]) == 0
     assert [json.loads(line)["reward"] for line in scored.read_text().splitlines()] == [1.0, 0.0]
 
 
@@ -84,7 +83,7 @@ def test_the_example_of_a_task_learns_problems_that_it_never_trained_on(beads, t
         --max-tokens 24 --eval-samples 8 --base-steps 200 --base-hidden-size 64 --base-heads 2 --base-batch-size 32
         --steps 20 --eval-every 0
         --reward-workers 1 --rollouts-every 0"""
-    assert train.main(["--task", f"{beads}:beads", *flags.split()]) == 0
+    assert main(["train", "--task", f"{beads}:beads", *flags.split()]) == 0
     summary = json.loads((tmp_path / "runs/beads-grpo-seed0/summary.json").read_text())
     before, after = summary["eval_before"], summary["eval_after"]
     assert before["examples"] >= 20

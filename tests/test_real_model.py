@@ -179,7 +179,7 @@ def test_the_run_is_served(run, place, checkpoint):
 
     asked = 'Write one sentence of 4 to 20 words that contains the words "rain" and "boat".'
     chat = [{"role": "user", "content": asked}]
-    process = program(place, "-m", "minrl.tools.serve", run, "--port", 0, "--threads", 1, "--device", "cpu", "--quiet")
+    process = program(place, "-m", "minrl", "serve", run, "--port", 0, "--threads", 1, "--device", "cpu", "--quiet")
     url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+/v1", line)))
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300) as client:
         answer = client.chat.completions.create(model=str(run), messages=chat, temperature=0, max_tokens=24)

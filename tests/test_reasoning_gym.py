@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-import evaluate
-from minrl import train
+from minrl.__main__ import main
 from minrl.rewards.workers import Failure, call
 from minrl.tasks import load_task, reasoning_gym
 from minrl.tasks.reasoning_gym import (
@@ -21,7 +20,7 @@ from minrl.tasks.reasoning_gym import (
 )
 from minrl.tasks.reasoning_gym.formula import is_formula, parse_formula
 from minrl.types import Example, Job, Reward, UserError
-from minrl.utils.cli import parse_trainer
+from tests.parsed import parsed
 
 LEGS = "reasoning_gym/leg_counting"
 
@@ -279,7 +278,7 @@ def test_the_library_is_named_where_it_is_missing(monkeypatch):
 
 
 def test_its_options_are_flags_under_its_name():
-    config, options = parse_trainer(["--task", LEGS, "--reasoning-gym-leg-counting.size", "30"])
+    config, options = parsed(["--task", LEGS, "--reasoning-gym-leg-counting.size", "30"])
     assert options[LEGS] == ReasoningGymOptions(size=30) and config.what == "reasoning_gym-leg_counting-grpo"
     pickle.dumps(load_task(LEGS, options).reward)  # it goes to the workers
 
@@ -287,9 +286,9 @@ def test_its_options_are_flags_under_its_name():
 def test_training_needs_a_model_and_no_local_data(tmp_path):
     places = ["--runs-dir", str(tmp_path), "--checkpoints-dir", str(tmp_path)]
     with pytest.raises(UserError, match="the embedded base model cannot play 'reasoning_gym/leg_counting'"):
-        train.main(["--task", LEGS, *places])
+        main(["train", "--task", LEGS, *places])
     with pytest.raises(UserError, match="takes no --data-path"):
-        train.main(["--task", LEGS, "--data-path", "x.jsonl", "--model-id", "x", *places])
+        main(["train", "--task", LEGS, "--data-path", "x.jsonl", "--model-id", "x", *places])
 
 
 @pytest.mark.slow
@@ -298,7 +297,7 @@ def test_completions_of_others_are_scored(tmp_path):
     rows = [{"completion": said(example["answer"]), **example.fields}, {"completion": said("1"), "answer": "2"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ["--task", LEGS, "--completions", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
-    assert evaluate.main([*flags, "--reward-deadline-s", "600", "--reward-workers", "1"]) == 0
+    assert main(["evaluate", *flags, "--reward-deadline-s", "600", "--reward-workers", "1"]) == 0
     right, lacking = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
     assert right["solved"] and lacking["error"] == "the row lacks 'question', which the reward reads"
 

@@ -7,9 +7,10 @@ import shutil
 import pytest
 
 from minrl import train
+from minrl.__main__ import main
 from minrl.run.checkpoint import _seal
-from minrl.tools.verify.__main__ import DIFFERS, main
 from minrl.tools.verify.fork import forked
+from minrl.tools.verify.verify import DIFFERS
 from minrl.tracking.files import PARTS, read_fingerprints
 from minrl.types import UserError
 from minrl.utils.files import read_json, read_jsonl, write_json, write_jsonl
@@ -26,7 +27,7 @@ NAME = "sevens-grpo-prompts_per_step=4-max_tokens=4-seed0"
 def whole(tmp_path_factory):
     """A run of five steps, of which 2, 4 and the last are saved."""
     place = tmp_path_factory.mktemp("whole")
-    assert train.main([*FLAGS, *folders(place)]) == 0
+    assert main(["train", *FLAGS, *folders(place)]) == 0
     return place
 
 
@@ -63,7 +64,7 @@ def test_every_step_has_its_hashes_and_saved_ones_those_of_their_files(whole):
 @pytest.mark.parametrize("step", [3, 5])
 def test_a_repeated_step_is_the_same_and_the_run_stays_as_it_is(place, capsys, step):
     before = files_of(place)
-    assert main([NAME, "--step", str(step), "--output", "result.json"]) == 0
+    assert main(["verify", NAME, "--step", str(step), "--output", "result.json"]) == 0
     said = capsys.readouterr().out
     assert said.count("ids the same, rewards the same, advantages the same") == 1
     assert ("model.safetensors the same, optimizer.safetensors the same" in said) == (step == 5)
@@ -77,7 +78,7 @@ def test_a_changed_record_of_a_step_is_found(place, capsys, part):
     path = place / "runs" / NAME / "fingerprints.jsonl"
     lines = read_jsonl(path)
     write_jsonl(path, [{**line, part: "0" * 64} if line["step"] == 3 and part in line else line for line in lines])
-    assert main([NAME, "--step", "3"]) == DIFFERS
+    assert main(["verify", NAME, "--step", "3"]) == DIFFERS
     assert capsys.readouterr().out.count("DIFFERS") == 1
 
 
@@ -98,22 +99,22 @@ def test_a_changed_checkpoint_is_found_in_the_steps_after_it(place, capsys):
     saved = place / "checkpoints" / NAME / "step_000002"
     edit_weights(saved)
     seal_again(saved)
-    assert main([NAME, "--step", "4"]) == DIFFERS
+    assert main(["verify", NAME, "--step", "4"]) == DIFFERS
     assert " model.safetensors DIFFERS" in capsys.readouterr().out
 
 
 def test_a_changed_checkpoint_is_found_in_its_own_step(place, capsys):
     saved = place / "checkpoints" / NAME / "step_000004"
     edit_weights(saved)
-    assert main([NAME, "--step", "4"]) == DIFFERS
+    assert main(["verify", NAME, "--step", "4"]) == DIFFERS
     assert f"{saved.name}: model.safetensors is not what was written" in capsys.readouterr().out
     seal_again(saved)
-    assert main([NAME, "--step", "4"]) == DIFFERS
+    assert main(["verify", NAME, "--step", "4"]) == DIFFERS
     said = capsys.readouterr().out
     assert " model.safetensors the same" in said and said.count("DIFFERS") == 1
     assert "step_000004/model.safetensors DIFFERS, step_000004/optimizer.safetensors the same" in said
     shutil.rmtree(saved)  # as --keep-checkpoints does
-    assert main([NAME, "--step", "4"]) == 0
+    assert main(["verify", NAME, "--step", "4"]) == 0
     assert "step_000004/" not in capsys.readouterr().out
 
 
@@ -126,7 +127,7 @@ def test_the_first_token_or_reward_that_differs_is_named(place, capsys, name):
     now = lines[1][name] = [*was[:-1], was[-1] + 1] if name == "ids" else was + 0.5
     with gzip.open(path, "wt") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
-    assert main([NAME, "--step", "4"]) == DIFFERS
+    assert main(["verify", NAME, "--step", "4"]) == DIFFERS
     place_of = f" from token {len(was) - 1}: {now[-1:]}, now {was[-1:]}" if name == "ids" else f": {now}, now {was}"
     said = capsys.readouterr().out
     assert f"rollout 2 (train) differs in {name}{place_of}" in said
@@ -152,7 +153,7 @@ def test_the_first_token_or_reward_that_differs_is_named(place, capsys, name):
 def test_wrong_uses_are_one_line(place, arguments, message):
     before = files_of(place)
     with pytest.raises(UserError, match=message) as error:
-        main(arguments)
+        main(["verify", *arguments])
     assert "\n" not in str(error.value)
     assert files_of(place) == before
 
@@ -166,27 +167,29 @@ def test_a_step_that_was_never_recorded_is_refused_with_those_that_were(place, m
     path = place / "runs" / NAME / "fingerprints.jsonl"
     write_jsonl(path, [line for line in read_jsonl(path) if line["step"] not in missing])
     with pytest.raises(UserError, match=f"has nothing of step {step} .it has {has}.:"):
-        main([NAME, "--step", str(step)])
+        main(["verify", NAME, "--step", str(step)])
 
 
 def test_a_killed_run_has_the_hashes_of_one_that_was_not(tmp_path, whole):
     for base in (whole / "checkpoints").glob("base-*"):
         shutil.copytree(base, tmp_path / "checkpoints" / base.name)
     with killed_at(train, "update_policy", 4):
-        train.main([*FLAGS, *folders(tmp_path)])
-    assert train.main(["--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
+        main(["train", *FLAGS, *folders(tmp_path)])
+    assert main(["train", "--resume", "latest", "--runs-dir", str(tmp_path / "runs")]) == 0
     assert read_fingerprints(tmp_path / "runs" / NAME) == read_fingerprints(whole / "runs" / NAME)
 
 
 def test_a_fork_that_changes_nothing_goes_on_as_the_run_did_and_a_change_is_compared(place, capsys, monkeypatch):
     monkeypatch.setattr("minrl.evaluate.report.draw_all", lambda *_: [])  # pictures take most of the time
     before = files_of(place)
-    assert main(["--fork", f"{NAME}@2"]) == 0
+    assert main(["verify", "--fork", f"{NAME}@2"]) == 0
     assert "less that of the run after step 5: +0.0%" in capsys.readouterr().err
     again = place / "runs" / f"{NAME}-2"
     assert read_fingerprints(again) == read_fingerprints(place / "runs" / NAME)
     assert read_json(again / "config.json")["branched_from"] == {"run": str(place / "runs" / NAME), "step": 2}
-    assert main(["--fork", f"{NAME}@5", "--learning-rate", "0.1", "--steps", "6"]) == 0  # also at the last step
+    assert (
+        main(["verify", "--fork", f"{NAME}@5", "--learning-rate", "0.1", "--steps", "6"]) == 0
+    )  # also at the last step
     (other,) = (place / "runs").glob("*learning_rate*")
     assert read_json(other / "config.json")["config"]["learning_rate"] == 0.1
     was, now = read_fingerprints(place / "runs" / NAME), read_fingerprints(other)
@@ -197,11 +200,11 @@ def test_a_fork_that_changes_nothing_goes_on_as_the_run_did_and_a_change_is_comp
 def test_steps_from_before_a_later_end_are_repeated_with_the_end_that_they_had(place, capsys):
     """The learning rate falls towards the last step, behind a warmup of five."""
     for steps in ("7", "9"):
-        assert train.main(["--resume", NAME, "--steps", steps]) == 0
-    assert main([NAME, "--step", "7"]) == 0
+        assert main(["train", "--resume", NAME, "--steps", steps]) == 0
+    assert main(["verify", NAME, "--step", "7"]) == 0
     assert "optimizer.safetensors the same" in capsys.readouterr().out
     shutil.rmtree(place / "checkpoints" / NAME / "step_000007")  # the steps 7 and 8 have ends of their own
-    assert main([NAME, "--step", "8"]) == 0
+    assert main(["verify", NAME, "--step", "8"]) == 0
     assert "optimizer.safetensors the same" in capsys.readouterr().out
 
 
@@ -213,7 +216,7 @@ def test_paths_in_the_settings_of_a_fork_hold_in_every_folder(place):
 def test_a_fork_learns_from_the_teacher_that_it_names_and_not_from_that_of_its_run(place):
     taught = ["--algorithm", "distill", "--steps", "3", "--teacher-id"]
     kept = place / "checkpoints" / NAME
-    assert main(["--fork", f"{NAME}@2", *taught, str(kept / "step_000002")]) == 0
+    assert main(["verify", "--fork", f"{NAME}@2", *taught, str(kept / "step_000002")]) == 0
     (first,) = (place / "runs").glob("*teacher_id=step_000002*")
     run = forked(first, 3, [])
     assert run.models["teacher"]["path"] == str(kept / "step_000002")
@@ -223,7 +226,7 @@ def test_a_fork_learns_from_the_teacher_that_it_names_and_not_from_that_of_its_r
 
 def test_a_run_that_was_moved_with_its_checkpoints_is_repeated_with_the_models_beside_them(tmp_path, monkeypatch):
     made = tmp_path / "made"
-    assert train.main([*FLAGS, "--kl-coef", "0.1", "--run-name", "moved", *folders(made)]) == 0
+    assert main(["train", *FLAGS, "--kl-coef", "0.1", "--run-name", "moved", *folders(made)]) == 0
     made.rename(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert main(["moved", "--step", "3"]) == 0
+    assert main(["verify", "moved", "--step", "3"]) == 0

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minrl.report.__main__ import main
+from minrl.__main__ import main
 from minrl.report.runs import differences, read_run, smoothed
 from minrl.report.seeds import T975, groups_of, mean, student
 from minrl.report.svg import Curve, chart, ticks
@@ -51,7 +51,7 @@ def make_run(tmp_path):
 
 def report(capsys, *arguments):
     """The report's text, its folder, and what was said but for the first line."""
-    assert main([*map(str, arguments)]) == 0
+    assert main(["report", *map(str, arguments)]) == 0
     said = capsys.readouterr()
     path, page = map(Path, said.out.splitlines())
     assert page == path.with_name("report.html")
@@ -213,15 +213,15 @@ def test_what_is_broken_is_said_in_one_line(make_run, breaking, message):
     folder = make_run("a")
     breaking(folder)
     with pytest.raises(UserError, match=message) as error:
-        main([str(folder)])
+        main(["report", str(folder)])
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "x"], "--output and --smoothing are for the report of a run: python -m minrl.report RUN"),
-        (["--smoothing", "0.3"], "--output and --smoothing are for the report of a run: python -m minrl.report RUN"),
+        (["--output", "x"], "--output and --smoothing are for the report of a run: python -m minrl report RUN"),
+        (["--smoothing", "0.3"], "--output and --smoothing are for the report of a run: python -m minrl report RUN"),
         (["countdwn-grpo"], "no run countdwn-grpo: .*; did you mean countdown-grpo?"),
         (["countdown-grpo", "countdown-grpo"], "two of the runs are called countdown-grpo"),
         (["countdown-grpo", "--smoothing", "1"], "smoothing must be at least 0 and below 1, got 1.0"),
@@ -231,7 +231,7 @@ def test_what_is_broken_is_said_in_one_line(make_run, breaking, message):
 def test_what_the_user_got_wrong_is_said_in_one_line(make_run, tmp_path, arguments, message):
     make_run("countdown-grpo")
     with pytest.raises(UserError, match=re.escape(message).replace(r"\.\*", ".*")):
-        main([*arguments, "--runs-dir", str(tmp_path / "runs")])
+        main(["report", *arguments, "--runs-dir", str(tmp_path / "runs")])
 
 
 def test_only_what_differs_is_a_difference(make_run):
@@ -408,7 +408,7 @@ def test_the_settings_of_a_single_run_are_those_that_are_not_at_their_defaults(m
 
 
 def listed(capsys, runs):
-    assert main(["--runs-dir", str(runs)]) == 0
+    assert main(["report", "--runs-dir", str(runs)]) == 0
     return capsys.readouterr().out
 
 
@@ -429,7 +429,9 @@ def test_without_a_name_all_runs_are_listed_the_last_written_at_the_end(make_run
     done, stopped, now, end = text.split("\n\n")
     assert done.startswith("z-done\n  finished, step 4 of 9, 0") or done.startswith("z-done\n  finished, step 4, ")
     assert "sevens, own base model, held-out pass@1 40.0% before, 60.0% after" in done and "--resume" not in done
-    assert f"\n  python train.py --resume {runs}/a-stopped" in stopped and "a-stopped\n  stopped, step 3" in stopped
+    assert (
+        f"\n  python -m minrl train --resume {runs}/a-stopped" in stopped and "a-stopped\n  stopped, step 3" in stopped
+    )
     assert note in " ".join(stopped.split()) and max(map(len, stopped.splitlines()[:-1])) <= 80
     assert f"b-now\n  going on (process {os.getpid()} on " in now and "--resume" not in now and "Qwen/Qwen3-0.6B" in now
     assert end.startswith(f"3 runs in {runs}.")
@@ -501,15 +503,15 @@ def test_a_run_before_its_first_line_is_listed_and_a_folder_without_runs_is_said
     (make_run("a", finished=False) / "metrics.jsonl").write_text('{"step": 0')
     assert "a\n  stopped, step 0" in listed(capsys, tmp_path / "runs")
     (tmp_path / "none").mkdir()
-    assert listed(capsys, tmp_path / "none") == f"no run in {tmp_path}/none yet: python train.py makes one\n"
+    assert listed(capsys, tmp_path / "none") == f"no run in {tmp_path}/none yet: python -m minrl train makes one\n"
     with pytest.raises(
         UserError, match=rf"there is no folder {tmp_path}/nowhere: name that of the runs with --runs-dir"
     ):
-        main(["--runs-dir", str(tmp_path / "nowhere")])
+        main(["report", "--runs-dir", str(tmp_path / "nowhere")])
     with pytest.raises(
         UserError, match=r"runs/a is a run itself: name it without --runs-dir, or the folder that holds"
     ):
-        main(["--runs-dir", str(tmp_path / "runs/a")])
+        main(["report", "--runs-dir", str(tmp_path / "runs/a")])
 
 
 def test_a_command_names_a_folder_with_a_space_as_a_shell_reads_it(make_run, capsys, tmp_path):
@@ -517,12 +519,12 @@ def test_a_command_names_a_folder_with_a_space_as_a_shell_reads_it(make_run, cap
     runs = (tmp_path / "runs").rename(tmp_path / "my runs")
     assert f"train.py --resume '{runs}/RUN' --steps N\n" in listed(capsys, runs)
     text, _, _ = report(capsys, "a", "--runs-dir", runs)
-    assert f"Made by `python -m minrl.report a --runs-dir '{runs}'`" in text
+    assert f"Made by `python -m minrl report a --runs-dir '{runs}'`" in text
 
 
 def test_the_command_imports_neither_torch_nor_matplotlib_nor_numpy():
     slow = {"torch", "transformers", "tensorboard", "matplotlib", "datasets", "numpy"}
-    code = f"import sys, minrl.report.__main__; print({slow} & set(sys.modules))"
+    code = f"import sys, minrl.report.report; print({slow} & set(sys.modules))"
     root = Path(__file__).parent.parent
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert finished.stdout == "set()\n", finished.stderr

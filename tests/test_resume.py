@@ -14,6 +14,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from minrl import sampling, train, update
+from minrl.__main__ import main
+from minrl.config import TrainerConfig
 from minrl.engines import torch_engine
 from minrl.run.checkpoint import newest_complete
 from minrl.run.parts import Parts
@@ -21,7 +23,7 @@ from minrl.run.resume import open_run
 from minrl.tracking import logger
 from minrl.tracking.files import RunFiles, read_metrics
 from minrl.types import UserError
-from minrl.utils.cli import parse_trainer
+from minrl.utils.cli import parse
 from minrl.utils.timers import TIMERS
 from tests import say_sevens
 from tests.forked import Forked
@@ -40,7 +42,7 @@ STEPS = list(range(7))  # step 0 is the evaluation before the first
 def uninterrupted(tmp_path_factory):
     """The folder of a whole run, with the base model that the others start from, and its summary."""
     folder = tmp_path_factory.mktemp("whole")
-    assert train.main([*FLAGS, *folders(folder)]) == 0
+    assert main(["train", *FLAGS, *folders(folder)]) == 0
     return folder, summary(folder)
 
 
@@ -88,8 +90,8 @@ def assert_as_never_stopped(folder, whole):
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_run_that_was_stopped_anywhere_continues_to_the_same_weights(folder, uninterrupted, step, moment):
     with killed_at(logger if moment == "save_checkpoint" else train, moment, step):
-        train.main([*FLAGS, *folders(folder)])
-    assert train.main(["--resume", "latest", "--runs-dir", str(folder / "runs")]) == 0
+        main(["train", *FLAGS, *folders(folder)])
+    assert main(["train", "--resume", "latest", "--runs-dir", str(folder / "runs")]) == 0
     assert_as_never_stopped(folder, uninterrupted[1])
 
 
@@ -100,15 +102,15 @@ def test_the_steps_of_the_run_change_the_weights(uninterrupted):
 
 
 def test_another_seed_ends_elsewhere(folder, uninterrupted):
-    assert train.main([*FLAGS, *folders(folder), "--seed", "1"]) == 0
+    assert main(["train", *FLAGS, *folders(folder), "--seed", "1"]) == 0
     assert summary(folder)["weights_sha256"] != uninterrupted[1]["weights_sha256"]
 
 
 def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted, capsys):
-    assert train.main([*FLAGS, *folders(folder), "--steps", "4"]) == 0
+    assert main(["train", *FLAGS, *folders(folder), "--steps", "4"]) == 0
     last = newest_complete(folder / f"checkpoints/{NAME}")
     (last / "model.safetensors").write_bytes((last / "model.safetensors").read_bytes()[:1000])
-    assert train.main(["--resume", str(run_folder(folder)), "--steps", "6", "--runs-dir", str(folder / "runs")]) == 0
+    assert main(["train", "--resume", str(run_folder(folder)), "--steps", "6", "--runs-dir", str(folder / "runs")]) == 0
     assert summary(folder)["weights_sha256"] == uninterrupted[1]["weights_sha256"]
     (schedule,) = (line for line in capsys.readouterr().err.splitlines() if "schedule" in line)  # of warmup, 4 of 5
     assert schedule.endswith("now ends at step 6: step 4 has 0.00024 (peak 0.0003)")
@@ -116,29 +118,29 @@ def test_a_damaged_checkpoint_is_passed_over(folder, uninterrupted, capsys):
 
 def test_a_run_continues_from_the_checkpoint_that_is_named(folder, uninterrupted):
     with killed_at(train, "update_policy", 4):
-        train.main([*FLAGS, *folders(folder)])
+        main(["train", *FLAGS, *folders(folder)])
     named = folder / f"checkpoints/{NAME}/step_000003"
-    assert train.main(["--resume", str(named)]) == 0
+    assert main(["train", "--resume", str(named)]) == 0
     assert_as_never_stopped(folder, uninterrupted[1])
 
 
 def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
     command = [*FLAGS, *folders(folder), "--run-name", "mine", "--resume", "auto"]
     with killed_at(train, "update_policy", 1):  # its first step was not saved
-        train.main([*FLAGS, *folders(folder), "--run-name", "another"])
+        main(["train", *FLAGS, *folders(folder), "--run-name", "another"])
     for _ in range(2):  # when it begins, and when it goes on
         with killed_at(train, "update_policy", 3):
-            train.main(command)
+            main(["train", *command])
     for _ in range(2):  # the second finds it finished
-        assert train.main(command) == 0
+        assert main(["train", *command]) == 0
         (done,) = (folder / "runs").glob("mine*/summary.json")
         assert json.loads(done.read_text())["weights_sha256"] == uninterrupted[1]["weights_sha256"]
     with pytest.raises(
         UserError, match=r"has --seed 1 \(it has 0\); --learning-rate 0.5 \(it has [\d.e-]+\)"
     ) as refused:
-        train.main([*command, "--seed", "1", "--learning-rate", "0.5"])
+        main(["train", *command, "--seed", "1", "--learning-rate", "0.5"])
     assert "\n" not in str(refused.value)
-    assert train.main([*command, "--steps", "7"]) == 0
+    assert main(["train", *command, "--steps", "7"]) == 0
     assert [line["step"] for line in read_metrics(folder / "runs" / "mine")] == list(range(8))
 
 
@@ -153,7 +155,7 @@ def test_one_command_begins_a_run_and_goes_on_with_it(folder, uninterrupted):
 )
 def test_what_cannot_be_resumed_is_refused(tmp_path, flags, message):
     with pytest.raises(UserError, match=message):
-        train.main([*flags, "--runs-dir", str(tmp_path / "runs")])
+        main(["train", *flags, "--runs-dir", str(tmp_path / "runs")])
 
 
 def test_the_chat_command_that_a_run_prints_answers_a_prompt_of_its_task(uninterrupted, tmp_path):
@@ -176,8 +178,8 @@ def test_the_chat_command_that_a_run_prints_answers_a_prompt_of_its_task(uninter
 
 
 def opened(whole, *flags):
-    flags = ["--resume", "latest", "--runs-dir", str(whole / "runs"), *flags]
-    return open_run(*parse_trainer(flags), flags)
+    command = parse(TrainerConfig, ["--resume", "latest", "--runs-dir", str(whole / "runs"), *flags])
+    return open_run(command.config, command.options, command.given)
 
 
 def test_a_resume_takes_settings_that_the_run_has(uninterrupted):
@@ -255,7 +257,7 @@ def test_what_takes_long_belongs_to_a_phase(folder, monkeypatch):
     for owner, name in [*work, (Parts, "evaluate"), (torch_engine, "hold_whole"), (RunFiles, "metrics")]:
         ticking(owner, name)
     monkeypatch.setattr(TIMERS, "now", lambda: float(len(calls)))
-    assert train.main([*FLAGS, *folders(folder), "--steps", "2", "--eval-every", "1", "--rollouts-every", "0"]) == 0
+    assert main(["train", *FLAGS, *folders(folder), "--steps", "2", "--eval-every", "1", "--rollouts-every", "0"]) == 0
     first, *steps = read_metrics(run_folder(folder))
     assert first["time/eval_s"] == first["time/step_s"] == 1
     for line in steps:
@@ -280,7 +282,7 @@ def test_a_killed_run_continues_to_the_same_weights(tmp_path, uninterrupted, mom
             return False
         if steps_written(tmp_path):
             with pytest.raises(UserError, match=rf"is going on \(process {process.pid} on"):
-                train.main(["--resume", "latest", *folders(tmp_path)])
+                main(["train", "--resume", "latest", *folders(tmp_path)])
         return True
 
     assert signal_when(process, ready, signal.SIGKILL) == -signal.SIGKILL
@@ -306,7 +308,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, uninterrupted):
     process = start(tmp_path, *FLAGS, *folders(tmp_path), "--save-every", "0")
     assert signal_when(process, lambda: len(steps_written(tmp_path)) >= 3, signal.SIGINT) == 130
     said = (tmp_path / "stderr.txt").read_text()
-    assert f"go on with: python train.py --resume {run_folder(tmp_path)}" in " ".join(said.split())
+    assert f"go on with: python -m minrl train --resume {run_folder(tmp_path)}" in " ".join(said.split())
     assert "Traceback" not in said
     assert newest_complete(tmp_path / f"checkpoints/{NAME}") is not None
     assert not (run_folder(tmp_path) / "summary.json").exists()

@@ -28,7 +28,7 @@ from minrl.run.run import Program, Run, hyperparameters, set_summary_aside, writ
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.types import TrainState
-from minrl.utils.cli import as_typed
+from minrl.utils.cli import typed
 from minrl.utils.statistics import Evaluation
 
 CHECKOUT = Path(minrl.__file__).parents[1]
@@ -68,7 +68,7 @@ def environment(tmp_path, monkeypatch):
     """An environment whose programs the shell finds, and the checkout as the current folder."""
     programs = tmp_path / "my environment/bin"
     programs.mkdir(parents=True)
-    for name in ("python", "minrl-train", "tensorboard"):
+    for name in ("python", "minrl", "tensorboard"):
         (programs / name).touch(mode=0o755)
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
     monkeypatch.setattr(sys, "argv", ["train.py"])
@@ -78,33 +78,33 @@ def environment(tmp_path, monkeypatch):
 
 
 def test_a_run_says_how_to_go_on_by_its_program_and_its_folder(make_run, tmp_path, environment):
-    assert make_run().resume_command == f"python train.py --resume {tmp_path}/run"
-    other = make_run(program=Program("python -m minrl.sft"), folder=tmp_path / "my runs/run")
-    assert other.resume_command == f"python -m minrl.sft --resume '{tmp_path}/my runs/run'"
+    assert make_run().resume_command == f"python -m minrl train --resume {tmp_path}/run"
+    other = make_run(program=Program("sft"), folder=tmp_path / "my runs/run")
+    assert other.resume_command == f"python -m minrl sft --resume '{tmp_path}/my runs/run'"
     assert make_run().config == make_run().settings
 
 
 def test_commands_work_where_no_environment_is_activated(environment, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
-    assert as_typed("python train.py") == f"'{environment}/python' train.py"
-    assert as_typed("python -m minrl.sft") == f"'{environment}/python' -m minrl.sft"
+    assert typed("sft") == f"'{environment}/python' -m minrl sft"
     monkeypatch.chdir(tmp_path)
-    assert as_typed("python train.py") == shlex.join(["my environment/bin/python", f"{CHECKOUT}/train.py"])
-    monkeypatch.setattr(sys, "argv", ["minrl-train"])
-    assert as_typed("python train.py") == "'my environment/bin/minrl-train'"
+    assert typed("train") == "'my environment/bin/python' -m minrl train"
+    monkeypatch.setattr(sys, "argv", ["/elsewhere/minrl"])
+    assert typed("train") == "'my environment/bin/minrl' train"
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     (tmp_path / "other").mkdir()
     (tmp_path / "other/python").touch(mode=0o755)  # another environment's
     monkeypatch.setenv("PATH", f"{tmp_path}/other:{environment}")
-    assert as_typed("python -m minrl.sft") == "'my environment/bin/python' -m minrl.sft"
+    assert typed("sft") == "'my environment/bin/python' -m minrl sft"
 
 
 def test_another_python_of_the_same_folder_is_not_taken_for_the_one_that_runs(environment, monkeypatch):
     (environment / "python3.12").touch(mode=0o755)
     monkeypatch.setattr(sys, "executable", str(environment / "python3.12"))
-    assert as_typed("python -m minrl.sft") == f"'{environment}/python3.12' -m minrl.sft"
+    assert typed("sft") == f"'{environment}/python3.12' -m minrl sft"
     (environment / "python").unlink()
     (environment / "python").symlink_to("python3.12")
-    assert as_typed("python -m minrl.sft") == "python -m minrl.sft"
+    assert typed("sft") == "python -m minrl sft"
 
 
 @pytest.mark.parametrize("activated", [True, False])
@@ -126,51 +126,26 @@ def test_the_end_of_a_run_names_commands_that_a_shell_reads_as_they_are_meant(
     last, best, start = kept / "step_000009", kept / "step_000006", tmp_path / "it's the start"
     assert commands(last) == {
         "curves": [board, "--logdir", str(tmp_path / "my runs")],
-        "report": [python, "-m", "minrl.report", str(run.folder)],
-        "rollouts": [python, "-m", "minrl.report.rollouts", str(run.folder)],
-        "evaluate": [python, "evaluate.py", "--checkpoint", str(run.folder), "--task", "a b.py:task"],
-        "chat": [python, "-m", "minrl.tools.serve", str(run.folder), "--chat"],
-        "continue": [python, "train.py", "--resume", str(run.folder), "--steps", "1200000"],
+        "report": [python, "-m", "minrl", "report", str(run.folder)],
+        "rollouts": [python, "-m", "minrl", "rollouts", str(run.folder)],
+        "evaluate": [python, "-m", "minrl", "evaluate", "--checkpoint", str(run.folder), "--task", "a b.py:task"],
+        "chat": [python, "-m", "minrl", "serve", str(run.folder), "--chat"],
+        "continue": [python, "-m", "minrl", "train", "--resume", str(run.folder), "--steps", "1200000"],
     }
     assert commands(last, last) == commands(last)
     for checkpoints, model in (((last, best), f"{run.folder}@best"), ((start,), str(start))):
         named = commands(*checkpoints)
-        assert named["chat"][3] == named["evaluate"][3] == model
+        assert named["chat"][4] == named["evaluate"][5] == model
     monkeypatch.chdir(tmp_path)
     assert commands(last)["report"][-1] == "my runs/run"
 
 
 def test_a_run_without_a_task_names_no_evaluation_and_goes_on_by_what_it_was_asked_for(make_run, environment):
-    run = make_run(program=Program("python -m minrl.sft", ("steps", "epochs")))
+    run = make_run(program=Program("python -m minrl sft", ("steps", "epochs")))
     run = replace(run, settings=SftConfig(data="rows.jsonl", epochs=1.5))
     purposes = [line.partition(":")[0] for line in next_steps(run, Path("c"))]
     assert {"evaluate", "rollouts"}.isdisjoint(purposes) and "chat" in purposes
     assert any(line.endswith("--epochs 3") for line in next_steps(run, Path("c")))
-
-
-@pytest.mark.parametrize("called", ["/usr/bin/minrl-train", "minrl-train"])
-def test_a_run_of_the_console_script_goes_on_by_the_console_script(
-    called, make_run, tmp_path, monkeypatch, environment
-):
-    monkeypatch.setattr(sys, "argv", [called, "--steps", "3"])
-    assert make_run().resume_command == f"minrl-train --resume {tmp_path}/run"
-    other = make_run(program=Program("python -m minrl.sft"))
-    assert other.resume_command == f"python -m minrl.sft --resume {tmp_path}/run"
-
-
-def test_without_a_checkout_every_program_names_the_console_script(tmp_path, monkeypatch, environment):
-    monkeypatch.setattr(minrl, "__file__", str(tmp_path / "site-packages/minrl/__init__.py"))
-    monkeypatch.setattr(sys, "argv", ["python"])
-    assert as_typed("python train.py") == "minrl-train"
-    assert as_typed("python -m minrl.sft") == "python -m minrl.sft"
-
-
-def test_a_run_is_the_same_programs_whatever_it_was_called_by(make_run, monkeypatch):
-    monkeypatch.setattr(run_module, "provenance", lambda files: {})
-    monkeypatch.setattr(sys, "argv", ["minrl-train"])
-    run = make_run()
-    write_config(run)
-    assert json.loads((run.folder / "config.json").read_text())["program"] == "python train.py"
 
 
 @pytest.mark.parametrize("style", [{"indent": 4, "sort_keys": True}, {"separators": (",", ":")}])
@@ -198,7 +173,7 @@ def test_the_config_says_all_that_the_numbers_depend_on(make_run, monkeypatch):
         "commit": "c",
         "python": "3",
         "id": "abc",
-        "program": "python train.py",
+        "program": "train",
         "not_default": {"seed": 3, "eval_tasks": "hanoi"},
         "models": run.models,
     }

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from minrl import train
+from minrl.__main__ import main
 from minrl.config import LoggingConfig, TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
@@ -25,7 +26,7 @@ from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.tracking.files import read_metrics
 from minrl.types import Example, UserError
-from minrl.utils.cli import from_dict, run_main
+from minrl.utils.cli import parse, run_main
 from minrl.utils.files import LOCK
 from tests.conftest import CPU
 from tests.disks import files_up_to
@@ -46,19 +47,6 @@ class NoOptions:
     """None."""
 
 
-def parsed(arguments):
-    """What `parse_trainer` makes of flags like these, without reading the command line."""
-    values, arguments = {}, list(arguments)
-    while arguments:
-        name = arguments.pop(0).removeprefix("--")
-        if arguments and not arguments[0].startswith("--"):
-            value = arguments.pop(0)
-            values[name] = int(value) if value.isdigit() else value
-        else:
-            values[name.removeprefix("no-")] = not name.startswith("no-")
-    return from_dict(values, TrainerConfig)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, processes, words):
     """The folder of a run of three steps that are all saved, and of the model that it begins with."""
@@ -69,10 +57,9 @@ def finished(tmp_path_factory, processes, words):
     save_policy(as_policy(small_qwen3(tokenizer, 64, 2, 2, 0), tokenizer, CPU, processes), folder / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: task))
-        patch.setattr(train, "parse_trainer", parsed)
         with pytest.MonkeyPatch.context() as there:
             there.chdir(folder)
-            assert train.main(FLAGS.split()) == 0
+            assert main(["train", *FLAGS.split()]) == 0
         yield folder
 
 
@@ -95,11 +82,11 @@ def run(finished, place):
 
 
 def start(*more):
-    return train.main([*FLAGS.split(), *more])
+    return main(["train", *FLAGS.split(), *more])
 
 
 def resume(name="latest", *more):
-    return train.main(["--resume", str(name), *more])
+    return main(["train", "--resume", str(name), *more])
 
 
 @pytest.fixture
@@ -107,8 +94,8 @@ def found(processes):
     """What --resume finds, without going on."""
 
     def find(name, *more):
-        flags = ["--resume", str(name), *more]
-        with owned(open_run(*parsed(flags), flags), processes) as run:
+        command = parse(TrainerConfig, ["--resume", str(name), *more])
+        with owned(open_run(command.config, command.options, command.given), processes) as run:
             return run
 
     return find
@@ -222,7 +209,7 @@ def test_a_name_that_the_user_gave_is_that_of_one_run(tmp_path, processes):
     run = open_run(TrainerConfig(logging=LoggingConfig(run_name="mine", **places)), {}, [])
     assert run.folder == folder
     refused = rf"^a run mine is there already, in {folder} or .*: choose another --run-name, or go on with "
-    refused += rf"python train.py --resume '{folder}'$"
+    refused += rf"python -m minrl train --resume '{folder}'$"
     with owned(run, processes) as mine:
         assert mine.name == "mine"
         with pytest.raises(UserError, match=refused), owned(run, processes):

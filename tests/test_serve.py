@@ -22,11 +22,12 @@ from minrl.engines.vllm import versions as vllm_versions
 from minrl.tools.serve import sampler as sampling
 from minrl.tools.serve.asking import MOST_STOPS, Asked
 from minrl.tools.serve.choices import Job
-from minrl.tools.serve.config import ServeConfig, parse_serve
+from minrl.tools.serve.config import ServeConfig
 from minrl.tools.serve.sampler import Sampler
 from minrl.tools.serve.server import MOST_BYTES, ApiServer
 from minrl.tools.serve.trained import as_trained, prompt_of
 from minrl.types import Completion, Request, UserError
+from minrl.utils.cli import parse
 from tests import evaluated
 from tests.forked import Forked
 
@@ -466,7 +467,7 @@ def model(tmp_path_factory):
 
 def started(*words, **streams):
     """The program in a process of its own."""
-    command = [sys.executable, "-m", "minrl.tools.serve", *words, "--device", "cpu", "--threads", "1", "--quiet"]
+    command = [sys.executable, "-m", "minrl", "serve", *words, "--device", "cpu", "--threads", "1", "--quiet"]
     return Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **streams)
 
 
@@ -515,19 +516,18 @@ def test_a_port_that_is_taken_is_one_line_before_the_model_is_loaded():
 )
 def test_what_cannot_be_served_is_refused(words, said):
     with pytest.raises(UserError, match=said):
-        parse_serve(words)
+        parse(ServeConfig, words)
 
 
 def test_a_run_is_served_with_what_it_was_trained_with(tmp_path, model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     evaluated.save_run(tmp_path, "mine", model, "countdown", rollout={"max_tokens": 7, "stop_strings": (";",)})
     for name in ("mine", "checkpoints/mine/step_000001"):
-        config = as_trained([name], parse_serve([name])[0])
+        config = as_trained(parse(ServeConfig, [name]))
         assert (config.checkpoint, config.max_tokens, config.stop_strings) == (name, 7, (";",))
-    flags = ["mine", "--max-tokens", "9"]
-    assert as_trained(flags, parse_serve(flags)[0]).max_tokens == 9
-    given = ServeConfig(checkpoint=model)
-    assert as_trained([model], given) == given and prompt_of(model) is prompt_of("mine") is None
+    assert as_trained(parse(ServeConfig, ["mine", "--max-tokens", "9"])).max_tokens == 9
+    assert as_trained(parse(ServeConfig, [model])) == ServeConfig(checkpoint=model)
+    assert prompt_of(model) is prompt_of("mine") is None
     config = tmp_path / "runs/mine/config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "prompt": "numbers 3"}))
     assert prompt_of("mine") == prompt_of("checkpoints/mine/step_000001") == "numbers 3"

@@ -19,15 +19,15 @@ import torch
 from gradients import CPU, tiny_policy
 from together import together
 
+from minrl.__main__ import main
 from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.models.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.run.parts import Parts
 from minrl.sampling import draw_examples
-from minrl.sft import __main__ as sft
 from minrl.sft import filter as filtering
-from minrl.sft.__main__ import fine_tune, steps_of
+from minrl.sft import sft
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import (
     Demonstration,
@@ -38,6 +38,7 @@ from minrl.sft.demonstrations import (
     load_rows,
     read_demonstrations,
 )
+from minrl.sft.sft import fine_tune, steps_of
 from minrl.sft.step import accumulate, mean_loss_and_entropy, sft_step
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
@@ -450,7 +451,7 @@ def lines_of(folder):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, rows_file):
     folder = tmp_path_factory.mktemp("whole")
-    assert sft.main([*FLAGS, *folders(folder), "--data", str(rows_file)]) == 0
+    assert main(["sft", *FLAGS, *folders(folder), "--data", str(rows_file)]) == 0
     return folder, summary(folder)
 
 
@@ -474,33 +475,33 @@ def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
     assert found["algorithm"] == "sft" and "pass@1" in found["eval_after"]
     run = folder / "runs" / NAME
     assert {path.name for path in (run / "rollouts").iterdir()} == {f"step_00000{n}.jsonl.gz" for n in (2, 4, 6)}
-    assert json.loads((run / "config.json").read_text())["program"] == "python -m minrl.sft"
+    assert json.loads((run / "config.json").read_text())["program"] == "python -m minrl sft"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("moment", "call"), [("sft_step", 2), ("measure", 2), ("save_checkpoint", 2), ("sft_step", 6)])
 def test_a_run_that_ends_anywhere_continues_to_the_same_weights(place, rows_file, uninterrupted, moment, call):
     with killed_at(logger if moment == "save_checkpoint" else sft, moment, call):
-        sft.main([*FLAGS, *folders(place), "--data", str(rows_file)])
-    assert sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
+        main(["sft", *FLAGS, *folders(place), "--data", str(rows_file)])
+    assert main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
     assert_as_never_stopped(place, uninterrupted[1])
 
 
 def test_a_run_that_is_told_to_stop_continues_with_the_evaluation_that_was_due(place, rows_file, uninterrupted):
     with signalled_at(sft, "sft_step", 3):
-        assert sft.main([*FLAGS, *folders(place), "--data", str(rows_file)]) == 143
+        assert main(["sft", *FLAGS, *folders(place), "--data", str(rows_file)]) == 143
     assert [line["step"] for line in lines_of(place)] == [0, 1, 2]
-    assert sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
+    assert main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
     assert_as_never_stopped(place, uninterrupted[1])
     assert [line["step"] for line in lines_of(place) if "sft/held_out_loss" in line] == [0, 3, 6]
 
 
 def test_stored_flags_hold_when_a_run_goes_on_and_one_that_is_going_on_is_left_alone(place, rows_file):
     with killed_at(sft, "sft_step", 1):
-        sft.main([*FLAGS, *folders(place), "--data", str(rows_file), "--steps", "1", "--no-eval-first"])
+        main(["sft", *FLAGS, *folders(place), "--data", str(rows_file), "--steps", "1", "--no-eval-first"])
     with lock(place / "runs" / NAME / LOCK), pytest.raises(UserError, match=r"is going on \(process \d+ on"):
-        sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")])
-    assert sft.main(["--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
+        main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")])
+    assert main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs")]) == 0
     assert [line["step"] for line in lines_of(place)] == [1]
 
 
@@ -509,12 +510,12 @@ def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
     # The rate falls with the number of steps: a constant one lets a shorter run be continued to the same weights.
     shutil.copytree(place / "checkpoints", place / "twice" / "checkpoints")
     adapters = ["--data", str(rows_file), "--lora-rank", "4", "--learning-rate", "3e-3", "--schedule", "constant"]
-    assert sft.main([*FLAGS, *adapters, *folders(place)]) == 0
+    assert main(["sft", *FLAGS, *adapters, *folders(place)]) == 0
     once = summary(place)
     assert once["held_out_loss"]["6"] < once["held_out_loss"]["0"] == uninterrupted[1]["held_out_loss"]["0"]
-    assert sft.main([*FLAGS, *adapters, *folders(place / "twice"), "--steps", "3"]) == 0
+    assert main(["sft", *FLAGS, *adapters, *folders(place / "twice"), "--steps", "3"]) == 0
     assert summary(place / "twice")["weights_sha256"] != once["weights_sha256"]
-    assert sft.main(["--resume", "latest", "--steps", "6", "--runs-dir", str(place / "twice" / "runs")]) == 0
+    assert main(["sft", "--resume", "latest", "--steps", "6", "--runs-dir", str(place / "twice" / "runs")]) == 0
     assert summary(place / "twice")["weights_sha256"] == once["weights_sha256"]
 
 
@@ -522,31 +523,30 @@ def test_adapters_are_trained_and_continued(place, rows_file, uninterrupted):
 def test_epochs_lengthen_a_run_that_began_with_steps_and_end_none_before_its_step(place, rows_file):
     places = ["--runs-dir", str(place / "runs")]
     begun = [*FLAGS, *folders(place), "--data", str(rows_file), "--eval-every", "0", "--steps", "2"]
-    assert sft.main(begun) == 0
+    assert main(["sft", *begun]) == 0
     rows = summary(place)["train_rows"]
     with pytest.raises(UserError, match=r"--epochs 0.02 are 1 steps, and the run has gone on to step 2: raise it"):
-        sft.main(["--resume", "latest", *places, "--epochs", "0.02"])
+        main(["sft", "--resume", "latest", *places, "--epochs", "0.02"])
     epochs = 3 * 4 / rows  # three batches of four rows
-    assert sft.main(["--resume", "latest", *places, "--epochs", str(epochs)]) == 0
+    assert main(["sft", "--resume", "latest", *places, "--epochs", str(epochs)]) == 0
     assert summary(place)["steps"] == 3
-    assert sft.main(["--resume", "latest", *places, "--steps", "4"]) == 0
+    assert main(["sft", "--resume", "latest", *places, "--steps", "4"]) == 0
     assert summary(place)["steps"] == 4
 
 
 def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_file):
-    from minrl import train
 
     own = write(place / "rows.jsonl", [json.loads(line) for line in rows_file.read_text().splitlines()])
-    assert sft.main([*FLAGS, *folders(place), "--data", str(own), "--steps", "1"]) == 0
-    with pytest.raises(UserError, match=r"is not one of python train.py: go on with .*python -m minrl.sft --resume"):
-        train.main(["--resume", NAME, "--runs-dir", str(place / "runs")])
+    assert main(["sft", *FLAGS, *folders(place), "--data", str(own), "--steps", "1"]) == 0
+    with pytest.raises(UserError, match=r"is not one of minrl train: continue it with .*python -m minrl sft --resume"):
+        main(["train", "--resume", NAME, "--runs-dir", str(place / "runs")])
     with pytest.raises(UserError, match="finds no run"):
-        train.main(["--resume", "latest", "--runs-dir", str(place / "runs")])
+        main(["train", "--resume", "latest", "--runs-dir", str(place / "runs")])
     with pytest.raises(UserError, match="only --steps, --epochs, --stop-at and --patience may change, got --seed"):
-        sft.main(["--resume", "latest", "--runs-dir", str(place / "runs"), "--seed", "1"])
+        main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs"), "--seed", "1"])
     own.write_text(own.read_text() + json.dumps({"prompt": "zebra " * 50, "response": "2"}) + "\n")  # unknown, too
     with pytest.raises(UserError, match=r"are not those that run .* began with"):
-        sft.main(["--resume", "latest", "--runs-dir", str(place / "runs"), "--steps", "2"])
+        main(["sft", "--resume", "latest", "--runs-dir", str(place / "runs"), "--steps", "2"])
 
 
 @pytest.mark.parametrize(
@@ -562,7 +562,7 @@ def test_a_run_does_not_go_on_with_other_rows_or_another_program(place, rows_fil
 def test_what_cannot_work_is_refused_in_one_line(tmp_path, uninterrupted, flags, message):
     there = uninterrupted[0] / "checkpoints"
     with pytest.raises(UserError, match=message) as refused:
-        sft.main([*flags, "--runs-dir", str(tmp_path), "--checkpoints-dir", str(there)])
+        main(["sft", *flags, "--runs-dir", str(tmp_path), "--checkpoints-dir", str(there)])
     assert "\n" not in str(refused.value)
 
 
@@ -571,14 +571,14 @@ def test_a_model_is_trained_without_a_task(place, rows_file, uninterrupted):
     model = str(next((uninterrupted[0] / "checkpoints").glob("base-*")))
     flags = ["--model-id", model, "--device", "cpu", "--threads", "1", "--epochs", "0.5", "--batch-size", "8"]
     flags += ["--run-name", NAME]
-    assert sft.main([*flags, *folders(place), "--data", str(rows_file), "--max-examples", "16"]) == 0
+    assert main(["sft", *flags, *folders(place), "--data", str(rows_file), "--max-examples", "16"]) == 0
     found = summary(place)
     assert found["steps"] == 1 and found["train_rows"] == 16  # half of 16 rows are one batch of 8
     assert found["held_out_loss"]["1"] < found["held_out_loss"]["0"]
 
 
 def start(folder, rows_file, *flags):
-    command = [sys.executable, "-m", "minrl.sft", *flags, *folders(folder)]
+    command = [sys.executable, "-m", "minrl", "sft", *flags, *folders(folder)]
     command += [] if "--resume" in flags else ["--data", str(rows_file)]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     return Forked(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -14,6 +14,7 @@ from threading import Timer
 import pytest
 
 from minrl import evaluation, sampling, train
+from minrl.__main__ import main
 from minrl.run import checkpoint
 from minrl.run.checkpoint import load_state, newest_complete, save_policy
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
@@ -46,7 +47,7 @@ def start(policy, sevens, tmp_path, monkeypatch):
     def run(folder, *more):
         places = ["--runs-dir", str(tmp_path / folder / "runs"), "--checkpoints-dir", str(tmp_path / folder / "kept")]
         model = ["--task", "sevens", "--model-id", str(tmp_path / "model"), "--steps", str(STEPS)]
-        return train.main([*(model + FLAGS.split() if "--resume" not in more else []), *places, *more])
+        return main(["train", *(model + FLAGS.split() if "--resume" not in more else []), *places, *more])
 
     return run
 
@@ -92,7 +93,7 @@ def test_a_run_that_is_told_to_stop_saves_its_step_and_goes_on_to_the_same_end(s
     assert newest_complete(last.parent) == last
     said = capfd.readouterr().err
     assert "\nSIGTERM: stopping after this step; a second signal stops at once\n" in said
-    assert f"saved {last}; go on with: python train.py --resume {run}" in " ".join(said.split())
+    assert f"saved {last}; go on with: python -m minrl train --resume {run}" in " ".join(said.split())
     assert not (run / "summary.json").exists()
     # An evaluation holds nothing up: the run that goes on makes it.
     assert bool(load_state(last).unfinished) == (step % 2 == 0)
@@ -107,7 +108,7 @@ def test_a_run_that_stops_in_its_first_evaluation_has_nothing_to_save(start, tmp
     with signalled_at(evaluation, "summarize", 1, signal.SIGHUP):
         assert start("stopped") == 129
     said = " ".join(capfd.readouterr().err.split())
-    assert "nothing to save before the first step; go on with: python train.py --resume" in said
+    assert "nothing to save before the first step; go on with: python -m minrl train --resume" in said
     assert start("stopped", "--resume", "latest") == 0
     assert ending(tmp_path / "stopped") == whole
 
@@ -280,7 +281,7 @@ def assert_stopped_in_order(tmp_path, name):
     lines = read_metrics(run)
     assert int(last.name.removeprefix("step_")) - lines[-1]["step"] in (0, 1)  # 1: its evaluation is to come
     assert {line["reward/unscorable_frac"] for line in lines} == {0.0}
-    assert f"saved {last}; go on with: python train.py --resume {run}" in (run / "log.txt").read_text()
+    assert f"saved {last}; go on with: python -m minrl train --resume {run}" in (run / "log.txt").read_text()
     assert not list(last.parent.glob(".*tmp"))
 
 

@@ -14,10 +14,11 @@ from threading import Timer
 import pytest
 import yaml
 
+from minrl.__main__ import main
 from minrl.config import with_absolute_paths
 from minrl.report.charts import available
-from minrl.tools.sweep import __main__ as program
 from minrl.tools.sweep import processes
+from minrl.tools.sweep import sweep as program
 from minrl.tools.sweep.plan import read_plan, sweep_name
 from minrl.tools.sweep.processes import Place, places
 from minrl.types import UserError
@@ -68,7 +69,7 @@ def sweep(tmp_path, monkeypatch):
 
     def run(*flags, content=RATES):
         Path("rates.yaml").write_text(yaml.safe_dump(content))
-        return program.main(["rates.yaml", *flags])
+        return main(["sweep", "rates.yaml", *flags])
 
     return run
 
@@ -150,7 +151,7 @@ def test_what_no_sweep_can_be_made_of_is_refused_in_one_line(tmp_path, content, 
 
 def test_the_file_comes_first_and_a_dry_run_makes_nothing(sweep, tmp_path, capsys):
     with pytest.raises(UserError, match=r"name the file of the sweep first"):
-        program.main(["--at-once", "2"])
+        main(["sweep", "--at-once", "2"])
     assert sweep("--dry-run") == 0
     shown = capsys.readouterr().out.splitlines()
     assert [line.partition(" ")[0] for line in shown] == ["new:"] * 4
@@ -162,7 +163,7 @@ def test_the_same_command_leaves_out_what_is_complete_and_goes_on_where_the_end_
     assert sweep() == 0 and order() == NAMES
     report = Path("runs/report/rates/report.md").read_text()
     assert all(name in report for name in NAMES) and "2 seeds" in report
-    assert "Made by `python -m minrl.tools.sweep rates.yaml`" in report
+    assert "Made by `python -m minrl sweep rates.yaml`" in report
     assert sweep() == 0 and order() == NAMES
     assert "4 runs of rates.yaml: 4 complete; 1 at once" in capsys.readouterr().err
     assert sweep(content={**RATES, "seeds": [0, 1, 2]}) == 0 and len(order()) == 6
@@ -228,13 +229,13 @@ def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monk
             _when(Path("waiting").exists)
             raise OSError("the terminal has gone")
 
-    monkeypatch.setattr(program, "_say", fail)
+    monkeypatch.setattr(sweep, "_say", fail)
     with pytest.raises(OSError, match="the terminal has gone"):
         sweep("--at-once", "2")
     _require_none_left()
     for seed in (0, 1):
         Path(f"wait-{seed}").unlink()
-    monkeypatch.setattr(program, "_say", started.append)
+    monkeypatch.setattr(sweep, "_say", started.append)
     assert sweep("--at-once", "2") == 0
     logs = [Path(f"runs/report/rates/logs/{name}.txt").read_text() for name in NAMES]
     assert {tuple(log.split(" ", 2)[2].strip().split(" ", 1)) for log in logs} <= {
@@ -264,7 +265,7 @@ def test_two_sweeps_of_a_file_are_not_made_at_once(sweep):
                 sweep()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "_say", second)
+        patch.setattr(sweep, "_say", second)
         assert sweep() == 0
     assert order() == NAMES
 
@@ -286,7 +287,7 @@ def test_a_sweep_trains_its_runs_and_reports_on_all(tmp_path, monkeypatch):
             flags[word[2:].removeprefix("no-")] = False if value is None else yaml.safe_load(value)
     content = {"flags": {**flags, "steps": 2}, "grid": {"algorithm": ["grpo", "rloo"]}, "seeds": [0, 1]}
     Path("tiny.yaml").write_text(yaml.safe_dump(content))
-    assert program.main(["tiny.yaml"]) == 0
+    assert main(["sweep", "tiny.yaml"]) == 0
     runs = sorted(Path("runs").glob("tiny-*"))
     digests = {run.name: json.loads((run / "summary.json").read_text())["weights_sha256"] for run in runs}
     assert len(set(digests.values())) == 4
@@ -294,7 +295,7 @@ def test_a_sweep_trains_its_runs_and_reports_on_all(tmp_path, monkeypatch):
     resumed = runs[0]  # as if it had been killed in its last step
     (resumed / "summary.json").unlink()
     shutil.rmtree(Path("checkpoints") / resumed.name / "step_000002")
-    assert program.main(["tiny.yaml"]) == 0
+    assert main(["sweep", "tiny.yaml"]) == 0
     assert json.loads((resumed / "summary.json").read_text())["weights_sha256"] == digests[resumed.name]
 
 

@@ -136,7 +136,7 @@ def test_what_the_model_says_commands_no_terminal(policy, engine, monkeypatch):
 def test_a_terminal_has_a_prompt_and_ctrl_d_ends_it(tmp_path):
     model = evaluated.save_models(tmp_path)[0]
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "minrl.tools.serve", model, "--chat", "--max-tokens", "3", "--device", "cpu"]
+    command = [sys.executable, "-m", "minrl", "serve", model, "--chat", "--max-tokens", "3", "--device", "cpu"]
     environment = {**os.environ, "TERM": "dumb"}
     program = Forked(
         [*command, "--threads", "1", "--quiet"], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment

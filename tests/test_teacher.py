@@ -10,6 +10,7 @@ from gradients import CPU, fixed_rollouts, gradients, settings, tiny_policy
 from safetensors.torch import load_file
 
 from minrl import train
+from minrl.__main__ import main
 from minrl.advantages import teacher_preference
 from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch, pack
@@ -313,7 +314,7 @@ def test_a_killed_run_ends_as_one_that_was_never_stopped(kind, taught, loop, tmp
     with killed_at(train, "update_policy", 2):
         start(*flags, "--run-name", "killed")
     monkeypatch.chdir(tmp_path)
-    assert train.main(["--resume", str(tmp_path / "runs" / "killed")]) == 0
+    assert main(["train", "--resume", str(tmp_path / "runs" / "killed")]) == 0
     whole, killed = (
         load_file(tmp_path / "ckpt" / name / "step_000003/model.safetensors") for name in ("whole", "killed")
     )
@@ -330,10 +331,10 @@ def test_the_teacher_of_a_run_stays_the_one_it_began_with(taught, make_policy, t
     with pytest.raises(
         UserError, match=r"the teacher of run .* in .*teacher has other weights than when the run began"
     ):
-        train.main(["--resume", str(run), "--steps", "2"])
+        main(["train", "--resume", str(run), "--steps", "2"])
     shutil.rmtree(tmp_path / "teacher")
     with pytest.raises(UserError, match=r"the teacher of run .*, .*teacher, is not there: put it back"):
-        train.main(["--resume", str(run), "--steps", "2"])
+        main(["train", "--resume", str(run), "--steps", "2"])
 
 
 def test_a_run_with_a_teacher_of_other_tokens_does_not_begin(taught, tmp_path, processes):

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from minrl import sampling, train
+from minrl import sampling
+from minrl.__main__ import main
 from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS
 from minrl.engines.torch_engine import TorchEngine
@@ -37,7 +38,7 @@ def loop(policy, sevens, tmp_path, monkeypatch):
     ).split()
 
     def run(*more):
-        status = train.main([*flags, *more])
+        status = main(["train", *flags, *more])
         return status, next((tmp_path / "runs").glob("*"), None)
 
     return run
@@ -47,7 +48,7 @@ def test_data_for_evaluation_only_is_refused_before_a_model_is_loaded(sevens, mo
     only = Task(Dataset([], sevens.dataset.held_out), sevens.reward, cheap=True)
     monkeypatch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: only))
     with pytest.raises(UserError, match=r"'sevens' has \d+ held-out examples and none to train on"):
-        train.main(["--task", "sevens", "--model-id", str(tmp_path / "none"), "--runs-dir", str(tmp_path / "runs")])
+        main(["train", "--task", "sevens", "--model-id", str(tmp_path / "none"), "--runs-dir", str(tmp_path / "runs")])
 
 
 def metrics(run):
@@ -96,7 +97,7 @@ def test_with_checkpoints_in_bfloat16_a_resumed_run_ends_as_one_that_was_not_sto
     loop(*flags, "halves", "--steps", "2", "--save-dtype", "bfloat16")
     saved = load_file(tmp_path / "ckpt" / "halves" / "step_000002" / "model.safetensors")
     assert {weight.dtype for weight in saved.values()} == {torch.bfloat16}
-    assert train.main(["--resume", str(tmp_path / "runs" / "halves"), "--steps", "4", "--quiet"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "runs" / "halves"), "--steps", "4", "--quiet"]) == 0
     ends = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("whole", "halves")]
     assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
 
@@ -121,10 +122,10 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_also_after_a
     weights, saved = (load_file(path / "model.safetensors") for path in (run.parent.parent / "model", last))
     assert all(torch.equal(weights[name], saved[name]) for name in weights)
     with pytest.raises(UserError, match="gradient of 3 optimizer steps in a row was not finite"):
-        train.main(["--resume", str(run), "--steps", "9"])
+        main(["train", "--resume", str(run), "--steps", "9"])
     said = " ".join(capsys.readouterr().err.split())
     assert "optimizer step skipped: the norm of its gradient is" in said
-    assert f"stopped at step 3; last checkpoint {last}: python train.py --resume {run}" in said
+    assert f"stopped at step 3; last checkpoint {last}: python -m minrl train --resume {run}" in said
 
 
 def test_rollouts_of_an_earlier_evaluation_are_not_kept(loop, monkeypatch):

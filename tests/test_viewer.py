@@ -14,8 +14,8 @@ from rollout_runs import line, many, write_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from minrl.__main__ import main
 from minrl.report.rollouts import build
-from minrl.report.rollouts.__main__ import main
 from minrl.report.rollouts.build import PAGE, Limits, make_page, packed_steps, refresh_page, thinned
 from minrl.report.rollouts.chunk import about, choose, encode, read_lines
 from minrl.report.rollouts.lines import readable, training_lines
@@ -202,10 +202,7 @@ def test_a_page_that_cannot_be_made_does_not_end_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "make_page", lambda folder: 1 / 0)
     refresh_page(folder)
     logger.remove(sink)
-    assert (
-        len(said) == 1
-        and f"could not be made (division by zero); python -m minrl.report.rollouts '{folder}'\n" in said[0]
-    )
+    assert len(said) == 1 and f"could not be made (division by zero); python -m minrl rollouts '{folder}'\n" in said[0]
 
 
 def test_a_run_without_rollouts_gets_no_page_by_itself(tmp_path):
@@ -225,10 +222,10 @@ def test_what_a_resume_cut_away_goes_from_the_page(tmp_path):
 
 def test_the_command_writes_the_page_of_a_run_by_its_name(tmp_path, capsys):
     folder = write_run(tmp_path / "mine", {10: many(4, 2)})
-    assert main(["mine", "--runs-dir", str(tmp_path), "--tokens-per-step", "1"]) == 0
+    assert main(["rollouts", "mine", "--runs-dir", str(tmp_path), "--tokens-per-step", "1"]) == 0
     assert capsys.readouterr().out == f"{folder / PAGE}\n"
     assert unpacked(packed_steps(folder / PAGE)[10].about)["shown"] == 2
-    assert main([str(folder), "--tokens-per-step", "0", "--output", str(tmp_path / "all.html")]) == 0
+    assert main(["rollouts", str(folder), "--tokens-per-step", "0", "--output", str(tmp_path / "all.html")]) == 0
     assert unpacked(packed_steps(tmp_path / "all.html")[10].about)["shown"] == 8
 
 
@@ -244,7 +241,7 @@ def test_the_command_writes_the_page_of_a_run_by_its_name(tmp_path, capsys):
 def test_what_the_command_refuses(tmp_path, arguments, said):
     write_run(tmp_path / "mine", {})
     with pytest.raises(UserError, match=said):
-        main([*arguments, "--runs-dir", str(tmp_path)])
+        main(["rollouts", *arguments, "--runs-dir", str(tmp_path)])
 
 
 def test_limits_of_zero_are_everything(tmp_path):
@@ -270,5 +267,5 @@ def test_a_turn_says_who_wrote_its_message_and_a_run_of_an_earlier_version_does_
 
 
 def test_the_command_starts_without_torch():
-    code = "import minrl.report.rollouts.__main__, sys; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import minrl.report.rollouts.rollouts, sys; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,8 +14,8 @@ import threading
 import pytest
 from rollout_runs import many, write_run
 
+from minrl.__main__ import main
 from minrl.report.rollouts import build
-from minrl.report.rollouts.__main__ import main
 from minrl.report.rollouts.build import PAGE, Limits, make_page
 from minrl.report.rollouts.chunk import encode, read_lines
 from minrl.report.rollouts.serve import Follower, open_server, progress
@@ -211,7 +211,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
         with pytest.raises(
             UserError, match=rf"^port {port} of 127.0.0.1 cannot be had \(Address already in use\): name"
         ):
-            main([str(folder), "--serve", "--port", str(port)])
+            main(["rollouts", str(folder), "--serve", "--port", str(port)])
 
 
 @pytest.mark.parametrize(
@@ -225,14 +225,14 @@ def test_a_port_that_is_taken_is_one_line(tmp_path):
 def test_what_cannot_be_served_is_refused(tmp_path, flags, said):
     folder = write_run(tmp_path / "run", {})
     with pytest.raises(UserError, match=said):
-        main([str(folder), *flags])
+        main(["rollouts", str(folder), *flags])
     with pytest.raises(UserError, match="is no run"):
         open_server(tmp_path, Limits(), 0)
 
 
 def test_ctrl_c_ends_it_in_one_line(tmp_path):
     folder = write_run(tmp_path / "run", {10: many(1, 2)})
-    command = [sys.executable, "-m", "minrl.report.rollouts", str(folder), "--serve", "--port", "0"]
+    command = [sys.executable, "-m", "minrl", "rollouts", str(folder), "--serve", "--port", "0"]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert f"/ follows {folder}; Ctrl-C ends it" in program.stdout.readline()
     program.send_signal(signal.SIGINT)

@@ -28,7 +28,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from minrl import train
+from minrl.__main__ import main
 from minrl.config import EngineConfig, LoraConfig, ModelConfig
 from minrl.engines import Engine, Sampling, choice
 from minrl.engines.choice import make_engine
@@ -40,12 +40,12 @@ from minrl.engines.vllm.engine import VllmEngine
 from minrl.engines.vllm.start import require_groups
 from minrl.engines.vllm.verify import SyncError, differing, find_held, policy_logprobs, unread
 from minrl.engines.vllm.watchdog import Watchdog
+from minrl.models.launch import Launch
 from minrl.models.loading import word_tokenizer
 from minrl.models.lora import Adapters, MergedWeights
 from minrl.models.processes import Processes
 from minrl.policy import Policy, as_policy
 from minrl.types import Completion, Request, UserError
-from minrl.utils.launch import Launch
 
 REASON = vllm_versions.refusal("cpu", vllm_versions.installed_build())
 
@@ -482,7 +482,7 @@ def test_a_run_is_refused_before_its_base_model_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr("minrl.engines.choice.installed_build", lambda: None)
     folders = ["--runs-dir", str(tmp_path / "runs"), "--checkpoints-dir", str(tmp_path / "checkpoints")]
     with pytest.raises(UserError, match=r"--engine vllm"):
-        train.main(["--engine", "vllm", "--device", "cpu", *folders])
+        main(["train", "--engine", "vllm", "--device", "cpu", *folders])
     assert not list(tmp_path.glob("checkpoints/*"))
 
 

@@ -35,8 +35,8 @@ def breaking(engine, requests, sampling, **named):
     return usual(engine, requests, sampling, **named)
 
 VllmEngine.generate = breaking
-from minrl import train
-train.run_main(train.main)
+from minrl.__main__ import console
+console("train")
 """
 
 
@@ -100,7 +100,7 @@ def test_an_engine_that_breaks_in_a_run_ends_it_and_names_checkpoint_and_command
     assert message in said
     run, last = tmp_path / "runs/countdown-grpo-seed0", tmp_path / "checkpoints/countdown-grpo-seed0/step_000002"
     assert f"last checkpoint {last}" in said
-    assert f"python train.py --resume {run}" in said
+    assert f"python -m minrl train --resume {run}" in said
 
 
 def test_two_processes_each_sample_with_an_engine_of_their_own(tmp_path):

@@ -38,8 +38,8 @@ async def complete(connection, url, ids, settings):
     return await usual(connection, url, ids, settings)
 
 Connection.complete = complete
-from minrl import train
-train.run_main(train.main)
+from minrl.__main__ import console
+console("train")
 """
 
 

@@ -21,7 +21,7 @@ import pytest
 import torch
 from crew import crew
 
-from minrl import train
+from minrl.__main__ import main
 from minrl.config import EngineConfig
 from minrl.engines import Engine, Sampling
 from minrl.engines.choice import make_engine
@@ -409,7 +409,7 @@ def test_a_name_is_as_private_as_its_addresses(monkeypatch):
     [
         ({"engine": "vllm-server"}, "engine vllm-server needs engine_urls"),
         ({"engine": "vllm-server", "engine_urls": "http://127.0.0.1:1"}, "needs engine_weights_dir"),
-        ({"engine_urls": "http://127.0.0.1:1"}, "engine_urls is of no use without engine vllm-server"),
+        ({"engine_urls": "http://127.0.0.1:1"}, "engine_urls is read only with --engine vllm-server"),
     ],
 )
 def test_settings_that_do_not_belong_together_are_refused(settings, expected):
@@ -558,12 +558,12 @@ def test_a_run_goes_on_with_servers_elsewhere(servers, policy, tmp_path):
     flags += (
         " --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --threads 1 --device cpu --reward-workers 1"
     )
-    assert train.main([*flags.split(), *at(servers[0], folder="first"), *places]) == 0
+    assert main(["train", *flags.split(), *at(servers[0], folder="first"), *places]) == 0
     servers[0].close()
     resumed = ["--resume", "latest", "--steps", "2", *places]
     with pytest.raises(UserError, match=r"only --steps, --stop-at and --patience may change, got --engine"):
-        train.main([*resumed, "--engine", "torch"])
-    assert train.main([*resumed, *at(servers[1], folder="second")]) == 0
+        main(["train", *resumed, "--engine", "torch"])
+    assert main(["train", *resumed, *at(servers[1], folder="second")]) == 0
     (config,) = (tmp_path / "runs").glob("*/config.json")
     stored = json.loads(config.read_text())["config"]
     assert stored["engine_urls"] == servers[1].url and stored["engine_weights_dir"] == str(tmp_path / "second")

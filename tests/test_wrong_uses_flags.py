@@ -9,8 +9,8 @@ from tests.wrong_uses import refused  # noqa: F401 - a fixture
 FLAGS = [
     ("sft", "--batch_sise 8 --data rows.jsonl", "unknown flag --batch-sise: did you mean --batch-size"),
     ("train", "train.py --steps 5", "unknown flag train.py: --help lists the flags"),
-    ("viewer", "nowhere --port 80", "--port is where --serve listens: add --serve"),
-    ("report", "--runs a", "unknown flag --runs"),
+    ("rollouts", "nowhere --port 80", "--port is where --serve listens: add --serve"),
+    ("report", "--runz a", "unknown flag --runz"),
     ("evaluate", "--steps 5 --checkpoint x", "unknown flag --steps"),
     # several tasks
     *(("train", f"--task countdown:{weight},hanoi:1", f"of countdown must be a number above 0, got '{weight}'")
@@ -28,7 +28,7 @@ FLAGS = [
     ("train", "--task countdown,hanoi --task-data-path hanoi:x", "hanoi makes its own boards and takes no --data-path"),
     ("train", "--task countdown,hanoi --target-reward-std 0.3", "target_reward_std is of one task"),
     ("train", "--task countdown:2,hanoi --teacher-prompt {prompt}", "teacher_prompt is of one task"),
-    ("iterate", "--task countdown,hanoi", "train.py alone takes several tasks in one run"),
+    ("expert-iteration", "--task countdown,hanoi", "train.py alone takes several tasks in one run"),
     ("filter", "--task countdown,hanoi --data a --output b", "train.py alone takes several tasks in one run"),
     ("evaluate", "--checkpoint x --task countdown,countdown", "task names countdown twice"),
     # values
@@ -42,7 +42,7 @@ FLAGS = [
     ("train", "--checkpoints-dir=", "checkpoints_dir must name a folder, got ''"),
     ("sft", "--data rows.jsonl --epochs nan", "epochs must be finite, got nan"),
     ("report", "runs/nowhere --smoothing 2", "smoothing must be at least 0 and below 1, got 2.0"),
-    ("viewer", "nowhere --max-steps -1", "max_steps must be 0 (all), or at least 1, got -1"),
+    ("rollouts", "nowhere --max-steps -1", "max_steps must be 0 (all), or at least 1, got -1"),
     # flags that contradict each other, or need another
     ("train", "--overlong penalize", "overlong penalize and overlong_buffer go together, got penalize and 0"),
     ("train", "--length-target 193", "length_target (193) must be at most max_tokens (192)"),
@@ -77,7 +77,7 @@ FLAGS = [
     ("filter", "--data nowhere.jsonl --output out", "cannot read the rows in nowhere.jsonl"),
     ("filter", "--data rows.jsonl --output full", "cannot write full: it is a folder; name a file"),
     ("report", "notes.txt", "no run notes.txt", "holds a config.json"),
-    ("viewer", ".", ". is no run: it has no config.json; name a folder in runs/"),
+    ("rollouts", ".", ". is no run: it has no config.json; name a folder in runs/"),
 ]  # fmt: skip
 """A program, its flags, and what its one line must hold. More are in test_cli.py."""
 
@@ -93,5 +93,5 @@ def test_a_wrong_flag_value_or_file_is_one_line(refused, tmp_path, monkeypatch, 
     (tmp_path / "empty.py").touch()
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").write_text("mine\n")
-    quiet = [] if program in ("report", "viewer", "filter") else ["--quiet"]
+    quiet = [] if program in ("report", "rollouts", "filter") else ["--quiet"]
     refused(program, [*shlex.split(flags), *quiet], *words)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minrl import train
+from minrl.__main__ import main
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
@@ -41,7 +41,7 @@ def finished(tmp_path_factory, processes, words):
         patch.setitem(TASK_DEFINITIONS, "sevens", TaskDefinition(NoOptions, lambda options, path: task))
         with pytest.MonkeyPatch.context() as there:
             there.chdir(folder)
-            assert train.main([*START, "--run-name", NAME]) == 0
+            assert main(["train", *START, "--run-name", NAME]) == 0
         yield folder
 
 
@@ -181,8 +181,8 @@ STATES = [
     ("a file is named", lambda: None, "train", f"--resume {CONFIG}", "no run and no checkpoint there"),
     ("weights are named", lambda: None, "train", f"--resume {STEP}/model.safetensors", "no run and no checkpoint"),
     ("a step that is not there", lambda: None, "train", f"--resume {KEPT}/step_000009", "no run and no checkpoint"),
-    ("another program's", lambda: None, "sft", NAMED, "is not one of python -m minrl.sft", "train.py --resume"),
-    ("another program's latest", lambda: None, "iterate", LATEST, "finds no run in"),
+    ("another program's", lambda: None, "sft", NAMED, "is not one of minrl sft", "minrl train --resume"),
+    ("another program's latest", lambda: None, "expert-iteration", LATEST, "finds no run in"),
     ("checkpoints a file", lambda: (shutil.rmtree(KEPT), KEPT.touch()), "train", NAMED, "--checkpoints-dir"),
     ("no manifest", lambda: (STEP / "manifest.json").unlink(), "train", NAMED, "no readable manifest.json"),
     ("no optimizer", lambda: (STEP / "optimizer.safetensors").unlink(), "train", NAMED, "optimizer.safetensors is mis"),
@@ -194,8 +194,8 @@ STATES = [
     ("config not UTF-8 for a report", lambda: CONFIG.write_bytes(b"\xff\xfe"), "report", NAME, "config.json"),
     ("summary cut", lambda: cut(RUN / "summary.json"), "report", NAME, "summary.json is damaged"),
     ("summary a list", lambda: (RUN / "summary.json").write_text("[]"), "report", NAME, "summary.json"),
-    ("config cut for a page", lambda: cut(CONFIG), "viewer", NAME, "config.json"),
-    ("config a list for a page", lambda: CONFIG.write_text("[]"), "viewer", NAME, "config.json"),
+    ("config cut for a page", lambda: cut(CONFIG), "rollouts", NAME, "config.json"),
+    ("config a list for a page", lambda: CONFIG.write_text("[]"), "rollouts", NAME, "config.json"),
     ("checkpoints are gone", lambda: shutil.rmtree(KEPT), "evaluate", f"--checkpoint {NAME}", "which is not there"),
     ("checkpoints are damaged", lambda: cut(STEP / "model.safetensors"), "evaluate", f"--checkpoint {STEP}", "damaged"),
     ("config edited, evaluated", set_to(max_tokens="many"), "evaluate", f"--checkpoint {NAME} --quiet", "max_tokens"),
@@ -213,4 +213,4 @@ def test_a_broken_run_is_one_line_and_stays_as_it_is(refused, place, what, progr
 def test_notes_that_are_damaged_stop_nobody(place):
     for note in (KEPT / "run.json", RUN / "last_checkpoint.json"):
         note.write_text("[1]")
-    assert train.main(["--resume", str(STEP)]) == 0
+    assert main(["train", "--resume", str(STEP)]) == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minrl.__main__ import main
 from minrl.evaluate import stages
 from minrl.rewards import completions
 from minrl.run import parts
@@ -18,7 +19,7 @@ from tests.chat_server import ChatServer, answer
 from tests.disks import files_up_to
 from tests.killing import signalled_at
 from tests.test_wrong_uses_folders import NAME, START, finished, place  # noqa: F401 - fixtures
-from tests.wrong_uses import PROGRAMS, listing, refused  # noqa: F401 - a fixture
+from tests.wrong_uses import listing, refused  # noqa: F401 - a fixture
 
 JUDGE = [*START, "--judge-model", "m", "--judge-retries", "0", "--judge-timeout-s", "2", "--judge-cache="]
 
@@ -113,7 +114,7 @@ def test_a_disk_that_is_full_is_one_line_wherever_something_is_written(refused, 
     with files_up_to(4096):
         refused("filter", [*rows, "--data", "rows.jsonl", "--output", "kept", "--min-reward", "0"], "File too large")
         refused("evaluate", [*rows, "--completions", "rows.jsonl"], "rows.scored.jsonl", "File too large")
-        refused("viewer", [NAME], "rollouts.html", "File too large")
+        refused("rollouts", [NAME], "rollouts.html", "File too large")
 
 
 ROWS = ["--task", "countdown", "--reward-workers", "1"]
@@ -134,10 +135,9 @@ def test_a_signal_ends_a_program_in_one_line_and_leaves_nothing_half_done(place,
     (place / "rows.jsonl").write_text('{"prompt": "1", "response": "2", "completion": "1"}\n')
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
-    monkeypatch.setattr(sys, "argv", [program, *flags])
     before = listing(place)
     with signalled_at(module, moment, 1, number), pytest.raises(SystemExit) as ended:
-        run_main(PROGRAMS[program].main)
+        run_main(main, [program, *flags])
     said = capfd.readouterr().err.splitlines()
     assert ended.value.code == STATUS[number] and said[-1] == "interrupted" and "Traceback" not in "".join(said)
     assert listing(place) == before

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minrl import train
+from minrl.__main__ import main as program
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.tracking.logger import Logger
@@ -73,7 +74,7 @@ def run(model: Path, folder: Path, rank: int = 0, count: int = 1) -> dict[str, i
 
     train.loop = watched
     try:
-        status = train.main(flags.split())
+        status = program(["train", *flags.split()])
     finally:
         train.loop = loop
         del TASK_DEFINITIONS["misbehaving"]

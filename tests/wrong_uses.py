@@ -5,19 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import evaluate
-from minrl import train
-from minrl.report import __main__ as report
-from minrl.report.rollouts import __main__ as viewer
+from minrl.__main__ import main
 from minrl.run import start
-from minrl.sft import __main__ as sft
-from minrl.sft import expert_iteration, filter
 from minrl.utils.cli import run_main
-
-PROGRAMS = {
-    "train": train, "evaluate": evaluate, "sft": sft, "iterate": expert_iteration, "filter": filter,
-    "report": report, "viewer": viewer,
-}  # fmt: skip
 
 TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
     --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""
@@ -37,16 +27,15 @@ class Refused:
     """Runs a program where it must refuse; returns the line that it says."""
 
     def __init__(self, capfd, monkeypatch):
-        self.capfd, self.monkeypatch = capfd, monkeypatch
+        self.capfd = capfd
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(sys, name, getattr(sys, name))  # put back when the test is over
 
     def __call__(self, program, arguments, *words):
         before = listing(Path())
         self.capfd.readouterr()
-        self.monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            run_main(PROGRAMS[program].main)
+            run_main(main, [program, *map(str, arguments)])
         said = self.capfd.readouterr().err.removeprefix(f"reading {arguments[0]}\n" if program == "report" else "")
         assert ended.value.code == 2, said
         assert said.startswith("error: ") and said.count("\n") == 1, said

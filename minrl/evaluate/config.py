@@ -1,4 +1,4 @@
-"""Every setting of evaluate.py, with its unit and its check."""
+"""Every setting of `minrl evaluate`, with its unit and its check."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -44,11 +44,11 @@ class ApiConfig(Bounded):
 class EvaluateConfig(Grouped):
     """Say how good models are at tasks, or score completions that somebody already has.
 
-    python evaluate.py --checkpoint countdown-grpo-seed0
-    python evaluate.py --checkpoint Qwen/Qwen3-0.6B --task gsm8k --examples 256
-    python evaluate.py --models BASE countdown-grpo-seed0 --tasks countdown hanoi --output evaluations/mine
-    python evaluate.py --models openai:MODEL@http://127.0.0.1:8000/v1 --task gsm8k
-    python evaluate.py --task countdown --completions mine.jsonl --output scored.jsonl
+    python -m minrl evaluate --checkpoint countdown-grpo-seed0
+    python -m minrl evaluate --checkpoint Qwen/Qwen3-0.6B --task gsm8k --examples 256
+    python -m minrl evaluate --models BASE countdown-grpo-seed0 --tasks countdown hanoi --output evaluations/mine
+    python -m minrl evaluate --models openai:MODEL@http://127.0.0.1:8000/v1 --task gsm8k
+    python -m minrl evaluate --task countdown --completions mine.jsonl --output scored.jsonl
     """
 
     default_task = DEFAULT_TASK
@@ -89,7 +89,7 @@ class EvaluateConfig(Grouped):
     task_max_tokens: str = ""
     """Longest completion of single tasks, such as hanoi:256,countdown:64. The others have max_tokens."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a completion, beside the model's own end tokens."""
+    """Texts that end a completion, in addition to the model's own end tokens."""
     seed: Seed = 0
     """Seed of the samples."""
     batch_size: Count = 256
@@ -108,14 +108,10 @@ class EvaluateConfig(Grouped):
     """Draw the pictures."""
     quiet: bool = False
     """No progress bar and only warnings on the screen."""
-    api: ApiConfig = field(default_factory=ApiConfig)
-    """How servers are asked."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Device, precision, chat template."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    """Who samples."""
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
-    """A chat model that judges completions."""
+    api: ApiConfig = ApiConfig()
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    judge: JudgeConfig = JudgeConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()

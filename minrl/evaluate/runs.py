@@ -4,8 +4,7 @@ A run, or a checkpoint of one, is evaluated with the task options, data, limits 
 with, unless flags say otherwise, which is reported. Problems that it was trained on are refused (see `leaks`).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +16,34 @@ from minrl.models.loading import made_here
 from minrl.run.defaults import UNKNOWN, sizes_for, sizes_of
 from minrl.run.model_names import resolve_model
 from minrl.types import require
-from minrl.utils.cli import parse
+from minrl.utils.cli import Command
 from minrl.utils.task_names import limits_by_task, mixed, option_keys, task_key, weights_of
 
 SHARED = ("max_tokens", "task_max_tokens", "stop_strings", "chat_template_options", "data_path", "task_data_path")
 """Settings that a run's config.json and an evaluation have in common."""
 
 
-Parsed = tuple[EvaluateConfig, TaskOptions]
-
-
-def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed, list[str]]:
-    """The evaluation of the arguments with the settings of its runs as defaults, and notes on it. Runs with different
-    settings, and problems that a run was trained on, are refused.
+def as_trained(command: Command[EvaluateConfig]) -> tuple[Command[EvaluateConfig], list[str]]:
+    """The evaluation with the settings of its runs as defaults, and notes on it. Runs with different settings, and
+    problems that a run was trained on, are refused.
     """
-    runs, notes = find_runs(config.model_names)
-    config, sized = _sized(config)
-    notes += sized
+    runs, notes = find_runs(command.config.model_names)
+    sizes, sized = _sized(command.config)
+    command = command.over(sizes)
+    config, notes = command.config, notes + sized
     if not runs:
-        return parse(EvaluateConfig, arguments, config), notes
+        return command, notes
     tasks = {mixed({key: weights_of(run.task)[name] for key, name in run.task_names.items()}): run.task for run in runs}
     tasks.pop("", None)  # of runs without a task
     if tasks and not (config.task or config.tasks):
         require(len(tasks) == 1, f"name the --tasks: the runs were trained on {' and '.join(tasks)}")
-        arguments = [*arguments, "--task", *tasks.values()]
-        config = replace(config, task=next(iter(tasks.values())))
-    parsed = [parse(EvaluateConfig, arguments, *_trained_with(run, config)) for run in runs]
-    config, options = parsed[0]
+        sizes["task"] = next(iter(tasks.values()))
+        config = command.over(sizes).config
+    trained = [command.over({**sizes, **settings}, own) for settings, own in (_trained_with(r, config) for r in runs)]
+    config, options = trained[0].config, trained[0].options
     first = _settings(config, options)
-    for run, other in zip(runs, parsed, strict=True):
-        for name, value in _settings(*other).items():
+    for run, other in zip(runs, trained, strict=True):
+        for name, value in _settings(other.config, other.options).items():
             require(
                 value == first[name],
                 f"{runs[0].folder.name} was trained with {name} {first[name]!r} and {run.folder.name} with {value!r}: "
@@ -57,11 +54,11 @@ def as_trained(arguments: Sequence[str], config: EvaluateConfig) -> tuple[Parsed
         for ancestor in lineage(run, notes):
             notes += leaks(ancestor, config, options)
             notes += leaked_rows(ancestor, config, options)
-    return (config, options), notes
+    return trained[0], notes
 
 
-def _sized(config: EvaluateConfig) -> tuple[EvaluateConfig, list[str]]:
-    """The config with the examples, samples and longest completion that train.py takes of the largest of the models
+def _sized(config: EvaluateConfig) -> tuple[dict[str, Any], list[str]]:
+    """The numbers of examples and samples and the longest completion that train.py takes for the largest of the models
     that MinRL did not make, and a note on them. A server is taken to have a GPU.
     """
     sizes = {
@@ -70,16 +67,16 @@ def _sized(config: EvaluateConfig) -> tuple[EvaluateConfig, list[str]]:
         if name.startswith(API) or not made_here(Path(resolve_model(name)))
     }
     if not sizes:
-        return config, []
+        return {}, []
     name, chosen = min(sizes.items(), key=lambda one: one[1].eval_examples)
     samples = chosen.eval_samples if config.temperature > 0 and not config.pass_at else config.samples
     flags = f"--examples {chosen.eval_examples} --samples {samples} --max-tokens {chosen.max_tokens}"
-    config = replace(config, examples=chosen.eval_examples, samples=samples, max_tokens=chosen.max_tokens)
-    return config, [f"by the size of {name}, as in train.py, the default is {flags}"]
+    found = {"examples": chosen.eval_examples, "samples": samples, "max_tokens": chosen.max_tokens}
+    return found, [f"by the size of {name}, as in train.py, the default is {flags}"]
 
 
-def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:
-    """The config with the run's settings, and its options. A run's data file is for its own task alone."""
+def _trained_with(run: TrainedRun, config: EvaluateConfig) -> tuple[Mapping[str, Any], TaskOptions]:
+    """The run's settings and its options. A run's data file is for its own task alone."""
     names = config.task_names
     paths = {key: path for key in map(task_key, names) if (path := run.data_path(key))}
     limits = limits_by_task(run.setting("task_max_tokens", str, "")).items()
@@ -88,16 +85,14 @@ def _trained_with(run: TrainedRun, config: EvaluateConfig) -> Parsed:
         not data_path or len(names) == 1,
         f"{run.folder.name} had its examples from {data_path}, which is one task's data: evaluate {run.task} alone",
     )
-    template = run.setting("chat_template_options", str, config.model.chat_template_options)
-    trained = replace(
-        config,
-        max_tokens=run.setting("max_tokens", int, config.max_tokens),
-        stop_strings=run.setting("stop_strings", tuple[str, ...], config.stop_strings),
-        task_max_tokens=",".join(f"{key}:{limit}" for key, limit in limits if key in map(task_key, names)),
-        data_path=data_path,
-        task_data_path="" if data_path else ",".join(f"{key}:{path}" for key, path in paths.items()),
-        model=replace(config.model, chat_template_options=template),
-    )
+    trained = {
+        "max_tokens": run.setting("max_tokens", int, config.max_tokens),
+        "stop_strings": run.setting("stop_strings", tuple[str, ...], config.stop_strings),
+        "task_max_tokens": ",".join(f"{key}:{limit}" for key, limit in limits if key in map(task_key, names)),
+        "data_path": data_path,
+        "task_data_path": "" if data_path else ",".join(f"{key}:{path}" for key, path in paths.items()),
+        "chat_template_options": run.setting("chat_template_options", str, config.model.chat_template_options),
+    }
     return trained, run.options(names)
 
 
@@ -112,7 +107,8 @@ def _settings(config: EvaluateConfig, options: TaskOptions) -> dict[str, Any]:
 
 def _differences(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
     """One line with the settings in which the evaluation differs from the run."""
-    trained = _settings(*_trained_with(run, config))
+    own, own_options = _trained_with(run, config)
+    trained = _settings(config.with_settings(**own), own_options)
     found = [f"{n} {trained[n]!r}, here {v!r}" for n, v in _settings(config, options).items() if v != trained[n]]
     if found:
         yield f"{run.folder.name} was trained with {'; '.join(found)}"

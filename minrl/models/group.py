@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import distributed
 
+from minrl.models.launch import NAMES, Launch
 from minrl.models.peers import LostPeer, Peers
 from minrl.types import require
-from minrl.utils.launch import NAMES, Launch
 from minrl.utils.processor import cpu_cores, own_cores
 from minrl.utils.text import first_line
 

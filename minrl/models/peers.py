@@ -18,9 +18,9 @@ from types import FrameType
 
 from torch import distributed
 
+from minrl.models.launch import Launch
 from minrl.types import UserError
 from minrl.utils.keys import without_keys
-from minrl.utils.launch import Launch
 from minrl.utils.signals import tell
 from minrl.utils.text import first_line, printable
 

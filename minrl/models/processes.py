@@ -21,9 +21,9 @@ from minrl.config import ModelConfig
 from minrl.models.barriers import spin_less_when_busy
 from minrl.models.cpu import keep_freed_memory
 from minrl.models.group import join
+from minrl.models.launch import launched
 from minrl.models.memory import BUCKET
 from minrl.types import UserError
-from minrl.utils.launch import launched
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from minrl.report.runs import RunData, Score, is_report, read_ends
 from minrl.types import UserError, require
-from minrl.utils.cli import as_typed
+from minrl.utils.cli import typed
 from minrl.utils.files import LOCK, holder, is_locked
 
 WRITTEN = ("config.json", "metrics.jsonl", "log.txt")
@@ -41,12 +41,12 @@ def listing(runs_dir: Path) -> Iterator[str]:
 
 
 def _how_to_go_on(runs_dir: Path, count: int) -> str:
-    train = as_typed("python train.py")
+    train = typed("train")
     if not count:
         return f"no run in {runs_dir} yet: {train} makes one\n"
     where = "" if runs_dir == Path("runs") else f" --runs-dir {shlex.quote(str(runs_dir))}"
     return (
-        f"{count} run{'s' * (count > 1)} in {runs_dir}. Side by side: python -m minrl.report RUN RUN{where}\n"
+        f"{count} run{'s' * (count > 1)} in {runs_dir}. Side by side: {typed('report')} RUN RUN{where}\n"
         f"Further than its last step: {train} --resume {shlex.quote(f'{runs_dir}/RUN')} --steps N\n"
     )
 
@@ -67,7 +67,7 @@ def _described(folder: Path, run: RunData) -> str:
     width = shutil.get_terminal_size().columns
     lines = [textwrap.fill(f, width, initial_indent="  ", subsequent_indent="    ") for f in facts]
     if not going_on and not run.summary:  # whole, for copying: a terminal wraps it by itself
-        command = as_typed(run.record.get("program", "python train.py"))
+        command = typed(run.record.get("program", "train"))
         lines.append(f"  {command} --resume {shlex.quote(str(folder))}")
     return "\n".join([folder.name, *lines, ""]) + "\n"
 

@@ -155,7 +155,7 @@ class RunData:
 def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunData]:
     """The runs at these folders, or of these names in `runs_dir`. Raises `UserError` in one line."""
     require(
-        bool(names), "name one or more runs: python -m minrl.report RUN [RUN ...], such as runs/countdown-grpo-seed0"
+        bool(names), "name one or more runs: python -m minrl report RUN [RUN ...], such as runs/countdown-grpo-seed0"
     )
     found = [read_run(_folder(name, runs_dir)) for name in names if len(names) == 1 or not is_report(Path(name))]
     for name, count in sorted(Counter(run.name for run in found).items()):

@@ -11,13 +11,15 @@ Sizes on a processor are such that a step takes about half a minute on two cores
 within three minutes. On a GPU completions may have the 1024 tokens of DeepSeekMath, TinyZero and nano-aha-moment.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 
-from minrl.config import ModelConfig, TaskOptions, TrainerConfig
-from minrl.utils.cli import parse, to_dict
+from loguru import logger
+
+from minrl.config import ModelConfig, TrainerConfig
+from minrl.utils.cli import Command, to_dict, without_options
 
 T = TypeVar("T")
 
@@ -107,9 +109,20 @@ def defaults(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - of any program
     return {"learning_rate": rate, **sizes._asdict(), "samples_per_example": sizes.group_size}
 
 
-def parse_run(cls: type[T], arguments: Sequence[str]) -> tuple[T, TaskOptions]:
-    """The config of a program that makes runs, with these defaults, and the options of the tasks named."""
-    return parse(cls, arguments, defaults=defaults)
+def with_defaults(command: Command[T]) -> Command[T]:
+    """The command with these defaults where nothing else is given. A run's config.json as --config file holds every
+    default: those of another model or of adapters are replaced.
+    """
+    stored: Any = type(command.config)(**without_options(command.file))
+    before, own = defaults(stored), defaults(command.config)
+    held = {name: stored.settings[name] for name in own.keys() & command.file.keys()}
+    replaced = {name: own[name] for name, value in held.items() if value == before[name] != own[name]}
+    if replaced.keys() - command.flags.keys():
+        values = ", ".join(f"{name} {value:g}" for name, value in replaced.items())
+        logger.info(f"the config file has the defaults of what it trains; another is trained here, with {values}")
+    kept = {name: value for name, value in command.file.items() if name not in replaced}
+    known = {name: value for name, value in own.items() if name in stored.settings}
+    return replace(replace(command, file=kept).over(known), file=command.file)
 
 
 def num_text(weights: int) -> str:

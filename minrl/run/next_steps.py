@@ -6,7 +6,7 @@ from pathlib import Path
 
 from minrl.run.model_names import AT_BEST
 from minrl.run.run import Run
-from minrl.utils.cli import as_typed, near, tool
+from minrl.utils.cli import near, tool, typed
 
 
 def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "") -> Iterator[str]:
@@ -16,13 +16,13 @@ def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "
         model = folder if best in (None, last) else f"{folder}{AT_BEST}"
     folder = shlex.quote(folder)
     yield f"curves: {shlex.quote(tool('tensorboard'))} --logdir {shlex.quote(near(run.folder.parent))}"
-    yield f"report: {as_typed('python -m minrl.report')} {folder}"
+    yield f"report: {typed('report')} {folder}"
     if (run.folder / "rollouts").exists():  # not with --rollouts-every 0
-        yield f"rollouts: {as_typed('python -m minrl.report.rollouts')} {folder}"
+        yield f"rollouts: {typed('rollouts')} {folder}"
     if run.config.rollout.task:
         chosen = shlex.join(["--checkpoint", model, "--task", run.config.rollout.task])
-        yield f"evaluate: {as_typed('python evaluate.py')} {chosen}"
-    yield f"chat: {as_typed('python -m minrl.tools.serve')} {shlex.quote(model)} --chat"
+        yield f"evaluate: {typed('evaluate')} {chosen}"
+    yield f"chat: {typed('serve')} {shlex.quote(model)} --chat"
     extended: dict[str, int | float] = {name: getattr(run.settings, name) for name in run.program.extends}
     name, value = next((name, value) for name, value in extended.items() if value)
     further = f"--{ended_by.replace('_', '-')} 0" if ended_by else f"--{name} {_plain(2 * value)}"

@@ -16,6 +16,7 @@ from minrl.engines import Engine
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.engines.opponent import EngineWithOpponent
 from minrl.evaluation import evaluate
+from minrl.models.launch import place
 from minrl.models.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy
@@ -36,7 +37,6 @@ from minrl.tasks.mixture import mixture
 from minrl.types import TrainState, UserError, require
 from minrl.utils.console import Screen
 from minrl.utils.files import require_writable
-from minrl.utils.launch import place
 from minrl.utils.progress import activity
 from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import task_key

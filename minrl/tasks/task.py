@@ -81,7 +81,7 @@ class Task:
     `frozen_opponent`: episodes ask for frozen turns, which a loaded model that does not learn plays.
     `shortest_answer(example)` is a shortest solution in the form of the demonstrations. If it has more tokens than a
     completion may have, a run says so before it starts.
-    `solution(example)` is a completion that solves it, for `python -m minrl.tools.audit`; None if its data has none.
+    `solution(example)` is a completion that solves it, for `python -m minrl audit`; None if its data has none.
     Where a task does not say, its shortest answer is one.
     `notes()` are lines that a run shows at its start; it raises UserError if the task cannot run on this machine.
     `worst` is paid for a completion that broke the reward: by its time, its memory, or the end of its process.

@@ -8,7 +8,6 @@ line on stderr and exit status 2.
 import argparse
 import ast
 import errno
-import gc
 import importlib.util
 import inspect
 import os
@@ -18,21 +17,20 @@ import shutil
 import signal
 import sys
 import textwrap
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import NoneType, TracebackType
-from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
-from loguru import logger
 
 import minrl
-from minrl.config import TaskOptions, TrainerConfig
+from minrl.config import TaskOptions
 from minrl.tasks import TASK_DEFINITIONS, TOOLS, flag_identifier, option_classes, tasks_in
 from minrl.types import UserError, require
 from minrl.utils.files import refusal
@@ -49,21 +47,22 @@ ALONE = "alone"
 """Metadata of a setting: the value of its flag if no words follow it."""
 
 ALIASES = {
-    "lr": ("learning_rate",), "model": ("checkpoint", "model_id"), "model_name_or_path": ("model_id",),
-    "num_generations": ("group_size",), "max_new_tokens": ("max_tokens",), "max_completion_length": ("max_tokens",),
-    "max_steps": ("steps",), "beta": ("kl_coef",),
+    "learning_rate": ["lr"], "checkpoint": ["model"], "model_id": ["model", "model_name_or_path"],
+    "group_size": ["num_generations"], "max_tokens": ["max_new_tokens", "max_completion_length"],
+    "steps": ["max_steps"], "kl_coef": ["beta"],
 }  # fmt: skip
-"""What other trainers call a setting, the first one that the program has."""
+"""What other trainers call a setting."""
 
-SIMILAR = {"epochs": "steps", "batch-size": "prompts-per-step", "dataset": "data-path", "output-dir": "runs-dir"}
-"""Flags of other trainers that mean something similar: they are suggested."""
-
-CONSOLE_SCRIPTS = {
-    "python train.py": "minrl-train",
-    "python evaluate.py": "minrl-evaluate",
-    "python -m minrl.tools.serve": "minrl-serve",
+SIMILAR = {
+    "epochs": "did you mean --steps?",
+    "batch-size": "did you mean --prompts-per-step?",
+    "dataset": "did you mean --data-path?",
+    "output-dir": "did you mean --runs-dir?",
+    "top-p": "completions are sampled from the whole distribution, whose log-probabilities the loss needs; see "
+    "--temperature",
 }
-"""The names of the scripts in an installed package."""
+"""What is said of flags that other trainers have."""
+SIMILAR["top-k"] = SIMILAR["min-p"] = SIMILAR["top-p"]
 
 REFUSED = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR),
@@ -72,42 +71,64 @@ REFUSED = (
 """Errors of reading or writing a file that the user can fix: a folder, a disk, a permission."""
 
 
+@dataclass(frozen=True)
+class Command(Generic[T]):
+    """A command line after parsing: the config, the options of the tasks named, and the words themselves."""
+
+    config: T
+    options: TaskOptions
+    arguments: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    """The tasks named, also by their options."""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """What the flags set, by name; the option of a task is `hanoi.skill`."""
+    file: Mapping[str, Any] = field(default_factory=dict)
+    """What the --config file sets."""
+    started: float = field(default_factory=time.perf_counter, compare=False)
+
+    @property
+    def given(self) -> list[str]:
+        """The flags that were given, in one spelling, such as `--learning-rate`."""
+        names = [*self.flags, *["config"] * bool(self.file)]
+        return [f"--{name}".replace("_", "-").replace("/", "-") for name in names]
+
+    def over(self, defaults: Mapping[str, Any], options: TaskOptions | None = None) -> "Command[T]":
+        """The same command with other defaults."""
+        values = {**defaults, **self.file, **self.flags}
+        config, chosen = _build(type(self.config), values, self.tasks, options)
+        return replace(self, config=config, options=chosen)
+
+
 # Configs from words and files
 
 
-def parse_trainer(arguments: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
-    """The config of train.py and the options of the tasks named, before `minrl.run.defaults`."""
-    return parse(TrainerConfig, arguments)
-
-
-def parse(
-    cls: type[T],
-    arguments: Sequence[str],
-    default: T | None = None,
-    options: TaskOptions | None = None,
-    defaults: Callable[[Any], Mapping[str, Any]] | None = None,
-) -> tuple[T, TaskOptions]:
-    """The config of a program, and the options of the tasks named. Flags override a `--config` file, which overrides
-    `defaults`, the settings that depend on what is trained, and `default` and `options`.
+def parse(cls: type[T], arguments: Sequence[str]) -> Command[T]:
+    """The command line of a program with this config. Flags override a `--config` file. A class may name in `first` the
+    setting that the words before all flags belong to.
     """
-    show_version(arguments)
-    words = canonical(cls, arguments)
-    given, left = _Parser(cls, {}).read(words)
-    files = given.pop("config", [])
+    if "--version" in arguments:
+        sys.stdout.write(f"minrl {minrl.__version__}\n")
+        raise SystemExit(0)
+    words = [re.sub(r"^--[\w.-]+", lambda flag: flag[0].replace("_", "-"), word) for word in arguments]
+    first = getattr(cls, "first", "")
+    if first and words and not words[0].startswith("-"):
+        words = [f"--{first}", *words]
+    flags, left = _Parser(cls, {}).read(words)
+    files = flags.pop("config", [])
     require(len(files) <= 1, "--config may be given once: put the settings into one file, and flags on top")
     in_file, tasks = _flat(read_config_file(Path(files[0]))) if files else ({}, [])
-    tasks += _with_paths(given)[1]
+    tasks += _with_paths(flags)[1]
     tasks += _tasks_of_options(left, tasks)
     if set(words) & set(HELP):
-        _show_help(cls, tasks, {*in_file, *given}, "--help-all" in words)
+        _show_help(cls, tasks, {*in_file, *flags}, "--help-all" in words)
     parser = _Parser(cls, option_classes(dict.fromkeys(tasks)))
-    given, left = parser.read(words)
+    flags, left = parser.read(words)
     if left:
         raise parser.unknown(left[0])
-    given.pop("config", None)
-    given, _ = _with_paths(given)
-    under = in_file if defaults is None else _over_defaults(cls, in_file, given, defaults)
-    return _build(cls, {**under, **given}, tasks, default, options)
+    flags.pop("config", None)
+    flags, _ = _with_paths(flags)
+    config, options = _build(cls, {**in_file, **flags}, tasks)
+    return Command(config, options, tuple(arguments), tuple(tasks), flags, in_file)
 
 
 def from_dict(values: Mapping[str, Any], cls: type[T], named: Sequence[str] = ()) -> tuple[T, TaskOptions]:
@@ -148,60 +169,37 @@ def read_config_file(path: Path) -> dict[Any, Any]:
 
 
 def _build(
-    cls: type[T],
-    values: Mapping[str, Any],
-    tasks: Iterable[str],
-    default: T | None = None,
-    options: TaskOptions | None = None,
+    cls: type[T], values: Mapping[str, Any], tasks: Iterable[str], options: TaskOptions | None = None
 ) -> tuple[T, TaskOptions]:
-    """The config of flat values, in which the option of a task is `hanoi.skill`, and the options."""
+    """The config of flat values, in which the option of a task is `hanoi.skill`, and the options of the tasks, over
+    those that are given.
+    """
     for name, one in settings_of(cls).items():  # type: ignore[arg-type]
-        table = one.metadata.get(ROWS)
-        rows = rows_of(table) if table and name in values else ()
-        wrong = f"no {name} {values.get(name)!r}: choose one of {', '.join(rows)}{meant(values.get(name), rows)}"
-        in_file = ".py:" in str(values.get(name))  # looked for where it is chosen
-        require(not rows or in_file or values[name] in rows, wrong)
-    settings = _without_options(values)
-    config: Any = cls(**settings) if default is None else default.with_settings(**settings)  # type: ignore[attr-defined]
+        value = values.get(name)
+        rows = rows_of(one.metadata[ROWS]) if ROWS in one.metadata and value else ()
+        known = not rows or value in rows or ".py:" in str(value)
+        require(known, f"no {name} {value!r}: choose one of {', '.join(rows)}{meant(value, rows)}")
+    config: Any = cls(**without_options(values))
     named = dict.fromkeys([*tasks, *getattr(config, "task_names", ())])
     chosen = {key: options_class() for key, options_class in option_classes(named).items()} | dict(options or {})
     given: dict[str, dict[str, Any]] = {}
-    for name in values.keys() - settings.keys():
+    for name in filter(lambda name: "." in name, values):
         key, _, option = name.rpartition(".")
         hints = hints_of(type(chosen[key])) if key in chosen else {}  # type: ignore[arg-type]
         if option not in hints:
             raise unknown(f"option {option!r} of {key}", option, hints)
         given.setdefault(key, {})[option] = converted(name, hints[option], values[name])
-    chosen |= {key: replace(chosen[key], **own) for key, own in given.items()}
-    return config, chosen
+    return config, chosen | {key: replace(chosen[key], **own) for key, own in given.items()}
 
 
-def _over_defaults(
-    cls: Any,  # noqa: ANN401 - the class of a config
-    in_file: Mapping[str, Any],
-    flags: Mapping[str, Any],
-    defaults: Callable[[Any], Mapping[str, Any]],
-) -> dict[str, Any]:
-    """What a file sets, over the defaults of what is trained. A run's config.json holds every default: those of another
-    model or of adapters are replaced.
-    """
-    stored = cls(**_without_options(in_file))
-    before, own = defaults(stored), defaults(cls(**_without_options({**in_file, **flags})))
-    held = {name: stored.settings[name] for name in own.keys() & in_file.keys()}
-    replaced = {name: own[name] for name, value in held.items() if value == before[name] != own[name]}
-    if replaced.keys() - flags.keys():
-        values = ", ".join(f"{name} {value:g}" for name, value in replaced.items())
-        logger.info(f"the config file has the defaults of what it trains; another is trained here, with {values}")
-    return {**{name: value for name, value in own.items() if name in stored.settings}, **in_file, **replaced}
-
-
-def _without_options(values: Mapping[str, Any]) -> dict[str, Any]:
+def without_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings among flat values, without options of tasks."""
     return {name: value for name, value in values.items() if "." not in name}
 
 
 def _flat(values: Mapping[Any, Any], named: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """The settings and options of a file, and the tasks named before and in it."""
-    settings = _by_name(values)
+    settings = {str(name).replace("-", "_"): value for name, value in values.items()}
     options = settings.pop("tasks", {})
     is_nested = isinstance(options, Mapping) and all(isinstance(own, Mapping) for own in options.values())
     require(is_nested, f"tasks must hold options by task, such as `tasks: {{hanoi: {{skill: 0.5}}}}`, got {options!r}")
@@ -209,18 +207,8 @@ def _flat(values: Mapping[Any, Any], named: Sequence[str] = ()) -> tuple[dict[st
     tasks = [*named, *tasks]
     known = option_classes(dict.fromkeys(tasks))
     for key, own in options.items():
-        settings |= {f"{key}.{name}": value for name, value in _by_name(own).items()}
+        settings |= {f"{key}.{str(name).replace('-', '_')}": value for name, value in own.items()}
     return settings, [*tasks, *(str(key) for key in options if key not in known)]
-
-
-def _by_name(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values by the names of fields, which a file may write with hyphens."""
-    named: dict[str, Any] = {}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        require(name not in named, f"{name} may be given once, got it with hyphens and with underscores")
-        named[name] = value
-    return named
 
 
 def _with_paths(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -247,7 +235,7 @@ def _tasks_of_options(words: Iterable[str], named: Sequence[str]) -> Iterator[st
             yield from (tasks[one] for one in close_names(task, tasks)[:1])
 
 
-# Flags
+# Flags and their help
 
 
 @dataclass(frozen=True)
@@ -264,17 +252,16 @@ class Setting:
 
 
 @cache
-def settings_of(cls: type) -> dict[str, Setting]:
+def settings_of(cls: Any) -> dict[str, Setting]:  # noqa: ANN401 - a dataclass
     """Every setting of a dataclass and of the groups in it, by name."""
     found: dict[str, Setting] = {}
     for one in fields(cls):
         hint = hints_of(cls).get(one.name)
-        default = one.default if one.default_factory is MISSING else one.default_factory()
         if hint is not None and is_dataclass(hint):
             for name, inner in settings_of(hint).items():  # type: ignore[arg-type]
-                found[name] = replace(inner, group=one.name, default=getattr(default, name))
+                found[name] = replace(inner, group=one.name, default=getattr(one.default, name))
         elif hint is not None:
-            found[one.name] = Setting(one.name, hint, default, cls, "", one.metadata)
+            found[one.name] = Setting(one.name, hint, one.default, cls, "", one.metadata)
     return found
 
 
@@ -292,7 +279,8 @@ class _Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             argument_default=argparse.SUPPRESS,
         )
-        self.page, self.settings = page, settings_of(cls)  # type: ignore[arg-type]
+        self._negative_number_matcher = re.compile(r"-(\.?\d.*|inf|nan)")  # argparse's does not know -1e-3
+        self.page, self.settings = page, settings_of(cls)
         self.flags = [word.lstrip("-") for word in HELP[1:]]
         often = getattr(cls, "often", [name for name, one in self.settings.items() if not one.group])
         group = self.add_argument_group("most used")
@@ -304,35 +292,41 @@ class _Parser(argparse.ArgumentParser):
             one = self.settings[name]
             title = "most used" if name in often else one.group or "run"
             if group.title != title:
-                group = self.add_argument_group(
-                    title, first_paragraph(one.owner) if page == "all" and one.group else None
-                )
+                described = page == "all" and bool(one.group)
+                group = self.add_argument_group(title, first_paragraph(one.owner) if described else None)
             self._add(group, name, name, one, hidden=page != "all" and name not in often)
         for key, options_class in options.items():
             group = self.add_argument_group(f"task {key}")
-            for name, one in settings_of(options_class).items():  # type: ignore[arg-type]
+            for name, one in settings_of(options_class).items():
                 self._add(group, f"{flag_identifier(key)}.{name}", f"{key}.{name}", one)
         for word in HELP:
             self.add_argument(word, action="store_true", dest="help", help=argparse.SUPPRESS)
 
     def _add(self, group: argparse._ArgumentGroup, flag: str, name: str, one: Setting, hidden: bool = False) -> None:
         inner = get_args(one.hint)
-        flag, kind = flag.replace("_", "-"), inner[0] if NoneType in inner else one.hint
-        self.flags.append(flag)
+        kind = inner[0] if NoneType in inner else one.hint
         more: dict[str, Any] = {"metavar": _metavar(kind)}
         if kind is bool:
             more = {"action": argparse.BooleanOptionalAction}
         elif get_origin(kind) in (tuple, list):
             more["nargs"] = "*"
         text = argparse.SUPPRESS if hidden or not self.page else self._help(one)
-        group.add_argument(f"--{flag}", dest=name, help=text, **more)
+        for spelling in [flag, *(alias for alias in ALIASES.get(flag, ()) if self._is_free(alias, name))]:
+            self.flags.append(spelling.replace("_", "-"))
+            shown = text if spelling == flag else argparse.SUPPRESS
+            group.add_argument(f"--{self.flags[-1]}", dest=name, help=shown, **more)
+
+    def _is_free(self, alias: str, name: str) -> bool:
+        """Whether the alias is this setting's here: evaluation's --model is --checkpoint, not --model-id."""
+        owners = [one for one, aliases in ALIASES.items() if alias in aliases and one in self.settings]
+        return alias not in self.settings and owners[0] == name
 
     def _help(self, one: Setting) -> str:
         text = meanings(one.owner).get(one.name, "")
         if self.page == "short":
             text = re.split(r"(?<=\w)[.:;] ", text)[0]
-        elif also := [alias.replace("_", "-") for alias, names in ALIASES.items() if one.name in names]:
-            text += f" Also --{', --'.join(also)}."
+        elif one.name in ALIASES:
+            text += f" Also --{', --'.join(ALIASES[one.name]).replace('_', '-')}."
         if ROWS in one.metadata:
             text = f"{text.rstrip('.')}: {', '.join(rows_of(one.metadata[ROWS]))}"
         value = " ".join(map(str, one.default)) if isinstance(one.default, tuple | list) else one.default
@@ -354,35 +348,18 @@ class _Parser(argparse.ArgumentParser):
         """The error for a word that is no flag."""
         bare = word.lstrip("-\u2013\u2014").partition("=")[0].replace("_", "-")  # editors make long dashes
         inside = [flag for flag in self.flags if flag.startswith(f"{bare}.")][:3]
-        similar = [flag for flag in self.flags if flag == SIMILAR.get(bare.lower())]
         tasks = TASK_DEFINITIONS if word == bare and "task" in self.flags else ()
-        close = [f"--{flag}" for flag in inside or similar or close_names(bare, self.flags, cutoff=0.7)]
+        close = [f"--{flag}" for flag in inside or close_names(bare, self.flags, cutoff=0.7)]
         close = close or [f"--task {task}" for task in close_names(bare, tasks, cutoff=0.7)]
         hint = f"did you mean {' or '.join(close)}?" if close else "--help lists the flags"
+        if "steps" in self.settings:
+            hint = SIMILAR.get(bare.lower(), hint)
         return UserError(f"unknown flag {word}: {hint}")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that nothing has, with the names that are near."""
     return UserError(f"unknown {what}{meant(name, known, cutoff=0.7) or ': --help lists all'}")
-
-
-def canonical(cls: type, arguments: Sequence[str]) -> list[str]:
-    """The words with one spelling of each flag (`--learning-rate` for `--lr` and `--learning_rate`), and with negative
-    numbers joined to their flags.
-    """
-    settings, words = settings_of(cls), list[str]()  # type: ignore[arg-type]
-    for word in arguments:
-        flag, equals, value = word.partition("=")
-        name = flag[2:].replace("-", "_")
-        if re.fullmatch(r"-(\.?\d.*|inf|nan)", word) and words and re.fullmatch(r"--[^=]+", words[-1]):
-            words[-1] += f"={word}"
-        elif re.fullmatch(r"--\S+", flag):
-            own = [one for one in ALIASES.get(name, ()) if one in settings and name not in settings]
-            words.append(f"--{[*own, name][0].replace('_', '-')}{equals}{value}")
-        else:
-            words.append(word)
-    return words
 
 
 def _metavar(kind: Any) -> str:  # noqa: ANN401 - types are data here
@@ -404,16 +381,6 @@ def rows_of(table: str) -> tuple[str, ...]:
     return tuple(ast.literal_eval(key) for key in rows.keys if key is not None)
 
 
-# Help
-
-
-def show_version(arguments: Sequence[str]) -> None:
-    """End the program with its version where the arguments ask for it."""
-    if "--version" in arguments:
-        sys.stdout.write(f"minrl {minrl.__version__}\n")
-        raise SystemExit(0)
-
-
 def _show_help(cls: Any, tasks: Sequence[str], given: Iterable[str], everything: bool) -> NoReturn:  # noqa: ANN401
     """Print a page of the flags used most, or all, and of the options of the tasks named (by default the default's)."""
     settings, shown = settings_of(cls), list(tasks)
@@ -422,8 +389,6 @@ def _show_help(cls: Any, tasks: Sequence[str], given: Iterable[str], everything:
     elif "task" in settings and not {"task", "tasks"} & set(given):
         shown += filter(None, [settings["task"].default or getattr(cls, "default_task", "")])
     page = _Parser(cls, option_classes(dict.fromkeys(shown)), "all" if everything else "short").format_help()
-    for command in CONSOLE_SCRIPTS:
-        page = page.replace(command, documented(command))
     sys.stdout.write(page + ("" if everything else "\n--help-all shows every setting, with whole descriptions.\n"))
     raise SystemExit(0)
 
@@ -446,40 +411,17 @@ def meanings(cls: type) -> Mapping[str, str]:
     return found
 
 
-# A program from its start to its exit status
+# The process
 
 
-def before_imports(parse: Callable[[Sequence[str]], tuple[Any, TaskOptions]]) -> None:
-    """Read the command line before a script's slow imports. --help and mistakes are answered at once; otherwise a line
-    says that the program is loading.
+def run_main(main: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> NoReturn:
+    """End the process with the status of `main`. A user's mistake, a refused file, a closed pipe or an interruption is
+    one line and a status of its own.
     """
     sys.excepthook = show_fault
-    logger.disable("minrl")  # main parses again, and reports then
     try:
-        with _one_line_for_mistakes():
-            config, _ = parse(sys.argv[1:])
-    finally:
-        logger.enable("minrl")
-    quiet = getattr(config, "logging", config).quiet
-    if not quiet and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        sys.stderr.write("loading: 5 to 15 s\n")
-    gc.disable()  # nearly all that imports make stays, and looking at it again and again takes a fifth of their time
-
-
-def run_main(main: Callable[[Sequence[str]], int | None]) -> NoReturn:
-    """Run a script's main. A user's mistake ends it with one line and status 2, a signal with the shells' status."""
-    gc.freeze()  # a collection that looks at everything the imports made takes 0.2 s
-    gc.enable()
-    sys.excepthook = show_fault
-    with answered(stop_at_once), _one_line_for_mistakes():
-        sys.exit(main(sys.argv[1:]))
-
-
-@contextmanager
-def _one_line_for_mistakes() -> Iterator[None]:
-    """End the program after a user's mistake, a refused file, a closed pipe or an interruption."""
-    try:
-        yield
+        with answered(stop_at_once):
+            sys.exit(main(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         _refuse(str(error), getattr(error, "status", 2))
     except BrokenPipeError:  # of `| head`: what is left in the buffer has no reader either
@@ -505,21 +447,10 @@ def show_fault(kind: type[BaseException], error: BaseException, _trace: Tracebac
     sys.stderr.write(without_keys(printable(text)))
 
 
-def documented(command: str) -> str:
-    """The command of a program: as `python -m minrl` was told, or its console script if that was called or there is no
-    checkout.
-    """
-    if ("-m", "minrl") in pairwise(sys.orig_argv):
-        return CONSOLE_SCRIPTS.get(command, command).replace("minrl-", "python -m minrl ")
-    called = Path(sys.argv[0]).name in CONSOLE_SCRIPTS.values()
-    return CONSOLE_SCRIPTS.get(command, command) if called or not (_checkout() / "train.py").exists() else command
-
-
-def as_typed(command: str) -> str:
-    """The command of a program such that a shell in this folder finds it, also where no environment is activated."""
-    first, *rest = documented(command).split()
-    words = [near(_checkout() / word) if word.endswith(".py") else word for word in rest]
-    return shlex.join([tool(first), *words])
+def typed(program: str) -> str:
+    """A program's command such that a shell in this folder finds it, also where no environment is activated."""
+    words = ["minrl"] if Path(sys.argv[0]).name == "minrl" else ["python", "-m", "minrl"]
+    return shlex.join([tool(words[0]), *words[1:], program])
 
 
 def tool(name: str) -> str:
@@ -535,8 +466,3 @@ def tool(name: str) -> str:
 def near(path: Path) -> str:
     """The path from the current folder if it is below it, else the whole path."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _checkout() -> Path:
-    """The folder of train.py, where there is a checkout."""
-    return Path(minrl.__file__ or "").parents[1]

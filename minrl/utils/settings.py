@@ -14,6 +14,7 @@ minrl.types.UserError: group_size must be at least 1, got 0
 import difflib
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from math import inf
@@ -99,10 +100,8 @@ def converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types 
     elif (origin is Literal and value in inner) or (origin is None and kind not in WORDS):
         return value
     elif isinstance(value, str if kind in (int, float, Path) else ()) or (kind is float and type(value) is int):
-        try:
+        with suppress(ValueError, OverflowError):
             return kind(value)  # YAML reads 3e-4 as a string
-        except (ValueError, OverflowError):
-            pass
     elif origin is None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
     raise UserError(f"{name} must be {_in_words(kind)}, got {value!r:.80}{meant(value, inner)}")
@@ -163,7 +162,7 @@ class Grouped(Bounded):
             else:
                 whole = isinstance(left.get(one.name), kind)  # type: ignore[arg-type]
                 require(whole or not replaced, f"dataclasses.replace takes {one.name} as a group: see with_settings")
-                value = left.pop(one.name) if whole else one.default_factory()  # type: ignore[operator, misc]
+                value: Any = left.pop(one.name) if whole else one.default
                 own = {inner.name: left.pop(inner.name) for inner in fields(kind) if inner.name in left}
                 value = replace(value, **own) if own else value
             object.__setattr__(self, one.name, value)

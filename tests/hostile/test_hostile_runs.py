@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-import evaluate
-from minrl import train
+from minrl.__main__ import main
 from minrl.rewards.workers import Workers
 from minrl.sandbox import calls
 from minrl.types import UserError
@@ -94,7 +93,7 @@ def test_every_family_is_scored_by_evaluate_as_it_deserves(level: str, nothing_s
         flags = ["--task", task, "--completions", str(rows), "--output", str(scored), "--reward-workers", "2"]
         for name, value in json.loads(options).items():
             flags += [f"--{task}.{name.replace('_', '-')}", str(value)]
-        assert evaluate.main([*flags, "--reward-deadline-s", "120", "--quiet"]) == 0
+        assert main(["evaluate", *flags, "--reward-deadline-s", "120", "--quiet"]) == 0
         found = [json.loads(line) for line in scored.read_text().split("\n") if line]
         wrong += [undeserved(case, line["reward"]) for case, line in zip(cases, found, strict=True)]
     assert not [one for one in wrong if one]
@@ -128,7 +127,7 @@ def test_a_training_run_pays_no_attack_and_every_right_answer(nothing_stays: Non
         --group-size {GROUP} --max-tokens 8 --no-preflight --no-eval-first --eval-every 0 --eval-examples 2
         --eval-samples 1 --save-every 0 --rollouts-every 1 --code.timeout-s {options["timeout_s"]}"""
     with saying(says):
-        assert train.main(flags.split()) == 0
+        assert main(["train", *flags.split()]) == 0
     (run,) = (tmp_path / "runs").glob("*")
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["reward/unscorable_frac"] for line in metrics if "reward/unscorable_frac" in line] == [0.0] * STEPS

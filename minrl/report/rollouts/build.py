@@ -19,7 +19,7 @@ from loguru import logger
 
 from minrl.report.rollouts.chunk import about, choose, encode, read_lines
 from minrl.types import UserError, require
-from minrl.utils.cli import as_typed
+from minrl.utils.cli import typed
 from minrl.utils.files import read_record, write_text
 from minrl.utils.settings import Bound, Bounded
 from minrl.utils.text import html_text, json_text
@@ -78,14 +78,14 @@ def live_page(run: Mapping[str, Any]) -> str:
 
 def refresh_page(folder: Path) -> None:
     """Make the page again during a run, once there are rollouts. A failure is reported only: the run continues, and
-    `python -m minrl.report.rollouts` makes the page at any time.
+    `minrl rollouts` makes the page at any time.
     """
     if not any((folder / "rollouts").glob("step_*.jsonl.gz")) and not (folder / PAGE).exists():
         return
     try:
         make_page(folder)
     except Exception as error:
-        again = f"{as_typed('python -m minrl.report.rollouts')} {shlex.quote(str(folder))}"
+        again = f"{typed('rollouts')} {shlex.quote(str(folder))}"
         logger.opt(exception=True).warning(f"{PAGE} could not be made ({error}); {again}")
 
 

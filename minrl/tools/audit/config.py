@@ -1,6 +1,6 @@
 """The settings of the audit."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from minrl.sft.config import RewardConfig
 from minrl.tools.audit.families import FAMILIES
@@ -12,9 +12,9 @@ from minrl.utils.settings import Count, Grouped, Seed, meant
 class AuditConfig(Grouped):
     """Attack a task's reward before anyone trains on it. Ends with status 1 where it pays or breaks wrongly.
 
-    python -m minrl.tools.audit --task mine.py:name
-    python -m minrl.tools.audit --task gsm8k --data-path rows.jsonl --output audit.json
-    python -m minrl.tools.audit --task mine.py:accuracy --data-path rows.jsonl --gold-column answer
+    python -m minrl audit --task mine.py:name
+    python -m minrl audit --task gsm8k --data-path rows.jsonl --output audit.json
+    python -m minrl audit --task mine.py:accuracy --data-path rows.jsonl --gold-column answer
     """
 
     often = ("task", "data_path", "gold_column", "leave_out", "output")
@@ -29,8 +29,7 @@ class AuditConfig(Grouped):
     """Families of attacks that are not tried, such as `format` for a reward that is to pay for the form alone."""
     output: str = ""
     """JSON file of the findings. Empty: none is written."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    """The task and its rewards."""
+    reward: RewardConfig = RewardConfig()
 
     @property
     def task_names(self) -> tuple[str, ...]:

@@ -1,14 +1,12 @@
-"""Every setting of minrl-serve, with its unit and its check."""
+"""Every setting of `minrl serve`, with its unit and its check."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
-from minrl.config import EngineConfig, ModelConfig, TaskOptions
+from minrl.config import EngineConfig, ModelConfig
 from minrl.evaluate.config import API
 from minrl.tools.serve.asking import TEMPERATURE
 from minrl.types import require
-from minrl.utils.cli import parse
 from minrl.utils.settings import Bound, Count, Grouped
 
 PORT = 8000
@@ -22,12 +20,14 @@ TALKING = ("system", "temperature", "seed")
 class ServeConfig(Grouped):
     """Serve a policy as an OpenAI-compatible endpoint on this machine, or talk to it in the terminal.
 
-    python -m minrl.tools.serve countdown-grpo-seed0
-    python -m minrl.tools.serve countdown-grpo-seed0 --port 8001
-    python -m minrl.tools.serve Qwen/Qwen3-0.6B --chat
+    python -m minrl serve countdown-grpo-seed0
+    python -m minrl serve countdown-grpo-seed0 --port 8001
+    python -m minrl serve Qwen/Qwen3-0.6B --chat
     """
 
     often = ("checkpoint", "chat", "port", "max_tokens", "temperature", "system")
+
+    first = "checkpoint"
 
     checkpoint: str = ""
     """What is served: a run, a checkpoint, a local or hub model, as evaluate.py takes them. The flag itself may be left
@@ -39,7 +39,7 @@ class ServeConfig(Grouped):
     max_tokens: Count = 1024
     """Longest answer in tokens where a request sets none. A run: its own."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end each answer, beside the model's own end tokens and a request's `stop`. A run: its own."""
+    """Texts that end each answer, in addition to the model's own end tokens and a request's `stop`. A run: its own."""
     system: str = ""
     """System message of --chat. Empty: none."""
     temperature: Annotated[float, TEMPERATURE] = 1.0
@@ -48,14 +48,12 @@ class ServeConfig(Grouped):
     """Seed of the first answer of --chat, counted up with each answer. 0: by chance."""
     quiet: bool = False
     """No progress bar while the model is loaded, and only warnings on the screen."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Device, precision, chat template."""
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    """Who samples."""
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(not self.model.model_id, "minrl-serve takes the model as its first word, not as --model-id")
+        require(not self.model.model_id, "minrl serve takes the model as its first word, not as --model-id")
         require(bool(self.checkpoint), "name what is served: a run, a checkpoint, a local or hub model")
         require(
             not self.checkpoint.startswith(API),
@@ -66,9 +64,3 @@ class ServeConfig(Grouped):
             default = type(self).__dataclass_fields__[name].default
             given = getattr(self, name) != default
             require(not given, f"--{name} is of --chat, and each request brings its own: add --chat or leave it out")
-
-
-def parse_serve(arguments: Sequence[str], default: ServeConfig | None = None) -> tuple[ServeConfig, TaskOptions]:
-    """The config, whose checkpoint may be the first word. Flags override the defaults given here."""
-    named = [] if not arguments or arguments[0].startswith("-") else ["--checkpoint"]
-    return parse(ServeConfig, [*named, *arguments], default)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import ENDS, TaskOptions, TrainerConfig, with_absolute_paths
-from minrl.run.defaults import parse_run
+from minrl.run.defaults import with_defaults
 from minrl.run.naming import NOT_IN_NAMES, full_name, part
 from minrl.tasks import flag_identifier
 from minrl.types import UserError, require
-from minrl.utils.cli import from_dict, read_config_file, to_dict, unknown
+from minrl.utils.cli import from_dict, parse, read_config_file, to_dict, unknown
 from minrl.utils.files import read_record
 
 KEYS = ("task", "flags", "grid", "seeds")
@@ -132,7 +132,7 @@ def _named(path: Path, cells: Iterable[tuple[Mapping[str, Any], Mapping[str, Any
     found: list[tuple[list[str], str, Mapping[str, Any], tuple[TrainerConfig, TaskOptions]]] = []
     for common, own in cells:
         flags = _flags({**common, **own})
-        settings, options = parse_run(TrainerConfig, flags)
+        settings, options = _planned(flags)
         _require_other(own, [before for *_, before, same in found if same == (settings, options)])
         found.append((flags, _name(sweep, settings, options, own), own, (settings, options)))
     names = Counter(name for _, name, *_ in found)
@@ -142,8 +142,13 @@ def _named(path: Path, cells: Iterable[tuple[Mapping[str, Any], Mapping[str, Any
         if names[name] > 1 or len(name) > LONGEST:
             name = f"{name[:LONGEST]}-{digest}"
         flags = [*flags, f"--run-name={name}"]
-        planned.append(Planned(name, *parse_run(TrainerConfig, flags), flags))
+        planned.append(Planned(name, *_planned(flags), flags))
     return planned
+
+
+def _planned(flags: Sequence[str]) -> tuple[TrainerConfig, TaskOptions]:
+    command = with_defaults(parse(TrainerConfig, flags))
+    return command.config, command.options
 
 
 def _require_other(own: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> None:

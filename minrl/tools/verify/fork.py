@@ -4,10 +4,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 from minrl.config import TaskOptions, TrainerConfig, with_absolute_paths
+from minrl.evaluate import evaluate
+from minrl.evaluate.config import EvaluateConfig
 from minrl.run.checkpoint import damage, last_saved, step_name, step_of
 from minrl.run.ends import steps_at
 from minrl.run.model_names import checkpoints_of
@@ -19,7 +20,7 @@ from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.logger import Logger
 from minrl.train import loop
 from minrl.types import require
-from minrl.utils.cli import parse_trainer
+from minrl.utils.cli import parse
 from minrl.utils.files import read_json
 
 
@@ -31,8 +32,10 @@ def forked(run: Path, step: int, flags: Sequence[str]) -> Run:
     require(problem is None, f"{checkpoint}: {problem}; the run has {', '.join(kept) or 'no checkpoint'}")
     places = ["--runs-dir", str(run.parent), "--checkpoints-dir", str(checkpoint.parent.parent)]
     resumed = ["--resume", str(checkpoint), *places]
-    stored = open_run(*parse_trainer(resumed), resumed)
-    settings, options = parse_trainer(["--config", str(run / "config.json"), *places, *flags])
+    command = parse(TrainerConfig, resumed)
+    stored = open_run(command.config, command.options, resumed)
+    command = parse(TrainerConfig, ["--config", str(run / "config.json"), *places, *flags])
+    settings, options = command.config, command.options
     require(
         not settings.resume, "--resume goes on with a run as it is, and a fork changes it: give the flags that change"
     )
@@ -92,7 +95,7 @@ def compare(run: Path, saved: Path, task: str, output: Path) -> int:
     own = same if damage(same) is None else last_saved(checkpoints_of(run))
     assert own is not None, "the fork began at one"
     models = ["--models", str(own), str(saved), "--task", task, "--output", str(output)]
-    status = import_module("minrl.scripts.evaluate").main(models)
+    status = evaluate.main(parse(EvaluateConfig, models))
     differences = read_json(output / "summary.json").get("differences", [])
     for found in differences:
         low, high = found["ci95"]

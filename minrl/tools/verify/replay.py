@@ -9,6 +9,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from minrl.config import TrainerConfig
 from minrl.report.rollouts.chunk import Line, read_lines
 from minrl.run.checkpoint import by_step, damage, step_name, step_of
 from minrl.run.ends import moves_between, steps_at
@@ -19,7 +20,7 @@ from minrl.tracking.files import FINGERPRINTS, PARTS, hashes_of_checkpoint, read
 from minrl.tracking.logger import Logger
 from minrl.train import loop
 from minrl.types import UserError, require
-from minrl.utils.cli import parse_trainer
+from minrl.utils.cli import parse
 
 
 class UntilStep(Logger):
@@ -84,7 +85,8 @@ def repeat(run: Path, checkpoint: Path, step: int, place: Path) -> tuple[Path, P
             (kept.parent / name).symlink_to(beside.resolve())
     start = str(kept / checkpoint.name)
     flags = ["--resume", start, "--runs-dir", str(copy.parent), "--checkpoints-dir", str(kept.parent), "--quiet"]
-    again = open_run(*parse_trainer(flags), flags)
+    command = parse(TrainerConfig, flags)
+    again = open_run(command.config, command.options, flags)
     with assemble(again) as parts, UntilStep(parts, time.perf_counter(), diagnostics=UpdateDiagnostics) as logger:
         for logger.until in moves_between(record, parts.state.step + 1, step):
             parts.config = replace(parts.config, steps=steps_at(record, logger.until))

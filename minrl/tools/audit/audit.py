@@ -1,7 +1,7 @@
 """Attack a task's reward before anyone trains on it, from the command line.
 
-    python -m minrl.tools.audit --task mine.py:name
-    python -m minrl.tools.audit --task mine.py:accuracy --data-path rows.jsonl --gold-column answer
+    python -m minrl audit --task mine.py:name
+    python -m minrl audit --task mine.py:accuracy --data-path rows.jsonl --gold-column answer
 
 Texts that earn nothing by construction are paid by the task's reward, in the workers that a run has, and so are right
 answers. Each family of attacks has a row: what was tried, what was paid most, and what to do. The exit status is 0
@@ -23,9 +23,8 @@ from minrl.tools.audit.config import AuditConfig
 from minrl.tools.audit.families import FAMILIES
 from minrl.tools.audit.findings import Finding
 from minrl.types import require
-from minrl.utils.cli import parse, run_main
+from minrl.utils.cli import Command
 from minrl.utils.files import write_text
-from minrl.utils.launch import require_one_process
 from minrl.utils.task_names import task_key
 from minrl.utils.text import json_text, one_line, printable
 
@@ -39,10 +38,9 @@ WIDTH = 100
 """Columns of the table at most."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Command[AuditConfig]) -> int:
     """Audit the reward, print the table, and write the findings."""
-    require_one_process("python -m minrl.tools.audit")
-    config, options = parse(AuditConfig, arguments)
+    config, options = command.config, command.options
     key = task_key(config.reward.task)
     if isinstance(options.get(key), ColumnOptions):  # nothing is trained here: all rows may be attacked
         options = {**options, key: replace(options[key], held_out_share=1.0)}  # type: ignore[type-var]
@@ -103,7 +101,3 @@ def as_json(config: AuditConfig, findings: Sequence[Finding], answers: Answers) 
         "faults": [one.family for one in findings if one.verdict == "fault"],
         "findings": [{**asdict(one), "given": one.given[:KEPT]} for one in findings],
     }
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,8 +1,8 @@
 """Train over a grid of settings, a list of seeds or both, and report on all runs side by side.
 
-    python -m minrl.tools.sweep docs/algorithms.yaml
-    python -m minrl.tools.sweep docs/algorithms.yaml --at-once 2
-    python -m minrl.tools.sweep docs/algorithms.yaml --dry-run
+    python -m minrl sweep docs/algorithms.yaml
+    python -m minrl sweep docs/algorithms.yaml --at-once 2
+    python -m minrl sweep docs/algorithms.yaml --dry-run
 
 The file has the `task` and the `flags` that all runs share, a `grid` with values for some settings, and `seeds`. The
 same command again leaves out what is complete and resumes what is not.
@@ -16,14 +16,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from minrl.report.__main__ import write_report
+from minrl.report.report import write_report
 from minrl.report.runs import REPORTS, read_ends, read_run
 from minrl.tools.sweep.plan import Planned, read_plan, sweep_name
 from minrl.tools.sweep.processes import Place, places, train_all
 from minrl.types import UserError, require
-from minrl.utils.cli import as_typed, parse, run_main
+from minrl.utils.cli import Command, typed
 from minrl.utils.files import LOCK, holder, lock
-from minrl.utils.launch import require_one_process
 from minrl.utils.settings import Bounded, Count
 from minrl.utils.signals import exit_status
 
@@ -33,24 +32,26 @@ class SweepConfig(Bounded):
     """Train over a grid of settings, a list of seeds or both, and report on all runs side by side. The file comes
     first.
 
-    python -m minrl.tools.sweep docs/algorithms.yaml
-    python -m minrl.tools.sweep docs/algorithms.yaml --at-once 2
-    python -m minrl.tools.sweep docs/algorithms.yaml --dry-run
+    python -m minrl sweep docs/algorithms.yaml
+    python -m minrl sweep docs/algorithms.yaml --at-once 2
+    python -m minrl sweep docs/algorithms.yaml --dry-run
     """
 
+    first = "file"
+
+    file: str = ""
+    """The file of the sweep. The flag itself may be left out."""
     at_once: Count = 1
     """Runs at the same time, each on a card of its own, or without cards on an equal share of the cores."""
     dry_run: bool = False
     """Show every run with its state and its command, and train nothing."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Command[SweepConfig]) -> int:
     """Train what is missing, write the report, name what failed."""
-    require_one_process("python -m minrl.tools.sweep")
-    named = bool(arguments) and not arguments[0].startswith("-")
-    config, _ = parse(SweepConfig, arguments[named:])
-    require(named, "name the file of the sweep first: python -m minrl.tools.sweep FILE.yaml")
-    path = Path(arguments[0])
+    config = command.config
+    require(bool(config.file), "name the file of the sweep first: minrl sweep FILE.yaml")
+    path = Path(config.file)
     planned = read_plan(path)
     if config.dry_run:
         sys.stdout.writelines(f"{run.state}: {_command(run)}\n" for run in planned)
@@ -74,9 +75,7 @@ def _sweep(path: Path, planned: Sequence[Planned], where: Sequence[Place], folde
         return exit_status(stopped_by)
     measured = [run.folder for run in planned if run.state != "new" and read_ends(run.folder).lines]
     if measured:
-        write_report(
-            [read_run(one) for one in measured], folder, f"python -m minrl.tools.sweep {shlex.quote(str(path))}"
-        )
+        write_report([read_run(one) for one in measured], folder, f"minrl sweep {shlex.quote(str(path))}")
     for one in failed:
         _say(str(one))
     if failed:
@@ -85,7 +84,7 @@ def _sweep(path: Path, planned: Sequence[Planned], where: Sequence[Place], folde
 
 
 def _command(run: Planned) -> str:
-    return f"{as_typed('python train.py')} {shlex.join(run.flags)} --resume=auto"
+    return f"{typed('train')} {shlex.join(run.flags)} --resume=auto"
 
 
 def _lock(folder: Path, path: Path, held: ExitStack) -> None:
@@ -100,7 +99,3 @@ def _lock(folder: Path, path: Path, held: ExitStack) -> None:
 def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-if __name__ == "__main__":
-    run_main(main)

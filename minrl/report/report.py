@@ -1,8 +1,8 @@
 """A summary of runs side by side, as a page and as Markdown with pictures; without a name, the list of all runs.
 
-    python -m minrl.report
-    python -m minrl.report runs/countdown-grpo-seed0
-    python -m minrl.report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
+    python -m minrl report
+    python -m minrl report runs/countdown-grpo-seed0
+    python -m minrl report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
 
 A run that is still going on, or was killed, is shown up to its last step.
 """
@@ -22,9 +22,8 @@ from minrl.report.seeds import groups_of
 from minrl.report.svg import alone, sheet
 from minrl.report.tables import markdown
 from minrl.types import require
-from minrl.utils.cli import parse, run_main
+from minrl.utils.cli import Command
 from minrl.utils.files import write_text
-from minrl.utils.launch import require_one_process
 from minrl.utils.settings import Bounded, ShareBelowOne
 
 SMOOTHING = 0.6
@@ -37,21 +36,20 @@ LONGEST_NAME = 160
 """Largest number of bytes in a folder's name that is made of runs' names; file systems allow 255."""
 
 
-NO_RUN = (
-    "--output and --smoothing are for the report of a run: python -m minrl.report RUN, such as countdown-grpo-seed0"
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Bounded):
     """Summarize runs side by side, as a page and as Markdown with pictures. The runs come first, by folder or by
     name; without any, all runs are listed.
 
-    python -m minrl.report
-    python -m minrl.report runs/countdown-grpo-seed0
-    python -m minrl.report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
+    python -m minrl report
+    python -m minrl report runs/countdown-grpo-seed0
+    python -m minrl report countdown-grpo-seed0 countdown-rloo-seed0 --output comparison
     """
 
+    first = "runs"
+
+    runs: tuple[str, ...] = ()
+    """The runs. The flag itself may be left out."""
     output: str = ""
     """Folder of report.md and its pictures. Empty: `report` in the run's folder; for several runs a folder in
     runs_dir/report that is named by them."""
@@ -60,20 +58,22 @@ class ReportConfig(Bounded):
     smoothing: ShareBelowOne = SMOOTHING
     """Weight of the past in the smoothed curves, as in TensorBoard. 0: not smoothed."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        unused = not self.runs and (bool(self.output) or self.smoothing != SMOOTHING)
+        require(not unused, "--output and --smoothing are for the report of a run: name one, such as runs/NAME")
 
-def main(arguments: Sequence[str]) -> int:
+
+def main(command: Command[ReportConfig]) -> int:
     """Read the runs, draw, write, and say where."""
-    require_one_process("python -m minrl.report")
-    first_flag = next((place for place, given in enumerate(arguments) if given.startswith("-")), len(arguments))
-    config, _ = parse(ReportConfig, arguments[first_flag:])
-    if not first_flag:
-        require(config == ReportConfig(runs_dir=config.runs_dir), NO_RUN)
+    config = command.config
+    if not config.runs:
         sys.stdout.writelines(listing(Path(config.runs_dir)))
         return 0
-    sys.stderr.write(f"reading {', '.join(arguments[:first_flag])}\n")
-    runs = read_runs(arguments[:first_flag], Path(config.runs_dir))
-    folder = Path(config.output or _default_folder(runs, arguments[0], config.runs_dir))
-    write_report(runs, folder, f"python -m minrl.report {shlex.join(arguments)}", config.smoothing)
+    sys.stderr.write(f"reading {', '.join(config.runs)}\n")
+    runs = read_runs(config.runs, Path(config.runs_dir))
+    folder = Path(config.output or _default_folder(runs, config.runs[0], config.runs_dir))
+    write_report(runs, folder, f"minrl report {shlex.join(command.arguments)}", config.smoothing)
     return 0
 
 
@@ -118,7 +118,3 @@ def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
     if len(name.encode()) > LONGEST_NAME:
         name = f"{runs[0].name[: LONGEST_NAME // 2]}+{len(runs) - 1}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     return Path(runs_dir) / REPORTS / name
-
-
-if __name__ == "__main__":
-    run_main(main)

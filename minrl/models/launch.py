@@ -100,7 +100,7 @@ def launched(environment: Mapping[str, str]) -> Launch:
 def require_one_process(program: str, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to start a program several times that runs in one process."""
     count = launched(environment).count
-    require(count == 1, f"{program} runs in one process, got {count}: start it without launcher")
+    require(count == 1, f"{program} runs in one process, got {count}: start it without a launcher")
 
 
 def _of_srun(environment: Mapping[str, str], tasks: int) -> Launch:

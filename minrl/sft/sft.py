@@ -1,43 +1,36 @@
 """Fine-tune a language model on rows of prompt and response, from the command line.
 
-    python -m minrl.sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5
-    python -m minrl.sft --data rows.jsonl --task countdown --max-examples 128
-    python -m minrl.sft --resume latest
+    python -m minrl sft --data rows.jsonl --model-id Qwen/Qwen3-0.6B --learning-rate 1e-5
+    python -m minrl sft --data rows.jsonl --task countdown --max-examples 128
+    python -m minrl sft --resume latest
 
 Only the response's tokens have a loss (`minrl.sft.step`). The order of the rows is a function of the seed and the
 epoch, so a killed run resumes to the same weights.
 """
 
 import math
-import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from minrl.utils.cli import before_imports, parse, run_main
-from minrl.sft.config import SftConfig
-
-if __name__ == "__main__":
-    before_imports(lambda arguments: parse(SftConfig, arguments))
-
-
-from minrl.utils.task_names import task_key
-from minrl.sampling import draw_examples, every, tracked_plan
 from minrl.rollout import rollout
-from minrl.run.defaults import parse_run
+from minrl.run.defaults import with_defaults
 from minrl.run.parts import assemble
 from minrl.run.resume import open_run
 from minrl.run.run import Program, Run
+from minrl.sampling import draw_examples, every, tracked_plan
+from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows, read_demonstrations
 from minrl.sft.step import measure, rows_in_all, sft_step
-from minrl.utils.files import read_json, write_json
-from minrl.utils.timers import timed
 from minrl.tracking.files import read_metrics
 from minrl.tracking.logger import Logger, require_logger
 from minrl.types import TrainState, UserError, require
+from minrl.utils.cli import Command
+from minrl.utils.files import read_json, write_json
+from minrl.utils.task_names import task_key
+from minrl.utils.timers import timed
 
-SFT = Program("python -m minrl.sft", extends=("steps", "epochs"))
+SFT = Program("sft", extends=("steps", "epochs"))
 
 
 def fine_tune(logger: Logger, rows: Rows) -> None:
@@ -78,13 +71,12 @@ def save_tracked(logger: Logger) -> None:
     logger.save_rollouts(tracked.rollouts)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Command[SftConfig]) -> int:
     """Measure the policy, train it on the rows, and measure it again."""
-    started = time.perf_counter()
-    config, options = parse_run(SftConfig, arguments)
-    named = bool(config.data or config.resume)
+    named = bool(command.config.data or command.config.resume)
     require(named, "name the rows to train on with --data (JSONL with a prompt and a response)")
-    run = open_run(config, options, arguments, SFT)
+    command = with_defaults(command)
+    run = open_run(command.config, command.options, command.given, SFT)
     require_logger(run.config.logging)
     refuse_bad_rows(run.settings)
     with assemble(run) as parts:
@@ -99,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
             "raise it, or name an earlier checkpoint, from which a new run branches off",
         )
         parts.config = replace(parts.config, steps=steps)
-        with Logger(parts, started, partial(measure, held_out=rows.held_out)) as logger:
+        with Logger(parts, command.started, partial(measure, held_out=rows.held_out)) as logger:
             if logger.main:
                 write_json(parts.run.folder / "data.json", fingerprint(settings))
             fine_tune(logger, rows)
@@ -137,7 +129,3 @@ def summary_of(run: Run, rows: Rows) -> dict[str, object]:
         "held_out_rows": len(rows.held_out),
         "held_out_loss": losses,
     }
-
-
-if __name__ == "__main__":
-    run_main(main)

@@ -1,12 +1,6 @@
-"""Make the page in which a run's rollouts are read.
-
-python -m minrl.report.rollouts runs/countdown-grpo-seed0        writes runs/countdown-grpo-seed0/rollouts.html
-python -m minrl.report.rollouts countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0     everything logged
-python -m minrl.report.rollouts countdown-grpo-seed0 --serve     a page that follows the run, at http://127.0.0.1:8765
-"""
+"""The command that makes the page in which a run's rollouts are read, or serves it."""
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +8,7 @@ from typing import Annotated
 from minrl.report.rollouts.build import Limits, make_page
 from minrl.report.rollouts.serve import open_server
 from minrl.types import UserError, require
-from minrl.utils.cli import parse, run_main
-from minrl.utils.launch import require_one_process
+from minrl.utils.cli import Command
 from minrl.utils.loopback import LOOPBACK
 from minrl.utils.settings import Bound
 
@@ -24,13 +17,15 @@ PORT = 8765
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewerConfig(Limits):
+class RolloutsConfig(Limits):
     """Make the page in which a run's rollouts are read.
 
-    python -m minrl.report.rollouts runs/countdown-grpo-seed0
-    python -m minrl.report.rollouts countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0
-    python -m minrl.report.rollouts countdown-grpo-seed0 --serve
+    python -m minrl rollouts runs/countdown-grpo-seed0
+    python -m minrl rollouts countdown-grpo-seed0 --tokens-per-step 0 --max-steps 0
+    python -m minrl rollouts countdown-grpo-seed0 --serve
     """
+
+    first = "run"
 
     run: str = ""
     """The run: its folder, or its name. The flag itself may be left out."""
@@ -49,12 +44,10 @@ class ViewerConfig(Limits):
         require(not (self.serve and self.output), "--serve writes no file: leave --output or --serve out")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Command[RolloutsConfig]) -> int:
     """Write the page and say where it is."""
-    require_one_process("python -m minrl.report.rollouts")
-    named = [] if not arguments or arguments[0].startswith("-") else ["--run"]
-    config, _ = parse(ViewerConfig, [*named, *arguments])
-    require(bool(config.run), "name the run whose rollouts are to be read: python -m minrl.report.rollouts runs/NAME")
+    config = command.config
+    require(bool(config.run), "name the run whose rollouts are to be read: minrl rollouts runs/NAME")
     folder = next((path for path in (Path(config.run), Path(config.runs_dir) / config.run) if path.is_dir()), None)
     if folder is None:
         known = ", ".join(sorted(path.parent.name for path in Path(config.runs_dir).glob("*/config.json"))) or "none"
@@ -66,14 +59,10 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _serve(folder: Path, config: ViewerConfig) -> int:
+def _serve(folder: Path, config: RolloutsConfig) -> int:
     """Serve until a signal comes."""
     with open_server(folder, config, config.port) as server:
         sys.stdout.write(f"http://{LOOPBACK}:{server.server_port}/ follows {folder}; Ctrl-C ends it\n")
         sys.stdout.flush()
         server.serve_forever()
     return 0
-
-
-if __name__ == "__main__":
-    run_main(main)

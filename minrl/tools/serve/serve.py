@@ -1,38 +1,26 @@
-"""Talk to a policy: an OpenAI-compatible endpoint on loopback, or a chat in the terminal.
-
-    python -m minrl.tools.serve countdown-grpo-seed0             at http://127.0.0.1:8000/v1
-    python -m minrl.tools.serve countdown-grpo-seed0 --chat      here, without a server
-
-In an installed package it is `minrl-serve`.
-"""
+"""Talk to a policy: an OpenAI-compatible endpoint on localhost, or a chat in the terminal."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from threading import Thread
-
-from minrl.utils.cli import before_imports, run_main
-from minrl.tools.serve.config import ServeConfig, parse_serve
-
-if __name__ == "__main__":
-    before_imports(parse_serve)
 
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.models.processes import Processes
 from minrl.run.loading import load_policy
 from minrl.run.model_names import resolve_model
+from minrl.tools.serve.config import ServeConfig
 from minrl.tools.serve.sampler import MOST_ROWS, Sampler
 from minrl.tools.serve.server import ApiServer
 from minrl.tools.serve.talk import talk
 from minrl.tools.serve.trained import as_trained, prompt_of
-from minrl.utils.launch import require_one_process
+from minrl.utils.cli import Command
 from minrl.utils.console import Screen
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(command: Command[ServeConfig]) -> int:
     """Serve, or talk, until a signal comes or the input ends."""
-    require_one_process("minrl-serve")
-    config = as_trained(arguments, parse_serve(arguments)[0])
+    config = as_trained(command)
     path = resolve_model(config.checkpoint)
     if config.chat:
         with _sampler(config, path) as sampler:
@@ -56,7 +44,3 @@ def _sampler(config: ServeConfig, path: str) -> Iterator[Sampler]:
         engine = make_engine(config.engine, policy, MOST_ROWS, lambda: "start it again")
     with closing(engine), closing(Sampler(policy, engine, config.max_tokens, config.stop_strings)) as sampler:
         yield sampler
-
-
-if __name__ == "__main__":
-    run_main(main)
