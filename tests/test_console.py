@@ -1,7 +1,6 @@
 """Messages, progress and tables on the terminal, and messages in the run's folder."""
 
 import io
-import os
 import re
 import shutil
 import sys
@@ -130,23 +129,14 @@ def test_what_models_and_tasks_write_commands_no_terminal_and_is_shown_letter_by
     assert all(escaped in line for line in unscored({"results": [result]}))
 
 
-def test_a_file_or_a_terminal_that_is_gone_does_not_stop_the_run(tmp_path, capsys, monkeypatch):
-    class Closed(io.StringIO):
-        def write(self, text):
-            raise OSError(5, "Input/output error")
-
+def test_a_file_that_is_gone_does_not_stop_the_run(tmp_path, capsys):
     (tmp_path / "run").mkdir()
-    replaced = []
-    monkeypatch.setattr(os, "dup2", lambda _, number: replaced.append(number))
     with Screen(quiet=False) as shown:
         shown.log_to(tmp_path / "run/log.txt")
         shutil.rmtree(tmp_path / "run")
         logger.info("gone")
-        shown.console = Console(file=Closed())
-        logger.info("nobody reads this")
-        shown.rounds([{"round": 0}])
     err = capsys.readouterr().err
-    assert "gone" in err and "Traceback" not in err and replaced == [2, 2]
+    assert "gone" in err and "Traceback" not in err
 
 
 def test_progress_is_logged_once_it_lasts_and_then_each_half_minute(clock, said):

@@ -4,12 +4,11 @@ A line about progress is logged where an activity has lasted for a second for th
 thread: nothing that lasts long is silent. `--quiet` leaves the warnings, and the result.
 """
 
-import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,7 +55,8 @@ class Screen:
         self._live: Live | None = None
         self._said, self._named = now(), set[str]()
         self._early: list[str] = []
-        self._drawing, self._ended = threading.RLock(), threading.Event()
+        self._drawing = threading.RLock()  # of two threads at once, rich erases what one wrote
+        self._ended = threading.Event()
         logger.remove()
         logger.add(self._write, level="INFO", format="{time:HH:mm:ss} {level: <7} {message}", filter=self._shown)
         self._keeping = logger.add(self._early.append, **IN_FILE)
@@ -94,7 +94,7 @@ class Screen:
         """Draw the bars, and log the line that is due."""
         now, active = self.now(), list(ACTIVE)
         if self._live is not None:
-            with self._terminal():
+            with self._drawing:
                 self._live.refresh()
         outermost = [one for one in active if one.name != STEP][:1] or [one for one in active if one.done > one.begun]
         lasting = {one.name for one in outermost if now - one.started >= SHOWN_AFTER_S}
@@ -129,33 +129,19 @@ class Screen:
     def rounds(self, rows: Sequence[Mapping[str, object]]) -> None:
         """What each round of an expert iteration kept and reached, one row per round."""
         if rows and not self.quiet:
-            self._table("rounds: kept completions and examples, held-out pass@1, entropy in nats, seconds", rows)
-
-    def _table(self, title: str, rows: Sequence[Mapping[str, object]]) -> None:
-        lines = [[str(row.get(column, "-")) for column in rows[-1]] for row in rows]
-        with self._terminal():
-            print_tables([Table(title, list(rows[-1]), lines)], "summary.json", self.console)
+            title = "rounds: kept completions and examples, held-out pass@1, entropy in nats, seconds"
+            lines = [[str(row.get(column, "-")) for column in rows[-1]] for row in rows]
+            with self._drawing:
+                print_tables([Table(title, list(rows[-1]), lines)], "summary.json", self.console)
 
     def _shown(self, record: Any) -> bool:  # noqa: ANN401 - loguru's
         extra = record["extra"]
         loud = RESULT in extra or record["level"].no >= logger.level("WARNING").no
         return FILE_ONLY not in extra and (loud or not self.quiet)
 
-    @contextmanager
-    def _terminal(self) -> Iterator[None]:
-        """Held by who writes: of two threads at once, rich erases what one wrote. A closed terminal reads no more."""
-        with self._drawing:
-            try:
-                yield
-            except OSError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # also for what is left in the stream's buffer
-
     def _write(self, message: str) -> None:
-        self._print(_line(message).rstrip())
-
-    def _print(self, text: str) -> None:
-        with self._terminal():
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with self._drawing:
+            self.console.print(_line(message).rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
 def _append(path: Path, message: str) -> None:
