@@ -41,7 +41,7 @@ from minrl.models.processes import Processes
 from minrl.models.scoring import sampled_rollout
 from minrl.models.sharding import master_weights
 from minrl.policy import Policy
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tasks.task import split
 from minrl.types import Example, Request, Reward

@@ -96,7 +96,7 @@ def steps(folder: str, rank: int, optimizer_name: str, prompts: int, group: int,
     from minrl.models.lora import Adapters
     from minrl.models.processes import Processes
     from minrl.optimizer import make_optimizer
-    from minrl.run.loading import load_policy
+    from minrl.run.setup import load_policy
     from minrl.types import Request, TrainState
     from minrl.update import update_policy
 

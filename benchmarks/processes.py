@@ -124,7 +124,7 @@ def _policy(case: Case, processes: Any) -> Any:
     load = partial(make_policy, replace(case.work, threads=1), processes)
     if case.sharding == "none" or case.count == 1:
         return load()
-    from minrl.run.sharded import sharded_policy
+    from minrl.run.setup import sharded_policy
 
     return sharded_policy(load, processes, case.sharding)
 

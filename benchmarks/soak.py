@@ -287,36 +287,10 @@ def flip(share: float) -> Callable[[Path], None]:
     return damage
 
 
-def zeros(path: Path) -> None:
-    """Zeros in the last quarter, as a file system leaves behind that wrote the length and lost the blocks."""
-    size = path.stat().st_size
-    with path.open("r+b") as file:
-        file.seek(size - size // 4 - 1)
-        file.write(bytes(size // 4 + 1))
-
-
 def longer(path: Path) -> None:
     """A byte too many."""
     with path.open("ab") as file:
         file.write(b"\n")
-
-
-def of_another_step(path: Path) -> None:
-    """The whole file of the checkpoint before."""
-    other = sorted(path.parent.parent.glob("step_*"))[-2] / path.name
-    shutil.copy(other, path)
-
-
-def as_folder(path: Path) -> None:
-    """A folder of the file's name."""
-    path.unlink()
-    path.mkdir()
-
-
-def as_link(path: Path) -> None:
-    """A link to nothing."""
-    path.unlink()
-    path.symlink_to("nowhere")
 
 
 def holding(text: str) -> Callable[[Path], None]:
@@ -327,24 +301,14 @@ def holding(text: str) -> Callable[[Path], None]:
 DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
     ("model.safetensors", cut(0.5)),
     ("model.safetensors", cut(0.0)),
-    ("model.safetensors", flip(0.7)),
-    ("model.safetensors", zeros),
     ("model.safetensors", longer),
     ("model.safetensors", Path.unlink),
-    ("model.safetensors", of_another_step),
     ("optimizer.safetensors", cut(0.9)),
     ("optimizer.safetensors", flip(0.0)),
-    ("optimizer.safetensors", as_link),
-    ("optimizer.safetensors", of_another_step),
     ("trainer.json", cut(0.5)),
-    ("trainer.json", of_another_step),
-    ("trainer.json", as_folder),
-    ("config.json", flip(0.5)),
-    ("tokenizer.json", Path.unlink),
-    ("manifest.json", cut(0.5)),
-    ("manifest.json", Path.unlink),
-    ("manifest.json", holding("{}")),
-    ("manifest.json", holding("[]")),
+    ("trainer.json", Path.unlink),
+    ("trainer.json", holding("{}")),
+    ("trainer.json", holding("[]")),
 ]
 
 

@@ -134,7 +134,7 @@ class Policy(ChatTokenizer):
     def free_memory(self) -> int:
         """Free bytes on the device for this process."""
         free = free_bytes(self.device)
-        return free // self.processes.count if self.device.type == "cpu" else free
+        return free // self.processes.launch.local_count if self.device.type == "cpu" else free
 
     @property
     def stop_ids(self) -> frozenset[int]:

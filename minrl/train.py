@@ -20,10 +20,9 @@ from minrl.algorithms import choose_algorithm, compute_advantages
 from minrl.batch import make_batch
 from minrl.config import TrainerConfig
 from minrl.run.defaults import defaults, with_defaults
-from minrl.run.parts import assemble
 from minrl.run.preflight import preflight
-from minrl.run.resume import open_run
-from minrl.run.run import Run
+from minrl.run.run import Run, open_run
+from minrl.run.setup import assemble
 from minrl.sampling import adapt_sampling, every, sample_groups
 from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
 from minrl.tracking.diagnostics import UpdateDiagnostics

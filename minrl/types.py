@@ -267,7 +267,7 @@ class TrainState:
     unfinished: dict[str, float] = field(default_factory=dict)
     """The metrics of a step whose evaluation is still to come."""
     held_out: list[list[int | float]] = field(default_factory=list)
-    """The held-out scores of the trained task so far, a row for each evaluation: `minrl.run.best.Score`."""
+    """The held-out scores of the trained task so far, a row for each evaluation: `minrl.run.stopping.Score`."""
     tasks: dict[str, "TrainState"] = field(default_factory=dict)
     """The examples drawn and solve rates of each of several tasks."""
 

@@ -199,15 +199,15 @@ def _each_shape_is_verified_once() -> Iterator[None]:
     """A run verifies its model. Those of the tests' runs are Qwen3's with few shapes: each is verified by the first run
     that has it, as a tenth of a small run is this. The tests of verifying call it by itself.
     """
-    if "minrl.run.loading" not in sys.modules:
+    if "minrl.run.setup" not in sys.modules:
         yield
         return
     from transformers import Qwen3ForCausalLM
 
     from minrl.models.method import set_method
-    from minrl.run import loading
+    from minrl.run import setup
 
-    usual, found = loading.verify, {}
+    usual, found = setup.verify, {}
 
     def verify(model: torch.nn.Module) -> object:
         finite = all(bool(weights.isfinite().all()) for weights in model.parameters())
@@ -221,7 +221,7 @@ def _each_shape_is_verified_once() -> Iterator[None]:
         return found[shape]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "verify", verify)
+        patch.setattr(setup, "verify", verify)
         yield
 
 

@@ -1,6 +1,5 @@
 """What the tests of evaluate.py share: two tiny models, tasks in a file, and a way to run the program."""
 
-import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -11,7 +10,8 @@ from minrl.config import ModelConfig, RolloutConfig, TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
 from minrl.policy import as_policy
-from minrl.run.checkpoint import MANIFEST, MOMENTS, STATE, save_policy
+from minrl.run.checkpoint import save_policy, save_state
+from minrl.types import TrainState
 from minrl.utils.cli import to_dict
 from minrl.utils.files import write_json
 
@@ -134,8 +134,4 @@ def save_run(place: Path, name: str, weights: str, task: str, **changes) -> Path
 
 def seal(checkpoint: Path) -> None:
     """What makes a model's folder a whole checkpoint."""
-    for path in (checkpoint / STATE, checkpoint / MOMENTS):
-        path.write_text("{}")
-    files = [path for path in checkpoint.iterdir() if path.name != MANIFEST]
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-    (checkpoint / MANIFEST).write_text(json.dumps(digests))
+    save_state(TrainState(), checkpoint)

@@ -24,7 +24,7 @@ from minrl.models.sharding import gathered, named_weights
 from minrl.optimizer import make_optimizer
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_checkpoint, step_name
-from minrl.run.sharded import sharded_policy
+from minrl.run.setup import sharded_policy
 from minrl.types import SOLO, Request, Reward, Rollout, TrainState
 from minrl.update import update_policy
 from minrl.utils.files import write_json

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from minrl.utils.launch import Launch
 
 from minrl.batch import pack
 from minrl.models import cpu
@@ -124,7 +125,7 @@ def test_memory_decides_unless_the_user_does(choice, free, expected, policy, str
 def test_processes_share_what_is_free(policy, monkeypatch):
     monkeypatch.setattr("minrl.policy.free_bytes", lambda device: 1000)
     assert policy.free_memory() == 1000
-    monkeypatch.setattr(type(policy.processes), "count", 4)
+    monkeypatch.setattr(policy.processes, "launch", Launch(count=8, local_count=4))  # two nodes
     assert policy.free_memory() == 250
 
 

@@ -11,7 +11,7 @@ from loguru import logger
 
 from minrl.config import BaseModelConfig
 from minrl.run.base_model import DIGESTED, base_model_path, digest_of, make_base_model, require_demonstrations
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.tasks import Dataset, load_task
 from minrl.tasks.hanoi import HanoiOptions
 from minrl.types import UserError

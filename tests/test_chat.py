@@ -20,7 +20,7 @@ from minrl.models.templates import TEMPLATES, settle_template
 from minrl.models.turns import ANSWER
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import save_policy
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.types import UserError
 from minrl.utils.cli import from_dict, to_dict
 from tests import chat_templates as known

@@ -14,7 +14,7 @@ from minrl.models.peers import LostPeer
 from minrl.models.processes import Processes
 from minrl.models.sharding import equal_passes, gathered, hold_whole, named_weights, sharded
 from minrl.policy import as_policy
-from minrl.run.sharded import sharded_policy
+from minrl.run.setup import sharded_policy
 
 LIMIT_S = 4.0
 AWAY_S = 120.0

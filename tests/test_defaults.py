@@ -17,12 +17,12 @@ from minrl.run.defaults import (
     RATES,
     UNKNOWN,
     Sizes,
+    differing,
     num_weights,
     rates_for,
     sizes_for,
     what_is_trained,
 )
-from minrl.run.naming import differing
 from minrl.run.preflight import rate_findings
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.utils.cli import to_dict
@@ -37,7 +37,7 @@ LIMIT = sizes_for(135 * 10**6, on_gpu=False).max_tokens
 def machine(monkeypatch):
     """A machine without a GPU, and models named after their size."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(module, "num_weights", lambda name: int(name.removesuffix("M")) * 10**6)
+    monkeypatch.setattr(module, "num_weights", lambda name, runs_dir: int(name.removesuffix("M")) * 10**6)
 
 
 def chosen(flags, cls=TrainerConfig):
@@ -168,5 +168,5 @@ def test_weights_are_counted_from_the_config_alone(tmp_path):
     model = small_qwen3(tokenizer, hidden_size=32, layers=1, heads=2, seed=0)
     model.config.architectures = ["Qwen3ForCausalLM"]
     model.config.save_pretrained(tmp_path)
-    assert num_weights(str(tmp_path)) == sum(weight.numel() for weight in model.parameters())
-    assert num_weights(str(tmp_path / "nothing")) == UNKNOWN
+    assert num_weights(str(tmp_path), "runs") == sum(weight.numel() for weight in model.parameters())
+    assert num_weights(str(tmp_path / "nothing"), "runs") == UNKNOWN

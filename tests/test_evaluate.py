@@ -26,7 +26,7 @@ from minrl.evaluate.plan import PlannedTask
 from minrl.evaluation import evaluate as evaluate_while_training
 from minrl.models.processes import Processes
 from minrl.rewards.workers import Workers
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.tasks import load_task
 from minrl.types import UserError
 from tests import evaluated

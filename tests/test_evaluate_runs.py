@@ -22,8 +22,8 @@ from minrl.models.lora import Adapters
 from minrl.models.processes import Processes
 from minrl.run.checkpoint import save_policy
 from minrl.run.defaults import ON_CPU, ON_GPU
-from minrl.run.loading import load_policy
-from minrl.run.model_names import resolve_model
+from minrl.run.folder import resolve_model
+from minrl.run.setup import load_policy
 from minrl.tasks import load_task
 from minrl.tasks.code import CodeOptions
 from minrl.tasks.hanoi import HanoiOptions
@@ -177,13 +177,13 @@ def test_a_moved_runs_folder_is_not_another_run_of_its_name(trained, tmp_path):
     shutil.move(tmp_path / "checkpoints", other / "checkpoints")
     assert resolve_model(str(other / "runs/one")) == str(other / "checkpoints/one/step_000001")  # moved with it
     shutil.rmtree(other / "checkpoints")
-    with pytest.raises(UserError, match=r"checkpoints of run .*/one were in .*, which is not there: name the folder"):
+    with pytest.raises(UserError, match=r"the checkpoints of run .*/one are not in .*: name the folder"):
         find_models([str(other / "runs/one")])
     shutil.rmtree(tmp_path / "runs")
     trained("one")  # another run has taken the name
     path = tmp_path / "checkpoints/one/run.json"
     path.write_text(path.read_text().replace('"id": "one"', '"id": "other"'))
-    with pytest.raises(UserError, match="which holds those of another run"):
+    with pytest.raises(UserError, match=r"the checkpoints of run .*/one are not in"):
         resolve_model(str(other / "runs/one"))
 
 
@@ -397,7 +397,7 @@ def asked_of(*arguments):
 
 
 def test_a_model_that_no_run_trained_has_the_sizes_that_train_gives_it(place, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr("minrl.evaluate.runs.sizes_of", lambda name, model: ON_CPU[2e8])
+    monkeypatch.setattr("minrl.evaluate.runs.sizes_of", lambda name, model, runs_dir: ON_CPU[2e8])
     small, served = ON_CPU[2e8], ON_GPU[math.inf]
     given = shutil.copytree(place / "model0", tmp_path / "given")
     (given / "chat_template.jinja").write_text("{{ messages }}")  # another tokenizer's

@@ -12,7 +12,7 @@ from minrl import evaluation
 from minrl.config import EvaluationConfig, RolloutConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.evaluate.figures import pass_at_k
-from minrl.evaluation import evaluate, evaluations_after
+from minrl.evaluation import evaluate
 from minrl.rollout import Plan
 from minrl.types import Example, LostEpisode, Reward, Turn
 from minrl.utils.statistics import Z95, Evaluation, bootstrap, interval, summarize, wilson
@@ -236,11 +236,3 @@ def test_an_evaluation_counts_the_episodes_that_never_began(policy, engine, work
 def never(example, rng):
     raise RuntimeError("no board")
     yield
-
-
-@pytest.mark.parametrize(
-    ("eval_every", "left"),  # of 7 steps, after each
-    [(0, [1, 1, 1, 1, 1, 1, 1, 0]), (1, [7, 6, 5, 4, 3, 2, 1, 0]), (3, [3, 3, 3, 2, 2, 2, 1, 0])],
-)
-def test_the_evaluations_that_are_left_are_counted_with_the_last(eval_every, left):
-    assert [evaluations_after(step, 7, EvaluationConfig(eval_every=eval_every)) for step in range(8)] == left

@@ -20,7 +20,7 @@ from minrl.__main__ import main
 from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.workers import Workers
-from minrl.run.parts import Parts
+from minrl.run.setup import Parts
 from minrl.sft import expert_iteration
 from minrl.sft import filter as filtering
 from minrl.sft.config import ExpertIterationConfig

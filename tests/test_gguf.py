@@ -15,7 +15,7 @@ from minrl.__main__ import main
 from minrl.evaluate.models import find_models
 from minrl.models.loading import load_model, save_model
 from minrl.run.checkpoint import weights_sha256
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.tasks import TASK_DEFINITIONS, TaskDefinition
 from minrl.types import UserError
 from tests.conftest import CPU

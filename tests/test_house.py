@@ -23,14 +23,14 @@ ROOMS = [
     *("utils.statistics", "advantages", "losses", "algorithms", "batch", "models"),
     *("policy", "optimizer", "update"),
     *("sandbox", "tasks", "engines", "rewards", "rollout", "sampling", "evaluation", "utils.cli", "utils.console"),
-    *("report.rollouts", "run", "tracking", "train", "report", "sft", "evaluate", "tools", "__main__"),
+    *("run", "report.rollouts", "tracking", "train", "report", "sft", "evaluate", "tools", "__main__"),
 ]
 """Folders and flat files of minrl/, files of utils and the scripts, from the ground up. Imports go down, never up."""
 
 EVENING = 3250
 """Lines of the flat files of minrl/: whoever reads them has read the algorithm and its settings."""
 
-PACKAGE = 42500
+PACKAGE = 41525
 """Lines of the package. Every change that lowers them lowers this number."""
 
 

@@ -20,7 +20,7 @@ from minrl.rewards.completions import Counts, score_file
 from minrl.rewards.judge import INSTRUCTIONS, Judge, JudgeError, judged, open_judge, parse_score, reference, with_part
 from minrl.rollout import Plan, rollout
 from minrl.run.checkpoint import newest_complete
-from minrl.run.parts import judging
+from minrl.run.setup import judging
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
 from minrl.types import Example, Job, Reward, Turn, UserError

@@ -24,7 +24,7 @@ from minrl.models.scoring import score
 from minrl.models.sharding import master_weights
 from minrl.optimizer import make_optimizer
 from minrl.run.checkpoint import damage, restore_optimizer, save_checkpoint, save_policy, weights_sha256
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.run.verify import verify
 from minrl.types import SOLO, Request, TrainState, UserError
 from minrl.update import update_policy
@@ -349,7 +349,7 @@ def test_adapters_are_not_put_on_another_base_model(base, tmp_path, processes):
 
 
 def test_adapters_that_transformers_loads_from_elsewhere_are_refused_in_one_line(policy, processes, monkeypatch):
-    monkeypatch.setattr("minrl.run.loading.load_model", lambda path: (adapt(policy).model, policy.tokenizer))
+    monkeypatch.setattr("minrl.run.setup.load_model", lambda path: (adapt(policy).model, policy.tokenizer))
     with pytest.raises(UserError, match="owner/name holds LoRA adapters: download them, and give the local folder"):
         load_policy("owner/name", CPU, processes)
 

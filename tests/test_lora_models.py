@@ -17,7 +17,7 @@ from minrl.models.lora import Adapters, MergedWeights, adapted_layers, fold_in
 from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run.checkpoint import restore_optimizer, save_checkpoint, save_policy, weights_sha256
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.types import TrainState, UserError
 from tests.conftest import CPU
 

@@ -15,8 +15,7 @@ from minrl.models.activations import layers_of
 from minrl.models.launch import Launch
 from minrl.models.memory import BUCKET, Setup, Weights, needed, weights_of, with_adapters
 from minrl.models.text import decoder_of
-from minrl.run import room
-from minrl.run.room import _ways, memory_findings, save_findings, setup_of
+from minrl.run.preflight import _ways, memory_findings, setup_of
 from tests.three_layers import SHAPE, WEIGHTS
 
 CONFIG = Qwen3Config(**SHAPE, pad_token_id=0, eos_token_id=1)
@@ -222,15 +221,3 @@ def test_processes_of_a_run_are_divided_before_there_are_more(policy, monkeypatc
     (finding,) = memory_findings(policy, config)
     assert " GiB in each of 3 processes" in finding
     assert "--sharding full in 3 processes with as much memory each" in finding
-
-
-def test_a_sharded_checkpoint_has_room_in_main_memory(policy, monkeypatch):
-    """Float32 weights and two moments of each, all gathered by the main process."""
-    config, gathered = TrainerConfig(), 12 * sum(weight.numel() for weight in policy.model.parameters())
-    monkeypatch.setattr(room, "free_bytes", lambda: gathered)
-    assert [*save_findings(policy, config)] == []
-    monkeypatch.setattr(room, "sharded", lambda model: model)
-    (finding,) = save_findings(policy, config)
-    assert "the main process gathers the checkpoint in main memory" in finding
-    monkeypatch.setattr(room, "free_bytes", lambda: gathered + 1)
-    assert [*save_findings(policy, config)] == []

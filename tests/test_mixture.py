@@ -17,13 +17,13 @@ from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS, choose_algorithm, compute_advantages
 from minrl.config import AlgorithmConfig, RolloutConfig, SamplingConfig, TrainerConfig
 from minrl.rollout import Rollouts
-from minrl.run.overall import shares, weighted_score
 from minrl.run.preflight import preflight
 from minrl.sampling import adapt_sampling, draw_examples, missing, next_examples, tracked_plan
 from minrl.tasks.mixture import Schedule, mixture
 from minrl.tracking.files import read_metrics
 from minrl.tracking.metrics import step_metrics
 from minrl.types import LostEpisode, Reward, TrainState, UserError
+from minrl.utils.statistics import shares, weighted_score
 from minrl.utils.task_names import task_key, weights_of
 from tests import say_sevens
 from tests.parsed import parsed

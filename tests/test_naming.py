@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from minrl.config import LoggingConfig, TrainerConfig
-from minrl.run.naming import LONGEST, differing, full_name
+from minrl.run.defaults import LONGEST, differing, full_name
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.types import UserError
 from tests.parsed import parse_run, parsed

@@ -12,7 +12,7 @@ from minrl.config import OptimizerConfig
 from minrl.models import moments
 from minrl.models.sharding import master_weights
 from minrl.optimizer import clipped_step, learning_rate, make_optimizer
-from minrl.run.checkpoint import load_optimizer, optimizer_tensors, save_optimizer, weights_sha256
+from minrl.run.checkpoint import optimizer_tensors, restore_optimizer, save_optimizer, weights_sha256
 from minrl.types import UserError
 
 needs_bitsandbytes = (
@@ -170,7 +170,7 @@ def test_state_in_blocks_is_read_back_as_it_was(policy, tmp_path):
     written.step()
     save_optimizer(optimizer_tensors(written, policy), tmp_path / "optimizer.safetensors")
     read = InBlocks(policy.model.parameters())
-    load_optimizer(read, policy, tmp_path / "optimizer.safetensors")
+    restore_optimizer(tmp_path, policy, read)
     for weight in policy.model.parameters():
         assert type(read.state[weight]["step"]) is int and read.state[weight]["step"] == 2
         assert read.state[weight]["qmap1"].tolist() == [0, 1, 2, 3]
@@ -182,7 +182,7 @@ def test_a_count_of_steps_in_float32_stays_one(policy, tmp_path):
     step(policy, optimizer)
     save_optimizer(optimizer_tensors(optimizer, policy), tmp_path / "optimizer.safetensors")
     read = make_optimizer(policy, OptimizerConfig())
-    load_optimizer(read, policy, tmp_path / "optimizer.safetensors")
+    restore_optimizer(tmp_path, policy, read)
     for weight in policy.model.parameters():
         assert read.state[weight]["step"].dtype == torch.float32 and read.state[weight]["step"] == 1
 
@@ -202,7 +202,7 @@ def test_saved_moments_continue_bit_for_bit(tmp_path, make_policy, name):
         step(policies[0], first)
     save_optimizer(optimizer_tensors(first, policies[0]), tmp_path / "optimizer.safetensors")
     policies[1].model.load_state_dict(policies[0].model.state_dict())
-    load_optimizer(second, policies[1], tmp_path / "optimizer.safetensors")
+    restore_optimizer(tmp_path, policies[1], second)
     for _ in range(3):
         step(policies[0], first)
         step(policies[1], second)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,7 @@ from minrl.models.modules import Float32Linear
 from minrl.models.sharding import master_weights
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.run.verify import Verified
 from minrl.types import UserError
 from tests.conftest import CPU
@@ -198,15 +197,6 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path, processes, c
     assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
 
 
-def test_more_threads_than_cores_are_said_once(tmp_path, policy, processes, monkeypatch, said):
-    save_policy(policy, tmp_path)
-    monkeypatch.setattr(type(processes), "cores", 3)
-    for threads in (0, 3, 70, 70):  # 0: one for each core
-        load_policy(str(tmp_path), replace(CPU, threads=threads), processes)
-    (line,) = said
-    assert line.startswith("--threads 70: this process may use 3 ") and line.endswith("at most 3\n")
-
-
 def test_a_folder_with_a_part_of_the_weights_is_refused(tmp_path, policy, processes):
     save_policy(policy, tmp_path)
     file = tmp_path / "model.safetensors"
@@ -317,8 +307,8 @@ def test_a_policy_runs_without_dropout_by_the_fast_products_from_version_0(polic
 
 def test_a_model_that_is_loaded_is_verified(policy, processes, monkeypatch):
     verified, found = [], Verified(Method())
-    monkeypatch.setattr("minrl.run.loading.load_model", lambda path: (policy.model, policy.tokenizer))
-    monkeypatch.setattr("minrl.run.loading.verify", lambda model: verified.append(model) or found)
+    monkeypatch.setattr("minrl.run.setup.load_model", lambda path: (policy.model, policy.tokenizer))
+    monkeypatch.setattr("minrl.run.setup.verify", lambda model: verified.append(model) or found)
     assert load_policy("owner/name", CPU, processes).model is policy.model
     assert verified == [policy.model]
 

@@ -124,7 +124,7 @@ def test_a_gguf_file_and_its_safetensors_are_the_same_model(gguf_file, model):
 def test_log_probabilities_are_those_of_eager_transformers(model, processes):
     from minrl.batch import pack
     from minrl.models.scoring import sampled_rollout
-    from minrl.run.loading import load_policy
+    from minrl.run.setup import load_policy
 
     policy, eager = load_policy(str(model), CPU, processes), plain(model)
     ids = policy.tokenizer((ROOT / "README.md").read_text())["input_ids"]
@@ -195,7 +195,7 @@ def test_the_run_is_served(run, place, checkpoint):
 def test_adapters_learn_and_load(model, place, processes):
     from peft import AutoPeftModelForCausalLM
 
-    from minrl.run.loading import load_policy
+    from minrl.run.setup import load_policy
 
     adapters = "--lora-rank 16 --lora-checkpoint adapter --learning-rate 3e-4 --steps 2"
     finished(place, ROOT / "train.py", *FLAGS, *adapters.split(), "--model-id", model, "--run-name", "lora")

@@ -18,8 +18,8 @@ from minrl.__main__ import main
 from minrl.config import TrainerConfig
 from minrl.engines import torch_engine
 from minrl.run.checkpoint import newest_complete
-from minrl.run.parts import Parts
-from minrl.run.resume import open_run
+from minrl.run.run import open_run
+from minrl.run.setup import Parts
 from minrl.tracking import logger
 from minrl.tracking.files import RunFiles, read_metrics
 from minrl.types import UserError

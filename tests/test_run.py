@@ -20,11 +20,9 @@ from minrl.config import (
 )
 from minrl.run import run as run_module
 from minrl.run.checkpoint import weights_sha256
-from minrl.run.model_names import is_run
-from minrl.run.next_steps import next_steps
+from minrl.run.folder import RunFolder
 from minrl.run.provenance import changes, provenance
-from minrl.run.resume import open_run
-from minrl.run.run import Program, Run, hyperparameters, set_summary_aside, write_config, write_summary
+from minrl.run.run import Program, Run, hyperparameters, next_steps, open_run, write_config, write_summary
 from minrl.sft.config import ExpertIterationConfig, SftConfig
 from minrl.tasks import TASK_DEFINITIONS
 from minrl.types import TrainState
@@ -156,10 +154,10 @@ def test_a_run_is_known_by_its_config_in_any_layout(make_run, monkeypatch, tmp_p
     path = run.folder / "config.json"
     path.write_text("\n" + json.dumps(json.loads(path.read_text()), **style))
     latest = TrainerConfig(resume="latest", logging=LoggingConfig(runs_dir=str(tmp_path)))
-    assert is_run(run.folder) and open_run(latest, {}, []).folder == run.folder
+    assert RunFolder(run.folder).exists and open_run(latest, {}, []).folder == run.folder
     for other in ({"minrl_run": "run"}, {"config": {}}, ["minrl_run", "config"]):
         path.write_text(json.dumps(other))
-        assert not is_run(run.folder)
+        assert not RunFolder(run.folder).exists
 
 
 def test_the_config_says_all_that_the_numbers_depend_on(make_run, monkeypatch):
@@ -271,18 +269,3 @@ def test_the_summary_says_what_came_of_the_run(make_run, policy, tmp_path):
     instant = write_summary(run, TrainState(step=2), "ab12", tmp_path / "last", {}, {}, {})
     assert instant["seconds"] == 0 and "tokens_per_s" not in instant  # nothing was sampled: of no speed
     assert "eval_after" not in instant and instant["other_tasks"] == {}
-
-
-def test_the_summary_of_an_earlier_end_is_set_aside_until_the_run_ends_again(make_run, policy, tmp_path):
-    run = make_run()
-    aside = run.folder / "summary_step_000002.json"
-    set_summary_aside(run, 2)  # there is none yet
-    write_summary(run, TrainState(step=2), "ab12", tmp_path / "last", {}, {}, {})
-    set_summary_aside(run, 2)
-    assert (run.folder / "summary.json").exists() and not aside.exists()
-    set_summary_aside(run, 4)
-    assert not (run.folder / "summary.json").exists() and json.loads(aside.read_text())["steps"] == 2
-    aside.rename(run.folder / "summary.json")
-    set_summary_aside(run, 4)
-    write_summary(run, TrainState(step=2), "ab12", tmp_path / "last", {}, {}, {})  # ends again where it had ended
-    assert not aside.exists()

@@ -30,8 +30,7 @@ from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.method import Method, set_method
 from minrl.models.padded_rows import padded_rows, row_batches, row_tokens
 from minrl.models.scoring import score
-from minrl.run.probe import Probe
-from minrl.run.verify import verify
+from minrl.run.verify import Probe, verify
 from minrl.types import UserError
 
 SMALL = {
@@ -383,7 +382,7 @@ def test_a_model_is_refused_from_a_thousandth_of_a_nat_on(bias, refused, monkeyp
     with torch.no_grad():
         model.lm_head.bias.zero_()[:20] = bias
     monkeypatch.setattr("minrl.models.scoring.output_head", lambda model: Head(model.lm_head.weight))
-    monkeypatch.setattr("minrl.run.probe.output_head", lambda model: Head(model.lm_head.weight))
+    monkeypatch.setattr("minrl.run.verify.output_head", lambda model: Head(model.lm_head.weight))
     if refused:
         with pytest.raises(UserError, match=r"PhiForCausalLM cannot be trained: its logits are not .* head \(0\.0"):
             verify(model)
@@ -408,7 +407,7 @@ def test_whatever_a_forward_pass_raises_is_one_line(monkeypatch):
 
 def test_a_gradient_that_is_not_that_of_plain_transformers_refuses(monkeypatch):
     model = make_model(SHAPES["qwen3"], torch.float32)
-    monkeypatch.setattr("minrl.run.probe.score", lambda *a, **k: tuple(x * 1.0 for x in halved(score(*a, **k))))
+    monkeypatch.setattr("minrl.run.verify.score", lambda *a, **k: tuple(x * 1.0 for x in halved(score(*a, **k))))
     with pytest.raises(UserError, match=r"the gradient of .*q_proj.weight differs by 0.5 of"):
         verify(model)
 

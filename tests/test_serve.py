@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import openai
 import pytest
 
-import minrl.run.loading  # noqa: F401 - the programs that are forked need it
+import minrl.run.setup  # noqa: F401 - the programs that are forked need it
 from minrl.engines import Sampling
 from minrl.engines.torch_engine import TorchEngine
 from minrl.engines.vllm import versions as vllm_versions

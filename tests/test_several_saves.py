@@ -17,7 +17,7 @@ from minrl.optimizer import make_optimizer
 from minrl.policy import as_policy
 from minrl.run import checkpoint
 from minrl.run.checkpoint import damage, save_checkpoint
-from minrl.run.sharded import sharded_policy
+from minrl.run.setup import sharded_policy
 from minrl.types import TrainState
 
 CPU = ModelConfig(device="cpu", threads=1)
@@ -58,7 +58,7 @@ def test_one_process_loads_the_model_and_the_others_take_their_part_tensor_by_te
 
 def saved(folder, sharding):
     """Whether another process came back from saving before the main one's files were hashed and on the disk."""
-    folder, usual, order = Path(folder), checkpoint._seal, []
+    folder, usual, order = Path(folder), checkpoint.hash_files, []
     with Processes(CPU).open() as processes:
         policy = load(processes) if sharding == "none" else sharded_policy(partial(load, processes), processes, "full")
         optimizer = make_optimizer(policy, OptimizerConfig())
@@ -69,9 +69,9 @@ def saved(folder, sharding):
             while not went_on.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
             order.append(went_on.exists())
-            usual(temporary)
+            return usual(temporary)
 
-        checkpoint._seal = seal
+        checkpoint.hash_files = seal
         place = save_checkpoint(folder, policy, optimizer, TrainState(step=1), keep=0)
         if not processes.main:
             went_on.touch()

@@ -24,7 +24,7 @@ from minrl.config import OptimizerConfig, TrainerConfig
 from minrl.models.processes import Processes
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
-from minrl.run.parts import Parts
+from minrl.run.setup import Parts
 from minrl.sampling import draw_examples
 from minrl.sft import filter as filtering
 from minrl.sft import sft

@@ -17,7 +17,7 @@ from minrl.models.lora import Adapters
 from minrl.models.routers import _Exact
 from minrl.policy import as_policy
 from minrl.run.checkpoint import damage, save_policy
-from minrl.run.sharded import without_storage
+from minrl.run.setup import without_storage
 from minrl.types import UserError
 
 STEPS = 4

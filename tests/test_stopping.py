@@ -134,7 +134,7 @@ def test_a_second_signal_ends_the_save_and_names_the_checkpoint_that_there_is(st
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    with before(checkpoint, "_seal", 2, twice), pytest.raises(KeyboardInterrupt):
+    with before(checkpoint, "save_state", 2, twice), pytest.raises(KeyboardInterrupt):
         start("stopped", "--save-every", "1")
     kept = tmp_path / "stopped/kept" / NAME
     assert sorted(path.name for path in kept.iterdir() if "step" in path.name) == ["step_000001"]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from minrl.models.processes import Processes
 from minrl.models.scoring import score
 from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
-from minrl.run.teacher import TeacherPrompt, behind, require_same_tokens, teacher_prompt
+from minrl.run.teacher import TeacherPrompt, require_same_tokens, teacher_prompt
 from minrl.tasks import Task
+from minrl.tasks.mixture import mixture
 from minrl.tasks.task import split
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.types import Example, Reward, TrainState, UserError
@@ -144,7 +146,7 @@ def shown_more(tiny, text="{prompt} 3 {answer}", **fields):
     """The policy as its own teacher, which reads 3 and the answer behind the prompt."""
     tiny.teacher = None
     example = Example("0", "", {"answer": "4", **fields})
-    tiny.teacher_reads = TeacherPrompt(tiny, text, {"0": example})
+    tiny.teacher_reads = TeacherPrompt(tiny, text, {("", "0"): example})
     return tiny
 
 
@@ -167,23 +169,41 @@ def test_a_policy_that_is_shown_more_teaches_itself(tiny, make_rollout):
     tiny.model.zero_grad()
 
 
-def test_behind_another_prompt_a_rollout_says_the_same(make_rollout):
-    one = make_rollout([5, 6], [7, 8, 9, 3], loss_mask=[False] * 2 + [True, False, True, True], turns=[(2, 3), (4, 6)])
-    moved = behind(one, [1, 2, 3, 4, 5])
-    assert moved.ids == [1, 2, 3, 4, 5, 7, 8, 9, 3] and moved.prompt_length == 5
+def test_behind_the_teachers_prompt_a_rollout_says_the_same(tiny, make_rollout):
+    reads, prompt = shown_more(tiny).teacher_reads, tiny.encode_prompt("1 2")
+    mask = [False, True, False, True, True]
+    one = make_rollout([5], [7, 8, 9, 3], loss_mask=mask, turns=[(1, 2), (3, 5)], example_id="0", message="1 2")
+    moved, length = reads(one), len(tiny.encode_prompt("1 2 3 4"))
+    assert length > len(prompt) and moved.prompt_length == length
+    assert moved.ids == [*tiny.encode_prompt("1 2 3 4"), 7, 8, 9, 3]
     assert [moved.ids[start:end] for start, end in moved.turns] == [[7], [9, 3]]
     assert [i for i, m in zip(moved.ids, moved.loss_mask, strict=True) if m] == [7, 9, 3]
-    assert moved.rollout_logprobs == [0.0] * 5 + [-1.0] * 4
-    assert one.ids == [5, 6, 7, 8, 9, 3]  # as it was
+    assert moved.rollout_logprobs == [0.0] * length + [-1.0] * 4
+    assert one.ids == [5, 7, 8, 9, 3]  # as it was
+
+
+def test_of_several_tasks_the_teacher_reads_the_example_of_its_own_within_its_own_limit(tiny, task, make_rollout):
+    shared = task.dataset.train[0].id
+    other = replace(task, dataset=replace(task.dataset, train=[Example(shared, "9", {"answer": "5"})]))
+    both = mixture({"t": task, "u": other}, {"t": Fraction(1), "u": Fraction(1)})
+    limit = tiny.context_length
+    config = asked("{prompt} {answer}")
+    config = replace(config, rollout=RolloutConfig(task="t:1,u:1", task_max_tokens=f"u:{limit - 3}", max_tokens=8))
+    reads = teacher_prompt(tiny, config, both)
+    shown = make_rollout([5], [6], example_id=shared, task="u", message="9")
+    assert reads(shown).ids[:-1] == tiny.encode_prompt("9 5")
+    config = replace(config, rollout=replace(config.rollout, task_max_tokens=f"u:{limit - 1}"))
+    with pytest.raises(UserError, match=rf"no room for the {limit - 1} tokens of a completion of u"):
+        teacher_prompt(tiny, config, both)
 
 
 def test_in_a_chat_the_last_message_of_the_user_is_replaced(tiny):
     reads = shown_more(tiny, "{answer} is right: {prompt}", hidden="no").teacher_reads
     system, prefix = {"role": "system", "content": "{prompt}"}, {"role": "assistant", "content": "So"}
     asked = {"role": "user", "content": [{"type": "text", "text": "2 + 2 {answer}"}]}
-    shown = reads.shown([system, asked, prefix], reads.examples["0"])
+    shown = reads.shown([system, asked, prefix], reads.examples["", "0"])
     assert shown == [system, {"role": "user", "content": "4 is right: 2 + 2 {answer}"}, prefix]
-    assert reads.shown("{answer}", reads.examples["0"]) == "4 is right: {answer}"  # what a prompt holds is no place
+    assert reads.shown("{answer}", reads.examples["", "0"]) == "4 is right: {answer}"  # what a prompt holds is no place
 
 
 @pytest.fixture
@@ -200,7 +220,7 @@ def asked(text, max_tokens=8):
 
 def test_what_a_teacher_cannot_read_is_refused_before_step_1(tiny, task):
     reads = teacher_prompt(tiny, asked("{prompt} {answer}"), task)
-    assert reads.examples.keys() == {example.id for example in task.dataset.train}
+    assert reads.examples.keys() == {("", example.id) for example in task.dataset.train}
     assert teacher_prompt(tiny, TrainerConfig(), task) is None
     with pytest.raises(
         UserError, match=r"of what the teacher reads .* words that the model's tokenizer lacks \('Tell'"
@@ -209,7 +229,7 @@ def test_what_a_teacher_cannot_read_is_refused_before_step_1(tiny, task):
     limit = tiny.context_length
     assert teacher_prompt(tiny, asked("{prompt}", limit - 2), task)
     with pytest.raises(
-        UserError, match=rf"no room for the {limit - 1} tokens of --max-tokens in the {limit} .* in (\d) of \1 tr"
+        UserError, match=rf"no room for the {limit - 1} tokens of a completion of t in the {limit} .* in (\d) of \1 tr"
     ):
         teacher_prompt(tiny, asked("{prompt}", limit - 1), task)
     empty = [Example(one.id, one.prompt, {}) for one in task.dataset.train]
@@ -241,8 +261,8 @@ def test_a_teacher_with_other_tokens_is_refused(tiny):
     require_same_tokens(tiny, stranger(words, tiny.processes), "t")
     require_same_tokens(tiny, stranger([*words, "more"], tiny.processes), "t")
     for others, said in (
-        ([*words[:-2], "39", "38"], r"2 of 45 differ, '38' among them \(id 43 in the policy, id 44 in the teacher\)"),
-        (words[:-1], r"1 of 45 differ, '39' among them \(id 44 in the policy, none in the teacher\)"),
+        ([*words[:-2], "39", "38"], r"2 of 45 differ, \['38'\] among them"),
+        (words[:-1], r"1 of 45 differ, \['39'\] among them"),
     ):
         with pytest.raises(UserError, match=f"the teacher t has other tokens than the policy, .* {said}") as refused:
             require_same_tokens(tiny, stranger(others, tiny.processes), "t")
@@ -253,12 +273,6 @@ def test_a_teacher_with_other_tokens_is_refused(tiny):
         UserError, match="the teacher t has 45 rows in its embedding, and the policy may sample any of its 48"
     ):
         require_same_tokens(tiny, stranger(words, tiny.processes), "t")
-
-
-def test_a_shorter_context_of_the_teacher_bounds_what_is_sampled(tiny):
-    whole = tiny.context_length
-    tiny.teacher.config.max_position_embeddings = 32
-    assert (whole, tiny.context_length) == (1024, 32)
 
 
 def test_the_prompt_of_a_teacher_may_stand_in_a_file_whose_text_is_kept(tmp_path):
@@ -335,9 +349,3 @@ def test_the_teacher_of_a_run_stays_the_one_it_began_with(taught, make_policy, t
     shutil.rmtree(tmp_path / "teacher")
     with pytest.raises(UserError, match=r"the teacher of run .*, .*teacher, is not there: put it back"):
         main(["train", "--resume", str(run), "--steps", "2"])
-
-
-def test_a_run_with_a_teacher_of_other_tokens_does_not_begin(taught, tmp_path, processes):
-    save_policy(stranger(["a", "b"], processes), tmp_path / "teacher")
-    with pytest.raises(UserError, match=r"the teacher .*teacher has other tokens than the policy"):
-        taught("--steps", "1")

@@ -17,7 +17,7 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.completions import score_file
 from minrl.rollout import Plan, rollout
 from minrl.run.base_model import _demonstration, make_base_model
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.tasks import load_task
 from minrl.tasks.tictactoe import (
     EMPTY,

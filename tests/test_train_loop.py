@@ -15,7 +15,7 @@ from minrl.advantages import no_reward
 from minrl.algorithms import ALGORITHMS
 from minrl.engines.torch_engine import TorchEngine
 from minrl.rollout import rollout
-from minrl.run import parts
+from minrl.run import setup
 from minrl.run.checkpoint import save_policy
 from minrl.tasks import TASK_DEFINITIONS, Dataset, Task, TaskDefinition
 from minrl.types import Example, Reward, Turn, UserError
@@ -129,7 +129,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_also_after_a
 
 
 def test_rollouts_of_an_earlier_evaluation_are_not_kept(loop, monkeypatch):
-    alive, usual = [], parts.evaluate
+    alive, usual = [], setup.evaluate
 
     def watched(*args):
         assert not [one for one in alive if one() is not None]
@@ -138,7 +138,7 @@ def test_rollouts_of_an_earlier_evaluation_are_not_kept(loop, monkeypatch):
         assert len(alive) == 8 * 4  # the sampled ones
         return evaluation
 
-    monkeypatch.setattr(parts, "evaluate", watched)
+    monkeypatch.setattr(setup, "evaluate", watched)
     assert loop("--steps", "3", "--eval-every", "1")[0] == 0
 
 
@@ -200,7 +200,7 @@ def test_a_prompt_that_is_too_long_is_never_drawn(loop, sevens, monkeypatch, has
     monkeypatch.setattr(sampling, "rollout", lambda *a: drawn.update(one.id for one in a[4]) or rollout(*a))
     if has_judge:  # with one, a single turn is an episode
         judged = nullcontext(lambda task: replace(task, episode=task.play))
-        monkeypatch.setattr(parts, "judging", lambda *_: judged)
+        monkeypatch.setattr(setup, "judging", lambda *_: judged)
     status, run = loop("--steps", "3", "--eval-examples", "100")  # three times as many draws as there are examples
     assert status == 0
     assert drawn == {example.id for example in data.train}

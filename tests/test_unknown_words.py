@@ -2,8 +2,7 @@
 
 import pytest
 
-from minrl.run.base_model import require_words
-from minrl.run.unknown_words import check_task_words, check_words, prompts_read, unknown_id
+from minrl.run.base_model import check_task_words, check_words, prompts_read, require_words
 from minrl.tasks import Dataset, Task
 from minrl.types import Example, Reward, UserError
 from tests.conftest import CPU
@@ -39,7 +38,6 @@ def test_up_to_one_in_a_hundred_is_said_and_let_pass(policy, said):
 
 def test_a_tokenizer_of_bytes_lacks_no_word(policy):
     policy.tokenizer.unk_token = policy.tokenizer.eos_token  # as GPT-2's is named
-    assert unknown_id(policy.tokenizer) is None
     check_words(policy, "the prompts", [([policy.tokenizer.eos_token_id], "")])
 
 

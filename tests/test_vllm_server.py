@@ -36,7 +36,7 @@ from minrl.engines.vllm_server.worker import Saved
 from minrl.models.processes import Processes
 from minrl.models.sharding import master_weights
 from minrl.run.checkpoint import save_policy
-from minrl.run.sharded import sharded_policy
+from minrl.run.setup import sharded_policy
 from minrl.types import Request, UserError
 from tests.conftest import CPU
 from tests.fake_vllm import FakeVllm

@@ -10,7 +10,7 @@ import pytest
 from minrl.__main__ import main
 from minrl.evaluate import stages
 from minrl.rewards import completions
-from minrl.run import parts
+from minrl.run import setup
 from minrl.sandbox import calls
 from minrl.sft import demonstrations, filter
 from minrl.tasks import reasoning_gym
@@ -119,7 +119,7 @@ def test_a_disk_that_is_full_is_one_line_wherever_something_is_written(refused, 
 
 ROWS = ["--task", "countdown", "--reward-workers", "1"]
 SIGNALS = {
-    "while the parts are made": (parts, "make_optimizer", "train", START),
+    "while the parts are made": (setup, "make_optimizer", "train", START),
     "while rows are read": (demonstrations, "_demonstration", "sft", ["--data", "rows.jsonl", "--model-id", "model"]),
     "while rows are scored": (filter, "score_lines", "filter", [*ROWS, "--data", "rows.jsonl", "--output", "kept"]),
     "while completions are scored": (completions, "_scored", "evaluate", [*ROWS, "--completions", "rows.jsonl"]),
@@ -154,5 +154,5 @@ def test_a_sandbox_that_does_not_work_is_refused_before_anything_slow(refused, p
     level, reason = LEVELS_THAT_FAIL[case]
     monkeypatch.setenv("MINRL_SANDBOX_LEVEL", level)
     monkeypatch.setattr(calls, "_unavailable", lambda name: reason)
-    monkeypatch.setattr(parts, "prepare_policy", lambda *_: pytest.fail("the model was made"))
+    monkeypatch.setattr(setup, "prepare_policy", lambda *_: pytest.fail("the model was made"))
     refused("train", ["--task", "code_game", "--preflight-only"], "MINRL_SANDBOX_LEVEL", reason)

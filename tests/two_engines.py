@@ -19,7 +19,7 @@ from minrl.models.sharding import in_one_pass, master_weights
 from minrl.policy import Policy, as_policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
-from minrl.run.sharded import sharded_policy
+from minrl.run.setup import sharded_policy
 from minrl.tasks import Task
 from minrl.tasks.task import split
 from minrl.types import SOLO, Example, Reward, Turn

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from minrl.__main__ import main
-from minrl.run import start
+from minrl.run import base_model
 from minrl.utils.cli import run_main
 
 TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
@@ -53,5 +53,5 @@ def never(*arguments, **more):
 @pytest.fixture
 def refused(capfd, monkeypatch):
     """Where a wrong use is not refused, no model is made for minutes."""
-    monkeypatch.setattr(start, "make_base_model", never)
+    monkeypatch.setattr(base_model, "make_base_model", never)
     return Refused(capfd, monkeypatch)

@@ -33,7 +33,7 @@ from minrl.models.processes import Processes
 from minrl.models.scoring import sampled_rollout
 from minrl.policy import Policy
 from minrl.run.checkpoint import save_policy
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.types import CausalModel, Request, Rollout, UserError
 from minrl.update import _streams
 from tests.zoo import NOT_MADE, VOCABULARY, class_of, names, small_model, small_tokenizer

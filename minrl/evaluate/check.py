@@ -14,7 +14,7 @@ from minrl.evaluate.rows import Key, Row
 from minrl.evaluate.served import connect
 from minrl.models.processes import Processes
 from minrl.rewards.chat_client import ChatError
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.types import UserError
 from minrl.utils.console import Screen
 

@@ -64,6 +64,8 @@ class EvaluateConfig(Grouped):
     task: str = ""
     """One task: the short form of --tasks. Several with weights, as train.py takes them, have one score together too.
     Neither given: the task that the run was trained on, else countdown."""
+    runs_dir: str = "runs"
+    """Where runs are that are named without a folder."""
     completions: str = ""
     """JSONL file with `completion` and the fields that the reward reads; no model is loaded."""
     output: str = ""

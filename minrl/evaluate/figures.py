@@ -16,7 +16,6 @@ from minrl.evaluate.plan import GREEDY, SAMPLED, EvaluationPlan, PlannedTask
 from minrl.evaluate.rows import SERVED_AS, Key, Row
 from minrl.evaluate.table import NOBODY
 from minrl.rollout import lost_roles
-from minrl.run.overall import shares, weighted_score
 from minrl.types import Reward, part_means
 from minrl.utils.statistics import (
     bootstrap,
@@ -25,7 +24,9 @@ from minrl.utils.statistics import (
     pass_at_one,
     percentiles,
     resampled,
+    shares,
     summarize,
+    weighted_score,
     wilson,
 )
 from minrl.utils.task_names import task_key

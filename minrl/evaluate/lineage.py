@@ -2,20 +2,17 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions, TrainerConfig
 from minrl.evaluate.config import API
-from minrl.run.checkpoint import MANIFEST
-from minrl.run.model_names import is_run, model_folder, run_folder_of
-from minrl.run.resume import run_of
-from minrl.run.start import START, TEACHER
+from minrl.run.checkpoint import STATE
+from minrl.run.folder import RunFolder, model_folder
+from minrl.run.setup import START, TEACHER
 from minrl.types import UserError
 from minrl.utils.cli import from_dict
-from minrl.utils.files import read_json
 from minrl.utils.settings import converted
 from minrl.utils.task_names import data_by_task, option_keys, split_tool, task_key, weights_of
 
@@ -69,51 +66,47 @@ class TrainedRun:
             raise UserError(f"{self.folder / 'config.json'}: {error}") from error
 
 
-def find_runs(names: Sequence[str]) -> tuple[list[TrainedRun], list[str]]:
+def find_runs(names: Sequence[str], runs_dir: str = "runs") -> tuple[list[TrainedRun], list[str]]:
     """The runs of the models, each once, and a note for each checkpoint whose run is missing. A model may be a run, a
     checkpoint of one, or the base model made for one.
     """
-    folders, notes = [], []
+    found: dict[Path, TrainedRun] = {}
+    notes = []
     for name in names:
         if name.startswith(API):
             continue
-        folder = run_folder_of(name)
-        kept = model_folder(name) if folder is None else None
+        run = RunFolder.find(name, runs_dir)
+        kept = model_folder(name, runs_dir) if run is None else None
         if kept is not None:
-            folder = _run_of_checkpoints(kept)
-            if folder is None:
+            run = _run_of(kept)
+            if run is None:
                 notes.append(f"{name}: its run is not there, so that nobody knows which problems it was trained on")
-        if folder is None and kept is None:
-            folder = _run_that_made(Path(name).resolve())
-        if folder is not None:
-            folders.append(folder.resolve())
-    return [TrainedRun(folder, read_json(folder / "config.json")) for folder in dict.fromkeys(folders)], notes
+        elif run is None:
+            run = _run_that_made(Path(name).resolve(), runs_dir)
+        if run is not None:
+            found.setdefault(run.path.resolve(), TrainedRun(run.path.resolve(), run.record))
+    return list(found.values()), notes
 
 
-def _run_of_checkpoints(kept: Path) -> Path | None:
+def _run_of(checkpoint: Path) -> RunFolder | None:
     """The run of a checkpoint, or of a folder of checkpoints."""
-    kept = kept.resolve()
-    kept = kept.parent if _is_checkpoint(kept) else kept
-    for runs in (kept.parent.parent / "runs", Path("runs")):
-        with suppress(UserError):  # not in this place
-            return run_of(kept, runs)
-    return None
+    kept = checkpoint.resolve()
+    return RunFolder.of_checkpoints(kept.parent if _is_checkpoint(kept) else kept)
 
 
-def _run_that_made(model: Path) -> Path | None:
+def _run_that_made(model: Path, runs_dir: str) -> RunFolder | None:
     """A run for which an embedded base model was made, from the same problems with the same options."""
-    for runs in (model.parent.parent / "runs", Path("runs")):
-        for folder in filter(is_run, sorted(runs.glob("*/"))):
-            record = read_json(folder / "config.json")
-            start = record.get("models", {}).get(START, {}).get("path", "")
-            if not record["config"].get("model_id") and Path(start) == model:
-                return folder
+    for runs in (model.parent.parent / "runs", Path(runs_dir)):
+        for run in (run for run in map(RunFolder, sorted(runs.glob("*/"))) if run.exists):
+            start = run.record.get("models", {}).get(START, {}).get("path", "")
+            if not run.config.get("model_id") and Path(start) == model:
+                return run
     return None
 
 
 def _is_checkpoint(path: Path) -> bool:
     """Whether a path is a run's checkpoint, or was one by its name."""
-    return (path / MANIFEST).exists() or re.fullmatch(r"step_\d+", path.name) is not None
+    return (path / STATE).exists() or re.fullmatch(r"step_\d+", path.name) is not None
 
 
 BEHIND = {START: ("started from", "model_id"), TEACHER: ("learned from", "teacher_id")}
@@ -134,13 +127,11 @@ def _run_behind(run: TrainedRun, role: str, notes: list[str]) -> TrainedRun | No
     """The run that made this model of the run's."""
     came, setting = BEHIND[role]
     model = Path(run.record.get("models", {}).get(role, {}).get("path", ""))
-    folder = _run_of_checkpoints(model) if _is_checkpoint(model) else None
+    found = _run_of(model) if _is_checkpoint(model) else None
     unknown = "nobody knows which problems that was trained on"
-    if folder is None and (model / MANIFEST).exists():
+    if found is None and (model / STATE).exists():
         notes.append(f"{run.folder.name} {came} {model}, whose run is not there, so that {unknown}")
     elif model.is_absolute() and not model.exists() and (_is_checkpoint(model) or run.values.get(setting)):
-        known = unknown if folder is None else f"{folder} is taken for its run"
+        known = unknown if found is None else f"{found.path} is taken for its run"
         notes.append(f"{run.folder.name} {came} {model}, which is not there any more: {known}")
-    if folder is None or not is_run(folder):
-        return None
-    return TrainedRun(folder.resolve(), read_json(folder / "config.json"))
+    return None if found is None else TrainedRun(found.path.resolve(), found.record)

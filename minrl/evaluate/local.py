@@ -15,9 +15,9 @@ from minrl.models.processes import Processes
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, rollout
-from minrl.run.loading import load_policy
+from minrl.run.base_model import check_words, prompts_read
 from minrl.run.preflight import answer_findings
-from minrl.run.unknown_words import check_words, prompts_read
+from minrl.run.setup import load_policy
 from minrl.types import Rollout, require
 
 

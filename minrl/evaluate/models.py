@@ -11,11 +11,12 @@ from loguru import logger
 from minrl.evaluate.config import API
 from minrl.models.loading import cached_commit
 from minrl.models.lora import base_of
-from minrl.run.checkpoint import MANIFEST, damage
-from minrl.run.model_names import model_folder, resolve_model
+from minrl.run.checkpoint import HASHES, STATE, by_step, damage, read_state
+from minrl.run.folder import model_folder, resolve_model
 from minrl.run.provenance import files_in
 from minrl.types import require
 from minrl.utils.keys import checked_url
+from minrl.utils.text import digest_of
 
 
 @dataclass(frozen=True)
@@ -45,28 +46,28 @@ class NamedModel:
         return self.name.removeprefix(API).rpartition("@")[0] or self.name.removeprefix(API)
 
 
-def find_models(names: Iterable[str], every_checkpoint: bool = False) -> list[NamedModel]:
+def find_models(names: Iterable[str], runs_dir: str = "runs", every_checkpoint: bool = False) -> list[NamedModel]:
     """The models named, in order, each with a label of its own."""
-    found = [model for name in names for model in _models_of(name, every_checkpoint)]
+    found = [model for name in names for model in _models_of(name, runs_dir, every_checkpoint)]
     for name, count in Counter(model.name for model in found).items():
         require(count == 1, f"--models names {name} more than once")
     labels = [model.label for model in found]
     return [replace(m, label=m.name) if labels.count(m.label) > 1 else m for m in found]
 
 
-def _models_of(name: str, every_checkpoint: bool) -> list[NamedModel]:
+def _models_of(name: str, runs_dir: str, every_checkpoint: bool) -> list[NamedModel]:
     if name.startswith(API):
         return [_served(name)]
-    folder = model_folder(name)
-    if every_checkpoint and folder is not None and not (folder / MANIFEST).exists():
-        problems = {path: damage(path) for path in sorted(folder.glob("step_*"))}
+    folder = model_folder(name, runs_dir)
+    if every_checkpoint and folder is not None and not (folder / STATE).exists():
+        problems = {path: damage(path) for path in by_step(folder)}
         for path, problem in problems.items():
             if problem is not None:
                 logger.warning(f"checkpoint {path} is damaged ({problem}) and is left out")
         whole = [_local(str(path)) for path, problem in problems.items() if problem is None]
         require(bool(whole), f"{folder} holds no complete checkpoint")
         return whole
-    return [_local(resolve_model(name))]
+    return [_local(resolve_model(name, runs_dir))]
 
 
 def _served(name: str) -> NamedModel:
@@ -85,7 +86,7 @@ def _local(path: str) -> NamedModel:
     if not folder.exists():
         return NamedModel(path, path, cached_commit(path), hub=True)
     parts = folder.resolve().parts
-    if not (folder / MANIFEST).exists():
+    if not (folder / STATE).exists():
         return NamedModel(path, "/".join(parts[-1:]), _weights_digest(folder))
     number, run = folder.name.removeprefix("step_"), str(folder.resolve().parent)
     step = int(number) if number.isdigit() else None
@@ -104,8 +105,8 @@ def as_recorded(model: NamedModel, fingerprints: Mapping[str, str]) -> NamedMode
 
 def _weights_digest(folder: Path) -> str:
     """A digest of a local model's weights; for adapters, of their base model's too."""
-    manifest, base = folder / MANIFEST, base_of(str(folder))
-    own = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.exists() else _files_digest(folder)
+    base = base_of(str(folder))
+    own = digest_of([read_state(folder)[HASHES]]) if (folder / STATE).exists() else _files_digest(folder)
     if base is None:
         return own
     return f"{own} on {_weights_digest(Path(base)) if Path(base).exists() else cached_commit(base)}"

@@ -14,7 +14,7 @@ from minrl.evaluate.models import NamedModel, as_recorded, find_models
 from minrl.evaluate.rows import Key
 from minrl.evaluation import MIN_SAMPLES
 from minrl.rewards.judge import Judge, judged
-from minrl.run.start import no_frozen_role
+from minrl.run.setup import no_frozen_role
 from minrl.tasks import Task, load_task
 from minrl.tasks.programs import programs
 from minrl.types import Example, UserError, require
@@ -123,10 +123,10 @@ def make_plan(config: EvaluateConfig, options: TaskOptions, held: Mapping[str, i
         require(names.count(name) == 1, f"--tasks names {name} more than once")
     frozen = any(task.task.frozen_opponent for task in tasks)
     require(frozen or not config.opponent, no_frozen_role(" or ".join(names)))
-    models = find_models(config.model_names, config.every_checkpoint)
+    models = find_models(config.model_names, config.runs_dir, config.every_checkpoint)
     if config.opponent and any(model.served for model in models):
         raise UserError("--opponent plays beside local models only: leave it out, and a server's model plays itself")
-    return EvaluationPlan(config, models, tasks, find_models(filter(None, [config.opponent])))
+    return EvaluationPlan(config, models, tasks, find_models(filter(None, [config.opponent]), config.runs_dir))
 
 
 def _planned_task(config: EvaluateConfig, options: TaskOptions, name: str, held: int) -> PlannedTask:

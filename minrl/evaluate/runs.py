@@ -14,7 +14,7 @@ from minrl.evaluate.leaks import leaked_rows, leaks
 from minrl.evaluate.lineage import TrainedRun, find_runs, lineage
 from minrl.models.loading import made_here
 from minrl.run.defaults import UNKNOWN, sizes_for, sizes_of
-from minrl.run.model_names import resolve_model
+from minrl.run.folder import resolve_model
 from minrl.types import require
 from minrl.utils.cli import Command
 from minrl.utils.task_names import limits_by_task, mixed, option_keys, task_key, weights_of
@@ -27,7 +27,7 @@ def as_trained(command: Command[EvaluateConfig]) -> tuple[Command[EvaluateConfig
     """The evaluation with the settings of its runs as defaults, and notes on it. Runs with different settings, and
     problems that a run was trained on, are refused.
     """
-    runs, notes = find_runs(command.config.model_names)
+    runs, notes = find_runs(command.config.model_names, command.config.runs_dir)
     sizes, sized = _sized(command.config)
     command = command.over(sizes)
     config, notes = command.config, notes + sized
@@ -62,9 +62,9 @@ def _sized(config: EvaluateConfig) -> tuple[dict[str, Any], list[str]]:
     that MinRL did not make, and a note on them. A server is taken to have a GPU.
     """
     sizes = {
-        name: sizes_for(UNKNOWN, on_gpu=True) if name.startswith(API) else sizes_of(name, config.model)
+        name: sizes_for(UNKNOWN, on_gpu=True) if name.startswith(API) else sizes_of(name, config.model, config.runs_dir)
         for name in config.model_names
-        if name.startswith(API) or not made_here(Path(resolve_model(name)))
+        if name.startswith(API) or not made_here(Path(resolve_model(name, config.runs_dir)))
     }
     if not sizes:
         return {}, []

@@ -10,9 +10,9 @@ from minrl.config import TaskOptions
 from minrl.evaluate.config import STAGES, Stage
 from minrl.evaluate.plan import EvaluationPlan, PlannedTask
 from minrl.rewards.judge import asked_by
-from minrl.run.overall import shares
 from minrl.types import UserError
 from minrl.utils.cli import plain_options
+from minrl.utils.statistics import shares
 from minrl.utils.task_names import option_keys
 from minrl.utils.text import digest_of
 

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from minrl.report.runs import RunData, Score, is_report, read_ends
+from minrl.run.folder import RunFolder
 from minrl.types import UserError, require
 from minrl.utils.cli import typed
 from minrl.utils.files import LOCK, holder, is_locked
-
-WRITTEN = ("config.json", "metrics.jsonl", "log.txt")
-"""The files whose age says when a run last wrote something; a report of it does not count."""
 
 
 def listing(runs_dir: Path) -> Iterator[str]:
@@ -28,7 +26,7 @@ def listing(runs_dir: Path) -> Iterator[str]:
             continue
         try:
             text = _described(folder, read_ends(folder))
-            runs.append((_last_written(folder), text))
+            runs.append((RunFolder(folder).last_written, text))
         except (UserError, OSError) as error:
             begun = is_locked(folder / LOCK) and not (folder / "config.json").exists()
             what = f"is being prepared ({holder(folder / LOCK)})" if begun else f"not a run: {error}"
@@ -56,7 +54,7 @@ def _described(folder: Path, run: RunData) -> str:
     config, going_on = run.record["config"], is_locked(folder / LOCK)
     wanted = config.get("steps") or config.get("rounds")
     steps = f"step {run.last_step}" + (f" of {wanted}" if wanted else "")
-    written = time.strftime("%d %b %Y %H:%M", time.localtime(_last_written(folder)))
+    written = time.strftime("%d %b %Y %H:%M", time.localtime(RunFolder(folder).last_written))
     state = f"going on ({holder(folder / LOCK)})" if going_on else "finished" if run.summary else "stopped"
     (before, after), best = run.before_and_after(run.trained), run.best(run.trained)
     facts = [f"{state}, {steps}, {written}", f"{run.trained}, {run.model}"]
@@ -74,7 +72,3 @@ def _described(folder: Path, run: RunData) -> str:
 
 def _percent(score: Score | None) -> str:
     return "-" if score is None else f"{score.pass_at_1:.1%}"
-
-
-def _last_written(folder: Path) -> float:
-    return max(path.stat().st_mtime for path in map(folder.joinpath, WRITTEN) if path.exists())

@@ -21,6 +21,7 @@ from minrl.report.runs import REPORTS, RunData, read_runs
 from minrl.report.seeds import groups_of
 from minrl.report.svg import alone, sheet
 from minrl.report.tables import markdown
+from minrl.run.folder import RunFolder
 from minrl.types import require
 from minrl.utils.cli import Command
 from minrl.utils.files import write_text
@@ -113,7 +114,7 @@ def _default_folder(runs: Sequence[RunData], first: str, runs_dir: str) -> Path:
     order; a name that is too long is cut and ends with a hash.
     """
     if len(runs) == 1:
-        return (Path(first) if Path(first, "config.json").exists() else Path(runs_dir) / first) / "report"
+        return RunFolder.open(first, runs_dir).path / "report"
     name = "+".join(run.name for run in runs)
     if len(name.encode()) > LONGEST_NAME:
         name = f"{runs[0].name[: LONGEST_NAME // 2]}+{len(runs) - 1}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,16 +1,15 @@
 """A run as its folder describes it, even while it is going on or after it was killed."""
 
-import difflib
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minrl.types import UserError, require
-from minrl.utils.files import read_jsonl, read_line
+from minrl.run.folder import METRICS, RunFolder, without_nulls
+from minrl.types import require
+from minrl.utils.files import read_line
 from minrl.utils.task_names import task_key
 
 NOT_SETTINGS = (
@@ -157,7 +156,9 @@ def read_runs(names: Sequence[str], runs_dir: Path) -> list[RunData]:
     require(
         bool(names), "name one or more runs: python -m minrl report RUN [RUN ...], such as runs/countdown-grpo-seed0"
     )
-    found = [read_run(_folder(name, runs_dir)) for name in names if len(names) == 1 or not is_report(Path(name))]
+    found = [
+        read_run(RunFolder.open(name, runs_dir).path) for name in names if len(names) == 1 or not is_report(Path(name))
+    ]
     for name, count in sorted(Counter(run.name for run in found).items()):
         require(count == 1, f"two of the runs are called {name}: name each once, or rename one of the folders")
     return found
@@ -170,37 +171,19 @@ def is_report(folder: Path) -> bool:
 
 def read_run(folder: Path) -> RunData:
     """A run from its files. Raises `UserError` in one line if one is missing or torn."""
-    run = _read(folder, read_jsonl)
-    require(bool(run.lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
-    return run
+    run = RunFolder.open(str(folder))
+    lines = run.metrics
+    require(bool(lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
+    return RunData(folder.resolve().name, run.record, lines, run.summary)
 
 
 def read_ends(folder: Path) -> RunData:
     """As `read_run`, but of its steps, which may be none yet, those that were evaluated and the last only."""
-    return _read(folder, _ends)
-
-
-def _read(folder: Path, read_lines: Callable[[Path], list[Any]]) -> RunData:
-    record = _json(folder / "config.json")
-    summary = _json(folder / "summary.json") if (folder / "summary.json").exists() else {}
-    for name, kind in (("config", dict), ("minrl_run", str)):
-        require(isinstance(record.get(name), kind), f"{folder}/config.json is not a run's: it has no `{name}`")
-    metrics = folder / "metrics.jsonl"
-    try:
-        lines = [{tag: value for tag, value in line.items() if value is not None} for line in read_lines(metrics)]
-    except json.JSONDecodeError as error:
-        raise UserError(f"{metrics} is damaged: a line is not JSON ({error.msg}: {error.doc[:40]!r})") from error
-    except (AttributeError, TypeError) as error:  # JSON, but no objects
-        raise UserError(f"{metrics} is not a run's: {error}") from error
-    require(all("step" in line for line in lines), f"{metrics} is not a run's: a line has no `step`")
-    return RunData(folder.resolve().name, record, lines, summary)
-
-
-def _ends(path: Path) -> list[Any]:
-    """The lines of a JSONL file that have a score, and the last one."""
+    run, path = RunFolder.open(str(folder)), folder / METRICS
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    wanted = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
-    return list(map(read_line, wanted))
+    chosen = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
+    lines = [without_nulls(read_line(line)) for line in chosen]
+    return RunData(folder.resolve().name, run.record, lines, run.summary)
 
 
 def differences(runs: Sequence[RunData]) -> dict[str, list[Any]]:
@@ -222,24 +205,3 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
         last = weight * last + (1 - weight) * value
         averages.append(last / (1 - weight**number))
     return averages
-
-
-def _folder(name: str, runs_dir: Path) -> Path:
-    for folder in (Path(name), runs_dir / name):
-        if (folder / "config.json").exists():
-            return folder
-    known = sorted(path.parent.name for path in runs_dir.glob("*/config.json"))
-    close = difflib.get_close_matches(Path(name).name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"{runs_dir}/ has {', '.join(known[:5]) or 'none'}"
-    raise UserError(f"no run {name}: neither it nor {runs_dir / name} holds a config.json; {hint}")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # neither JSON nor, perhaps, a text
-        raise UserError(f"{path} is damaged: {error}") from error
-    require(isinstance(value, dict), f"{path} is damaged: it holds no object")
-    return value

@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -21,16 +22,21 @@ from minrl.batch import pack
 from minrl.config import BaseModelConfig, ModelConfig, OptimizerConfig
 from minrl.models.chat import ChatTokenizer, as_rollout
 from minrl.models.loading import CHAT_TEMPLATE, small_qwen3, word_tokenizer
+from minrl.models.messages import text_of
 from minrl.models.processes import Processes
 from minrl.models.scoring import score
 from minrl.optimizer import clipped_step
 from minrl.policy import Policy, as_policy
 from minrl.run.checkpoint import save_policy
-from minrl.run.unknown_words import check_task_words, check_words, shown_text
-from minrl.tasks import Task
-from minrl.types import Example, Prompt, Rollout, UserError
+from minrl.run.run import Run
+from minrl.tasks import Task, offered_words
+from minrl.tasks.mixture import mixture
+from minrl.tasks.programs import programs_outside
+from minrl.types import Example, Prompt, Rollout, UserError, require
 from minrl.utils import text
+from minrl.utils.console import Screen
 from minrl.utils.files import lock_in_turn, whole_folder
+from minrl.utils.task_names import option_keys, task_key, weights_of
 
 VERSION = 1
 """Increased when the recipe changes, so that a cached model of the old recipe is not used."""
@@ -51,6 +57,32 @@ def require_demonstrations(name: str, task: Task) -> None:
             f"the embedded base model cannot play {name!r}: the task offers no demonstrations and vocabulary; "
             "name a model with --model-id (a hub name or a local folder)"
         )
+
+
+def embedded_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
+    """Where the base model for the trained tasks is. It is made now if it is not cached.
+
+    Its tokenizer knows the words that definitions offer for every base model, those of the trained tasks and those of
+    the other evaluated tasks. The weights of several tasks do not change it.
+    """
+    config, name = run.config, task_key(run.config.rollout.task)
+    keys, trained = list(config.rollout.weights), mixture(tasks, config.rollout.weights)
+    known = (word for task in tasks.values() for word in task.vocabulary)
+    words = list(dict.fromkeys([*offered_words(run.options), *known]))
+    outside = {
+        module: code for one in weights_of(config.rollout.task) for module, code in programs_outside(one).items()
+    }
+    shown = (text.stable_text(outside) if outside else "", *(digest_of(tasks[key]) for key in keys))
+    own = [run.options[option_keys(one)[0]] for one in weights_of(config.rollout.task)]
+    options = own[0] if len(own) == 1 else own
+    folder = base_model_path(config.base, name, options, words, config.logging.checkpoints_dir, *shown)
+    if not folder.exists():
+        require_words(words, keys, tasks, config.model)
+    if not folder.exists() and processes.main:
+        with screen.progress("making the base model", config.base.base_steps) as report:
+            make_base_model(folder, config.base, config.model, trained, words, processes, report)
+    processes.wait()
+    return str(folder)
 
 
 def base_model_path(
@@ -157,3 +189,52 @@ def _demonstrated(task: Task, rng: random.Random) -> tuple[Example, Sequence[tup
     assert task.demonstrations is not None
     shown = task.demonstrations(example, rng)
     return example, [(example.prompt, shown)] if isinstance(shown, str) else shown
+
+
+# Words that a tokenizer of whole words lacks: it reads all of them as the same token, which a model learns to say
+
+LARGEST_SHARE = 0.01
+"""Largest allowed share of tokens that stand for unknown words."""
+
+PROMPTS_READ = 64
+"""Prompts of each split that are read. They are in random order."""
+
+
+def check_task_words(tokenizer: ChatTokenizer, name: str, task: Task) -> None:
+    """Refuse a task whose prompts have too many unknown words. Those of an episode of the task's own are known only
+    when it is played.
+    """
+    for split, said in (("train", "training"), ("held_out", "held-out")) if task.episode is None else ():
+        prompts = [example.prompt for example in getattr(task.dataset, split)[:PROMPTS_READ]]
+        check_words(tokenizer, f"the {said} prompts of {name}", prompts_read(tokenizer, prompts))
+
+
+def prompts_read(tokenizer: ChatTokenizer, prompts: Iterable[Prompt]) -> list[tuple[Sequence[int], str]]:
+    """The prompts as the policy is shown them: their tokens, and the text whose words can be named."""
+    return [(tokenizer.encode_prompt(prompt), shown_text(prompt)) for prompt in prompts]
+
+
+def shown_text(prompt: Prompt) -> str:
+    """What a prompt asks: a chat's last message, because some templates leave out the others."""
+    return prompt if isinstance(prompt, str) else text_of(prompt[-1])
+
+
+def check_words(tokenizer: ChatTokenizer, what: str, read: Sequence[tuple[Sequence[int], str]]) -> None:
+    """Report the share of tokens that stand for unknown words. Raises `UserError` above `LARGEST_SHARE`."""
+    of_model = tokenizer.tokenizer
+    unknown = of_model.unk_token_id
+    if unknown in (None, of_model.eos_token_id, of_model.bos_token_id, of_model.pad_token_id):
+        return  # a tokenizer of bytes, which lacks no word
+    share = sum(list(ids).count(unknown) for ids, _ in read) / max(1, sum(len(ids) for ids, _ in read))
+    if share == 0:
+        return
+    words = dict.fromkeys(word for _, said in read for word in said.split())
+    lacking = (word for word in words if unknown in of_model(word, add_special_tokens=False)["input_ids"])
+    named = ", ".join(map(repr, islice(lacking, 3)))
+    found = f"{share:.2%} of the tokens of {what} stand for words that the model's tokenizer lacks ({named})"
+    require(
+        share <= LARGEST_SHARE,
+        f"{found}; at most {LARGEST_SHARE:.0%} may: choose a model that knows these words with --model-id, or leave "
+        "out what has them (a task of your own names its words in `vocabulary`)",
+    )
+    logger.warning(f"{found}: the model reads them all as {of_model.unk_token}")

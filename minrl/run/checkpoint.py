@@ -1,24 +1,23 @@
 """Checkpoints that are whole or not there, and the state that continues a run bit for bit.
 
-A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors` and `trainer.json`. It is written
-under a temporary name, its manifest of hashes last. All files are flushed to disk, then the folder is renamed. A folder
-that does not match its manifest is not a checkpoint.
+A checkpoint is a folder in Hugging Face's format plus `optimizer.safetensors` and, written last, `trainer.json` with
+the trainer's state. It is written under a temporary name, flushed to disk and renamed: it becomes visible at the end of
+`whole_folder` in `save_checkpoint`.
 """
 
 import hashlib
-import itertools
 import json
 import os
 import re
-import shlex
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from loguru import logger
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,17 +25,16 @@ from minrl.models.loading import save_model
 from minrl.models.lora import ADAPTER, SUBFOLDER, MergedWeights
 from minrl.models.sharding import gathered, master_weights, named_weights, part_of, sharded, state_of, whole
 from minrl.policy import Policy
-from minrl.run.best import best_of, scores_of
+from minrl.run.stopping import best_of, scores_of
 from minrl.types import TrainState, UserError, require
 from minrl.utils.files import naming, read_record, whole_folder, write_json
 
-MANIFEST = "manifest.json"
 STATE = "trainer.json"
 MOMENTS = "optimizer.safetensors"
+HASHES = "sha256"
+"""The entry of trainer.json with a hash of the tensors of each safetensors file."""
 MASTER = "weight"
 """Among the optimizer's moments: a float32 weight that model.safetensors has in lower precision."""
-OWNER = "run.json"
-"""The file beside the checkpoints that names the run."""
 BEST = "best"
 """The file beside the checkpoints that names the best of them."""
 
@@ -74,9 +72,7 @@ def save_checkpoint(
     with whole_folder(final) as temporary:
         save_policy(policy, temporary, tensors, dtype)
         save_optimizer(moments, temporary / MOMENTS)
-        held = {name: value for name, value in asdict(state).items() if value or name != "tasks"}  # none of one task
-        (temporary / STATE).write_text(json.dumps(held, indent=1))
-        _seal(temporary)
+        save_state(state, temporary)
     best = name_best(folder, state) if keep_best else None  # before the one that it names now is removed
     for path in by_step(folder)[:-keep] if keep else ():
         if path != best:
@@ -84,9 +80,112 @@ def save_checkpoint(
     return final
 
 
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint under a temporary name: a kill leaves no half of one."""
+    temporary = checkpoint.with_name(f".{checkpoint.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(checkpoint.rename(temporary))
+
+
+def by_step(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the oldest first."""
+    names = os.listdir(folder) if folder.is_dir() else []  # a glob would hide a folder that cannot be read
+    found = [folder / name for name in names if re.fullmatch(r"step_\d+", name)]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
+
+
+def last_saved(folder: Path) -> Path | None:
+    """The newest checkpoint, whose files are not looked at."""
+    return next(reversed(by_step(folder)), None)
+
+
+def newest_complete(folder: Path) -> Path | None:
+    """The newest checkpoint that is not damaged. Those that are passed over are reported if there is one."""
+    problems: dict[Path, str] = {}
+    for path in reversed(by_step(folder)):
+        problem = damage(path)
+        if problem is None:
+            for skipped, why in problems.items():
+                logger.warning(f"checkpoint {skipped} is damaged ({why}); going back to the one before it")
+            return path
+        problems[path] = problem
+    return None
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at a path: itself, or the newest whole one in a folder of checkpoints."""
+    if (path / STATE).exists():
+        problem = damage(path)
+        require(problem is None, f"checkpoint {path} is damaged ({problem}): name the one before it")
+        return path
+    found = newest_complete(path)
+    if found is None:
+        raise UserError(f"{path} holds no complete checkpoint: name a folder step_* or one that contains them")
+    return found
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, such as a file that was cut short; None if nothing is. Tensors are not read. An
+    existing file that cannot be read just now raises `OSError`: else a run would go on from the one before it.
+    """
+    try:
+        names = read_state(checkpoint)[HASHES]
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError):
+        return f"no readable {STATE}"
+    for name in names:
+        try:
+            with safe_open(checkpoint / name, "pt"):
+                pass
+        except FileNotFoundError:
+            return f"{name} is missing"
+        except (SafetensorError, ValueError):
+            return f"{name} is not what was written"
+    return None
+
+
+def discard_after(folder: Path, step: int) -> None:
+    """Remove what lies beyond the step from which a run resumes: damaged checkpoints, and what a kill left half
+    written or half removed.
+    """
+    for path in folder.glob(".step_*.tmp"):
+        shutil.rmtree(path)
+    for path in by_step(folder):
+        if step_of(path) > step:
+            _remove(path)
+
+
+# The trainer's state
+
+
+def save_state(state: TrainState, folder: Path) -> None:
+    """Write the state into a folder with the other files of a checkpoint, and hashes of their tensors."""
+    held = {name: value for name, value in asdict(state).items() if value or name != "tasks"}  # none of one task
+    (folder / STATE).write_text(json.dumps({**held, HASHES: hash_files(folder)}, indent=1))
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The content of trainer.json."""
+    with naming(checkpoint / STATE):
+        values = json.loads((checkpoint / STATE).read_text())
+    if not isinstance(values, dict):
+        raise ValueError(f"{checkpoint / STATE} holds no object")
+    return values
+
+
+def load_state(checkpoint: Path) -> TrainState:
+    """The trainer's state in a checkpoint."""
+    values = read_state(checkpoint)
+    del values[HASHES]
+    tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
+    return TrainState(**values, tasks=tasks)
+
+
+# The best of a run's checkpoints
+
+
 def name_best(folder: Path, state: TrainState) -> Path | None:
     """Write down in `folder/best` which checkpoint has the best score of those that are there, and return it."""
-    there = {step_of(path): path for path in by_step(folder) if (path / MANIFEST).exists()}
+    there = {step_of(path): path for path in by_step(folder)}
     best = best_of(score for score in scores_of(state) if score.step in there)
     if best is None:
         (folder / BEST).unlink(missing_ok=True)
@@ -107,27 +206,11 @@ def is_best(folder: Path, state: TrainState) -> bool:
 
 def best_in(folder: Path) -> Path | None:
     """The checkpoint that `folder/best` names; None if there is none."""
-    name = str(read_record(folder / BEST).get("checkpoint", ""))
-    whole = re.fullmatch(r"step_\d+", name) is not None and (folder / name / MANIFEST).exists()
-    return folder / name if whole else None
+    name = read_record(folder / BEST).get("checkpoint")
+    return next((path for path in by_step(folder) if path.name == name), None)
 
 
-def load_state(checkpoint: Path) -> TrainState:
-    """The trainer's state in a checkpoint. Raises `UserError` if a newer version of MinRL wrote it."""
-    values = json.loads((checkpoint / STATE).read_text())
-    unknown = sorted(values.keys() - {one.name for one in fields(TrainState)})
-    require(
-        not unknown,
-        f"{checkpoint / STATE} holds {', '.join(unknown)}, which this version of MinRL does not know: go on with the "
-        f"version that wrote it, or begin a new run from its weights with --model-id {shlex.quote(str(checkpoint))}",
-    )
-    tasks = {name: TrainState(**of_task) for name, of_task in values.pop("tasks", {}).items()}
-    return TrainState(**values, tasks=tasks)
-
-
-def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer's moments of a checkpoint."""
-    load_optimizer(optimizer, policy, checkpoint / MOMENTS)
+# The optimizer
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, policy: Policy) -> dict[str, Tensor]:
@@ -147,12 +230,12 @@ def save_optimizer(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 @torch.no_grad()
-def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path) -> None:
+def restore_optimizer(checkpoint: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Restore what `save_optimizer` wrote, and float32 weights where it has them. bitsandbytes counts steps in an int,
     torch in a float32.
     """
     weights = named_weights(policy.model)
-    with safe_open(path, "pt") as file:
+    with safe_open(checkpoint / MOMENTS, "pt") as file:
         for key in file.keys():  # noqa: SIM118 - no dictionary
             value, (kind, _, name) = file.get_tensor(key), key.partition(":")
             counted = kind == "step" and value.dtype == torch.int64
@@ -162,6 +245,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, policy: Policy, path: Path)
                 weight.copy_(moment)
             else:
                 optimizer.state[weight][kind] = int(value) if counted else moment
+
+
+# The policy
 
 
 def policy_tensors(policy: Policy) -> Iterator[tuple[str, Tensor]]:
@@ -202,112 +288,29 @@ def save_policy(
     save_model(policy.model, policy.tokenizer, folder, merged, dtype)
 
 
-def last_saved(folder: Path) -> Path | None:
-    """The newest checkpoint that was completely written: its manifest is written last. Its hashes are not checked."""
-    return next((path for path in reversed(by_step(folder)) if (path / MANIFEST).exists()), None)
+# Hashes of tensors
 
 
-def newest_complete(folder: Path) -> Path | None:
-    """The newest whole checkpoint. Damaged ones are skipped, which is reported if there is a whole one."""
-    problems: dict[Path, str] = {}
-    for path in reversed(by_step(folder)):
-        problem = damage(path)
-        if problem is None:
-            for skipped, why in problems.items():
-                logger.warning(f"checkpoint {skipped} is damaged ({why}); going back to the one before it")
-            return path
-        problems[path] = problem
-    return None
-
-
-def damaged(folder: Path) -> dict[Path, str]:
-    """The checkpoints that are not whole, and what is wrong with each."""
-    return {path: problem for path in by_step(folder) if (problem := damage(path)) is not None}
-
-
-def discard_after(folder: Path, step: int) -> None:
-    """Clear what lies beyond the step from which a run resumes. Half-written checkpoints are removed. Damaged ones are
-    renamed to `step_*.damaged`: the weights may be good if another file was edited.
+def hash_files(folder: Path) -> dict[str, str]:
+    """A hash of the tensors of each safetensors file in a folder. The bytes of the files differ each time: safetensors
+    writes their metadata in random order.
     """
-    for path in folder.glob(".step_*.tmp"):
-        _remove(path)
-    for path in by_step(folder):
-        if step_of(path) > step:
-            names = map(path.with_name, numbered(f"{path.name}.damaged"))
-            aside = next(name for name in names if not name.exists())
-            path.rename(aside)
-            logger.warning(f"the damaged checkpoint {path} is kept as {aside.name}")
-
-
-def numbered(name: str) -> Iterator[str]:
-    """NAME, NAME-2, NAME-3, ..."""
-    yield name
-    yield from (f"{name}-{number}" for number in itertools.count(2))
-
-
-def _remove(checkpoint: Path) -> None:
-    """Remove a checkpoint. If it was moved to another disk, only the link is removed."""
-    checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
-
-
-def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, or None. Raises `OSError` if an existing file cannot be read: then nothing is
-    known to be wrong.
-    """
-    try:
-        with naming(checkpoint / MANIFEST):
-            expected = json.loads((checkpoint / MANIFEST).read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return f"no readable {MANIFEST}"
-    if not isinstance(expected, dict) or not expected.keys() >= {STATE, MOMENTS}:
-        return f"{MANIFEST} does not list {STATE} and {MOMENTS}"
-    for name, digest in expected.items():
-        try:
-            found = _digest(checkpoint / name)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return f"{name} is missing"
-        if found != digest:
-            return f"{name} is not what was written"
-    return None
-
-
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at a path: itself, or the newest whole one in a folder of checkpoints."""
-    if (path / MANIFEST).exists():
-        problem = damage(path)
-        require(problem is None, f"checkpoint {path} is damaged ({problem}): name the one before it")
-        return path
-    found = newest_complete(path)
-    if found is None:
-        raise UserError(f"{path} holds no complete checkpoint: name a folder step_* or one that contains them")
-    return found
+    hashes = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            hashes[str(path.relative_to(folder))] = _hash((name, file.get_tensor(name)) for name in sorted(file.keys()))
+    return hashes
 
 
 def weights_sha256(policy: Policy) -> str:
-    """Hash over sorted name, dtype, shape and bytes of the weights, tied ones once. Of a sharded policy all processes
-    must ask.
-    """
+    """A hash of the policy's weights, tied ones once. Of a sharded policy all processes must ask."""
+    return _hash((name, whole(weight)) for name, weight in master_weights(policy.model).items())
+
+
+def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256 over name, dtype, shape and bytes of each."""
     digest = hashlib.sha256()
-    for name, weight in master_weights(policy.model).items():
-        digest.update(f"{name} {str(weight.dtype).removeprefix('torch.')} {tuple(weight.shape)}\n".encode())
-        digest.update(whole(weight).detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for name, tensor in tensors:
+        digest.update(f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def by_step(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, whole or not, the oldest first."""
-    names = os.listdir(folder) if folder.is_dir() else []  # a glob would hide a folder that cannot be read
-    found = [folder / name for name in names if re.fullmatch(r"step_\d+", name)]
-    return sorted((path for path in found if path.is_dir()), key=step_of)
-
-
-def _seal(folder: Path) -> None:
-    """Write the manifest of all files."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    digests = {str(path.relative_to(folder)): _digest(path) for path in files}
-    (folder / MANIFEST).write_text(json.dumps(digests, indent=1))
-
-
-def _digest(path: Path) -> str:
-    with naming(path), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

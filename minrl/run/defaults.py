@@ -1,4 +1,6 @@
-"""Defaults that follow from the number of weights and the kind of device: never from timing, so that they repeat.
+"""The defaults of what is trained, and the name of a run by what is not at them.
+
+Defaults follow from the number of weights and the kind of device: never from timing, so that they repeat.
 
 Learning rates of reinforcement learning: 3e-4 for the million weights of MinRL's own base model (LOG.md), 2e-5 for
 SmolLM2-135M, which 1e-6 hardly moves in twelve steps, and above, where it cannot be measured on a processor, the 1e-6
@@ -11,15 +13,28 @@ Sizes on a processor are such that a step takes about half a minute on two cores
 within three minutes. On a GPU completions may have the 1024 tokens of DeepSeekMath, TinyZero and nano-aha-moment.
 """
 
-from dataclasses import replace
+import re
+from collections.abc import Collection
+from dataclasses import fields, replace
 from functools import cache
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from loguru import logger
 
-from minrl.config import ModelConfig, TrainerConfig
-from minrl.utils.cli import Command, to_dict, without_options
+from minrl.config import (
+    BaseModelConfig,
+    EngineConfig,
+    EvaluationConfig,
+    JudgeConfig,
+    LoggingConfig,
+    ModelConfig,
+    TaskOptions,
+    TrainerConfig,
+)
+from minrl.utils.cli import Command, plain_options, to_dict, without_options
+from minrl.utils.task_names import option_keys, weights_of
 
 T = TypeVar("T")
 
@@ -78,22 +93,22 @@ def sizes_for(weights: int, on_gpu: bool) -> Sizes:
     return next(sizes for limit, sizes in (ON_GPU if on_gpu else ON_CPU).items() if weights < limit)
 
 
-def sizes_of(name: str, model: ModelConfig) -> Sizes:
+def sizes_of(name: str, model: ModelConfig, runs_dir: str) -> Sizes:
     """The same for the model of a name, on the configured device."""
     import torch  # not before the command line is read
 
-    return sizes_for(num_weights(name), model.device != "cpu" and torch.cuda.is_available())
+    return sizes_for(num_weights(name, runs_dir), model.device != "cpu" and torch.cuda.is_available())
 
 
 @cache
-def num_weights(name: str) -> int:
+def num_weights(name: str, runs_dir: str) -> int:
     """The number of weights of a model, as --model-id takes it: from its config, before it is loaded."""
     from minrl.models.loading import count_weights
     from minrl.models.lora import base_of
-    from minrl.run.model_names import resolve_model
+    from minrl.run.folder import resolve_model
 
     try:
-        path = resolve_model(name)
+        path = resolve_model(name, runs_dir)
         return count_weights(base_of(path) or path)
     except Exception:  # transformers raises whatever a damaged file leads it to
         return UNKNOWN
@@ -102,9 +117,9 @@ def num_weights(name: str) -> int:
 def defaults(settings: Any) -> dict[str, Any]:  # noqa: ANN401 - of any program
     """The defaults that depend on what the settings train, by name. Some are of other programs."""
     config, fine_tuning = settings.trainer, not isinstance(settings, TrainerConfig)
-    name, adapted = config.model.model_id, config.lora.lora_rank > 0
-    rates = rates_for(num_weights(name) if name else OWN_BASE)
-    sizes = sizes_of(name, config.model) if name else sizes_for(OWN_BASE, on_gpu=False)
+    name, adapted, runs_dir = config.model.model_id, config.lora.lora_rank > 0, config.logging.runs_dir
+    rates = rates_for(num_weights(name, runs_dir) if name else OWN_BASE)
+    sizes = sizes_of(name, config.model, runs_dir) if name else sizes_for(OWN_BASE, on_gpu=False)
     rate = rates[2 * fine_tuning + adapted]
     return {"learning_rate": rate, **sizes._asdict(), "samples_per_example": sizes.group_size}
 
@@ -138,3 +153,64 @@ def what_is_trained(settings: Any, weights: int) -> str:  # noqa: ANN401 - of an
     return (
         f"training {what} of {config.model.model_id or 'the base model'} ({num_text(weights)}) with {' '.join(flags)}"
     )
+
+
+# What a run is called: what it trains, the settings that are not at their defaults, its seed
+
+LONGEST = 120
+"""Most characters of the settings in a name; file systems allow 255 bytes for all of it."""
+
+
+def _names(*groups: type) -> set[str]:
+    return {one.name for group in groups for one in fields(group)}
+
+
+HOUSEKEEPING = _names(LoggingConfig) | {"resume", "preflight", "preflight_only", "judge_cache"}
+"""Settings of files and of the screen."""
+
+NOT_IN_NAMES = (
+    HOUSEKEEPING
+    | _names(BaseModelConfig, EngineConfig, EvaluationConfig, JudgeConfig, ModelConfig)
+    | {"task", "algorithm", "seed", "data", "eval_data", "sample_batch_size", "micro_batch_tokens", "lora_checkpoint"}
+    | {"reward_deadline_s", "reward_workers", "max_unscorable_frac", "max_skipped_steps", "teacher_prompt"}
+) - {"model_id", "judge_model", "judge_weight"}
+"""Settings that a name leaves out: it has them already, or they are about measuring, memory, speed and deadlines."""
+
+
+def differing(settings: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - of any program
+    """The settings that are not at the defaults of what is trained, by name; a task's option as `task.option`."""
+    usual = {**to_dict(type(settings)(), {}), **defaults(settings)}
+    found = {name: value for name, value in to_dict(settings, {}).items() if value != usual[name]}
+    for key, own in options.items():
+        start = plain_options(type(own)())
+        found |= {f"{key}.{name}": value for name, value in plain_options(own).items() if value != start[name]}
+    return {name: value for name, value in found.items() if name not in HOUSEKEEPING}
+
+
+def full_name(settings: Any, options: TaskOptions, changing: Collection[str]) -> str:  # noqa: ANN401
+    """The name that the user gave the run, or its own, such as `countdown-grpo-learning_rate=0.001-seed0`. A resume may
+    change the settings `changing`, so no name has them.
+    """
+    if settings.logging.run_name:
+        return settings.logging.run_name
+    trained = [key for name in weights_of(settings.trainer.rollout.task) for key in option_keys(name)]
+    alone = len(settings.trainer.rollout.weights) == 1
+    parts: list[str] = []
+    for name, value in differing(settings, options).items():
+        task, dot, option = name.partition(".")
+        if name in NOT_IN_NAMES or name in changing or (dot and task not in trained):
+            continue  # the last: an option of a task that is only evaluated
+        parts.append(part((option if dot and alone else name).replace("/", "-"), value))
+    kept = [part for place, part in enumerate(parts) if len("-".join(parts[: place + 1])) <= LONGEST]
+    more = [f"and-{len(parts) - len(kept)}-more"] * (len(kept) < len(parts))
+    return "-".join([settings.what, *kept, *more, f"seed{settings.seed}"])
+
+
+def part(name: str, value: Any) -> str:  # noqa: ANN401 - a setting
+    """A setting in a name; of a path the last part."""
+    if isinstance(value, float):
+        value = f"{value:g}"
+    elif isinstance(value, str) and "/" in value:
+        value = Path(value).name
+    text = re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
+    return text if name == "model_id" else f"{name}={text}"

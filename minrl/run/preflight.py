@@ -1,38 +1,41 @@
 """Checks before step 1, each finding in one line with how to fix it, as soon as it is known.
 
-What needs no completion comes first. Then rollouts of training examples, drawn with the run's seed, are sampled and
-rewarded: at most as many tokens as a default step of a model of this size, so that it takes no longer than that. A
-reward that fails for all of them ends the run.
+What needs no completion comes first: learning rate, memory, disk, examples. Then rollouts of training examples, drawn
+with the run's seed, are sampled and rewarded: at most as many tokens as a default step of a model of this size, so that
+it takes no longer than that. A reward that fails for all of them ends the run.
 """
 
+import math
 import random
 import re
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from loguru import logger
 
 import minrl
-from minrl.batch import pack
-from minrl.config import EvaluationConfig, TrainerConfig
+from minrl.config import TrainerConfig
 from minrl.engines import Engine
-from minrl.evaluation import evaluations_after, samples_of
-from minrl.models.cpu import resident_bytes
-from minrl.models.scoring import sampled_rollout
+from minrl.engines.choice import takes_vllm
+from minrl.engines.decoder import has_own_decoder
+from minrl.engines.slices import footprint
+from minrl.engines.torch_engine import CACHE_GIB
+from minrl.models.activations import layers_of
+from minrl.models.memory import MOMENT_BYTES, Setup, Weights, needed, weights_of, with_adapters
+from minrl.models.method import method_of
+from minrl.models.sharding import master_weights
+from minrl.models.text import decoder_of
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
 from minrl.run.defaults import OWN_BASE, num_text, rates_for, sizes_for
-from minrl.run.room import disk_findings, expected_bytes, memory_findings, save_findings
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
-from minrl.types import Example, Rollout, UserError, require
-from minrl.utils.console import duration
-from minrl.utils.statistics import wilson
+from minrl.types import CausalModel, Example, Rollout, UserError, require
+from minrl.utils.files import free_bytes
 from minrl.utils.task_names import task_key
 
 PACKAGE = Path(minrl.__file__ or "").parent
@@ -41,18 +44,35 @@ MEASURED = 512
 FEW_SAMPLED = 8
 """Examples that are sampled of a task whose rewards take time."""
 SLOW_REWARD_S = 1.0
-NO_ROOM = "has no room: "
-"""In the failure of an episode whose turn does not fit into the context."""
 FEW_HELD_OUT = 20
 TRUNCATED_SHARE = 0.1
 """Largest share of completions that may be cut off: their reward says nothing about their answer."""
-LONG_STEP_S = 600.0
-SHORT_STREAM = 64
-"""Tokens by which the time of a forward pass is measured before anything is sampled."""
-SAMPLING_PASSES = 2.0
-"""Forward passes that take as long as to sample, token by token."""
-UPDATE_PASSES = 3.0
-"""Forward passes without gradient that take as long as an update's forward and backward pass (measured: 2.5 to 4)."""
+
+
+def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> Iterator[str]:
+    """Findings as soon as they are known. Raises `UserError` if no completion could be rewarded."""
+    members = {key or task_key(config.rollout.task): member for key, member in task.members.items()}
+    yield from rate_findings(policy, config)
+    yield from memory_findings(policy, config)
+    yield from disk_findings(policy, config)
+    for name, member in members.items():
+        yield from _of(name, len(members), dataset_findings(policy, engine, name, member, config))
+    for name, member in members.items():
+        examples, plan = sampled_as(policy, name, member, config, len(members))
+        workers.take_seconds()
+        played = rollout(policy, engine, workers, member, examples, plan)
+        reward_s = max(policy.processes.gather([workers.take_seconds()]))
+        refuse_mistakes(played.failures)
+        require_a_reward(name, played)
+        found = sample_findings(policy, engine, name, member, played, plan.max_tokens, reward_s, config)
+        yield from _of(name, len(members), found)
+
+
+def _of(name: str, count: int, findings: Iterable[str]) -> Iterator[str]:
+    """Findings of a task; of one of several with its name and the flag that sets its own limit."""
+    for finding in findings:
+        own = re.sub(r"--max-tokens(?: (\d+))?", lambda flag: f"--task-max-tokens {name}:{flag[1] or 'N'}", finding)
+        yield finding if count == 1 else f"{name}: {own}"
 
 
 def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) -> Task:
@@ -62,92 +82,26 @@ def leave_out_unusable(policy: Policy, engine: Engine, name: str, task: Task) ->
     """
     if task.episode is not None:
         return task
-    splits, limit = {"training": task.dataset.train, "held-out": task.dataset.held_out}, engine.context_length
-    kept = {split: [one for one in of_it if policy.fits(one.prompt, limit)] for split, of_it in splits.items()}
-    left_out = []
-    for split, whole in splits.items():
-        if len(kept[split]) < len(whole):
-            left_out.append(f"{len(whole) - len(kept[split])} of {len(whole)} {split}")
-            require(
-                bool(kept[split]),
-                f"no {split} example of {name} leaves room for a completion in the {limit} tokens that the model "
-                "takes behind a prompt that is not empty: choose others, or a longer context (another model; "
-                "--engine-context-length)",
-            )
-    if not left_out:
-        return task
-    logger.warning(
-        f"{name}: {' and '.join(left_out)} examples are left out: their prompts are empty, or alone fill the {limit} "
-        "tokens that the model takes"
-    )
+    limit, kept = engine.context_length, {}
+    for split, examples in (("training", task.dataset.train), ("held-out", task.dataset.held_out)):
+        kept[split] = [one for one in examples if policy.fits(one.prompt, limit)]
+        left_out = len(examples) - len(kept[split])
+        if not left_out:
+            continue
+        require(
+            bool(kept[split]),
+            f"no {split} example of {name} leaves room for a completion in the {limit} tokens that the model takes "
+            "behind a prompt that is not empty: choose others, or a longer context (another model; "
+            "--engine-context-length)",
+        )
+        logger.warning(
+            f"{name}: {left_out} of {len(examples)} {split} examples are left out: their prompts are empty, or alone "
+            f"fill the {limit} tokens that the model takes"
+        )
     return replace(task, dataset=Dataset(kept["training"], kept["held-out"], task.dataset.key))
 
 
-class Sampled(NamedTuple):
-    """Rollouts of a task, sampled as in a step, with completions of at most `limit` tokens."""
-
-    rollouts: list[Rollout]
-    limit: int
-    seconds: float
-
-
-def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> Iterator[str]:
-    """Findings as soon as they are known. Raises `UserError` if no completion could be rewarded. On a CPU the end logs
-    what the run is expected to take.
-    """
-    resident, sampled = resident_bytes(policy.device), dict[str, Sampled]()
-    members = {key or task_key(config.rollout.task): member for key, member in task.members.items()}
-    several = "" not in task.members
-    yield from rate_findings(policy, config)
-    for findings in (memory_findings, save_findings, disk_findings):
-        yield from findings(policy, config)
-    for name, member in members.items():
-        yield from _of(name, several, dataset_findings(policy, engine, name, member, config))
-    yield from time_findings(policy, config)
-    for name, member in members.items():
-        examples, plan = sampled_as(policy, name, member, config, len(members))
-        workers.take_seconds()
-        started = time.perf_counter()
-        played = rollout(policy, engine, workers, member, examples, plan)
-        sampled[name] = Sampled(played.rollouts, plan.max_tokens, time.perf_counter() - started)
-        refuse_mistakes(played.failures)
-        require_a_reward(name, played)
-        reward_s = max(policy.processes.gather([workers.take_seconds()]))
-        found = sample_findings(policy, engine, name, member, played, plan.max_tokens, reward_s, config)
-        yield from _of(name, several, found)
-    if policy.device.type == "cpu":
-        logger.info(f"preflight: {estimate(policy, members, sampled, config, resident)}")
-
-
-def _of(name: str, several: bool, findings: Iterable[str]) -> Iterator[str]:
-    """Findings of a task; of one of several with its name and the flag that sets its own limit."""
-    for finding in findings:
-        named = re.sub(r"--max-tokens(?: (\d+))?", lambda flag: f"--task-max-tokens {name}:{flag[1] or 'N'}", finding)
-        alone = re.search(rf"(^|of ){re.escape(name)} ", finding)
-        yield finding if not several else named if alone else f"{name}: {named}"
-
-
-def sampled_as(
-    policy: Policy, name: str, task: Task, config: TrainerConfig, num_tasks: int
-) -> tuple[list[Example], Plan]:
-    """The examples that are sampled of a task, and how: as in a step, but with at most as many tokens as a default step
-    of a model of this size, in completions of at most twice its limit. Never by timing: all processes take the same.
-    """
-    settings = config.rollout
-    usual = sizes_for(policy.num_weights, policy.device.type == "cuda")
-    limit = min(config.limit_of(name), 2 * usual.max_tokens)
-    most = max(1, usual.prompts_per_step * usual.group_size * usual.max_tokens // (num_tasks * limit))
-    group_size = min(settings.group_size, most)
-    count = min(most // group_size, settings.prompts_per_step if task.cheap else FEW_SAMPLED)
-    plan = Plan(
-        *(group_size, limit, settings.temperature, config.seed, "preflight", 0), stop_strings=settings.stop_strings
-    )
-    return drawn(task.dataset.train, MEASURED, config.seed)[:count], plan
-
-
-def drawn(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
-    """At most so many of the examples, at random: neighbours in a file are alike."""
-    return random.Random(seed).sample(list(examples), min(count, len(examples)))
+# What needs no completion
 
 
 def rate_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
@@ -173,7 +127,6 @@ def dataset_findings(policy: Policy, engine: Engine, name: str, task: Task, conf
             f"{name} has {held_out} held-out examples: with fewer than {FEW_HELD_OUT} the interval of the score says "
             "little; give the task more examples, or hold out a larger share"
         )
-    yield from end_findings(config.evaluation, held_out)
     splits = [drawn(examples, MEASURED, config.seed) for examples in (task.dataset.train, task.dataset.held_out)]
     for examples in splits:
         yield from answer_findings(policy, name, task, examples, limit)
@@ -182,15 +135,9 @@ def dataset_findings(policy: Policy, engine: Engine, name: str, task: Task, conf
         yield from context_findings(name, prompts, limit, engine.context_length)
 
 
-def end_findings(config: EvaluationConfig, held_out: int) -> Iterator[str]:
-    """Whether a policy that solves every example would end the run by --stop-at."""
-    examples = min(held_out, config.eval_examples)
-    low, _ = wilson(examples, examples)
-    if config.stop_at > low:
-        yield (
-            f"--stop-at {config.stop_at:g} may never be reached: where all of {examples} held-out examples are solved, "
-            f"the lower bound of pass@1 is {low:.3f}; give less, or evaluate more (--eval-examples)"
-        )
+def drawn(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
+    """At most so many of the examples, at random: neighbours in a file are alike."""
+    return random.Random(seed).sample(list(examples), min(count, len(examples)))
 
 
 def answer_findings(
@@ -220,41 +167,34 @@ def context_findings(name: str, prompts: Sequence[int], max_tokens: int, limit: 
         )
 
 
-def time_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
-    """Whether a step takes long on a CPU if completions are as long as they may be."""
+# Completions and their rewards
+
+
+def sampled_as(
+    policy: Policy, name: str, task: Task, config: TrainerConfig, num_tasks: int
+) -> tuple[list[Example], Plan]:
+    """The examples that are sampled of a task, and how: as in a step, but with at most as many tokens as a default step
+    of a model of this size, in completions of at most twice its limit. Never by timing: all processes take the same.
+    """
     settings = config.rollout
-    if policy.device.type != "cpu":
-        return
-    rollouts = settings.prompts_per_step * settings.group_size
-    tokens = policy.processes.split(rollouts) * settings.longest
-    passes = SAMPLING_PASSES + UPDATE_PASSES * config.algorithm.passes_per_step
-    short = sampled_rollout([0], [0] * SHORT_STREAM)
-    seconds = passes * tokens * forward_s(policy, [short], SHORT_STREAM) / SHORT_STREAM
-    if seconds > LONG_STEP_S:
-        yield (
-            f"a step of {rollouts} completions of up to {settings.longest} tokens takes up to about "
-            f"{duration(seconds)} with {num_text(policy.num_weights)} weights on this CPU: sample less "
-            "(--prompts-per-step, --group-size, --max-tokens), or choose a smaller model or a machine with a GPU"
-        )
-
-
-@torch.no_grad()
-def forward_s(policy: Policy, rollouts: Sequence[Rollout], micro_batch_tokens: int) -> float:
-    """Seconds of a forward pass of the rollouts."""
-    started = time.perf_counter()
-    for part in policy.micro_batches(rollouts, range(len(rollouts)), micro_batch_tokens):
-        policy.score(pack(rollouts, part).to(policy.device), 1.0)
-    return time.perf_counter() - started
+    usual = sizes_for(policy.num_weights, policy.device.type == "cuda")
+    limit = min(config.limit_of(name), 2 * usual.max_tokens)
+    most = max(1, usual.prompts_per_step * usual.group_size * usual.max_tokens // (num_tasks * limit))
+    group_size = min(settings.group_size, most)
+    count = min(most // group_size, settings.prompts_per_step if task.cheap else FEW_SAMPLED)
+    plan = Plan(
+        *(group_size, limit, settings.temperature, config.seed, "preflight", 0), stop_strings=settings.stop_strings
+    )
+    return drawn(task.dataset.train, MEASURED, config.seed)[:count], plan
 
 
 def require_a_reward(name: str, sampled: Rollouts) -> None:
     """Raise `UserError` if every reward failed."""
     if sampled.failures and all(one.reward is None for one in sampled.rollouts):
-        reason = _reason(sampled.failures[0])
-        fix = "give shorter prompts, or a longer context" if NO_ROOM in reason else "fix the task's reward"
         raise UserError(
             f"every reward of {name} failed in the preflight, {len(sampled.failures)} of {len(sampled.failures)}, the "
-            f"first with: {reason}; {fix} (--no-preflight begins all the same)"
+            f"first with: {_reason(sampled.failures[0])}; fix the task's reward, or where a turn has no room give "
+            "shorter prompts or a longer context (--no-preflight begins all the same)"
         )
 
 
@@ -271,16 +211,16 @@ def sample_findings(
     """The findings in the sampled rollouts of a task, whose rewards took `reward_s`. Where `limit` is below that of a
     step, completions that were cut off say nothing.
     """
-    rollouts, own = played.rollouts, config.limit_of(name)
+    own = config.limit_of(name)
     if task.episode is not None:
-        yield from context_findings(name, [one.prompt_length for one in rollouts], own, engine.context_length)
+        yield from context_findings(name, [one.prompt_length for one in played.rollouts], own, engine.context_length)
     if played.failures:
         yield (
-            f"{len(played.failures)} of {len(rollouts) + len(played.lost)} rewards failed, the first with: "
+            f"{len(played.failures)} of {len(played.rollouts) + len(played.lost)} rewards failed, the first with: "
             f"{_reason(played.failures[0])}; fix the task's reward"
         )
-    yield from rollout_findings([one for one in rollouts if limit == own or not one.truncated], policy, own)
-    per_reward = reward_s / max(1, len(rollouts))
+    yield from rollout_findings([one for one in played.rollouts if limit == own or not one.truncated], policy, own)
+    per_reward = reward_s / max(1, len(played.rollouts))
     if per_reward > SLOW_REWARD_S:
         yield (
             f"a reward takes {per_reward:.1f} s: it will dominate each step; raise --reward-workers or make it faster"
@@ -310,42 +250,129 @@ def rollout_findings(rollouts: Sequence[Rollout], policy: Policy, max_tokens: in
         )
 
 
-def estimate(
-    policy: Policy, tasks: Mapping[str, Task], sampled: Mapping[str, Sampled], config: TrainerConfig, resident: int
-) -> str:
-    """A line on the time and memory that the run is expected to take, with completions and groups that teach as the
-    sampled ones. What was cut off early is taken to fill the run's own limit.
-    """
-    settings, forward, tokens, rollout_s, evaluation_s = config.rollout, 0.0, 0.0, 0.0, 0.0
-    count = policy.processes.split(settings.prompts_per_step) * settings.group_size / len(tasks)
-    for name, (rollouts, limit, seconds) in sampled.items():
-        if not rollouts:
-            continue
-        rewards: dict[int, set[object]] = {}
-        for one in rollouts:
-            rewards.setdefault(one.group, set()).add(one.reward and one.reward.value)
-        taught = [one for one in rollouts if len(rewards[one.group]) > 1]
-        grows = [config.limit_of(name) / limit if one.truncated else 1.0 for one in rollouts]
-        each = sum(grows) / len(rollouts) ** 2
-        rollout_s += count * each * seconds
-        forward += count * each * forward_s(policy, taught, config.optimizer.micro_batch_tokens)
-        prompts = {one.group: one.prompt_length for one in rollouts}
-        tokens += count * each * (sum(prompts.values()) + sum(one.num_sampled for one in rollouts))
-        held_out = min(len(tasks[name].dataset.held_out), config.evaluation.eval_examples)
-        evaluation_s += held_out * (samples_of(held_out, config.evaluation) + 1) * each * seconds
-    update_s = UPDATE_PASSES * config.algorithm.passes_per_step * forward
-    evaluations = config.evaluation.eval_first + evaluations_after(0, config.steps, config.evaluation)
-    whole = config.steps * (rollout_s + update_s) + evaluations * evaluation_s
-    memory = resident + expected_bytes(policy, config, int(tokens))
-    return (
-        f"about {duration(rollout_s + update_s)} a step, {duration(evaluation_s)} an evaluation, {duration(whole)} in "
-        f"all, and {memory / 2**30:.1f} GiB of memory"
-    )
-
-
 def _reason(failure: str) -> str:
     """The last line of a failure, and the last place in code, of a task from outside in its own, that led to it."""
     places = re.findall(r'File "(.+)", line (\d+)', failure)
     outside = [place for place in places if not Path(place[0]).is_relative_to(PACKAGE)]
     where = [":".join(place) for place in (outside or places)[-1:]]
     return failure.strip().splitlines()[-1] + "".join(f" ({place})" for place in where)
+
+
+# Memory and disk, by calculation
+
+FEW_TOKENS, RANK, COUNTS = 1024, 16, (2, 4, 8, 16, 32, 64)
+"""Tokens of a micro-batch, rank of adapters, numbers of processes: what is tried in place of the run's own."""
+
+
+def memory_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
+    """Whether what a process holds fits in its free memory, and what would; the weights are loaded already."""
+    free, text = policy.free_memory(), policy.model.config.get_text_config()
+    weights, setup = _weights(policy.model), setup_of(policy, config)
+    need = needed(weights, text, setup)
+    if need.total - need.loaded < free:
+        return
+    ways = list(_ways(weights, text, setup, free + need.loaded))
+    fit = " or ".join(flags for flags, fits in ways if fits)
+    tried = ", ".join(flags for flags, _ in ways)
+    remedy = f"it fits with {fit}" if fit else "choose a smaller model or larger machine"
+    if tried and not fit:
+        remedy += f"; none of these is enough alone: {tried}"
+    each = f" in each of {setup.processes} processes" if setup.processes > 1 else ""
+    yield (
+        f"training {weights.total / 1e9:.1f}B weights needs about {need.total / 2**30:.0f} GiB{each}, of which "
+        f"{need.loaded / 2**30:.0f} are taken, and {free / 2**30:.0f} GiB are free: {remedy} (docs/scaling.md)"
+    )
+
+
+def _weights(model: CausalModel) -> Weights:
+    return weights_of(model, layers_of(decoder_of(model)))
+
+
+def setup_of(policy: Policy, config: TrainerConfig) -> Setup:
+    """The run as `needed` takes it, with the fewest activations that its flags allow."""
+    settings, processes = config.rollout, policy.processes
+    engine: str = config.engine.engine
+    if engine == "auto":
+        engine = "vllm" if takes_vllm(config.engine, policy.device.type) else "torch"
+    rows, bfloat16 = settings.prompts_per_step * settings.group_size, processes.dtype == torch.bfloat16
+    cache = footprint(policy.model, 2 if bfloat16 else 4).of(processes.split(rows), 0, settings.longest)
+    return Setup(
+        processes=processes.count,
+        nodes=processes.launch.nodes,
+        sharding=config.model.sharding,
+        optimizer=config.optimizer.optimizer,
+        bfloat16=bfloat16,
+        tokens=min(config.optimizer.micro_batch_tokens, processes.split(rows) * settings.longest),
+        recompute=config.model.activation_checkpointing != "never",
+        reference=config.algorithm.kl_coef > 0 and config.lora.lora_rank == 0,
+        teacher=None if policy.teacher is None else _weights(policy.teacher),
+        engine=engine,
+        tensor_parallel=config.engine.engine_tensor_parallel,
+        own_decoder=method_of(policy.model).decoding == "own" and has_own_decoder(policy.model),
+        cache=0 if engine != "torch" else min(cache, int((config.engine.engine_cache_gib or CACHE_GIB) * 2**30)),
+    )
+
+
+def _ways(weights: Weights, text: Any, setup: Setup, room: int) -> Iterator[tuple[str, bool]]:  # noqa: ANN401
+    """Flags that take less memory than the run's own, and whether they alone make it fit."""
+
+    def fits(changed: Setup, trained: Weights = weights) -> bool:
+        return needed(trained, text, changed).total < room
+
+    if setup.tokens > FEW_TOKENS:
+        yield f"--micro-batch-tokens {FEW_TOKENS}", fits(replace(setup, tokens=FEW_TOKENS))
+    if setup.optimizer == "adamw" and setup.sharding == "none":  # which takes whole weights only
+        yield "--optimizer adamw8bit", fits(replace(setup, optimizer="adamw8bit"))
+    adapted = with_adapters(weights, text, RANK, setup.bfloat16)
+    if weights.trained == weights.total:
+        yield f"--lora-rank {RANK}", fits(replace(setup, reference=False), adapted)
+    if setup.engine == "vllm" and setup.tensor_parallel == 1 and setup.processes > setup.nodes:
+        parallel = setup.processes // setup.nodes
+        yield f"--engine-tensor-parallel {parallel}", fits(replace(setup, tensor_parallel=parallel))
+    if setup.engine == "vllm" or (setup.engine == "torch" and setup.shards > 1):
+        yield "--engine vllm-server", fits(replace(setup, engine="vllm-server", cache=0))
+    least = setup.processes + (setup.sharding == "full")
+    counts = [count for count in sorted({setup.processes, *COUNTS}) if count >= max(2, least)]
+    if counts:
+        divided = replace(setup, sharding="full", optimizer="adamw")
+        enough = [count for count in counts if fits(replace(divided, processes=count))]
+        count = (enough or counts[::-1])[0]
+        adamw = "" if setup.optimizer == "adamw" else ", with adamw,"
+        yield f"--sharding full{adamw} in {count} processes with as much memory each", bool(enough)
+
+
+def checkpoint_bytes(policy: Policy, config: TrainerConfig) -> int:
+    """Approximate bytes of a checkpoint: the weights, once more if rounded, and the moments of the trained ones."""
+    counts = {weight: weight.numel() for weight in master_weights(policy.model).values()}
+    trained = sum(count for weight, count in counts.items() if weight.requires_grad)
+    saved = trained if config.lora.lora_checkpoint == "adapter" else sum(counts.values())
+    each = 6 if config.logging.save_dtype == "bfloat16" and not config.lora.lora_rank else 4
+    return each * saved + MOMENT_BYTES[config.optimizer.optimizer] * trained
+
+
+def require_room(policy: Policy, config: TrainerConfig, folder: Path) -> None:
+    """Refuse a run without room for one checkpoint."""
+    needed, free = checkpoint_bytes(policy, config), free_bytes(folder)
+    require(
+        needed < free,
+        f"a checkpoint takes about {_size(needed)} and {folder} has {_size(free)} free: make room there, or name "
+        "another disk with --checkpoints-dir",
+    )
+
+
+def disk_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
+    """Whether the kept checkpoints fit on the disk, with the one that is written before the oldest is removed."""
+    settings = config.logging
+    saves = math.ceil(config.steps / settings.save_every) if settings.save_every else 1
+    count = min(saves, settings.keep_checkpoints + 1) if settings.keep_checkpoints else saves
+    count += settings.keep_best
+    needed, free = count * checkpoint_bytes(policy, config), free_bytes(Path(settings.checkpoints_dir))
+    if needed >= free:
+        yield (
+            f"{count} checkpoints take about {_size(needed)} and {settings.checkpoints_dir} has {_size(free)} free: "
+            "keep fewer with --keep-checkpoints, or name another disk with --checkpoints-dir"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,14 +27,12 @@ PACKAGE = Path(minrl.__file__ or "").parent
 SCRIPTS = list(PACKAGE.parent.glob("train.py"))
 """None in an installed package, whose folder is no checkout of ours."""
 
-FACTS = ("sources", "files", "packages", "python", "machine")
-"""What `changes` compares. The commit goes with the sources; a resume always has another command."""
 
-
+@cache
 def code() -> dict[str, Any]:
     """The digest of MinRL's sources, and the versions of packages and Python."""
     return {
-        "sources": _digest([*sorted(PACKAGE.rglob("*.py")), *SCRIPTS]),
+        "sources": digest_of([*sorted(PACKAGE.rglob("*.py")), *SCRIPTS]),
         "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
         "python": platform.python_version(),
     }
@@ -44,7 +42,7 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
     """Commit, packages, machine, place, command, and digests of MinRL's sources and the given files."""
     return {
         "commit": _git_commit(PACKAGE) if SCRIPTS else None,
-        "files": {str(path): _digest(files_in(path)) for path in files},
+        "files": {str(path): digest_of(files_in(path)) for path in files},
         **code(),
         "place": place(os.environ).facts,
         "machine": {
@@ -58,19 +56,18 @@ def provenance(files: Iterable[Path] = ()) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A phrase for each change. What was not recorded is not compared."""
-    return [phrase for name in FACTS if name in before for phrase in _changes(name, before[name], now[name], before)]
-
-
-def _changes(name: str, was: Any, found: Any, before: Mapping[str, Any]) -> Iterator[str]:  # noqa: ANN401 - from JSON
-    if isinstance(was, Mapping) and isinstance(found, Mapping):
-        recorded = [*was, *found] if name != "packages" else PACKAGES  # an older version recorded others too
-        for key in dict.fromkeys(recorded):
-            if was.get(key) != found.get(key):
-                yield f"the file {key}" if name == "files" else f"{key} {was.get(key)} (now {found.get(key)})"
-    elif was != found:
-        commit = f"MinRL's code (commit {str(before.get('commit'))[:12]})"
-        yield commit if name == "sources" else f"{name} {was} (now {found})"
+    """A phrase for each change of sources, files, packages, Python and machine, if it was recorded before."""
+    found = []
+    if before.get("sources", now.get("sources")) != now.get("sources"):
+        found.append(f"MinRL's code (commit {str(before.get('commit'))[:12]})")
+    if before.get("python", now.get("python")) != now.get("python"):
+        found.append(f"python {before['python']} (now {now.get('python')})")
+    for name in ("files", "packages", "machine"):
+        was, other = before.get(name) or {}, now.get(name) or {}
+        changed = [key for key in dict.fromkeys([*was, *other]) if name in before and was.get(key) != other.get(key)]
+        said = "the file {0}" if name == "files" else "{0} {1} (now {2})"
+        found += [said.format(key, was.get(key), other.get(key)) for key in changed]
+    return found
 
 
 def files_in(path: Path) -> list[Path]:
@@ -78,7 +75,8 @@ def files_in(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
-def _digest(paths: Iterable[Path]) -> str:
+def digest_of(paths: Iterable[Path]) -> str:
+    """A digest of the contents of files."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -86,7 +84,6 @@ def _digest(paths: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-@cache
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -106,8 +103,6 @@ def _git_commit(root: Path) -> str | None:
 
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())

@@ -1,12 +1,13 @@
 """The teacher of a run: a model with the policy's tokens, and what it reads in place of the prompt."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from minrl.config import ANSWER, AlgorithmConfig, TrainerConfig
+from minrl.config import ANSWER, TrainerConfig
 from minrl.models.messages import text_of
 from minrl.policy import Policy
-from minrl.run.unknown_words import PROMPTS_READ, check_words, prompts_read
+from minrl.run.base_model import PROMPTS_READ, check_words, prompts_read
 from minrl.tasks import Task
 from minrl.types import Example, Prompt, Rollout, require
 from minrl.utils.task_names import task_key
@@ -21,18 +22,15 @@ def require_same_tokens(policy: Policy, teacher: Policy, path: str) -> None:
     own, known = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
     other = [token for token in sorted(own, key=own.__getitem__) if known.get(token) != own[token]]
     rows, needed = (one.model.get_input_embeddings().weight.shape[0] for one in (teacher, policy))
-    mend = "choose as --teacher-id a model of the policy's family, or train one of the teacher's"
-    if other:
-        there = f"id {known[other[0]]}" if other[0] in known else "none"
-        require(
-            False,
-            f"the teacher {path} has other tokens than the policy, and both read the same ids: {len(other)} of "
-            f"{len(own)} differ, {other[0]!r} among them (id {own[other[0]]} in the policy, {there} in the teacher); "
-            f"{mend}",
-        )
+    remedy = "choose as --teacher-id a model of the policy's family, or train one of the teacher's"
+    require(
+        not other,
+        f"the teacher {path} has other tokens than the policy, and both read the same ids: {len(other)} of {len(own)} "
+        f"differ, {other[:1]} among them; {remedy}",
+    )
     require(
         rows >= needed,
-        f"the teacher {path} has {rows} rows in its embedding, and the policy may sample any of its {needed}: {mend}",
+        f"the teacher {path} has {rows} rows in its embedding, and the policy may sample any of its {needed}: {remedy}",
     )
 
 
@@ -42,18 +40,27 @@ class TeacherPrompt:
 
     policy: Policy
     text: str
-    examples: dict[str, Example]
+    examples: Mapping[tuple[str, str], Example]
+    """The training examples by task (empty: the only one) and id."""
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """The rollout behind the teacher's prompt. Raises `UserError` if it is longer than the context."""
-        prompt = self.policy.encode_prompt(self.shown(rollout.message, self.examples[rollout.example_id]))
-        length, limit = len(prompt) + len(rollout.ids) - rollout.prompt_length, self.policy.context_length
+        prompt = self.policy.encode_prompt(self.shown(rollout.message, self.examples[rollout.task, rollout.example_id]))
+        before, length = rollout.prompt_length, len(prompt)
+        total, limit = length + len(rollout.ids) - before, self.policy.context_length
         require(
-            len(prompt) > 0 and length <= limit,
-            f"the teacher would read {length} tokens, {len(prompt)} of its prompt, and takes {limit} (example "
+            length > 0 and total <= limit,
+            f"the teacher would read {total} tokens, {length} of its prompt, and takes {limit} (example "
             f"{rollout.example_id!r}): shorten --teacher-prompt or --max-tokens",
         )
-        return behind(rollout, prompt)
+        return replace(
+            rollout,
+            ids=prompt + rollout.ids[before:],
+            loss_mask=[False] * length + rollout.loss_mask[before:],
+            rollout_logprobs=[0.0] * length + rollout.rollout_logprobs[before:],
+            turns=[(start - before + length, end - before + length) for start, end in rollout.turns],
+            prompt_length=length,
+        )
 
     def shown(self, message: Prompt, example: Example) -> Prompt:
         """The prompt with the text in its place, in a chat in place of the last message of the user."""
@@ -69,48 +76,35 @@ class TeacherPrompt:
 
 
 def teacher_prompt(policy: Policy, config: TrainerConfig, task: Task) -> TeacherPrompt | None:
-    """What the teacher reads, if it is not the prompt. Raises `UserError` if an example has no answer to show, if words
-    are unknown to the policy's tokenizer, or if no room is left for the longest completion.
+    """What puts --teacher-prompt in place of the prompt. Raises `UserError` if an example has no answer to show, if
+    words are unknown to the policy's tokenizer, or if no room is left for the longest completion of a task.
 
     The prompts of an episode of the task's own are known only when it is played.
     """
-    settings: AlgorithmConfig = config.algorithm
-    if not settings.teacher_prompt:
+    text = config.algorithm.teacher_prompt
+    if not text:
         return None
-    examples, name = task.dataset.train, task_key(config.rollout.task)
-    reads = TeacherPrompt(policy, settings.teacher_prompt, {example.id: example for example in examples})
-    if ANSWER in settings.teacher_prompt:
-        without = [example.id for example in examples if _answer(example) in ("", "{}", "null")]
+    reads = TeacherPrompt(policy, text, {(one.task, one.id): one for one in task.dataset.train})
+    for key, member in task.members.items():
+        name, examples = key or task_key(config.rollout.task), member.dataset.train
+        without = [one.id for one in examples if ANSWER in text and _answer(one) in ("", "{}", "null")]
         require(
             not without,
             f"teacher_prompt shows {ANSWER}, and {len(without)} of {len(examples)} training examples of {name} have "
             f"none, {without[:1]} among them: leave {ANSWER} out, or give the task's examples a field `answer`",
         )
-    if task.episode is not None:
-        return reads
-    prompts = [reads.shown(example.prompt, example) for example in examples]
-    check_words(policy, "what the teacher reads (--teacher-prompt)", prompts_read(policy, prompts[:PROMPTS_READ]))
-    limit, longest = policy.context_length, config.rollout.max_tokens
-    long = sum(not policy.fits(prompt, limit - longest + 1) for prompt in prompts)
-    require(
-        not long,
-        f"teacher_prompt leaves no room for the {longest} tokens of --max-tokens in the {limit} that the model takes, "
-        f"in {long} of {len(prompts)} training examples of {name}: shorten it, or lower --max-tokens",
-    )
+        if member.episode is not None:
+            continue
+        prompts = [reads.shown(example.prompt, example) for example in examples]
+        check_words(policy, "what the teacher reads (--teacher-prompt)", prompts_read(policy, prompts[:PROMPTS_READ]))
+        limit, longest = policy.context_length, config.limit_of(name)
+        long = sum(not policy.fits(prompt, limit - longest + 1) for prompt in prompts)
+        require(
+            not long,
+            f"teacher_prompt leaves no room for the {longest} tokens of a completion of {name} in the {limit} that the "
+            f"model takes, in {long} of {len(prompts)} training examples: shorten it, or lower --max-tokens",
+        )
     return reads
-
-
-def behind(rollout: Rollout, prompt: list[int]) -> Rollout:
-    """The same tokens behind another prompt."""
-    before, length = rollout.prompt_length, len(prompt)
-    return replace(
-        rollout,
-        ids=prompt + rollout.ids[before:],
-        loss_mask=[False] * length + rollout.loss_mask[before:],
-        rollout_logprobs=[0.0] * length + rollout.rollout_logprobs[before:],
-        turns=[(start - before + length, end - before + length) for start, end in rollout.turns],
-        prompt_length=length,
-    )
 
 
 def _answer(example: Example) -> str:

@@ -4,16 +4,23 @@ Plain transformers is its own forward pass of one sequence at a time, with eager
 differs from it is not used; a model that no method computes right is refused.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor, nn
 
-from minrl.engines.decoder import has_own_decoder
+from minrl.batch import pack
+from minrl.engines.decoder import has_own_decoder, make_decoder
 from minrl.engines.slices import footprint
-from minrl.models.method import Decoding, Method, set_method
+from minrl.models.activations import layers_of
+from minrl.models.context import context_length
+from minrl.models.head import output_head
+from minrl.models.method import Decoding, Method, method_of, set_method
+from minrl.models.scoring import sampled_rollout, score
 from minrl.models.text import decoder_of
-from minrl.run.probe import LOGPROB_GAP, Computed, Probe, narrowed, set_attention
-from minrl.types import CausalModel, UserError
+from minrl.types import CausalModel, Rollout, UserError
 from minrl.utils.text import first_line
 
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -56,7 +63,7 @@ def verify(model: CausalModel) -> Verified:
     return Verified(method, why_not_packed, why_not_cached)
 
 
-def _expected(model: CausalModel, probe: "Probe") -> Computed:
+def _expected(model: CausalModel, probe: "Probe") -> "Computed":
     """What plain transformers computes. Its grouped product of experts does not take every width: then one by one."""
     config = decoder_of(model).config
     try:
@@ -70,7 +77,7 @@ def _expected(model: CausalModel, probe: "Probe") -> Computed:
         return probe.plain()
 
 
-def _choose_scoring(model: CausalModel, probe: "Probe", expected: Computed) -> tuple[bool, str]:
+def _choose_scoring(model: CausalModel, probe: "Probe", expected: "Computed") -> tuple[bool, str]:
     """Whether rollouts are packed, and else why not. The attention implementation stays the one that is right."""
     own = decoder_of(model).config._attn_implementation
     tried: dict[tuple[bool, str], str] = {}
@@ -94,7 +101,7 @@ def _choose_scoring(model: CausalModel, probe: "Probe", expected: Computed) -> t
     raise refused(model, f"a forward pass of several rows is not that of each row alone ({why})")
 
 
-def _choose_decoding(model: CausalModel, probe: "Probe", expected: Computed) -> tuple[Decoding, str]:
+def _choose_decoding(model: CausalModel, probe: "Probe", expected: "Computed") -> tuple[Decoding, str]:
     """The decoder that is right, and why a faster one is not."""
     why = ""
     decodings: tuple[Decoding, ...] = ("own", "cached", "aligned", "recomputed")
@@ -114,3 +121,199 @@ def _choose_decoding(model: CausalModel, probe: "Probe", expected: Computed) -> 
 def refused(model: CausalModel, why: str) -> UserError:
     """The refusal of a model that cannot be computed right."""
     return UserError(f"{type(model).__name__} cannot be trained: {why}; choose another model")
+
+
+# The completions by which methods are compared
+
+LOGPROB_GAP = 1e-3
+"""Largest difference of a log-probability in float32 (nats)."""
+
+GRADIENT_GAP = 1e-2
+"""Largest difference of an element of a gradient, as a share of the largest element."""
+
+NARROW = 4
+"""Tokens to which windows and chunks are narrowed while a model is verified."""
+
+NARROWED = (
+    *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "floor_scale", "index_topk"),
+    *("window_size", "attention_window_size", "local_attention", "keep_window_size", "block_size"),
+)
+"""Settings of a config or a layer from which on a model computes in another way."""
+
+LINEAR_CHUNK = 64
+"""Tokens in a chunk of linear attention, a constant in transformers' code."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Log-probabilities of the probe's completions, and gradients of a weighted sum of them by the weight's name."""
+
+    logprobs: Tensor
+    gradients: Mapping[str, Tensor]
+
+    def gap(self, expected: "Computed") -> str:
+        """How it differs from what is expected; empty where it agrees."""
+        gap = float((self.logprobs - expected.logprobs).abs().max())
+        if not gap <= LOGPROB_GAP:
+            return f"log-probabilities differ by {gap:.2g} nats"
+        for name, gradient in expected.gradients.items():
+            largest = gradient.abs().max().clamp(min=torch.finfo(gradient.dtype).tiny)
+            share = float((self.gradients[name] - gradient).abs().max() / largest)
+            if not share <= GRADIENT_GAP:
+                return f"the gradient of {name} differs by {share:.2g} of its largest element"
+        return ""
+
+
+class Probe:
+    """Completions of two prompts, longer than what a narrowed model sees at a time, and ways to compute them."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self.model, self.device = model, next(model.parameters()).device
+        span = min(_span(model), context_length(model) // 4)
+        tokens = iter(_tokens(model, 5 * span + 16))
+        self.rollouts: list[Rollout] = []
+        for prompt_length, completion_lengths in ((span + 3, (span + 2, 2)), (span // 2 + 2, (span, 1))):
+            prompt = [next(tokens) for _ in range(prompt_length)]
+            for length in completion_lengths:
+                self.rollouts.append(sampled_rollout(prompt, [next(tokens) for _ in range(length)]))
+        self.weights = _witnesses(model)
+
+    def plain(self) -> Computed:
+        """Each rollout by itself, by transformers' own forward pass with eager attention."""
+        own = decoder_of(self.model).config._attn_implementation
+        set_attention(self.model, "eager")
+        try:
+            with torch.enable_grad():
+                return self._computed(torch.cat([self._plain(rollout) for rollout in self.rollouts]))
+        finally:
+            set_attention(self.model, own)
+
+    def _plain(self, rollout: Rollout) -> Tensor:
+        row = torch.tensor([rollout.ids], device=self.device)
+        logits = self.model(input_ids=row, use_cache=False).logits[0, rollout.prompt_length - 1 : -1]
+        return logits.float().log_softmax(-1).gather(1, row[0, rollout.prompt_length :, None])[:, 0]
+
+    @torch.no_grad()
+    def is_causal(self) -> bool:
+        """Whether what follows a token changes nothing of its log-probability."""
+        rollout = self.rollouts[0]
+        half = rollout.num_sampled // 2
+        shorter = sampled_rollout(rollout.ids[: rollout.prompt_length], rollout.ids[rollout.prompt_length : -half])
+        gap = (self._plain(rollout)[: shorter.num_sampled] - self._plain(shorter)).abs().max()
+        return bool(gap <= LOGPROB_GAP)
+
+    def scored(self) -> Computed:
+        """All rollouts together, as in training."""
+        stream = pack(self.rollouts, range(len(self.rollouts))).to(self.device)
+        with torch.enable_grad():
+            return self._computed(score(self.model, stream, temperature=1.0)[0][stream.token_index.argsort()])
+
+    @torch.no_grad()
+    def head_gap(self) -> float:
+        """How far the model's logits are from its last hidden states through its head, in one sequence."""
+        row = torch.tensor([self.rollouts[0].ids], device=self.device)
+        hidden = decoder_of(self.model)(input_ids=row, use_cache=False).last_hidden_state[0]
+        own = self.model(input_ids=row, use_cache=False).logits[0].float()
+        return float((output_head(self.model).cast().logits(hidden).log_softmax(-1) - own.log_softmax(-1)).abs().max())
+
+    def _computed(self, logprobs: Tensor) -> Computed:
+        """With the gradients of a sum whose weights are of both signs and all different."""
+        factors = torch.cos(2.0 * torch.arange(len(logprobs), device=self.device))
+        grads = torch.autograd.grad((logprobs * factors).sum(), list(self.weights.values()), allow_unused=True)
+        named = zip(self.weights, grads, strict=True)
+        return Computed(logprobs.detach(), {name: grad for name, grad in named if grad is not None})
+
+    @torch.no_grad()
+    def decoded(self, decoding: Decoding) -> Tensor:
+        """Token by token, by the embedded engine's decoder; finished rows leave the batch."""
+        set_method(self.model, replace(method_of(self.model), decoding=decoding))
+        logprobs: list[list[Tensor]] = [[] for _ in self.rollouts]
+        lengths = {rollout.prompt_length for rollout in self.rollouts}
+        for together in [{length} for length in lengths] if decoding == "aligned" else [lengths]:
+            rows = [row for row, rollout in enumerate(self.rollouts) if rollout.prompt_length in together]
+            for row, logprob in self._decoded(rows):
+                logprobs[row].append(logprob)
+        return torch.stack([logprob for own in logprobs for logprob in own])
+
+    def _decoded(self, rows: list[int]) -> Iterator[tuple[int, Tensor]]:
+        """Each token's log-probability with the number of its rollout."""
+        rollouts, head, decoder = self.rollouts, output_head(self.model).cast(), make_decoder(self.model)
+        prompts = [tuple(rollouts[row].ids[: rollouts[row].prompt_length]) for row in rows]
+        distinct, longest = list(dict.fromkeys(prompts)), max(rollouts[row].num_sampled for row in rows)
+        hidden = decoder.prefill(distinct, longest)
+        keep = [distinct.index(prompt) for prompt in prompts]
+        for step in range(longest):
+            if len(keep) < len(hidden) or not step:
+                decoder.select(torch.tensor(keep, device=self.device))
+                hidden = hidden[keep]
+            labels = [rollouts[row].ids[rollouts[row].prompt_length + step] for row in rows]
+            yield from zip(rows, head.logits(hidden).log_softmax(-1)[range(len(rows)), labels], strict=True)
+            hidden = decoder.step(torch.tensor(labels, device=self.device))
+            keep = [place for place, row in enumerate(rows) if rollouts[row].num_sampled > step + 1]
+            rows = [rows[place] for place in keep]
+
+
+def set_attention(model: CausalModel, name: str) -> None:
+    """Let the decoder use this attention of transformers, where its class allows to change it after loading. Falcon's
+    does not: it has sdpa, and adds ALiBi twice in eager attention.
+    """
+    if model._can_set_attn_implementation():
+        decoder_of(model).config._attn_implementation = name
+
+
+def _witnesses(model: CausalModel) -> dict[str, nn.Parameter]:
+    """The first matrix of the first layer of each type, by name."""
+    decoder = decoder_of(model)
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
+    first: dict[object, nn.Module] = {}
+    for index, layer in enumerate(layers_of(decoder)):
+        modules = frozenset(type(module).__name__ for module in layer.modules())
+        first.setdefault((modules, types[index] if index < len(types) else ""), layer)
+    names = {id(weight): name for name, weight in decoder.named_parameters()}
+    matrices = [[w for w in layer.parameters() if w.ndim > 1 and w.requires_grad] for layer in first.values()]
+    return {names[id(weights[0])]: weights[0] for weights in matrices if weights}
+
+
+def _span(model: CausalModel) -> int:
+    """Tokens that are more than any narrowed window, chunk or convolution of the model."""
+    types = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or []
+    kernels = [m.kernel_size[0] for m in decoder_of(model).modules() if isinstance(m, nn.Conv1d)]
+    return max([2 * NARROW, *(2 * k for k in kernels), *(LINEAR_CHUNK for t in types if t == "linear_attention")])
+
+
+def _tokens(model: CausalModel, count: int) -> list[int]:
+    """Tokens from all over the vocabulary, without placeholders of images and sounds. As in any text some occur twice:
+    Doge masks the one or the other of them by what a row is padded with. Tokens of ends and padding are among them, by
+    which a model could count.
+    """
+    size = output_head(model).weight.shape[0]
+    config = model.config.get_text_config(decoder=True)
+    said = [getattr(config, name, None) for name in ("eos_token_id", "pad_token_id", "bos_token_id")]
+    ends = [token for token in said if isinstance(token, int) and 0 <= token < size]
+    named = {value for name, value in model.config.to_dict().items() if name.endswith(("token_id", "token_index"))}
+    usable = [token for token in range(size) if token not in named]
+    tokens = [usable[((index - 6 * (index % 4 == 3)) * 7919 + 11) % len(usable)] for index in range(count)]
+    for place, token in enumerate(ends):
+        tokens[1 + 2 * place :: 16] = [token] * len(tokens[1 + 2 * place :: 16])
+    return tokens
+
+
+@contextmanager
+def narrowed(model: CausalModel) -> Iterator[None]:
+    """Narrow windows and chunks that are shorter than the context to NARROW tokens inside. The config, from which a
+    model makes its masks, and some layers hold them.
+    """
+    limit = context_length(model)
+    found = [
+        (holder, name, value)
+        for holder in (model.config.get_text_config(decoder=True), *model.modules())
+        for name in NARROWED
+        if isinstance(value := vars(holder).get(name), int) and NARROW < value < limit
+    ]
+    try:
+        for holder, name, _ in found:
+            setattr(holder, name, NARROW)
+        yield
+    finally:
+        for holder, name, value in found:
+            setattr(holder, name, value)

@@ -18,7 +18,7 @@ from loguru import logger
 from minrl.models.chat import as_rollout
 from minrl.models.messages import text_of
 from minrl.policy import Policy
-from minrl.run.unknown_words import check_words, shown_text
+from minrl.run.base_model import check_words, shown_text
 from minrl.sft.config import SftConfig
 from minrl.tasks import Task
 from minrl.tasks.row_files import read_rows

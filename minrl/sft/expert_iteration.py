@@ -25,10 +25,8 @@ from minrl.models.sharding import state_of
 from minrl.optimizer import make_optimizer
 from minrl.rollout import Rollouts, completion_seed, joined, rollout
 from minrl.run.defaults import with_defaults
-from minrl.run.parts import Parts, assemble
-from minrl.run.resume import open_run
-from minrl.run.run import Program
-from minrl.run.start import prepare_policy
+from minrl.run.run import Program, open_run
+from minrl.run.setup import Parts, assemble, prepare_policy
 from minrl.sampling import draw_examples, every, require_rewards, training_plan
 from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.filter import EXAMPLE

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from minrl.rollout import rollout
 from minrl.run.defaults import with_defaults
-from minrl.run.parts import assemble
-from minrl.run.resume import open_run
-from minrl.run.run import Program, Run
+from minrl.run.run import Program, Run, open_run
+from minrl.run.setup import assemble
 from minrl.sampling import draw_examples, every, tracked_plan
 from minrl.sft.config import SftConfig
 from minrl.sft.demonstrations import Rows, fingerprint, load_rows, read_demonstrations
@@ -88,7 +87,7 @@ def main(command: Command[SftConfig]) -> int:
         require(
             steps >= parts.state.step,
             f"--epochs {settings.epochs:g} are {steps} steps, and the run has gone on to step {parts.state.step}: "
-            "raise it, or name an earlier checkpoint, from which a new run branches off",
+            "raise it",
         )
         parts.config = replace(parts.config, steps=steps)
         with Logger(parts, command.started, partial(measure, held_out=rows.held_out)) as logger:

@@ -7,9 +7,7 @@ by repeating it. A resume removes what was written after its checkpoint, so each
 
 import gzip
 import hashlib
-import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,11 @@ from loguru import logger
 from torch import Tensor
 
 from minrl.report.rollouts.chunk import ROLLOUT_SCHEMA
-from minrl.run.checkpoint import MANIFEST
-from minrl.types import Rollout, require
-from minrl.utils.files import append_jsonl, cut_jsonl, fsync, read_jsonl, whole, write_csv, writing
+from minrl.run.checkpoint import HASHES, read_state
+from minrl.run.folder import FINGERPRINTS, METRICS, RunFolder, has_step
+from minrl.types import Rollout
+from minrl.utils.files import append_jsonl, cut_jsonl, fsync, whole, write_csv, writing
 from minrl.utils.text import json_text
-
-METRICS, FINGERPRINTS = "metrics.jsonl", "fingerprints.jsonl"
 
 PARTS = ("ids", "rewards", "advantages")
 """The hashes of every step, in the order in which one follows from the other."""
@@ -68,12 +65,8 @@ class RunFiles:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, without numbers that were not finite (null) and without a torn last line."""
-    lines = read_jsonl(folder / METRICS)
-    for number, line in enumerate(lines, 1):
-        message = f"{folder / METRICS} is damaged: line {number} is not that of a step: {line!r:.40}"
-        require(_has_step(line), message)
-    return [{tag: value for tag, value in line.items() if value is not None} for line in lines]
+    """The lines of metrics.jsonl."""
+    return RunFolder(folder).metrics
 
 
 def cut_after_step(folder: Path, step: int) -> None:
@@ -83,15 +76,11 @@ def cut_after_step(folder: Path, step: int) -> None:
         logger.warning(f"a damaged line is removed: {str(line)[:40]!r}")
 
     for name in (METRICS, FINGERPRINTS):
-        cut_jsonl(folder / name, lambda line: _has_step(line) and line["step"] <= step, damaged)
+        cut_jsonl(folder / name, lambda line: has_step(line) and line["step"] <= step, damaged)
     for path in (*(folder / "rollouts").glob("*"), *(folder / "samples").glob("*")):
         number = NUMBERED.fullmatch(path.name)
         if number and int(number[1]) > step:
             path.unlink()
-
-
-def _has_step(line: object) -> bool:
-    return isinstance(line, dict) and isinstance(line.get("step"), int)
 
 
 def hashes_of_step(rollouts: Sequence[Rollout], advantages: Tensor) -> dict[str, str]:
@@ -103,17 +92,13 @@ def hashes_of_step(rollouts: Sequence[Rollout], advantages: Tensor) -> dict[str,
 
 
 def hashes_of_checkpoint(checkpoint: Path) -> dict[str, str]:
-    """The hashes of its weights and moments, from its manifest."""
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
-    return {name: digest for name, digest in sorted(manifest.items()) if name.endswith(".safetensors")}
+    """The hashes of its weights and moments, which were saved with them."""
+    return read_state(checkpoint)[HASHES]
 
 
 def read_fingerprints(folder: Path) -> dict[int, dict[str, Any]]:
     """The hashes of each step of a run, by step."""
-    steps: dict[int, dict[str, Any]] = defaultdict(dict)
-    for line in filter(_has_step, read_jsonl(folder / FINGERPRINTS)):
-        steps[line["step"]].update(line)
-    return dict(steps)
+    return RunFolder(folder).fingerprints
 
 
 def _digest(arrays: Iterable[np.ndarray]) -> str:

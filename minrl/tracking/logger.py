@@ -23,7 +23,6 @@ from minrl.config import LoggingConfig
 from minrl.models.scoring import LARGEST_GAP
 from minrl.report.rollouts.lines import add_moved, readable, training_lines
 from minrl.rollout import Rollouts
-from minrl.run.best import best_of, ended_by, fall, note_score, score_in, scores_of, why_ended
 from minrl.run.checkpoint import (
     BEST,
     best_in,
@@ -35,12 +34,10 @@ from minrl.run.checkpoint import (
     step_of,
     weights_sha256,
 )
-from minrl.run.folder import begin, note_saved
-from minrl.run.next_steps import next_steps
-from minrl.run.parts import Parts
-from minrl.run.run import hyperparameters, write_summary
-from minrl.run.start import START
-from minrl.run.stopping import StepSignals
+from minrl.run.folder import EVAL_BEFORE
+from minrl.run.run import begin, hyperparameters, next_steps, write_summary
+from minrl.run.setup import START, Parts
+from minrl.run.stopping import StepSignals, best_of, ended_by, fall, note_score, score_in, scores_of, why_ended
 from minrl.sampling import every, warn_of_failures
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.files import RunFiles, hashes_of_checkpoint, hashes_of_step, read_fingerprints, read_metrics
@@ -55,9 +52,6 @@ from minrl.utils.signals import exit_status
 from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import task_key
 from minrl.utils.timers import TIMERS, timed
-
-EVAL_BEFORE = "eval_before.json"
-"""The held-out figures before the first step, in the run's folder."""
 
 
 def require_logger(config: LoggingConfig) -> None:
@@ -306,7 +300,6 @@ class Logger:
             kept = config.keep_checkpoints, config.keep_best, getattr(torch, config.save_dtype)
             self._saved = save_checkpoint(self.run.checkpoints, *parts, *kept)
             if self._files is not None:
-                note_saved(self.run, self._saved)
                 self._files.fingerprint(self.state.step, {"files": hashes_of_checkpoint(self._saved)})
 
     # The first and the last lines

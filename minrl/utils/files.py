@@ -48,7 +48,7 @@ def refusal(error: Exception) -> str | None:
 def require_writable(folder: Path) -> None:
     """Raise `UserError` if no file can be written to the folder, or to its nearest existing parent."""
     folder = _existing(folder)
-    with writing(folder), tempfile.NamedTemporaryFile(dir=folder, prefix=".minrl-") as file:
+    with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(4096))
         file.flush()
         os.fsync(file.fileno())

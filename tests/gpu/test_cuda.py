@@ -25,7 +25,7 @@ from minrl.engines.vllm_server.wanted import wanted_of
 from minrl.engines.vllm_server.weights import WeightsFolder
 from minrl.models.processes import Processes
 from minrl.models.sharding import master_weights
-from minrl.run.loading import load_policy
+from minrl.run.setup import load_policy
 from minrl.types import Request
 
 REASON = vllm_versions.refusal("cuda", vllm_versions.installed_build())

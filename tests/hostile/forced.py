@@ -21,7 +21,7 @@ from minrl.models.loading import ASSISTANT, CHAT_TEMPLATE, END, PAD, USER, small
 from minrl.models.processes import Processes
 from minrl.models.scoring import sampled_rollout
 from minrl.policy import Policy, as_policy
-from minrl.run import parts
+from minrl.run import setup
 from minrl.run.checkpoint import save_policy
 from minrl.types import Completion, Request
 
@@ -131,5 +131,5 @@ def saying(says: Says, before: Callable[[], None] = lambda: None, multiple: int 
     def make(config: EngineConfig, policy: Policy, *_: object) -> Forced:
         return Forced(policy, says, before, multiple)
 
-    with mock.patch.object(parts, "make_engine", make):
+    with mock.patch.object(setup, "make_engine", make):
         yield

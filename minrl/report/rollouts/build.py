@@ -18,9 +18,10 @@ from typing import Annotated, Any
 from loguru import logger
 
 from minrl.report.rollouts.chunk import about, choose, encode, read_lines
-from minrl.types import UserError, require
+from minrl.run.folder import RunFolder
+from minrl.types import UserError
 from minrl.utils.cli import typed
-from minrl.utils.files import read_record, write_text
+from minrl.utils.files import write_text
 from minrl.utils.settings import Bound, Bounded
 from minrl.utils.text import html_text, json_text
 
@@ -64,7 +65,7 @@ def make_page(folder: Path, output: Path | None = None, limits: Limits = Limits(
     """Write the page of the run in `folder`, by default into that folder; returns its path."""
     run = run_facts(folder)
     output = output or folder / PAGE
-    files = rollout_files(folder)
+    files = RunFolder(folder).rollouts
     steps, packed = thinned(sorted(files), limits.max_steps), packed_steps(output)
     kept = [packed_step(step, files[step], packed.get(step), limits) for step in steps]
     write_text(output, _page({**run, "steps_written": len(files), "steps_shown": len(kept)}, kept))
@@ -80,19 +81,13 @@ def refresh_page(folder: Path) -> None:
     """Make the page again during a run, once there are rollouts. A failure is reported only: the run continues, and
     `minrl rollouts` makes the page at any time.
     """
-    if not any((folder / "rollouts").glob("step_*.jsonl.gz")) and not (folder / PAGE).exists():
+    if not RunFolder(folder).rollouts and not (folder / PAGE).exists():
         return
     try:
         make_page(folder)
     except Exception as error:
         again = f"{typed('rollouts')} {shlex.quote(str(folder))}"
         logger.opt(exception=True).warning(f"{PAGE} could not be made ({error}); {again}")
-
-
-def rollout_files(folder: Path) -> dict[int, Path]:
-    """The files of rollouts in a run's folder, by step. Other files are the user's."""
-    paths = {path.name.split("_")[1].split(".")[0]: path for path in (folder / "rollouts").glob("step_*.jsonl.gz")}
-    return {int(number): path for number, path in paths.items() if number.isdecimal()}
 
 
 def thinned(steps: Sequence[int], limit: int) -> list[int]:
@@ -144,14 +139,10 @@ def unpacked(packed: str) -> Any:  # noqa: ANN401 - what `_pack` was given
 
 def run_facts(folder: Path) -> dict[str, Any]:
     """The page's facts about the run."""
-    if not (folder / "config.json").exists():
-        raise UserError(f"{folder} is no run: it has no config.json; name a folder in runs/")
-    record = read_record(folder / "config.json")
-    config: Any = record.get("config")
-    require(isinstance(config, dict), f"{folder / 'config.json'} is damaged or not a run's: it has no `config`")
+    run = RunFolder.open(str(folder))
     names = ("task", "algorithm", "model_id", "seed", "group_size", "temperature", "rollouts_every", "steps")
-    about = {"name": record.get("minrl_run", folder.name), "commit": record.get("commit")}
-    return {**about, **{name: config.get(name) for name in names}}
+    about = {"name": run.record["minrl_run"], "commit": run.record.get("commit")}
+    return {**about, **{name: run.config.get(name) for name in names}}
 
 
 def _page(run: Mapping[str, Any], steps: Sequence[PackedStep], live: bool = False) -> str:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from minrl.report.rollouts.build import Limits, make_page
 from minrl.report.rollouts.serve import open_server
-from minrl.types import UserError, require
+from minrl.run.folder import RunFolder
+from minrl.types import require
 from minrl.utils.cli import Command
 from minrl.utils.loopback import LOOPBACK
 from minrl.utils.settings import Bound
@@ -48,10 +49,7 @@ def main(command: Command[RolloutsConfig]) -> int:
     """Write the page and say where it is."""
     config = command.config
     require(bool(config.run), "name the run whose rollouts are to be read: minrl rollouts runs/NAME")
-    folder = next((path for path in (Path(config.run), Path(config.runs_dir) / config.run) if path.is_dir()), None)
-    if folder is None:
-        known = ", ".join(sorted(path.parent.name for path in Path(config.runs_dir).glob("*/config.json"))) or "none"
-        raise UserError(f"there is no run {config.run!r}; the runs in {config.runs_dir}/: {known}")
+    folder = RunFolder.open(config.run, config.runs_dir).path
     if config.serve:
         return _serve(folder, config)
     page = make_page(folder, Path(config.output) if config.output else None, config)

@@ -30,11 +30,11 @@ from minrl.report.rollouts.build import (
     live_page,
     packed_step,
     packed_steps,
-    rollout_files,
     run_facts,
     thinned,
     unpacked,
 )
+from minrl.run.folder import RunFolder
 from minrl.utils.loopback import Handler, Server, listen
 from minrl.utils.text import json_text
 
@@ -63,7 +63,7 @@ class Follower:
     def news(self) -> dict[str, Any]:
         """The run's facts, every step that is packed, without its rollouts, and whether more are to be packed."""
         with self._lock:
-            files = rollout_files(self.folder)
+            files = RunFolder(self.folder).rollouts
             shown = thinned(sorted(files), self._limits.max_steps)
             more = self._pack(shown, files)
             steps = [self._listed(self._packed[step]) for step in shown if step in self._packed]

@@ -32,6 +32,8 @@ class ServeConfig(Grouped):
     checkpoint: str = ""
     """What is served: a run, a checkpoint, a local or hub model, as evaluate.py takes them. The flag itself may be left
     out in front."""
+    runs_dir: str = "runs"
+    """Where runs are that are named without a folder."""
     chat: bool = False
     """Talk to it here, in the terminal, in place of serving it."""
     port: Annotated[int, Bound(least=1, most=65535, zero="any free one")] = PORT

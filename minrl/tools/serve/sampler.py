@@ -18,7 +18,7 @@ from minrl.engines.seeds import WORD, seed_after
 from minrl.engines.torch_engine import TorchEngine
 from minrl.policy import Policy
 from minrl.rollout import completion_seed
-from minrl.run.unknown_words import check_words, shown_text
+from minrl.run.base_model import check_words, shown_text
 from minrl.tools.serve.asking import ApiError, Asked, Given
 from minrl.tools.serve.choices import Begun, Choice, Failed, Job
 from minrl.types import Request, UserError

@@ -7,8 +7,8 @@ from threading import Thread
 
 from minrl.engines.choice import make_engine, takes_vllm
 from minrl.models.processes import Processes
-from minrl.run.loading import load_policy
-from minrl.run.model_names import resolve_model
+from minrl.run.folder import resolve_model
+from minrl.run.setup import load_policy
 from minrl.tools.serve.config import ServeConfig
 from minrl.tools.serve.sampler import MOST_ROWS, Sampler
 from minrl.tools.serve.server import ApiServer
@@ -21,10 +21,10 @@ from minrl.utils.console import Screen
 def main(command: Command[ServeConfig]) -> int:
     """Serve, or talk, until a signal comes or the input ends."""
     config = as_trained(command)
-    path = resolve_model(config.checkpoint)
+    path = resolve_model(config.checkpoint, config.runs_dir)
     if config.chat:
         with _sampler(config, path) as sampler:
-            return talk(sampler, config, prompt_of(config.checkpoint))
+            return talk(sampler, config, prompt_of(config))
     with closing(ApiServer(config.checkpoint, config.port)) as server, _sampler(config, path) as sampler:
         server.sampler = sampler
         Thread(target=server.http.serve_forever, daemon=True).start()

@@ -10,13 +10,13 @@ from minrl.utils.cli import Command
 
 def as_trained(command: Command[ServeConfig]) -> ServeConfig:
     """The config with what the served run was trained with, where the command says nothing else."""
-    runs, _ = find_runs([command.config.checkpoint])
+    runs, _ = find_runs([command.config.checkpoint], command.config.runs_dir)
     return command.over(_trained_with(runs[0], command.config)).config if runs else command.config
 
 
-def prompt_of(checkpoint: str) -> Prompt | None:
+def prompt_of(config: ServeConfig) -> Prompt | None:
     """A prompt of the task that the run was trained on; None if there is no run or no task."""
-    runs, _ = find_runs([checkpoint])
+    runs, _ = find_runs([config.checkpoint], config.runs_dir)
     return runs[0].record.get("prompt") if runs else None
 
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from minrl.config import ENDS, TaskOptions, TrainerConfig, with_absolute_paths
-from minrl.run.defaults import with_defaults
-from minrl.run.naming import NOT_IN_NAMES, full_name, part
+from minrl.run.defaults import NOT_IN_NAMES, full_name, part, with_defaults
+from minrl.run.folder import RunFolder
 from minrl.tasks import flag_identifier
 from minrl.types import UserError, require
 from minrl.utils.cli import from_dict, parse, read_config_file, to_dict, unknown
-from minrl.utils.files import read_record
 
 KEYS = ("task", "flags", "grid", "seeds")
 
@@ -56,14 +55,15 @@ class Planned:
         """`complete`, `begun` or `new`. One that ended with other settings has only begun: train.py goes on to another
         end, and refuses what cannot change.
         """
-        if not (self.folder / "config.json").exists():
+        run = RunFolder(self.folder)
+        if not run.exists:
             return "new"
-        stored = read_record(self.folder / "config.json").get("config", {})
+        stored = run.config
         options = {task: with_absolute_paths(own) for task, own in self.options.items()}
         given = to_dict(with_absolute_paths(self.settings), options)
         usual = {**to_dict(with_absolute_paths(TrainerConfig()), {}), "tasks": given["tasks"]}  # of newer settings
         same = all(stored.get(name, usual[name]) == value for name, value in given.items() if name not in FREE)
-        return "complete" if same and (self.folder / "summary.json").exists() else "begun"
+        return "complete" if same and run.summary else "begun"
 
 
 def read_plan(path: Path) -> list[Planned]:

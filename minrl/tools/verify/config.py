@@ -22,6 +22,8 @@ class VerifyConfig(Bounded):
 
     run: str = ""
     """The run. The flag itself may be left out."""
+    runs_dir: str = "runs"
+    """Where runs are that are named without a folder."""
     step: Natural = 0
     """The step. 0: the last one."""
     fork: str = ""

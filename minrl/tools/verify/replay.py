@@ -1,6 +1,5 @@
 """Repeats steps of a run from a checkpoint, in a copy, and compares what they sampled, were rewarded and saved."""
 
-import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,12 +10,12 @@ from typing import Any
 
 from minrl.config import TrainerConfig
 from minrl.report.rollouts.chunk import Line, read_lines
-from minrl.run.checkpoint import by_step, damage, step_name, step_of
-from minrl.run.ends import moves_between, steps_at
-from minrl.run.parts import assemble
-from minrl.run.resume import open_run
+from minrl.run.checkpoint import HASHES, by_step, damage, hash_files, read_state, step_name, step_of
+from minrl.run.folder import CONFIG, FINGERPRINTS, RunFolder
+from minrl.run.run import open_run
+from minrl.run.setup import assemble
 from minrl.tracking.diagnostics import UpdateDiagnostics
-from minrl.tracking.files import FINGERPRINTS, PARTS, hashes_of_checkpoint, read_fingerprints
+from minrl.tracking.files import PARTS
 from minrl.tracking.logger import Logger
 from minrl.train import loop
 from minrl.types import UserError, require
@@ -62,7 +61,7 @@ class Verdict:
 def checkpoint_before(checkpoints: Path, step: int) -> Path:
     """The last whole checkpoint of a run before a step."""
     kept = by_step(checkpoints)
-    for path in reversed(kept):  # to know that one is whole, all of it is read
+    for path in reversed(kept):
         if step_of(path) < step and damage(path) is None:
             return path
     said = ", ".join(str(step_of(path)) for path in kept) or "none"
@@ -72,31 +71,30 @@ def checkpoint_before(checkpoints: Path, step: int) -> Path:
     )
 
 
-def repeat(run: Path, checkpoint: Path, step: int, place: Path) -> tuple[Path, Path]:
+def moves_between(run: RunFolder, first: int, last: int) -> list[int]:
+    """The steps in `first` to `last` after which the end of the run moved, and `last`."""
+    return [*(step for step in range(first, last) if run.steps_at(step) != run.steps_at(step + 1)), last]
+
+
+def repeat(run: RunFolder, checkpoint: Path, step: int, place: Path) -> tuple[Path, Path]:
     """Repeat a run's steps after a checkpoint up to `step`, in a copy in `place`; the copy's folder and checkpoints."""
-    record = json.loads((run / "config.json").read_text())
-    copy, kept = place / "runs" / record["minrl_run"], place / "checkpoints" / record["minrl_run"]
+    name = run.record["minrl_run"]
+    copy, kept = place / "runs" / name, place / "checkpoints" / name
     copy.mkdir(parents=True)
-    shutil.copy2(run / "config.json", copy)
+    shutil.copy2(run.path / CONFIG, copy)
     shutil.copytree(checkpoint, kept / checkpoint.name)
-    for name in {Path(model["path"]).name for model in record.get("models", {}).values()}:
-        beside = checkpoint.parent.parent / name  # where a run that was moved with its checkpoints has them
-        if beside.exists() and not (kept.parent / name).exists():
-            (kept.parent / name).symlink_to(beside.resolve())
-    start = str(kept / checkpoint.name)
-    flags = ["--resume", start, "--runs-dir", str(copy.parent), "--checkpoints-dir", str(kept.parent), "--quiet"]
-    command = parse(TrainerConfig, flags)
-    again = open_run(command.config, command.options, flags)
+    command = parse(TrainerConfig, ["--resume", str(copy), "--checkpoints-dir", str(kept.parent), "--quiet"])
+    again = open_run(command.config, command.options, command.given)
     with assemble(again) as parts, UntilStep(parts, time.perf_counter(), diagnostics=UpdateDiagnostics) as logger:
-        for logger.until in moves_between(record, parts.state.step + 1, step):
-            parts.config = replace(parts.config, steps=steps_at(record, logger.until))
+        for logger.until in moves_between(run, parts.state.step + 1, step):
+            parts.config = replace(parts.config, steps=run.steps_at(logger.until))
             loop(logger)
     return copy, kept
 
 
-def compare(run: Path, checkpoints: Path, copy: Path, kept: Path, steps: Sequence[int]) -> Iterator[Verdict]:
+def compare(run: RunFolder, checkpoints: Path, copy: Path, kept: Path, steps: Sequence[int]) -> Iterator[Verdict]:
     """What came of each of the steps, and of the checkpoint of the last one."""
-    recorded, found = read_fingerprints(run), read_fingerprints(copy)
+    recorded, found = run.fingerprints, RunFolder(copy).fingerprints
     for step in steps:
         before, now = recorded.get(step, {}), found.get(step, {})
         same: dict[str, bool | None] = {part: _same(before.get(part), now.get(part)) for part in PARTS}
@@ -105,12 +103,12 @@ def compare(run: Path, checkpoints: Path, copy: Path, kept: Path, steps: Sequenc
             saved, files = checkpoints / step_name(step), before.get("files", {})
             problem = damage(saved) if saved.exists() else None
             damaged = f"{saved}: {problem}" if problem else ""
-            own = hashes_of_checkpoint(saved) if saved.exists() and not problem else {}
-            repeated = hashes_of_checkpoint(kept / step_name(step))
+            own = hash_files(saved) if saved.exists() and not problem else {}
+            repeated = read_state(kept / step_name(step))[HASHES]
             same |= {name: _same((files or own).get(name), digest) for name, digest in repeated.items()}
-            if own:  # its manifest may have been written again with its files
+            if own:
                 same |= {f"{saved.name}/{name}": own.get(name) == digest for name, digest in files.items()}
-        yield Verdict(step, same, first_difference(run, copy, step), damaged)
+        yield Verdict(step, same, first_difference(run.path, copy, step), damaged)
 
 
 def _same(before: str | None, now: str | None) -> bool | None:
@@ -139,9 +137,9 @@ def _where(name: str, was: Any, now: Any) -> str:  # noqa: ANN401 - from JSON
     return f"{name} from token {place}: {was[place : place + 3]}, now {now[place : place + 3]}"
 
 
-def require_recorded(run: Path, step: int) -> None:
+def require_recorded(run: RunFolder, step: int) -> None:
     """Refuse a step of which nothing was recorded."""
-    recorded = read_fingerprints(run)
+    recorded = run.fingerprints
     starts = [one for one in sorted(recorded) if one - 1 not in recorded]
     ends = [one for one in sorted(recorded) if one + 1 not in recorded]
     said = ", ".join(
@@ -149,6 +147,6 @@ def require_recorded(run: Path, step: int) -> None:
     )
     require(
         step in recorded,
-        f"{run / FINGERPRINTS} has nothing of step {step} (it has {said or 'none'}): the run has not reached it, or an "
-        "older version of MinRL made it; name a step that it has",
+        f"{run.path / FINGERPRINTS} has nothing of step {step} (it has {said or 'none'}): the run has not reached it, "
+        "or an older version of MinRL made it; name a step that it has",
     )

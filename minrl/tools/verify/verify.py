@@ -9,14 +9,16 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from minrl.config import TrainerConfig
 from minrl.run.checkpoint import BEST, step_of
-from minrl.run.model_names import checkpoints_of, resolve_model, run_folder_of
+from minrl.run.folder import AT_BEST, RunFolder, resolve_model
 from minrl.run.provenance import changes, provenance
+from minrl.run.run import TRAIN
 from minrl.tools.verify import fork, replay
 from minrl.tools.verify.config import VerifyConfig
-from minrl.types import UserError, require
-from minrl.utils.cli import Command
-from minrl.utils.files import read_json, write_text
+from minrl.types import require
+from minrl.utils.cli import Command, parse
+from minrl.utils.files import write_text
 from minrl.utils.text import json_text
 
 DIFFERS = 1
@@ -31,14 +33,14 @@ def main(command: Command[VerifyConfig]) -> int:
     if config.fork:
         return _fork(config.fork, command.arguments)
     require(bool(config.run), "name the run first: minrl verify RUN --step 120")
-    run = _run(config.run)
-    checkpoints, recorded = checkpoints_of(run), read_json(run / "config.json")
-    require("not_default" in recorded, f"{run} is no run of train.py")
-    step = config.step or max(replay.read_fingerprints(run), default=0)
+    run = RunFolder.open(config.run, config.runs_dir)
+    checkpoints = run.checkpoints
+    require(run.program == TRAIN.command, f"{run.path} is no run of minrl train")
+    step = config.step or max(run.fingerprints, default=0)
     replay.require_recorded(run, step)
     checkpoint = replay.checkpoint_before(checkpoints, step)
     steps = range(step_of(checkpoint) + 1, step + 1)
-    other = changes(recorded, provenance(map(Path, recorded.get("files", {}))))
+    other = changes(run.record, provenance(map(Path, run.record.get("files", {}))))
     sys.stderr.writelines(f"not as in the run: {change}\n" for change in other)
     sys.stderr.write(f"repeating steps {steps[0]} to {step} from {checkpoint}\n")
     with tempfile.TemporaryDirectory(prefix="minrl-verify-", dir=config.scratch or None) as place:
@@ -50,7 +52,9 @@ def main(command: Command[VerifyConfig]) -> int:
     compared = any(same is not None for one in verdicts for same in one.same.values())
     if config.output:
         lines = [vars(one) for one in verdicts]
-        write_text(Path(config.output), json_text({"run": str(run), "other": other, "steps": lines}, indent=1) + "\n")
+        write_text(
+            Path(config.output), json_text({"run": str(run.path), "other": other, "steps": lines}, indent=1) + "\n"
+        )
     return 0 if compared and not any(one.differs for one in verdicts) else DIFFERS
 
 
@@ -58,17 +62,7 @@ def _fork(place: str, flags: Sequence[str]) -> int:
     name, at, step = place.rpartition("@")
     known = bool(at) and (step.isdigit() or step == BEST)
     require(known, "--fork needs RUN@STEP or RUN@best, such as countdown-grpo-seed0@120")
-    run = _run(name)
-    new = fork.forked(run, step_of(Path(resolve_model(f"{run}@{BEST}"))) if step == BEST else int(step), flags)
-    status, saved = fork.go_on(new)
-    if status:
-        return status
-    output = new.folder.parent / saved.parent.name / "against"
-    return fork.compare(run, saved, new.config.rollout.task, output)
-
-
-def _run(name: str) -> Path:
-    found = run_folder_of(name)
-    if found is None:
-        raise UserError(f"there is no run {name}: name a folder with a config.json, or a run in runs/")
-    return found
+    run = RunFolder.open(name, parse(TrainerConfig, flags).config.logging.runs_dir)
+    if step == BEST:
+        step = str(step_of(Path(resolve_model(f"{run.path}{AT_BEST}"))))
+    return fork.fork(run, int(step), flags)

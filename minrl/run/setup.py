@@ -1,0 +1,376 @@
+"""Builds everything a run needs: tasks, policy, engine, workers, optimizer, state."""
+
+import copy
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+
+import torch
+from loguru import logger
+from torch import Tensor, nn
+
+from minrl.config import ModelConfig, TrainerConfig
+from minrl.engines import Engine
+from minrl.engines.choice import make_engine, takes_vllm
+from minrl.engines.opponent import EngineWithOpponent
+from minrl.evaluation import evaluate
+from minrl.models.launch import place
+from minrl.models.loading import load_model
+from minrl.models.lora import Adapters, adapted_layers, base_of, fold_in, require_peft
+from minrl.models.processes import Processes
+from minrl.models.shape import shape_of
+from minrl.models.sharding import fill, shard
+from minrl.models.templates import settle_template
+from minrl.optimizer import make_optimizer
+from minrl.policy import Policy, as_policy
+from minrl.rewards.workers import Workers
+from minrl.run.base_model import check_task_words, embedded_model, require_demonstrations
+from minrl.run.checkpoint import last_saved, load_state, restore_optimizer, weights_sha256
+from minrl.run.defaults import what_is_trained
+from minrl.run.folder import resolve_model
+from minrl.run.preflight import leave_out_unusable, require_room
+from minrl.run.run import Run, in_common, owned
+from minrl.run.teacher import require_same_tokens, teacher_prompt
+from minrl.run.verify import verify
+from minrl.tasks import Task, load_task
+from minrl.tasks.mixture import mixture
+from minrl.types import CausalModel, TrainState, UserError, require
+from minrl.utils.console import Screen
+from minrl.utils.files import require_writable
+from minrl.utils.progress import activity
+from minrl.utils.statistics import Evaluation, together
+from minrl.utils.task_names import task_key
+
+START, OPPONENT, TEACHER = "start model", "opponent", "teacher"
+"""The models of a run that config.json names."""
+
+
+@dataclass
+class Parts:
+    """What a run needs. `tasks` holds the trained tasks and those that are only evaluated, by `task_key`."""
+
+    run: Run
+    config: TrainerConfig
+    tasks: dict[str, Task]
+    policy: Policy
+    engine: Engine
+    workers: Workers
+    optimizer: torch.optim.Optimizer
+    state: TrainState
+    screen: Screen
+
+    @cached_property
+    def task(self) -> Task:
+        """The task that is trained; of several, their mixture."""
+        return mixture(self.tasks, self.config.rollout.weights)
+
+    @property
+    def scored(self) -> list[str]:
+        """What has a held-out score: the tasks, and where several are trained all of them together."""
+        name = task_key(self.config.rollout.task)
+        return [*self.tasks, *([name] if self.tasks and name not in self.tasks else [])]
+
+    def evaluate(self) -> dict[str, Evaluation]:
+        """The held-out figures of every task, and of several that are trained together."""
+        config, evaluations = self.config, {}
+        with activity("evaluation", len(self.tasks)) as report:
+            for name, task in self.tasks.items():
+                evaluations[name] = evaluate(
+                    self.policy, self.engine, self.workers, task, config.evaluation, config.rollout, config.seed
+                )
+                report(len(evaluations))
+        if len(weights := config.rollout.weights) > 1:
+            evaluations[task_key(config.rollout.task)] = together(evaluations, weights)
+        return evaluations
+
+
+@contextmanager
+def assemble(run: Run) -> Iterator[Parts]:
+    """Everything a run needs, released at the end. Only what is trained is judged."""
+    config = run.config
+    with ExitStack() as held:
+        processes = held.enter_context(Processes(config.model, partial(in_common, run)).open())
+        screen = held.enter_context(Screen(config.logging.quiet, show=processes.main))
+        run = held.enter_context(owned(run, processes))
+        with activity("reading the examples"):
+            tasks = load_tasks(run) if config.rollout.task else {}
+        judged = held.enter_context(judging(config, processes))
+        takes_vllm(config.engine, processes.device.type)  # what is refused is refused before the base model is made
+        for folder in (run.folder, run.checkpoints):
+            require_writable(folder)
+
+        policy, state = prepare_policy(run, tasks, processes, screen)
+        trained = what_is_trained(run.settings, policy.num_weights)
+        for line in filter(None, [str(place(os.environ)), str(processes.launch), trained]):
+            logger.info(line)
+        optimizer = make_optimizer(policy, config.optimizer)
+        require_room(policy, config, run.checkpoints)
+        if run.checkpoint is not None:
+            restore_optimizer(run.checkpoint, policy, optimizer)
+
+        engine = held.enter_context(closing(_engine(run, tasks, policy, screen)))
+        given = config.rollout.reward_workers
+        count = processes.split(given) if given else processes.cores
+        workers = held.enter_context(closing(Workers(count, config.rollout.reward_deadline_s)))
+        for name, task in tasks.items():
+            check_task_words(policy, name, task)
+            tasks[name] = leave_out_unusable(policy, engine, name, task)
+        weights = config.rollout.weights
+        policy.teacher_reads = teacher_prompt(policy, config, mixture(tasks, weights)) if tasks else None
+        tasks = {name: judged(task) if name in weights else task for name, task in tasks.items()}
+        yield Parts(run, config, tasks, policy, engine, workers, optimizer, state, screen)
+
+
+# Tasks
+
+
+def load_tasks(run: Run) -> dict[str, Task]:
+    """The trained tasks, refused if no model can play them, and the tasks to evaluate."""
+    config, tasks = run.config, dict[str, Task]()
+    for name in config.task_names:
+        key = task_key(name)
+        if key in tasks:
+            continue
+        task = load_task(name, run.options, config.data_of(key))
+        tasks[key] = replace(task, max_tokens=config.limit_of(key))
+        trained = key in config.rollout.weights
+        if trained and not config.model.model_id:
+            require_demonstrations(name, task)
+        training, held_out = task.dataset.sizes()  # what cannot be read is refused now, not at the first evaluation
+        require(
+            training > 0 or not trained,
+            f"the data of {name!r} has {held_out} held-out examples and none to train on: "
+            "evaluate.py takes it, training needs a --data-path or a dataset with a training split",
+        )
+        require_sendable(name, task)
+    for task in tasks.values():
+        task.notes()  # raises if the task cannot run on this machine
+    frozen = any(one.frozen_opponent for one in tasks.values())
+    require(frozen or not config.rollout.opponent, no_frozen_role(task_key(config.rollout.task)))
+    return tasks
+
+
+def no_frozen_role(name: str) -> str:
+    """The message for an --opponent in a task without frozen roles."""
+    return f"--opponent has nobody to play: no role of {name} is frozen; leave it out or see the task's own options"
+
+
+def require_sendable(name: str, task: Task) -> None:
+    """Refuse a reward that no worker process can be sent, which the first completions would show."""
+    if task.reward is None or task.cheap:
+        return
+    try:
+        pickle.dumps(task.paid("", task.dataset.held_out[0]).function)
+    except Exception as error:  # pickling a task's objects may raise anything
+        raise UserError(
+            f"the reward of {name} cannot be sent to a worker process ({error}): define it at the top level of its "
+            "module, and bind options to it with functools.partial"
+        ) from error
+
+
+@contextmanager
+def judging(config: TrainerConfig, processes: Processes) -> Iterator[Callable[[Task], Task]]:
+    """A function that adds the judge's part to a task's rewards. All processes share the limit of concurrent calls."""
+    if not config.judge.judge_model:
+        yield lambda task: task
+        return
+    from minrl.rewards.judge import judged, open_judge
+
+    concurrency = processes.split(config.judge.judge_concurrency)
+    with open_judge(replace(config.judge, judge_concurrency=concurrency), ask=processes.main) as judge:
+        yield partial(judged, judge=judge)
+
+
+# Models
+
+
+def load_policy(path: str, config: ModelConfig, processes: Processes) -> Policy:
+    """The model and tokenizer at a hub name or local path, with float32 weights on this process's device. Adapters at
+    the path are merged into their base model. Refused if its log-probabilities cannot be computed here.
+    """
+    base = base_of(path)
+    if base is not None:
+        require_peft(f"{path} holds LoRA adapters and")
+    try:
+        with activity(f"loading {Path(path).name}"):
+            model, tokenizer = load_model(base or path)
+    except UserError as error:
+        raise UserError(f"{path} holds adapters of {base}: {error}" if base else str(error)) from error
+    if base is not None:
+        fold_in(model, Path(path), base)
+    elif adapted_layers(model):
+        raise UserError(f"{path} holds LoRA adapters: download them, and give the local folder")
+    policy = as_policy(model, tokenizer, config, processes)
+    settle_template(policy, policy.model, config.chat_template, path)
+    with activity("verifying the model"):
+        verified = verify(policy.model)
+    if not verified.method.packed:
+        logger.warning(
+            f"{path} is trained in padded rows, each with its own copy of the prompt, which takes longer: packed "
+            f"streams are not right for it ({verified.why_not_packed})"
+        )
+    if verified.method.decoding == "recomputed":
+        logger.warning(
+            f"{path} is sampled without a cache by the embedded engine, which takes longer: transformers' own is not "
+            f"right for it ({verified.why_not_cached})"
+        )
+    if policy.context_length < (whole := shape_of(model.config).context):
+        logger.warning(
+            f"{path} is kept to the original {policy.context_length} tokens of its context of {whole}, prompt and "
+            "completion together: beyond them LongRoPE changes what every token before was sampled from"
+        )
+    return policy
+
+
+def prepare_policy(
+    run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen
+) -> tuple[Policy, TrainState]:
+    """The policy to train: a checkpoint's, the model that the user named, or the embedded base model.
+
+    With adapters it is always the model that the run started from, and the checkpoint's adapters in it.
+    """
+    config, start = run.config, ""
+    state = load_state(run.checkpoint) if run.checkpoint is not None else TrainState()
+    if run.checkpoint is None or config.algorithm.kl_coef or config.lora.lora_rank:
+        start = start_model(run, tasks, processes, screen)
+    if config.model.sharding == "none" or processes.count == 1:
+        return _load(run, start, state, processes), state
+    load = partial(_load, run, start, state, processes.in_main_memory())
+    policy = sharded_policy(load, processes, config.model.sharding)
+    run.models.update(processes.gather([run.models])[0])  # which the main process alone has noted
+    return policy, state
+
+
+def _load(run: Run, start: str, state: TrainState, processes: Processes) -> Policy:
+    """The policy in this process, whole, with its adapters, its reference and its teacher."""
+    config, adapted = run.config, run.config.lora.lora_rank > 0
+    require(
+        config.lora.lora_checkpoint == "merged" or not Path(start).is_file(),
+        f"--lora-checkpoint adapter: other programs cannot put adapters on {start}, a GGUF file: leave it out for "
+        "merged checkpoints",
+    )
+    policy = load_policy(str(start if adapted else run.checkpoint or start), config.model, processes)
+    policy.version, policy.skipped_steps = state.policy_version, state.skipped_steps
+    if adapted or run.checkpoint is None:
+        note_model(run, START, start, policy)
+    if adapted:
+        policy.adapters = Adapters(policy.model, config.lora, start, config.seed)
+        if run.checkpoint is not None:
+            policy.adapters.load(run.checkpoint)
+    elif config.algorithm.kl_coef:
+        reference = load_policy(start, config.model, processes)
+        note_model(run, START, start, reference)
+        policy.reference = reference.model.requires_grad_(False)
+    if config.algorithm.teacher_id:
+        path = known_model(run, TEACHER) or resolve_model(config.algorithm.teacher_id, config.logging.runs_dir)
+        teacher = load_policy(path, config.model, processes)
+        require_same_tokens(policy, teacher, path)
+        note_model(run, TEACHER, path, teacher)
+        policy.teacher = teacher.model.requires_grad_(False)
+    return policy
+
+
+def start_model(run: Run, tasks: Mapping[str, Task], processes: Processes, screen: Screen) -> str:
+    """Where the start model is: the one the run began with, the one the user named, or the task's base model."""
+    known, named = known_model(run, START), run.config.model.model_id
+    if known or named:
+        return known or resolve_model(named, run.config.logging.runs_dir)
+    task = run.config.rollout.task
+    require(bool(task), "name the model to train with --model-id, or a --task whose embedded base model it is")
+    return embedded_model(run, tasks, processes, screen)
+
+
+def known_model(run: Run, role: str) -> str | None:
+    """Where a model of a resumed run is; None if the run recorded none."""
+    path = run.models.get(role, {}).get("path")
+    missing = path is not None and os.path.isabs(path) and not Path(path).exists()
+    require(not missing, f"the {role} of run {run.folder}, {path}, is not there: put it back, or start a new run")
+    return path
+
+
+def note_model(run: Run, role: str, path: str, policy: Policy) -> None:
+    """Record where a model of the run is and the hash of its weights. A resumed run must find the same weights."""
+    digest = weights_sha256(policy)
+    known = run.models.get(role, {}).get("weights_sha256", digest)
+    require(
+        known == digest,
+        f"the {role} of run {run.folder} in {path} has other weights than when the run began: put the former back "
+        f"(sha256 {known[:12]}, now {digest[:12]}), or start a new run",
+    )
+    run.models[role] = {"path": os.path.abspath(path) if Path(path).exists() else path, "weights_sha256": digest}
+
+
+def _engine(run: Run, tasks: Mapping[str, Task], policy: Policy, screen: Screen) -> Engine:
+    """The engine that samples, with the frozen opponent if a task has one: the model named, or the start model."""
+    config, processes = run.config, policy.processes
+    prompts = math.ceil(config.rollout.prompts_per_step / processes.count) if tasks else 0
+    opponent = None
+    if any(task.frozen_opponent for task in tasks.values()):
+        if config.rollout.opponent:
+            role = OPPONENT
+            path = known_model(run, role) or resolve_model(config.rollout.opponent, config.logging.runs_dir)
+        else:
+            role, path = START, start_model(run, tasks, processes, screen)
+        opponent = load_policy(path, config.model, processes)
+        note_model(run, role, path, opponent)
+    engine = make_engine(config.engine, policy, prompts * config.rollout.group_size, partial(how_to_go_on, run))
+    if opponent is None:
+        return engine
+    try:
+        return EngineWithOpponent(engine, opponent, policy, config.engine.engine_cache_gib)
+    except BaseException:  # an opponent with another vocabulary
+        engine.close()
+        raise
+
+
+def how_to_go_on(run: Run) -> str:
+    """The last checkpoint and the command that resumes from it."""
+    last = last_saved(run.checkpoints)
+    return f"last checkpoint {last or 'none yet, it starts again from step 1'}; go on with: {run.resume_command}"
+
+
+# A policy in all processes, sharded, of which only the main process had a whole copy, in its own memory
+
+
+def sharded_policy(load: Callable[[], Policy], processes: Processes, kind: str) -> Policy:
+    """The policy that `load` gives the main process, with its frozen models, sharded. The others get its structure, in
+    which every tensor is on `meta`, and then the tensors one at a time, of which each process keeps its part. Errors
+    are raised everywhere.
+    """
+    loaded: list[Policy] = []
+
+    def structure() -> Policy:
+        loaded.append(load())
+        return without_storage(loaded[0])
+
+    policy = processes.on_main(structure)
+    policy.processes = processes
+    for number, model in enumerate(_models(policy)):
+        shard(model, processes, kind)
+        fill(model, _tensors(_models(loaded[0])[number]) if loaded else None, processes)
+    return policy
+
+
+def _models(policy: Policy) -> list[CausalModel]:
+    """The model that is trained, and the frozen ones beside it."""
+    return [model for model in (policy.model, policy.reference, policy.teacher) if model is not None]
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return dict(chain(model.named_parameters(), model.named_buffers()))
+
+
+def without_storage(policy: Policy) -> Policy:
+    """A copy of a policy whose weights are on `meta`, tied where they were tied, and which knows no processes."""
+    instead: dict[int, object] = {id(policy.processes): None}
+    for tensor in (tensor for model in _models(policy) for tensor in _tensors(model).values()):
+        empty = torch.empty_like(tensor, device="meta").detach()
+        weight = isinstance(tensor, nn.Parameter)
+        instead[id(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if weight else empty
+    return copy.deepcopy(policy, instead)
