@@ -30,10 +30,14 @@ if missing := [package for package in PACKAGES if find_spec(package) is None]:
     fix = "`pip install .`, or in a checkout `make setup` and `source .venv/bin/activate`"
     _refuse(f"{sys.executable} has no {', '.join(missing)}: {fix}")
 
-import minrl
-from minrl.models.launch import require_one_process
-from minrl.utils.cli import HELP, parse, run_main, unknown
-from minrl.utils.signals import answered, leave_at_once
+try:
+    import minrl
+    from minrl.models.launch import require_one_process
+    from minrl.utils.cli import HELP, parse, run_main, unknown
+    from minrl.utils.signals import answered, leave_at_once
+except KeyboardInterrupt:
+    sys.stderr.write("interrupted\n")
+    sys.exit(130)
 
 
 class Program(NamedTuple):

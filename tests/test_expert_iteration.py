@@ -22,7 +22,6 @@ from minrl.engines.torch_engine import TorchEngine
 from minrl.rewards.workers import Workers
 from minrl.run.setup import Parts
 from minrl.sft import expert_iteration
-from minrl.sft import filter as filtering
 from minrl.sft.config import ExpertIterationConfig
 from minrl.sft.demonstrations import Demonstration, read_demonstrations
 from minrl.sft.expert_iteration import fine_tune_round, keep_correct, sample_round, write_samples
@@ -168,7 +167,7 @@ def test_a_rounds_samples_are_rows_for_the_filter_and_for_fine_tuning(uninterrup
     assert len(solved) / len(rows) == pytest.approx(line["reward/solved_frac"])
     source = folder / "runs" / NAME / "samples" / "round_001.jsonl"
     flags = ["--task", TASK, "--data", str(source), "--output", str(tmp_path / "correct.jsonl")]
-    assert filtering.main(flags) == 0
+    assert main(["filter", *flags]) == 0
     correct = [json.loads(line) for line in (tmp_path / "correct.jsonl").read_text().split("\n")[:-1]]
     assert correct == [row for row in solved if not row["truncated"]]
     demonstrations = read_demonstrations(tmp_path / "correct.jsonl", "prompt", "response")
@@ -271,7 +270,7 @@ def test_what_the_reward_reads_of_a_sample_is_not_overwritten_by_what_the_sample
     rollouts.append(replace(rollouts[0], finish_reason="length"))  # correct and cut off
     write_samples(tmp_path / "samples.jsonl", [example], rollouts, rollouts)
     flags = ["--task", "code", "--data", str(tmp_path / "samples.jsonl"), "--output", str(tmp_path / "correct.jsonl")]
-    assert filtering.main([*flags, "--reward-workers", "1"]) == 0
+    assert main(["filter", *flags, "--reward-workers", "1"]) == 0
     kept = read_demonstrations(tmp_path / "correct.jsonl", "prompt", "response")
     assert kept == [Demonstration(example.prompt, said[0])]
 
@@ -324,7 +323,7 @@ def test_a_filter_does_not_write_over_its_rows(tmp_path):
     os.link(rows, tmp_path / "second.jsonl")
     for name in ("rows.jsonl", "link.jsonl", "second.jsonl", f"../{tmp_path.name}/rows.jsonl"):
         with pytest.raises(UserError, match="output must be another file than data"):
-            filtering.main(["--task", "countdown", "--data", str(rows), "--output", str(tmp_path / name)])
+            main(["filter", "--task", "countdown", "--data", str(rows), "--output", str(tmp_path / name)])
     assert rows.read_text() == "{}\n"
 
 

@@ -287,6 +287,14 @@ def test_a_mistyped_flag_of_a_files_task_gets_a_suggestion(file):
         from_dict({"tasks": {"elevens": {"most": 20}}}, TrainerConfig)
 
 
+def test_an_option_without_a_type_is_named(file):
+    file.write_text(SOURCE.replace("most: int = ", "most = "))
+    with pytest.raises(
+        UserError, match=r"unknown flag --elevens\.most: most has no type: write it as in `most: int = "
+    ):
+        parsed(["--task", f"{file}:elevens", "--elevens.most", "20"])
+
+
 def test_an_installed_package_offers_tasks_by_entry_points(install):
     install("elevens_package", SOURCE, **{"elevens": "elevens_package:TASK", "more-elevens": "elevens_package:other"})
     assert set(installed_tasks()) == {"elevens", "more-elevens"}

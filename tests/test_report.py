@@ -220,8 +220,8 @@ def test_what_is_broken_is_said_in_one_line(make_run, breaking, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "x"], "--output and --smoothing are for the report of a run: python -m minrl report RUN"),
-        (["--smoothing", "0.3"], "--output and --smoothing are for the report of a run: python -m minrl report RUN"),
+        (["--output", "x"], "--output and --smoothing are for the report of a run: name one"),
+        (["--smoothing", "0.3"], "--output and --smoothing are for the report of a run: name one"),
         (["countdwn-grpo"], "no run countdwn-grpo: .*; did you mean countdown-grpo?"),
         (["countdown-grpo", "countdown-grpo"], "two of the runs are called countdown-grpo"),
         (["countdown-grpo", "--smoothing", "1"], "smoothing must be at least 0 and below 1, got 1.0"),
@@ -517,7 +517,7 @@ def test_a_run_before_its_first_line_is_listed_and_a_folder_without_runs_is_said
 def test_a_command_names_a_folder_with_a_space_as_a_shell_reads_it(make_run, capsys, tmp_path):
     make_run("a")
     runs = (tmp_path / "runs").rename(tmp_path / "my runs")
-    assert f"train.py --resume '{runs}/RUN' --steps N\n" in listed(capsys, runs)
+    assert f"minrl train --resume '{runs}/RUN' --steps N\n" in listed(capsys, runs)
     text, _, _ = report(capsys, "a", "--runs-dir", runs)
     assert f"Made by `python -m minrl report a --runs-dir '{runs}'`" in text
 

@@ -475,7 +475,7 @@ def test_a_run_measures_rows_and_task_and_learns(uninterrupted):
     assert found["algorithm"] == "sft" and "pass@1" in found["eval_after"]
     run = folder / "runs" / NAME
     assert {path.name for path in (run / "rollouts").iterdir()} == {f"step_00000{n}.jsonl.gz" for n in (2, 4, 6)}
-    assert json.loads((run / "config.json").read_text())["program"] == "python -m minrl sft"
+    assert json.loads((run / "config.json").read_text())["program"] == "sft"
 
 
 @pytest.mark.slow
@@ -607,7 +607,7 @@ def keep(tmp_path, lines, *flags):
     (tmp_path / "in.jsonl").write_text("".join(line + "\n" for line in lines))
     output = tmp_path / "made" / "out.jsonl"
     task = ["--task", "countdown", "--data", str(tmp_path / "in.jsonl"), "--output", str(output)]
-    assert filtering.main([*task, *flags]) == 0
+    assert main(["filter", *task, *flags]) == 0
     assert not list(output.parent.glob("*.tmp"))
     return output.read_text().split("\n")[:-1]
 

@@ -10,7 +10,7 @@ from crew import crew
 from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from minrl import train
+from minrl.__main__ import main
 from minrl.config import LoraConfig, ModelConfig, OptimizerConfig, TrainerConfig
 from minrl.models.loading import load_model, save_model, word_tokenizer
 from minrl.models.lora import Adapters
@@ -31,7 +31,7 @@ def trained(folder, count, *flags):
         "--keep-checkpoints 0 --eval-every 0 --eval-examples 3 --eval-samples 2 --rollouts-every 1 --threads 1 "
         "--device cpu --quiet --no-preflight"
     )
-    statuses = crew(count, train.main, [*([] if "--resume" in flags else common.split()), *map(str, flags)])
+    statuses = crew(count, main, ["train", *([] if "--resume" in flags else common.split()), *map(str, flags)])
     assert set(statuses) == {0}
 
 
@@ -111,7 +111,7 @@ def test_a_frozen_opponent_is_found_by_all_processes(tmp_path):
         f"--checkpoints-dir {tmp_path}/checkpoints --prompts-per-step 2 --group-size 2 --max-tokens 6 --eval-every 0 "
         "--eval-examples 2 --eval-samples 2 --threads 1 --device cpu --quiet --no-preflight --sharding full --steps 1"
     )
-    assert crew(2, train.main, flags.split()) == [0, 0]
+    assert crew(2, main, ["train", *flags.split()]) == [0, 0]
 
 
 def test_a_policy_with_held_weights_has_a_structure_to_send(adapted_in_bfloat16):

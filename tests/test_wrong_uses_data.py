@@ -19,25 +19,14 @@ def lines(*rows):
 
 DATA = {
     "a table with commas": ("question,answer\n1 + 1,2\n", "not JSON"),
-    "a table with tabs": ("question\tanswer\n1 + 1\t2\n", "not JSON"),
     "Python's quotes": (str(ROW), "line 1", "not JSON"),
-    "a comma too many": ('[{"question": "1", "answer": "#### 2"},]', "not JSON"),
     "many lines cut": (MANY + (LINE[:30] + "\n") * 3, "line 41", "not JSON"),
     "one object over all rows": (json.dumps({"data": [ROW]}), "row 1", "lacks question, answer", "it has data"),
-    "columns in capitals": (
-        lines({"Question": "1", "Answer": "#### 2"}),
-        "lacks question, answer",
-        "it has Question, Answer",
-    ),
     "a column renamed half way": (MANY + MANY.replace("answer", "solution"), "row 41", "lacks answer", "40 of 80 rows"),
     "a question that is null": (lines({**ROW, "question": None}), "row 1", "question"),
-    "a question that is empty": (lines({**ROW, "question": " "}), "row 1", "question"),
     "an answer without its mark": (lines({**ROW, "answer": "two"}), "row 1", "####"),
-    "blank lines alone": ("\n\n  \n", "has no rows"),
-    "one row alone": (LINE, "a dataset needs held-out examples"),
     "the same row again and again": (LINE * 40, "a dataset needs held-out examples"),
     "a compressed file": (gzip.compress(MANY.encode()), "is not UTF-8 text"),
-    "a parquet file": (b"PAR1\x00\xff\xfe", "is not UTF-8 text"),
     "Windows' 16 bits": (MANY.encode("utf-16"), "is not UTF-8 text"),
     "Latin letters of old": (MANY.replace("What", "Wh\u00e4t").encode("latin-1"), "is not UTF-8 text", "WINDOWS-1252"),
     "a number of too many digits": ('{"question": "1", "answer": ' + "9" * 5000 + "}", "line 1", "not JSON"),
@@ -72,7 +61,6 @@ def test_a_broken_folder_of_a_task_is_one_line(refused, tmp_path, monkeypatch, c
 
 
 ROWS = {
-    "sft: empty": ("", "has no rows"),
     "sft: a table": ("prompt,response\n1,2\n", "rows.jsonl", "line 1 is not JSON"),
     "sft: other columns": (
         lines({"question": "1", "answer": "2"}),
@@ -81,11 +69,8 @@ ROWS = {
         "--prompt-column",
     ),
     "sft: a list of texts": (json.dumps(["1", "2"]), "row 1", "must be a JSON object, got str"),
-    "sft: of 16 bits": (SHOWN.encode("utf-16"), "is not UTF-8 text", "UTF-16"),
     "filter: of 16 bits": (SHOWN.encode("utf-16"), "cannot read the rows in rows.jsonl"),
-    "filter: empty": ("", "rows.jsonl", "has no rows"),
     "evaluate: of 16 bits": (SHOWN.encode("utf-16"), "cannot read the completions in rows.jsonl"),
-    "evaluate: empty": ("", "rows.jsonl", "has no completions"),
 }
 
 

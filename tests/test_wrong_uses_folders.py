@@ -92,43 +92,22 @@ NO_MODEL = "is not a model folder that transformers can load"
 
 MODELS = {
     "empty": (lambda m: [path.unlink() for path in m.iterdir()], NO_MODEL),
-    "no config": (lambda m: without(m, "config.json"), NO_MODEL),
     "config cut": (lambda m: cut(m / "config.json"), NO_MODEL),
     "config is a list": (lambda m: (m / "config.json").write_text("[]"), NO_MODEL),
-    "config of a type nobody knows": (lambda m: edit(m / "config.json", model_type="of_tomorrow"), NO_MODEL),
-    "config without a type": (lambda m: edit(m / "config.json", model_type=None), NO_MODEL),
     "config of an encoder": (
         lambda m: edit(m / "config.json", model_type="vit"),
         "a model of type 'vit', which has no",
     ),
     "no tokenizer": (lambda m: without(m, "tokenizer.json", "tokenizer_config.json"), NO_MODEL),
-    "tokenizer cut": (lambda m: cut(m / "tokenizer.json"), NO_MODEL),
     "tokenizer a pointer of git-lfs": (lambda m: (m / "tokenizer.json").write_text(POINTER), NO_MODEL),
-    "tokenizer_config cut": (lambda m: cut(m / "tokenizer_config.json"), NO_MODEL),
     "no weights": (lambda m: without(m, "model.safetensors"), NO_MODEL),
-    "weights empty": (lambda m: (m / "model.safetensors").write_bytes(b""), NO_MODEL),
     "weights cut": (lambda m: cut(m / "model.safetensors"), NO_MODEL),
-    "weights a pointer of git-lfs": (lambda m: (m / "model.safetensors").write_text(POINTER), NO_MODEL),
-    "index of a shard that is not there": (
-        lambda m: (
-            without(m, "model.safetensors"),
-            (m / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {"a": "one.safetensors"}}'),
-        ),
-        NO_MODEL,
-    ),
     "weights of another width": (lambda m: edit(m / "config.json", hidden_size=128), "weights of its own shape"),
-    "weights of fewer layers": (
-        lambda m: edit(m / "config.json", num_hidden_layers=3, layer_types=["full_attention"] * 3),
-        "weights of its own shape",
-    ),
     "weights not finite": (lambda m: weights(m, **{"model.norm.weight": torch.full((64,), torch.nan)}), "not finite"),
-    "weights of zeros for heads": (lambda m: edit(m / "config.json", num_attention_heads=0), NO_MODEL),
     "weights in a damaged pickle": (pickled, NO_MODEL),
     "adapter without its base": (adapter, "/nowhere/base"),
-    "adapter that names no base": (lambda m: adapter(m, None), "base"),
     "adapter whose config is cut": (lambda m: (adapter(m), cut(m / "adapter_config.json")), "adapter_config.json"),
     "adapter without weights": (lambda m: adapter(m, "base"), "adapter_model.safetensors"),
-    "adapter with cut weights": (lambda m: adapter(m, "base", b"\0" * 9), "adapter_model.safetensors"),
     "a file": (lambda m: (shutil.rmtree(m), m.write_bytes(b"GGUF")), "is damaged or incomplete"),
 }
 """What happened to the model's folder, and what its one line must hold beside the folder's name."""

@@ -295,8 +295,12 @@ class _Parser(argparse.ArgumentParser):
                 described = page == "all" and bool(one.group)
                 group = self.add_argument_group(title, first_paragraph(one.owner) if described else None)
             self._add(group, name, name, one, hidden=page != "all" and name not in often)
+        self.untyped: dict[str, str] = {}
         for key, options_class in options.items():
             group = self.add_argument_group(f"task {key}")
+            names = [name for name in vars(options_class) if not name.startswith("_")]
+            untyped = set(names) - settings_of(options_class).keys()
+            self.untyped |= {f"{flag_identifier(key)}.{name}".replace("_", "-"): name for name in untyped}
             for name, one in settings_of(options_class).items():
                 self._add(group, f"{flag_identifier(key)}.{name}", f"{key}.{name}", one)
         for word in HELP:
@@ -352,6 +356,8 @@ class _Parser(argparse.ArgumentParser):
         close = [f"--{flag}" for flag in inside or close_names(bare, self.flags, cutoff=0.7)]
         close = close or [f"--task {task}" for task in close_names(bare, tasks, cutoff=0.7)]
         hint = f"did you mean {' or '.join(close)}?" if close else "--help lists the flags"
+        if bare in self.untyped:
+            hint = f"{self.untyped[bare]} has no type: write it as in `{self.untyped[bare]}: int = 10`"
         if "steps" in self.settings:
             hint = SIMILAR.get(bare.lower(), hint)
         return UserError(f"unknown flag {word}: {hint}")
