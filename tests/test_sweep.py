@@ -229,13 +229,13 @@ def test_runs_at_once_have_cores_of_their_own_and_end_with_the_sweep(sweep, monk
             _when(Path("waiting").exists)
             raise OSError("the terminal has gone")
 
-    monkeypatch.setattr(sweep, "_say", fail)
+    monkeypatch.setattr(program, "_say", fail)
     with pytest.raises(OSError, match="the terminal has gone"):
         sweep("--at-once", "2")
     _require_none_left()
     for seed in (0, 1):
         Path(f"wait-{seed}").unlink()
-    monkeypatch.setattr(sweep, "_say", started.append)
+    monkeypatch.setattr(program, "_say", started.append)
     assert sweep("--at-once", "2") == 0
     logs = [Path(f"runs/report/rates/logs/{name}.txt").read_text() for name in NAMES]
     assert {tuple(log.split(" ", 2)[2].strip().split(" ", 1)) for log in logs} <= {
@@ -265,7 +265,7 @@ def test_two_sweeps_of_a_file_are_not_made_at_once(sweep):
                 sweep()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "_say", second)
+        patch.setattr(program, "_say", second)
         assert sweep() == 0
     assert order() == NAMES
 

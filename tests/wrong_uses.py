@@ -1,13 +1,17 @@
 """One wrong use of a program, in this process: it ends in one line, and what was there stays as it was."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from minrl.__main__ import main
+from minrl.__main__ import PROGRAMS, main
 from minrl.run import base_model
 from minrl.utils.cli import run_main
+
+for program in PROGRAMS.values():  # which says that it loads, the first time
+    import_module(program.module)
 
 TINY = """--device cpu --threads 1 --quiet --no-preflight --steps 1 --prompts-per-step 2 --group-size 2 --max-tokens 4
     --no-eval-first --eval-every 0 --eval-examples 2 --eval-samples 1 --save-every 0"""

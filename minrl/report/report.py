@@ -74,7 +74,7 @@ def main(command: Command[ReportConfig]) -> int:
     sys.stderr.write(f"reading {', '.join(config.runs)}\n")
     runs = read_runs(config.runs, Path(config.runs_dir))
     folder = Path(config.output or _default_folder(runs, config.runs[0], config.runs_dir))
-    write_report(runs, folder, f"minrl report {shlex.join(command.arguments)}", config.smoothing)
+    write_report(runs, folder, f"python -m minrl report {shlex.join(command.arguments)}", config.smoothing)
     return 0
 
 

@@ -155,14 +155,14 @@ class Grouped(Bounded):
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - settings and groups
         left, replaced = dict(given), given.keys() == hints_of(type(self)).keys()  # type: ignore[arg-type]
         for one in fields(self):  # type: ignore[arg-type]
-            kind = hints_of(type(self))[one.name]  # type: ignore[arg-type]
+            kind, value = hints_of(type(self))[one.name], one.default  # type: ignore[arg-type]
             if not is_dataclass(kind):
-                value = left.pop(one.name, one.default)
+                value = left.pop(one.name, value)
                 require(value is not MISSING, f"{one.name} has no default: give --{one.name.replace('_', '-')}")
             else:
                 whole = isinstance(left.get(one.name), kind)  # type: ignore[arg-type]
                 require(whole or not replaced, f"dataclasses.replace takes {one.name} as a group: see with_settings")
-                value: Any = left.pop(one.name) if whole else one.default
+                value = left.pop(one.name) if whole else value
                 own = {inner.name: left.pop(inner.name) for inner in fields(kind) if inner.name in left}
                 value = replace(value, **own) if own else value
             object.__setattr__(self, one.name, value)

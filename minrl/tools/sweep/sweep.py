@@ -75,7 +75,7 @@ def _sweep(path: Path, planned: Sequence[Planned], where: Sequence[Place], folde
         return exit_status(stopped_by)
     measured = [run.folder for run in planned if run.state != "new" and read_ends(run.folder).lines]
     if measured:
-        write_report([read_run(one) for one in measured], folder, f"minrl sweep {shlex.quote(str(path))}")
+        write_report([read_run(one) for one in measured], folder, f"python -m minrl sweep {shlex.quote(str(path))}")
     for one in failed:
         _say(str(one))
     if failed:
