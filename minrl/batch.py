@@ -154,7 +154,7 @@ def micro_batches(rollouts: Sequence[Rollout], indices: Sequence[int], max_token
 
 def pack(rollouts: Sequence[Rollout], indices: Sequence[int]) -> Stream:
     """The stream of the rollouts at `indices`. `rollouts` are all of the step: they number the sampled tokens."""
-    first_token = _first_tokens(rollouts)
+    first_token = [0, *accumulate(rollout.num_sampled for rollout in rollouts)]
     input_ids: list[int] = []
     positions: list[int] = []
     prefixes: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -204,15 +204,6 @@ def _prompt(rollout: Rollout) -> tuple[int, ...]:
 def _integers(values: Sequence[int]) -> Int[Tensor, " n"]:
     """`torch.tensor` of many integers, which is four times slower."""
     return torch.from_numpy(np.array(values) if values else np.empty(0, dtype=np.int64))
-
-
-def _first_tokens(rollouts: Sequence[Rollout]) -> list[int]:
-    """The number of each rollout's first sampled token."""
-    first, starts = 0, []
-    for rollout in rollouts:
-        starts.append(first)
-        first += rollout.num_sampled
-    return starts
 
 
 def _ranges(spans: Sequence[tuple[int, int]]) -> tuple[Int[Tensor, "R L"], Int[Tensor, " R"]]:

@@ -10,7 +10,7 @@ The ids of a role's sequence only grow: a turn is appended to what was sampled, 
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from minrl.engines import Engine, Sampling
@@ -18,7 +18,8 @@ from minrl.policy import Policy
 from minrl.rewards.episode import Play
 from minrl.rewards.workers import Workers
 from minrl.tasks import Task
-from minrl.types import SOLO, Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
+from minrl.types import Completion, Example, Job, LostEpisode, PlayedTurn, Prompt, Request, Rollout, Turn
+from minrl.utils.statistics import lost_roles
 
 EPISODE = "episode"
 """Takes the place of the role in the seed of an episode's own `rng`."""
@@ -141,20 +142,6 @@ def _sample(
     completions = engine.generate([request for _, request in asked], sampling, ended=ended if meanwhile else None)
     for index, episode in unheard.items():
         episode.receive(completions[index])
-
-
-def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[str, list[str]]:
-    """The roles of the policy in the lost episodes of each example, from the (example id, role) of what was played:
-    those of its other episodes, else those that all other examples share, else a single one.
-
-    >>> lost_roles([("a", "x"), ("a", "o"), ("b", "x")], ["a", "c"])
-    {'a': ['o', 'x'], 'c': ['x']}
-    """
-    roles: dict[str, set[str]] = {}
-    for example_id, role in played:
-        roles.setdefault(example_id, set()).add(role)
-    shared = set.intersection(*roles.values()) if roles else set()
-    return {example_id: sorted(roles.get(example_id, shared) or {SOLO}) for example_id in lost}
 
 
 def completion_seed(run_seed: int, *path: int | str) -> int:

@@ -6,11 +6,8 @@ makes one update of its rollouts, unless --passes-per-step or --minibatches-per-
 a reference is off, unless --kl-coef is given, and that an engine with other probabilities is corrected for.
 """
 
-import pickle
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -24,10 +21,9 @@ from minrl.run.preflight import preflight
 from minrl.run.run import Run, open_run
 from minrl.run.setup import assemble
 from minrl.sampling import adapt_sampling, every, sample_groups
-from minrl.tasks import TASK_DEFINITIONS, Task, TaskDefinition
+from minrl.tasks import Task, register
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.logger import Logger, require_logger
-from minrl.types import require
 from minrl.update import update_policy
 from minrl.utils.cli import Command, from_dict
 from minrl.utils.signals import Stopped, exit_status
@@ -64,7 +60,7 @@ def train(config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
     `KeyboardInterrupt`; `resume` continues.
     """
     if task is not None:
-        config = config.with_settings(task=registered(task))
+        config = config.with_settings(task=register(task))
     unset = {name: value for name, value in defaults(config).items() if name in config.settings.keys() - config.given}
     settings, options = from_dict({**config.settings, **unset}, TrainerConfig)
     run = open_run(settings, options, [f"--{name.replace('_', '-')}" for name in sorted(config.given)])
@@ -72,32 +68,6 @@ def train(config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
     if status:
         raise Stopped(status - exit_status(0))
     return summary
-
-
-def registered(task: Task) -> str:
-    """Make a task known by its name, which is returned. A reward that no worker process can import, such as one of a
-    notebook's cell, runs in this process, without a deadline.
-    """
-    name = task.name or "task"
-    built_in = isinstance(TASK_DEFINITIONS.data.get(name), str)
-    require(name.isidentifier() and not built_in, f"{name!r} is a built-in task's name or none: give the Task another")
-    if task.reward is not None and not task.cheap and not _importable(task.reward):
-        log.info(f"{name}: the reward runs in this process, because worker processes cannot import it")
-        task = replace(task, cheap=True)
-    TASK_DEFINITIONS[name] = TaskDefinition(_NoOptions, lambda options, data_path: task)
-    return name
-
-
-@dataclass(frozen=True)
-class _NoOptions:
-    """The options of a task that is given as an object."""
-
-
-def _importable(function: Callable[..., Any]) -> bool:
-    try:
-        return b"__main__" not in pickle.dumps(function)
-    except Exception:  # pickling a task's objects may raise anything
-        return False
 
 
 def main(command: Command[TrainerConfig]) -> int:

@@ -4,10 +4,9 @@ Only the standard library is imported here, so that tasks and reward workers can
 """
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -274,9 +273,3 @@ class TrainState:
     def of(self, task: str) -> "TrainState":
         """The state that holds the examples drawn and solve rates of a task."""
         return self.tasks.setdefault(task, TrainState()) if task else self
-
-
-def part_means(rewards: Sequence[Reward]) -> dict[str, float]:
-    """The mean of each part over the rewards that have it, by name."""
-    names = sorted({name for reward in rewards for name in reward.parts})
-    return {name: fmean(r.parts[name] for r in rewards if name in r.parts) for name in names}

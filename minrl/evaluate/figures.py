@@ -15,12 +15,13 @@ import numpy as np
 from minrl.evaluate.plan import GREEDY, SAMPLED, EvaluationPlan, PlannedTask
 from minrl.evaluate.rows import SERVED_AS, Key, Row
 from minrl.evaluate.table import NOBODY
-from minrl.rollout import lost_roles
-from minrl.types import Reward, part_means
+from minrl.types import Reward
 from minrl.utils.statistics import (
     bootstrap,
     by_category,
     is_solved,
+    lost_roles,
+    part_means,
     pass_at_one,
     percentiles,
     resampled,

@@ -3,9 +3,10 @@
 import difflib
 import importlib
 import keyword
+import pickle
 from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from minrl.tasks.outside import (
@@ -90,6 +91,34 @@ def load_task(name: str, options: Mapping[str, object] | None = None, data_path:
     return replace(task, name=task_key(name))
 
 
+def register(task: Task) -> str:
+    """Make a task known by its name, which is returned. A reward that no worker process can import, such as one of a
+    notebook's cell, runs in this process, without a deadline.
+    """
+    name = task.name or "task"
+    built_in = isinstance(TASK_DEFINITIONS.data.get(name), str)
+    require(name.isidentifier() and not built_in, f"{name!r} is a built-in task's name or none: give the Task another")
+    if task.reward is not None and not task.cheap and not _importable(task.reward):
+        from loguru import logger  # each reward worker would pay for the import
+
+        logger.info(f"{name}: the reward runs in this process, because worker processes cannot import it")
+        task = replace(task, cheap=True)
+    TASK_DEFINITIONS[name] = TaskDefinition(_NoOptions, lambda options, data_path: task)
+    return name
+
+
+@dataclass(frozen=True)
+class _NoOptions:
+    """The options of a task that is registered."""
+
+
+def _importable(function: Callable[..., object]) -> bool:
+    try:
+        return b"__main__" not in pickle.dumps(function)
+    except Exception:  # pickling a task's objects may raise anything
+        return False
+
+
 def find_tool(name: str) -> ToolDefinition:
     """A tool by its name."""
     require(name in TOOLS, f"no tool {name!r} to play a task with: choose {' or '.join(TOOLS)}, as in countdown+python")
@@ -170,6 +199,7 @@ __all__ = [
     "load_task",
     "offered_words",
     "option_classes",
+    "register",
     "tasks_in",
     "with_absolute_path",
 ]

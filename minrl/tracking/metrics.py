@@ -9,7 +9,8 @@ from torch import Tensor
 
 from minrl.engines import PROMPT_TOKENS, PROMPT_TOKENS_COMPUTED
 from minrl.rollout import Rollouts
-from minrl.types import Reward, Rollout, part_means
+from minrl.types import Reward, Rollout
+from minrl.utils.statistics import part_means
 from minrl.utils.task_names import TaskTerms
 
 

@@ -5,14 +5,15 @@ and their share is reported; where none could be scored the figure is NaN.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from statistics import fmean
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from minrl.types import Example, Reward, Rollout, part_means
+from minrl.types import SOLO, Example, Reward, Rollout
 from minrl.utils.text import plain
 
 
@@ -112,6 +113,26 @@ class Evaluation:
         for category, parts in self.parts_by_category.items():
             values.update({f"{category}/{part}": mean for part, mean in parts.items()})
         return {f"eval/{task}/{name}": value for name, value in values.items() if not math.isnan(value)}
+
+
+def lost_roles(played: Iterable[tuple[str, str]], lost: Iterable[str]) -> dict[str, list[str]]:
+    """The roles of the policy in the lost episodes of each example, from the (example id, role) of what was played:
+    those of its other episodes, else those that all other examples share, else a single one.
+
+    >>> lost_roles([("a", "x"), ("a", "o"), ("b", "x")], ["a", "c"])
+    {'a': ['o', 'x'], 'c': ['x']}
+    """
+    roles: dict[str, set[str]] = {}
+    for example_id, role in played:
+        roles.setdefault(example_id, set()).add(role)
+    shared = set.intersection(*roles.values()) if roles else set()
+    return {example_id: sorted(roles.get(example_id, shared) or {SOLO}) for example_id in lost}
+
+
+def part_means(rewards: Sequence[Reward]) -> dict[str, float]:
+    """The mean of each part over the rewards that have it, by name."""
+    names = sorted({name for reward in rewards for name in reward.parts})
+    return {name: fmean(r.parts[name] for r in rewards if name in r.parts) for name in names}
 
 
 def summarize(examples: Sequence[Example], sampled: Sequence[Outcome], greedy: Sequence[Outcome]) -> Evaluation:
