@@ -102,6 +102,18 @@ def test_with_checkpoints_in_bfloat16_a_resumed_run_ends_as_one_that_was_not_sto
     assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
 
 
+def test_an_algorithm_of_a_file_is_that_of_the_resumed_run_too(loop, tmp_path):
+    source = "from minrl.algorithms import ALGORITHMS\nmine = ALGORITHMS['dr_grpo']\n"
+    (tmp_path / "own_row.py").write_text(source)
+    flags = ["--schedule", "constant", "--no-preflight", "--no-eval-first", "--run-name"]
+    loop("--algorithm", f"{tmp_path}/own_row.py:mine", *flags, "own", "--steps", "1")
+    assert train.main(["--resume", str(tmp_path / "runs" / "own"), "--steps", "2", "--quiet"]) == 0
+    loop("--algorithm", "dr_grpo", *flags, "whole", "--steps", "2")
+    ends = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("own", "whole")]
+    assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
+    assert ends[0]["algorithm"] == f"{tmp_path}/own_row.py:mine"
+
+
 def test_equal_rewards_teach_nothing_and_are_counted(loop, sevens, monkeypatch):
     object.__setattr__(sevens, "reward", lambda text, example: Reward(0.5))
     _, run = loop("--steps", "2")

@@ -67,6 +67,14 @@ def test_the_gradient_does_not_depend_on_the_order_of_rollouts(name, policy, rol
     assert_same(shuffled, whole(name))
 
 
+def test_a_tasks_own_limit_is_the_constant_that_its_tokens_are_divided_by(policy, rollouts):
+    config = settings("dr_grpo")
+    own, longer = ({"task_max_tokens": "countdown:32"}, {"max_tokens": 32})
+    expected, _ = gradients(policy, rollouts, replace(config, rollout=replace(config.rollout, **longer)))
+    actual, _ = gradients(policy, rollouts, replace(config, rollout=replace(config.rollout, **own)))
+    assert_same(actual, expected, bound=0)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_gradient_does_not_depend_on_packing(name, policy, rollouts, whole, monkeypatch):
     packed = whole(name)
