@@ -92,14 +92,6 @@ def test_a_stop_string_that_is_a_token_ends_a_completion_and_is_kept(policy, wor
     assert ended
 
 
-def test_a_stop_string_that_is_a_token_is_one_of_the_stop_ids_that_the_engine_is_given(policy, workers):
-    engine = Scripted(policy, "2 <end>")
-    play(policy, workers, None, engine, stop_strings=("<user>", "7", "7 7", "never"))
-    (sampling,) = engine.samplings
-    assert sampling.stop_ids == {*policy.stop_ids, *ids_of(policy, "<user> 7")}
-    assert sampling.stop_strings == ("<user>", "7", "7 7", "never")  # other tokens may spell them too
-
-
 def test_chat_messages_go_through_the_template(policy, workers):
     example = Example("x", [{"role": "system", "content": "2"}, {"role": "user", "content": "numbers 3"}], {})
     task = Task(EXAMPLES, lambda text, example: Reward(1.0), cheap=True)
@@ -284,30 +276,6 @@ def test_a_raising_reward_makes_its_rollout_unscorable_and_keeps_the_traceback(p
     assert "RuntimeError: cannot judge 2" in failure and "Traceback" in failure
 
 
-def test_a_raising_episode_is_unscorable_for_all_its_roles(policy, workers):
-    sampled = play(policy, workers, duel, Scripted(policy, "3 <end>", "yes <end>", "5 <end>"))
-    assert [r.reward for r in sampled.rollouts] == [None, None]  # int("yes") raises
-    assert len(sampled.failures) == 1 and "ValueError" in sampled.failures[0]
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, -1e300])  # float32 ends at 3.4e38
-def test_a_reward_that_float32_cannot_hold_is_unscorable(policy, workers, value):
-    sampled = play(policy, workers, None, Scripted(policy, "3 <end>"), reward=lambda text, example: Reward(value))
-    assert sampled.rollouts[0].reward is None
-    assert "finite" in sampled.failures[0]
-
-
-@pytest.mark.parametrize("returned", [{SOLO: "1"}, {SOLO: None}, None, Reward(1.0)], ids=str)
-def test_what_is_no_reward_is_unscorable(policy, workers, returned):
-    def episode(example, rng):
-        yield Turn(SOLO, "numbers")
-        return returned
-
-    sampled = play(policy, workers, episode, Scripted(policy, "3 <end>"))
-    assert sampled.rollouts[0].reward is None
-    assert "reward of" in sampled.failures[0]
-
-
 def test_a_role_that_is_paid_nothing_is_unscorable_and_the_others_are_not(policy, workers):
     def episode(example, rng):
         yield Turn("white", "numbers")
@@ -330,20 +298,6 @@ def test_a_reward_of_a_role_that_took_no_turn_is_told_of_and_takes_nothing_from_
     (failure,) = sampled.failures
     assert failure.endswith("the episode returned a reward for 'black', which took no turn: 'white' did")
     assert sampled.reasons == [None] and sampled.lost == []
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: Reward(1.5), "must be at most its maximum, got 1.5 of 1: "),
-        (lambda: Reward(0.5, maximum=float("nan")), "the maximum of a reward must be a finite number, got nan"),
-        (lambda: Reward(0.5, {"speed": float("inf")}), "part 'speed' of a reward must be a finite number, got inf"),
-    ],
-)
-def test_a_reward_that_is_none_makes_its_rollout_unscorable_with_the_reason(policy, workers, made, message):
-    sampled = play(policy, workers, None, Scripted(policy, "3 <end>"), reward=lambda text, example: made())
-    assert [r.reward for r in sampled.rollouts] == [None]
-    assert message in sampled.failures[0].strip().splitlines()[-1]
 
 
 def some_begin(example, rng):

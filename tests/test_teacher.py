@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from minrl import train
 from minrl.__main__ import main
 from minrl.advantages import teacher_preference
-from minrl.algorithms import choose_algorithm, compute_advantages
-from minrl.batch import make_batch, pack
+from minrl.batch import pack
 from minrl.config import AlgorithmConfig, RolloutConfig, TrainerConfig
 from minrl.models.loading import small_qwen3, word_tokenizer
 from minrl.models.processes import Processes
@@ -25,9 +24,7 @@ from minrl.run.teacher import TeacherPrompt, require_same_tokens, teacher_prompt
 from minrl.tasks import Task
 from minrl.tasks.mixture import mixture
 from minrl.tasks.task import split
-from minrl.tracking.diagnostics import UpdateDiagnostics
-from minrl.types import Example, Reward, TrainState, UserError
-from minrl.update import update_policy
+from minrl.types import Example, Reward, UserError
 from tests.killing import killed_at
 from tests.test_train_loop import loop, metrics
 
@@ -124,22 +121,6 @@ def test_several_steps_prefer_by_the_policy_that_sampled(tiny):
     assert found["teacher/kl"] == pytest.approx(-float(teacher_preference(teacher, old).mean()), abs=1e-6)
     (first, second), _ = gradients(tiny, rollouts, settings("distill", passes_per_step=2, importance_cap=0.0))
     assert any(not torch.equal(first[name], second[name]) for name in first)
-
-
-def test_what_a_step_taught_is_told_token_by_token(tiny):
-    config, rollouts = settings("distill", passes_per_step=1), fixed_rollouts()
-    algorithm = choose_algorithm(config)
-    nothing = compute_advantages(rollouts, algorithm, config, TrainState()).values
-    movement = UpdateDiagnostics(tiny, config, 1.0)
-    optimizer = torch.optim.SGD(tiny.model.parameters())
-    found = update_policy(
-        tiny, optimizer, make_batch(rollouts, nothing), algorithm, config, TrainState(step=1), needs_correction=False
-    )
-    skipped = torch.tensor([one.reward is None for one in rollouts for sampled in one.loss_mask if sampled])
-    assert torch.equal(found.preference.isnan(), skipped)
-    assert -float(found.preference[~skipped].mean()) == pytest.approx(found.metrics["teacher/kl"], abs=1e-6)
-    _, curves = movement.measure(rollouts, nothing, found)
-    assert curves["update/agreement"] > curves["update/agreement_by_chance"] + 0.15
 
 
 def shown_more(tiny, text="{prompt} 3 {answer}", **fields):
