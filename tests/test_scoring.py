@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from minrl.batch import micro_batches, pack
-from minrl.models import head as output_head
+from minrl.models import logprobs as output_head
 from minrl.models import (
     loading,  # noqa: F401 - registers packed attention with transformers
     scoring,

@@ -107,7 +107,7 @@ def test_an_algorithm_of_a_file_is_that_of_the_resumed_run_too(loop, tmp_path):
     (tmp_path / "own_row.py").write_text(source)
     flags = ["--schedule", "constant", "--no-preflight", "--no-eval-first", "--run-name"]
     loop("--algorithm", f"{tmp_path}/own_row.py:mine", *flags, "own", "--steps", "1")
-    assert train.main(["--resume", str(tmp_path / "runs" / "own"), "--steps", "2", "--quiet"]) == 0
+    assert main(["train", "--resume", str(tmp_path / "runs" / "own"), "--steps", "2", "--quiet"]) == 0
     loop("--algorithm", "dr_grpo", *flags, "whole", "--steps", "2")
     ends = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("own", "whole")]
     assert ends[0]["weights_sha256"] == ends[1]["weights_sha256"]
