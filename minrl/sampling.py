@@ -101,7 +101,8 @@ def choose_examples(
     if not config.sampling.curriculum:
         return draw_examples(examples, count, config.seed, state)
     rng = random.Random(f"{config.seed}/curriculum/{state.examples_drawn}")
-    keys = [rng.random() ** (1 / _weight(state.solve_rates.get(example.id, 0.5))) for example in examples]
+    rates = [state.solve_rates.get(example.id, 0.5) for example in examples]
+    keys = [rng.random() ** (1 / max(4 * rate * (1 - rate), RATE_FLOOR)) for rate in rates]
     order = sorted(range(len(keys)), key=lambda index: (examples[index].id in used, -keys[index]))
     state.examples_drawn += count
     return [examples[order[draw % len(order)]] for draw in range(count)]
@@ -196,10 +197,6 @@ def tracked_plan(task: Task, config: TrainerConfig) -> tuple[list[Example], Plan
     share = max(1, TRACKED_EXAMPLES // len(members))
     plan = Plan(1, settings.max_tokens, 0.0, config.seed, "tracked", 0, stop_strings=settings.stop_strings)
     return [replace(one, task=name) for name, member in members for one in member.dataset.held_out[:share]], plan
-
-
-def _weight(rate: float) -> float:
-    return max(4 * rate * (1 - rate), RATE_FLOOR)
 
 
 def _rewards_by_group(rollouts: Sequence[Rollout]) -> dict[int, list[float]]:

@@ -27,10 +27,10 @@ ROOMS = [
 ]
 """Folders and flat files of minrl/, files of utils and the scripts, from the ground up. Imports go down, never up."""
 
-EVENING = 3070
+EVENING = 3000
 """Lines of the flat files of minrl/: whoever reads them has read the algorithm and its settings."""
 
-PACKAGE = 41530
+PACKAGE = 41505
 """Lines of the package. Every change that lowers them lowers this number."""
 
 

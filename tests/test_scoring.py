@@ -20,11 +20,11 @@ from transformers import (
 )
 
 from minrl.batch import micro_batches, pack
-from minrl.models import logprobs as output_head
 from minrl.models import (
     loading,  # noqa: F401 - registers packed attention with transformers
     scoring,
 )
+from minrl.models import logprobs as output_head
 from minrl.models.cpu import few_sizes
 from minrl.models.logprobs import Head, chunked_logprobs
 from minrl.models.method import Method, set_method
