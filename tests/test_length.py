@@ -143,7 +143,7 @@ def test_a_group_of_solutions_of_different_lengths_teaches_and_is_not_replaced(s
         ),
         ({"length_target": 8, "length_target_weight": 1.0}, "length_target_weight must be .* below 1, got 1.0"),
         ({"length_target_weight": 0.25}, "length_target_weight is read only with --length-target: give that too"),
-        ({"length_penalty": 0.2, "length_target": 8}, "length_penalty 0.2 .* and length_target 8 .*: leave one out"),
+        ({"length_penalty": 0.2, "length_target": 8}, "length_penalty 0.2 and length_target 8 .*: leave one out"),
         ({"length_penalty": 0.2, "group_size": 1, "algorithm": "reinforce"}, "group_size must be at least 2, got 1"),
         ({"length_penalty": 0.2, "algorithm": "distill", "teacher_id": "x"}, "leave out .*length_penalty and"),
         ({"length_target": 8, "algorithm": "distill", "teacher_id": "x"}, "leave out .*length_penalty and"),

@@ -208,7 +208,7 @@ def test_each_task_has_a_preflight(policy, engine, workers, sevens):
     settings = RolloutConfig(task="sevens,odd", max_tokens=3, group_size=2)
     found = list(preflight(policy, engine, workers, task, TrainerConfig(rollout=settings)))
     few = [finding for finding in found if "held-out examples" in finding]
-    assert [finding.split()[0] for finding in few] == ["sevens", "odd"]
+    assert [finding.split(":")[0] for finding in few] == ["sevens", "odd"]
 
 
 def test_the_score_of_all_weighs_their_intervals():
