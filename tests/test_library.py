@@ -64,7 +64,7 @@ def test_settings_that_were_not_given_have_the_defaults_of_the_models_size(monke
     monkeypatch.setattr("minrl.run.defaults.num_weights", lambda name: 135_000_000)
     opened = []
     monkeypatch.setattr(train, "open_run", lambda settings, options, flags: opened.append(settings))
-    monkeypatch.setattr(train, "_run", lambda run: (0, {}))
+    monkeypatch.setattr(train, "_run", lambda run, started: (0, {}))
     given = {"model_id": "some/model", "device": "cpu", "learning_rate": 3e-4}  # the default of the base model
     minrl.train(minrl.TrainerConfig(**given))
     minrl.train(minrl.TrainerConfig(**given).with_settings(seed=1, group_size=2))

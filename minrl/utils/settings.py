@@ -157,20 +157,12 @@ class Grouped(Bounded):
         for one in fields(self):  # type: ignore[arg-type]
             kind, value = hints_of(type(self))[one.name], one.default  # type: ignore[arg-type]
             if not is_dataclass(kind):
-<<<<<<< HEAD
                 value = left.pop(one.name, value)
-=======
-                value: Any = left.pop(one.name, one.default)
->>>>>>> fa2d660 (Flat files: 3,000 lines)
                 require(value is not MISSING, f"{one.name} has no default: give --{one.name.replace('_', '-')}")
             else:
                 whole = isinstance(left.get(one.name), kind)  # type: ignore[arg-type]
                 require(whole or not replaced, f"dataclasses.replace takes {one.name} as a group: see with_settings")
-<<<<<<< HEAD
                 value = left.pop(one.name) if whole else value
-=======
-                value = left.pop(one.name) if whole else one.default
->>>>>>> fa2d660 (Flat files: 3,000 lines)
                 own = {inner.name: left.pop(inner.name) for inner in fields(kind) if inner.name in left}
                 value = replace(value, **own) if own else value
             object.__setattr__(self, one.name, value)
