@@ -5,11 +5,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from minrl.utils.launch import Launch
 
 from minrl.batch import pack
 from minrl.models import cpu
 from minrl.models.activations import LARGEST_SHARE, kept_bytes, recomputed
+from minrl.models.launch import Launch
 from minrl.models.scoring import score
 from minrl.types import UserError
 

@@ -208,10 +208,10 @@ def test_adapters_are_evaluated_on_the_weights_that_they_were_trained_on(place, 
 def test_damaged_checkpoints_are_left_out_with_a_word(trained, capsys):
     kept = trained("one")
     shutil.copytree(kept / "step_000001", kept / "step_000002")
-    (kept / "step_000002/config.json").write_text("{}")
+    (kept / "step_000002/model.safetensors").write_bytes(b"")
     assert run("--checkpoint", "one", "--every-checkpoint", "--dry-run", flags=FLAGS) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
-    assert len(said) == 1 and "step_000002 is damaged (config.json is not what was written)" in said[0]
+    assert len(said) == 1 and "step_000002 is damaged (model.safetensors is not what was written)" in said[0]
 
 
 def test_the_folder_of_a_hubs_model_does_not_depend_on_what_is_cached(trained, monkeypatch):

@@ -203,8 +203,8 @@ def torn_in_the_middle(folder):
 @pytest.mark.parametrize(
     ("breaking", "message"),
     [
-        (broken_json, r"config.json is damaged"),
-        (no_config, r"config.json is not a run's: it has no `config`"),
+        (broken_json, r"config.json is damaged or not a run's"),
+        (no_config, r"config.json is damaged or not a run's"),
         (no_steps, r"run .*a has no step yet"),
         (torn_in_the_middle, r"metrics.jsonl is damaged: a line is not JSON \(.*step"),
     ],
@@ -490,7 +490,7 @@ def test_a_run_that_has_a_name_and_no_config_yet_is_being_prepared(capsys, tmp_p
     folder.mkdir(parents=True)
     with lock(folder / LOCK):
         assert re.match(rf"a: is being prepared \(process {os.getpid()} on .*\)\n", listed(capsys, tmp_path / "runs"))
-    assert listed(capsys, tmp_path / "runs").startswith("a: not a run: cannot read ")  # it was killed
+    assert listed(capsys, tmp_path / "runs").startswith("a: not a run: ")  # it was killed
 
 
 def test_odd_values_of_another_program_are_shown_or_refused_and_end_nothing(make_run, capsys, tmp_path):

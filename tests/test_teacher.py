@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from minrl.policy import as_policy
 from minrl.run.checkpoint import save_policy
 from minrl.run.teacher import TeacherPrompt, require_same_tokens, teacher_prompt
 from minrl.tasks import Task
-from minrl.tasks.mixture import mixture
 from minrl.tasks.task import split
 from minrl.types import Example, Reward, UserError
 from tests.killing import killed_at
@@ -163,19 +161,13 @@ def test_behind_the_teachers_prompt_a_rollout_says_the_same(tiny, make_rollout):
     assert one.ids == [5, 7, 8, 9, 3]  # as it was
 
 
-def test_of_several_tasks_the_teacher_reads_the_example_of_its_own_within_its_own_limit(tiny, task, make_rollout):
-    shared = task.dataset.train[0].id
-    other = replace(task, dataset=replace(task.dataset, train=[Example(shared, "9", {"answer": "5"})]))
-    both = mixture({"t": task, "u": other}, {"t": Fraction(1), "u": Fraction(1)})
-    limit = tiny.context_length
-    config = asked("{prompt} {answer}")
-    config = replace(config, rollout=RolloutConfig(task="t:1,u:1", task_max_tokens=f"u:{limit - 3}", max_tokens=8))
-    reads = teacher_prompt(tiny, config, both)
-    shown = make_rollout([5], [6], example_id=shared, task="u", message="9")
-    assert reads(shown).ids[:-1] == tiny.encode_prompt("9 5")
-    config = replace(config, rollout=replace(config.rollout, task_max_tokens=f"u:{limit - 1}"))
-    with pytest.raises(UserError, match=rf"no room for the {limit - 1} tokens of a completion of u"):
-        teacher_prompt(tiny, config, both)
+def test_the_room_behind_a_teachers_prompt_is_that_of_the_tasks_own_limit(tiny, task):
+    limit, config = tiny.context_length, asked("{prompt}", max_tokens=tiny.context_length)
+    own = replace(config.rollout, task_max_tokens="t:8")
+    assert teacher_prompt(tiny, replace(config, rollout=own), task)
+    short = replace(asked("{prompt}").rollout, task_max_tokens=f"t:{limit - 1}")
+    with pytest.raises(UserError, match=rf"no room for the {limit - 1} tokens of a completion of t"):
+        teacher_prompt(tiny, replace(config, rollout=short), task)
 
 
 def test_in_a_chat_the_last_message_of_the_user_is_replaced(tiny):

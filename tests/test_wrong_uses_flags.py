@@ -77,7 +77,7 @@ FLAGS = [
     ("filter", "--data nowhere.jsonl --output out", "cannot read the rows in nowhere.jsonl"),
     ("filter", "--data rows.jsonl --output full", "cannot write full: it is a folder; name a file"),
     ("report", "notes.txt", "no run notes.txt", "holds a config.json"),
-    ("rollouts", ".", ". is no run: it has no config.json; name a folder in runs/"),
+    ("rollouts", ".", "no run .: neither it nor runs holds a config.json"),
 ]  # fmt: skip
 """A program, its flags, and what its one line must hold. More are in test_cli.py."""
 

@@ -171,7 +171,7 @@ def is_report(folder: Path) -> bool:
 
 def read_run(folder: Path) -> RunData:
     """A run from its files. Raises `UserError` in one line if one is missing or torn."""
-    run = RunFolder.open(str(folder))
+    run = RunFolder(folder).checked()
     lines = run.metrics
     require(bool(lines), f"run {folder} has no step yet: wait for its first line in metrics.jsonl")
     return RunData(folder.resolve().name, run.record, lines, run.summary)
@@ -179,7 +179,7 @@ def read_run(folder: Path) -> RunData:
 
 def read_ends(folder: Path) -> RunData:
     """As `read_run`, but of its steps, which may be none yet, those that were evaluated and the last only."""
-    run, path = RunFolder.open(str(folder)), folder / METRICS
+    run, path = RunFolder(folder).checked(), folder / METRICS
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     chosen = [line for line in whole[:-1] if b'/pass@1"' in line] + whole[-1:]
     lines = [without_nulls(read_line(line)) for line in chosen]

@@ -4,6 +4,7 @@
 """
 
 import difflib
+import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -12,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from minrl.run.checkpoint import STATE, best_in, find_checkpoint
 from minrl.types import UserError, require
 from minrl.utils.files import read_jsonl, read_record
 
@@ -41,11 +41,9 @@ class RunFolder:
     @classmethod
     def open(cls, name: str, runs_dir: str | Path = "runs") -> "RunFolder":
         """The same, or a `UserError` with the runs that there are."""
-        found = cls.find(name, runs_dir)
-        if found is not None:
-            return found
-        for folder in (Path(name), Path(runs_dir) / name):
-            require(not (folder / CONFIG).exists(), f"{folder / CONFIG} is damaged or not a run's")
+        for run in (cls(Path(name)), cls(Path(runs_dir) / name)):
+            if (run.path / CONFIG).exists():
+                return run.checked()
         known = sorted(path.parent.name for path in Path(runs_dir).glob(f"*/{CONFIG}"))
         close = difflib.get_close_matches(Path(name).name, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"{runs_dir}/ has {', '.join(known[:5]) or 'none'}"
@@ -57,6 +55,12 @@ class RunFolder:
         owner, beside = read_record(folder / OWNER), folder.absolute().parent.parent / "runs" / folder.name
         found = (run for run in map(cls, (beside, Path(owner.get("folder", beside)))) if run.exists)
         return next((run for run in found if run.owns(folder)), None)
+
+    def checked(self) -> "RunFolder":
+        """Itself. Raises `UserError` if it is not the folder of a run."""
+        require((self.path / CONFIG).exists(), f"{self.path} holds no {CONFIG}")
+        require(self.exists, f"{self.path / CONFIG} is damaged or not a run's")
+        return self
 
     @property
     def exists(self) -> bool:
@@ -114,8 +118,9 @@ class RunFolder:
         """The lines of metrics.jsonl, without numbers that were not finite (null) and without a torn last line."""
         try:
             lines = read_jsonl(self.path / METRICS)
-        except ValueError as error:
-            raise UserError(f"{self.path / METRICS} is damaged: a line is not JSON ({error})") from error
+        except json.JSONDecodeError as error:
+            found = f"{error.msg}: {error.doc[:40]!r}"
+            raise UserError(f"{self.path / METRICS} is damaged: a line is not JSON ({found})") from error
         for number, line in enumerate(lines, 1):
             message = f"{self.path / METRICS} is damaged: line {number} is not that of a step: {line!r:.40}"
             require(has_step(line), message)
@@ -154,6 +159,8 @@ def without_nulls(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def resolve_model(name: str, runs_dir: str | Path = "runs") -> str:
     """Where the named model is: a checkpoint, a folder of them, a run, or a name that transformers knows."""
+    from minrl.run.checkpoint import find_checkpoint  # which imports torch: a report does without
+
     folder = model_folder(name, runs_dir)
     return name if folder is None else str(find_checkpoint(folder))
 
@@ -162,6 +169,8 @@ def model_folder(name: str, runs_dir: str | Path = "runs") -> Path | None:
     """The checkpoint, or folder of checkpoints, that is named by its path or its run; None if it is neither.
     `RUN@best` is the run's best checkpoint.
     """
+    from minrl.run.checkpoint import STATE, best_in
+
     if name.endswith(AT_BEST) and not Path(name).exists():
         folder = model_folder(name.removesuffix(AT_BEST), runs_dir)
         require(folder is not None, f"{name}: there is no such run; name a run, runs/NAME or a checkpoint")

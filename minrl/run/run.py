@@ -291,6 +291,7 @@ def _take(folder: Path, taken: ExitStack) -> bool:
     """Lock a folder that is new, or that a killed run left before it wrote anything. Returns whether that succeeded."""
     if _is_used(folder):
         return False
+    made = [folder, *(above for above in folder.parents if not above.exists())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -306,7 +307,7 @@ def _take(folder: Path, taken: ExitStack) -> bool:
     if file is None:
         return False
     taken.enter_context(file)
-    taken.callback(_give_back, folder)
+    taken.callback(_give_back, made)
     return not _is_used(folder)  # somebody may have written there between the look and the lock
 
 
@@ -317,12 +318,13 @@ def _is_used(folder: Path) -> bool:
     return bool({*os.listdir(folder)} - {LOCK})
 
 
-def _give_back(folder: Path) -> None:
-    """Remove a claimed folder in which nothing was written."""
-    if folder.exists() and not _is_used(folder):
-        (folder / LOCK).unlink(missing_ok=True)
-        with suppress(OSError):  # another process is about to claim it
-            folder.rmdir()
+def _give_back(made: Sequence[Path]) -> None:
+    """Remove a claimed folder in which nothing was written, and those above that were made for it."""
+    if made[0].exists() and not _is_used(made[0]):
+        (made[0] / LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # another process is about to claim it, or something else is there
+            for path in made:
+                path.rmdir()
 
 
 def _go_on(run: Run, held: ExitStack) -> Run:

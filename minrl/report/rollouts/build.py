@@ -139,7 +139,7 @@ def unpacked(packed: str) -> Any:  # noqa: ANN401 - what `_pack` was given
 
 def run_facts(folder: Path) -> dict[str, Any]:
     """The page's facts about the run."""
-    run = RunFolder.open(str(folder))
+    run = RunFolder(folder).checked()
     names = ("task", "algorithm", "model_id", "seed", "group_size", "temperature", "rollouts_every", "steps")
     about = {"name": run.record["minrl_run"], "commit": run.record.get("commit")}
     return {**about, **{name: run.config.get(name) for name in names}}
