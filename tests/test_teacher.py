@@ -125,7 +125,7 @@ def shown_more(tiny, text="{prompt} 3 {answer}", **fields):
     """The policy as its own teacher, which reads 3 and the answer behind the prompt."""
     tiny.teacher = None
     example = Example("0", "", {"answer": "4", **fields})
-    tiny.teacher_reads = TeacherPrompt(tiny, text, {("", "0"): example})
+    tiny.teacher_reads = TeacherPrompt(tiny, text, {"0": example})
     return tiny
 
 
@@ -174,9 +174,9 @@ def test_in_a_chat_the_last_message_of_the_user_is_replaced(tiny):
     reads = shown_more(tiny, "{answer} is right: {prompt}", hidden="no").teacher_reads
     system, prefix = {"role": "system", "content": "{prompt}"}, {"role": "assistant", "content": "So"}
     asked = {"role": "user", "content": [{"type": "text", "text": "2 + 2 {answer}"}]}
-    shown = reads.shown([system, asked, prefix], reads.examples["", "0"])
+    shown = reads.shown([system, asked, prefix], reads.examples["0"])
     assert shown == [system, {"role": "user", "content": "4 is right: 2 + 2 {answer}"}, prefix]
-    assert reads.shown("{answer}", reads.examples["", "0"]) == "4 is right: {answer}"  # what a prompt holds is no place
+    assert reads.shown("{answer}", reads.examples["0"]) == "4 is right: {answer}"  # what a prompt holds is no place
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def asked(text, max_tokens=8):
 
 def test_what_a_teacher_cannot_read_is_refused_before_step_1(tiny, task):
     reads = teacher_prompt(tiny, asked("{prompt} {answer}"), task)
-    assert reads.examples.keys() == {("", example.id) for example in task.dataset.train}
+    assert reads.examples.keys() == {example.id for example in task.dataset.train}
     assert teacher_prompt(tiny, TrainerConfig(), task) is None
     with pytest.raises(
         UserError, match=r"of what the teacher reads .* words that the model's tokenizer lacks \('Tell'"

@@ -40,12 +40,11 @@ class TeacherPrompt:
 
     policy: Policy
     text: str
-    examples: Mapping[tuple[str, str], Example]
-    """The training examples by task (empty: the only one) and id."""
+    examples: Mapping[str, Example]
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """The rollout behind the teacher's prompt. Raises `UserError` if it is longer than the context."""
-        prompt = self.policy.encode_prompt(self.shown(rollout.message, self.examples[rollout.task, rollout.example_id]))
+        prompt = self.policy.encode_prompt(self.shown(rollout.message, self.examples[rollout.example_id]))
         before, length = rollout.prompt_length, len(prompt)
         total, limit = length + len(rollout.ids) - before, self.policy.context_length
         require(
@@ -84,26 +83,25 @@ def teacher_prompt(policy: Policy, config: TrainerConfig, task: Task) -> Teacher
     text = config.algorithm.teacher_prompt
     if not text:
         return None
-    reads = TeacherPrompt(policy, text, {(one.task, one.id): one for one in task.dataset.train})
-    for key, member in task.members.items():
-        name, examples = key or task_key(config.rollout.task), member.dataset.train
-        without = [one.id for one in examples if ANSWER in text and _answer(one) in ("", "{}", "null")]
-        require(
-            not without,
-            f"teacher_prompt shows {ANSWER}, and {len(without)} of {len(examples)} training examples of {name} have "
-            f"none, {without[:1]} among them: leave {ANSWER} out, or give the task's examples a field `answer`",
-        )
-        if member.episode is not None:
-            continue
-        prompts = [reads.shown(example.prompt, example) for example in examples]
-        check_words(policy, "what the teacher reads (--teacher-prompt)", prompts_read(policy, prompts[:PROMPTS_READ]))
-        limit, longest = policy.context_length, config.limit_of(name)
-        long = sum(not policy.fits(prompt, limit - longest + 1) for prompt in prompts)
-        require(
-            not long,
-            f"teacher_prompt leaves no room for the {longest} tokens of a completion of {name} in the {limit} that the "
-            f"model takes, in {long} of {len(prompts)} training examples: shorten it, or lower --max-tokens",
-        )
+    examples, name = task.dataset.train, task_key(config.rollout.task)
+    reads = TeacherPrompt(policy, text, {example.id: example for example in examples})
+    without = [one.id for one in examples if ANSWER in text and _answer(one) in ("", "{}", "null")]
+    require(
+        not without,
+        f"teacher_prompt shows {ANSWER}, and {len(without)} of {len(examples)} training examples of {name} have none, "
+        f"{without[:1]} among them: leave {ANSWER} out, or give the task's examples a field `answer`",
+    )
+    if task.episode is not None:
+        return reads
+    prompts = [reads.shown(example.prompt, example) for example in examples]
+    check_words(policy, "what the teacher reads (--teacher-prompt)", prompts_read(policy, prompts[:PROMPTS_READ]))
+    limit, longest = policy.context_length, config.limit_of(name)
+    long = sum(not policy.fits(prompt, limit - longest + 1) for prompt in prompts)
+    require(
+        not long,
+        f"teacher_prompt leaves no room for the {longest} tokens of a completion of {name} in the {limit} that the "
+        f"model takes, in {long} of {len(prompts)} training examples: shorten it, or lower --max-tokens",
+    )
     return reads
 
 
