@@ -155,7 +155,8 @@ class Grouped(Bounded):
     def __init__(self, **given: Any) -> None:  # noqa: ANN401 - settings and groups
         left, replaced = dict(given), given.keys() == hints_of(type(self)).keys()  # type: ignore[arg-type]
         for one in fields(self):  # type: ignore[arg-type]
-            kind, value = hints_of(type(self))[one.name], one.default  # type: ignore[arg-type]
+            kind = hints_of(type(self))[one.name]  # type: ignore[arg-type]
+            value: Any = one.default
             if not is_dataclass(kind):
                 value = left.pop(one.name, value)
                 require(value is not MISSING, f"{one.name} has no default: give --{one.name.replace('_', '-')}")
