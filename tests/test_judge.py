@@ -24,7 +24,6 @@ from minrl.run.setup import judging
 from minrl.tasks import Task, load_task
 from minrl.tasks.task import split
 from minrl.types import Example, Job, Reward, Turn, UserError
-from minrl.utils.cli import parse
 from tests.chat_server import ChatServer, answer
 from tests.parsed import parsed
 
@@ -356,7 +355,7 @@ def test_a_prompt_in_a_file_is_stored_as_its_text(tmp_path):
     [
         (["--judge-weight", "1"], r"judge_weight must be at least 0 and below 1"),
         (["--judge-weight", "-0.1"], r"judge_weight must be at least 0 and below 1"),
-        (["--judge-base-url", "http://x"], "name the judge"),
+        (["--judge-base-url", "http://x"], "judge_base_url is read only with --judge-model"),
         (["--judge-concurrency", "0"], "judge_concurrency must be from 1 to 256"),
         (["--judge-timeout-s", "0"], "judge_timeout_s must be above 0"),
     ],
@@ -398,7 +397,7 @@ def test_scores_under_another_default_prompt_are_stale(tmp_path, monkeypatch, ch
     flags = ["--checkpoint", "some-org/model", "--examples", "3"]
 
     def settings(*judge):
-        config, options = parse(EvaluateConfig, [*flags, *judge])
+        config, options = parsed([*flags, *judge], EvaluateConfig)
         return settings_of(make_plan(config, options), options)
 
     named = ["--judge-model", "m", "--judge-base-url", "http://127.0.0.1:1/v1"]

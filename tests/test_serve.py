@@ -527,10 +527,11 @@ def test_a_run_is_served_with_what_it_was_trained_with(tmp_path, model, monkeypa
         assert (config.checkpoint, config.max_tokens, config.stop_strings) == (name, 7, (";",))
     assert as_trained(parse(ServeConfig, ["mine", "--max-tokens", "9"])).max_tokens == 9
     assert as_trained(parse(ServeConfig, [model])) == ServeConfig(checkpoint=model)
-    assert prompt_of(model) is prompt_of("mine") is None
+    mine, step, other = (ServeConfig(checkpoint=name) for name in ("mine", "checkpoints/mine/step_000001", model))
+    assert prompt_of(other) is prompt_of(mine) is None
     config = tmp_path / "runs/mine/config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "prompt": "numbers 3"}))
-    assert prompt_of("mine") == prompt_of("checkpoints/mine/step_000001") == "numbers 3"
+    assert prompt_of(mine) == prompt_of(step) == "numbers 3"
 
 
 @pytest.mark.vllm

@@ -233,9 +233,9 @@ def test_the_command_writes_the_page_of_a_run_by_its_name(tmp_path, capsys):
     ("arguments", "said"),
     [
         ([], "name the run"),
-        (["nowhere"], "there is no run 'nowhere'; the runs in .*: mine"),
+        (["nowhere"], "no run nowhere: .* has mine"),
         (["mine", "--max-steps", "-1"], "max_steps must be 0 .all., or at least 1, got -1"),
-        ([".."], "is no run: it has no config.json"),
+        ([".."], "no run .*: neither it nor"),
     ],
 )
 def test_what_the_command_refuses(tmp_path, arguments, said):
