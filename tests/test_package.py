@@ -154,7 +154,7 @@ def test_an_installed_package_trains_resumes_and_evaluates_outside_a_checkout(wh
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1] == 2
     refused = call("sft", "--resume", str(run), status=2)
-    assert f"is not one of minrl sft: continue it with {sys.executable[:1]}" in refused
+    assert f"is not one of minrl sft: continue it with minrl train --resume {run}" in refused
     small = ["--examples", "4", "--samples", "1", "--no-greedy", "--quiet", "--device", "cpu", "--no-charts"]
     said = call("evaluate", "--checkpoint", "countdown-grpo-seed0", "--task", "countdown", *small)
     assert json.loads(said[said.index("{") : said.rindex("}") + 1])["n"] == 4
