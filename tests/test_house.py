@@ -152,7 +152,8 @@ NOT_FOR_COUNTDOWN = (
         "minrl.report.rollouts.build",
     ),
     *(
-        "minrl.report",
+        "minrl.report.report",
+        "minrl.report.page",
         "minrl.tools.sweep",
         "minrl.sft",
         "minrl.evaluate",
