@@ -118,7 +118,7 @@ def test_the_best_is_saved_where_nothing_else_is_and_kept_beside_the_newest(star
     assert load_state(KEPT / "step_000002").held_out == [list(score(step, LOWS[step])) for step in range(3)]
     said = " ".join(capfd.readouterr().err.split())
     assert f"checkpoint {KEPT}/step_000005; the best, 65.0% (60.0% to 70.0%): step_000002" in said
-    assert f"evaluate.py --checkpoint {RUN}@best --task sevens" in said
+    assert f"evaluate --checkpoint {RUN}@best --task sevens" in said
     fallen = [line for line in said.split("step ") if "has fallen" in line]
     assert [line[:1] for line in fallen] == [
         "3",
