@@ -312,7 +312,7 @@ def test_several_processes_have_the_score_of_the_main_one():
 
     def make(processes):
         record = logger.Logger.__new__(logger.Logger)
-        record.state, record.main, record._metrics = TrainState(step=1), False, {}
+        record.state, record.main, record._metrics, record.processes = TrainState(step=1), False, {}, processes
         record.parts = SimpleNamespace(policy=SimpleNamespace(processes=processes), config=TrainerConfig())
         names = ("pass@1", "pass@1_low", "pass@1_high", "reward_mean")
         record.add({f"eval/countdown/{name}": 0.5 + processes.rank * 1e-12 + 1e-9 for name in names})
