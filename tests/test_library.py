@@ -61,7 +61,7 @@ def test_the_names_of_the_library_are_those_of_its_modules():
 def test_settings_that_were_not_given_have_the_defaults_of_the_models_size(monkeypatch):
     from minrl import train
 
-    monkeypatch.setattr("minrl.run.defaults.num_weights", lambda name: 135_000_000)
+    monkeypatch.setattr("minrl.run.defaults.num_weights", lambda name, runs_dir: 135_000_000)
     opened = []
     monkeypatch.setattr(train, "open_run", lambda settings, options, flags: opened.append(settings))
     monkeypatch.setattr(train, "_run", lambda run, started: (0, {}))

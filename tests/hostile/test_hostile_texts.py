@@ -269,4 +269,4 @@ def test_every_file_that_shows_text_uses_the_one_function():
         if re.search(r"\\x1b|\\x9f|u202e|isprintable|html\.escape|from html", path.read_text(encoding="utf-8"))
     ]
     # The audit writes such characters, and the game refuses them: neither shows any.
-    assert sorted(filters) == ["audit/attacks.py", "tasks/code/game.py", "utils/text.py"]
+    assert sorted(filters) == ["tasks/code/game.py", "tools/audit/attacks.py", "utils/text.py"]
