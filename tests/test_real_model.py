@@ -147,22 +147,23 @@ def test_eight_steps_raise_the_reward(run):
     assert max(metrics(run, "engine/logprob_gap_max")) < 1e-3
 
 
-def test_a_run_that_was_killed_goes_on_to_the_same_weights(run, place):
-    named = place / f"checkpoints/whole/step_{SAVED:06d}"
-    branch = place / "runs/whole-2"  # the run went on to its end, and stays as it is
-    process = program(place, ROOT / "train.py", "--resume", named, "--quiet")
-    deadline = time.monotonic() + 300
-    while not (branch / "log.txt").exists() and process.poll() is None and time.monotonic() < deadline:
+def test_a_run_that_was_killed_goes_on_to_the_same_weights(run, model, place):
+    named = ["--model-id", model, "--steps", STEPS, "--save-every", SAVED, "--run-name", "killed"]
+    process = program(place, ROOT / "train.py", *FLAGS, *named)
+    saved = place / f"checkpoints/killed/step_{SAVED:06d}"
+    deadline = time.monotonic() + 900
+    while not saved.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(3)  # into the step
     process.kill()
     assert process.wait(60) == -signal.SIGKILL
     process.stdout.close()
-    assert len(metrics(branch, "reward/mean")) == SAVED
-    finished(place, ROOT / "train.py", "--resume", branch, "--threads", "1", "--quiet")
+    killed = place / "runs/killed"
+    assert len(metrics(killed, "reward/mean")) == SAVED
+    finished(place, ROOT / "train.py", "--resume", killed, "--threads", "1", "--quiet")
     for name in ("weights_sha256", "steps", "eval_after"):
-        assert summary(branch)[name] == summary(run)[name]
-    assert metrics(branch, "reward/mean") == metrics(run, "reward/mean")
+        assert summary(killed)[name] == summary(run)[name]
+    assert metrics(killed, "reward/mean") == metrics(run, "reward/mean")
 
 
 def test_evaluation_of_the_checkpoint_finds_what_the_run_found(run, place, checkpoint):
