@@ -43,13 +43,15 @@ from harness import SAY_EVERY_S
 ROOT = Path(__file__).parent.parent
 EQUIVALENT = Path(__file__).with_name("mutants_equivalent.txt")
 
-OWN_TESTS = """advantages algorithms batch evaluation losses models/scoring optimizer rollout sampling types update
+OWN_TESTS = """advantages batch evaluation models/scoring optimizer rollout sampling types update
     models/attention rewards/episode rewards/workers run/checkpoint run/preflight run/run run/stopping
     tracking/diagnostics tracking/logger utils/timers"""
 TESTS = {module: [f"tests/test_{Path(module).name}.py"] for module in OWN_TESTS.split()} | {
     "engines/slices": ["tests/test_engine.py"],
     "engines/torch_engine": ["tests/test_engine.py"],
-    "models/head": ["tests/test_scoring.py"],
+    "models/logprobs": ["tests/test_scoring.py"],
+    "algorithms": ["tests/test_algorithms.py", "tests/test_mixture.py"],
+    "losses": ["tests/test_losses.py", "tests/test_algorithms.py"],
     "models/chat": ["tests/test_policy.py"],
     "policy": ["tests/test_policy.py", "tests/test_activations.py", "tests/test_lora.py"],
     "run/folder": ["tests/test_run_folder.py", "tests/test_best.py", "tests/test_evaluate_runs.py"],

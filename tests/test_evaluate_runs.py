@@ -85,6 +85,12 @@ def test_a_run_is_known_by_each_of_its_names(trained, tmp_path, named):
     assert [run.folder for run in found] == [tmp_path / "runs/one"] and not notes
 
 
+def test_a_run_is_found_by_its_name_in_the_folder_that_is_given(trained):
+    trained("one")
+    shutil.move("runs", "others")
+    assert run("--checkpoint", "one", "--runs-dir", "others", "--dry-run", flags=FLAGS) == 0
+
+
 def test_problems_that_a_run_was_trained_on_are_refused(place, trained):
     trained("one")
     sides = [load_task(f"{place}/run_tasks.py:even", {"even": evaluated_options(place, s)}).dataset for s in (0.2, 0.5)]

@@ -21,6 +21,7 @@ from minrl.sampling import (
     adapted_temperature,
     choose_examples,
     draw_examples,
+    every,
     sample_groups,
     warn_of_failures,
 )
@@ -148,6 +149,10 @@ def test_the_temperature_settles_where_the_spread_is_the_target(power, start):
 def test_a_target_out_of_reach_ends_at_the_limit():
     assert adapted(1.0, 1.0, target=100.0)[-1] == 20.0
     assert adapted(1.0, 1.0, target=1e-4)[-1] == 0.05
+
+
+def test_every_so_many_steps_or_never():
+    assert [step for step in range(1, 8) if every(3, step)] == [3, 6] and not any(every(0, step) for step in range(8))
 
 
 def test_the_temperature_is_fixed_by_default(make_rollout):
