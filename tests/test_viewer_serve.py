@@ -226,7 +226,7 @@ def test_what_cannot_be_served_is_refused(tmp_path, flags, said):
     folder = write_run(tmp_path / "run", {})
     with pytest.raises(UserError, match=said):
         main(["rollouts", str(folder), *flags])
-    with pytest.raises(UserError, match="holds no config.json"):
+    with pytest.raises(UserError, match=r"holds no config\.json"):
         open_server(tmp_path, Limits(), 0)
 
 
