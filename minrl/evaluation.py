@@ -11,6 +11,7 @@ from minrl.engines import Engine
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
+from minrl.sampling import every
 from minrl.tasks import Task
 from minrl.utils.statistics import Evaluation, summarize
 
@@ -21,6 +22,11 @@ MIN_SAMPLES = 500
 def samples_of(examples: int, config: EvaluationConfig) -> int:
     """Sampled completions of each of so many examples, beside the greedy one."""
     return config.eval_samples or math.ceil(MIN_SAMPLES / examples)
+
+
+def evaluations_after(step: int, steps: int, config: EvaluationConfig) -> int:
+    """Evaluations that are due after a step, in a run of so many: that after the last step is one."""
+    return sum(every(config.eval_every, one) or one == steps for one in range(step + 1, steps + 1))
 
 
 def evaluate(

@@ -28,7 +28,7 @@ from minrl.types import LostEpisode, Reward, TrainState, UserError
 from minrl.update import Update
 from minrl.utils.console import Screen
 from minrl.utils.statistics import Evaluation
-from minrl.utils.timers import timed
+from minrl.utils.timers import TIMERS, timed
 
 OPTIONS = {name: definition.options() for name, definition in TASK_DEFINITIONS.items()}
 STORED = {"minrl_run": "run"}
@@ -215,19 +215,29 @@ def test_rollouts_are_written_with_the_followed_ones_and_the_page_is_made_at_an_
 @pytest.mark.parametrize(
     ("metrics", "held_out", "note"),
     [
-        ({"reward/mean": 0.5}, 0.754, "reward 0.50  held-out 75 %"),
-        ({"sft/loss": 0.12345}, float("nan"), "loss 0.123"),
+        ({"reward/mean": 0.5}, 0.754, "reward 0.50  held-out 75 %  2 s/step"),
+        ({"sft/loss": 0.12345}, float("nan"), "loss 0.123  2 s/step"),
     ],
 )
-def test_beside_the_bar_stand_the_results(metrics, held_out, note, make_logger):
-    shown = []
-    with make_logger(steps=6, evaluations=[evaluated(held_out)]) as logger:
+def test_beside_the_bar_stand_the_results_and_the_time_left_with_evaluations(
+    metrics, held_out, note, make_logger, monkeypatch
+):
+    shown, at = [], [0.0]
+    monkeypatch.setattr(TIMERS, "now", lambda: at[0])
+    with make_logger(steps=6, evaluations=[evaluated(held_out)] * 2) as logger:
         logger._report = lambda *what: shown.append(what)
-        next(logger.steps())
-        logger.evaluate()
-        logger.add(metrics)
-        logger.step()
-    assert shown == [(1, note)]
+        for step in logger.steps():
+            at[0] += 2.0  # a step
+            if step % 2 == 0:
+                with timed("eval"):
+                    at[0] += 10.0
+                logger.evaluate()
+            logger.add(metrics)
+            logger.step()
+            if step == 3:
+                break
+    # After step 3 three steps of 2 s and the evaluations of steps 4 and 6 remain.
+    assert shown[2] == (3, note, 3 * 2.0 + 2 * 10.0)
 
 
 def test_only_a_run_that_goes_on_cuts_what_lies_beyond_its_checkpoint(make_logger, told):

@@ -11,6 +11,7 @@ import pytest
 from together import together
 
 from minrl.config import (
+    EvaluationConfig,
     LoggingConfig,
     LoraConfig,
     ModelConfig,
@@ -20,18 +21,22 @@ from minrl.config import (
 )
 from minrl.engines.torch_engine import TorchEngine
 from minrl.models.loading import word_tokenizer
-from minrl.models.memory import decoder_copies, least_activations
+from minrl.models.memory import all_activations, decoder_copies, least_activations
 from minrl.optimizer import make_optimizer
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts
 from minrl.run.checkpoint import save_checkpoint
 from minrl.run.defaults import rates_for
 from minrl.run.preflight import (
+    Sampled,
     answer_findings,
     checkpoint_bytes,
     context_findings,
     disk_findings,
     drawn,
+    estimate,
+    expected_bytes,
+    forward_s,
     leave_out_unusable,
     memory_findings,
     preflight,
@@ -39,6 +44,7 @@ from minrl.run.preflight import (
     require_room,
     sample_findings,
     sampled_as,
+    time_findings,
 )
 from minrl.run.setup import require_sendable
 from minrl.tasks import Dataset, Task, load_task
@@ -408,3 +414,84 @@ def test_a_reward_that_no_worker_can_be_sent_is_refused_as_the_task_loads(sevens
         require_sendable("mine", closure)
     require_sendable("mine", replace(closure, cheap=True))  # it is called here
     require_sendable("mine", replace(sevens, cheap=False))
+
+
+def test_a_healthy_run_has_no_findings(policy, make_rollout):
+    rollouts = [make_rollout([1], [5, END], reward=Reward(value)) for value in (0.0, 1.0)]
+    assert findings(policy, rollouts) == []
+
+
+def test_truncated_completions_are_named_with_what_to_do(policy, make_rollout):
+    cut = [make_rollout([1], [5, 6], reward=Reward(n / 8), finish_reason="length") for n in range(3)]
+    (finding,) = findings(policy, [*cut, make_rollout([1], [5, END])])
+    assert finding.startswith("75% of the completions were cut off at 8 tokens: raise --max-tokens")
+
+
+def test_memory_that_is_too_small_is_named(policy, monkeypatch):
+    assert list(memory_findings(policy, TrainerConfig())) == []
+    monkeypatch.setattr(type(policy), "free_memory", lambda self: 1000)
+    (finding,) = memory_findings(policy, TrainerConfig())
+    assert "choose a smaller model" in finding
+    assert "--optimizer adamw8bit" in finding and "--lora-rank 16" in finding
+    for weight in list(policy.model.parameters())[1:]:
+        weight.requires_grad_(False)  # as under adapters
+    small = TrainerConfig(lora=LoraConfig(lora_rank=4), optimizer=OptimizerConfig(optimizer="adamw8bit"))
+    (finding,) = memory_findings(policy, small)
+    assert "--optimizer adamw8bit" not in finding and "--lora-rank 16" not in finding
+
+
+def test_slow_rewards_are_named(policy, engine, workers, sevens, monkeypatch):
+    monkeypatch.setattr(workers, "take_seconds", lambda: 100.0)
+    config = TrainerConfig(rollout=RolloutConfig(group_size=2, max_tokens=3))
+    assert any("a reward takes" in finding for finding in preflight(policy, engine, workers, sevens, config))
+
+
+def test_hours_for_a_step_are_said_before_it(policy, monkeypatch):
+    monkeypatch.setattr("minrl.run.preflight.forward_s", lambda policy, rollouts, tokens: 0.01 * tokens)
+    rollouts = RolloutConfig(prompts_per_step=50, group_size=10, max_tokens=200)
+    # 100,000 tokens of 10 ms: 2 forward passes to sample them, 3 to learn from them.
+    (finding,) = time_findings(policy, TrainerConfig(rollout=rollouts))
+    assert finding.startswith("a step of 500 completions of up to 200 tokens takes up to about 83 min")
+    few = RolloutConfig(prompts_per_step=5, group_size=10, max_tokens=239)  # 597.5 s
+    assert list(time_findings(policy, TrainerConfig(rollout=few))) == []
+
+
+def test_the_time_of_a_forward_pass_is_measured(policy, make_rollout, monkeypatch):
+    clock = iter([5.0, 5.64])
+    monkeypatch.setattr("minrl.run.preflight.time.perf_counter", lambda: next(clock))
+    assert forward_s(policy, [make_rollout([1], [5, END])], 8) == pytest.approx(0.64)
+
+
+def test_the_time_and_memory_of_a_run_follow_from_the_sample(policy, make_rollout, monkeypatch):
+    """Four completions in 2 s, of which one, cut off, may be twice as long: 5 / 4 of it each. A forward pass of the one
+    group whose rewards differ takes 0.8 s.
+    """
+    seen = []
+    monkeypatch.setattr("minrl.run.preflight.forward_s", lambda policy, taught, _: seen.append(taught) or 0.8)
+    monkeypatch.setattr("minrl.run.preflight.expected_bytes", lambda policy, config, tokens: tokens * 2**30)
+    rewards, ends = (0.0, 1.0, 0.5, 0.5), ("stop", "stop", "stop", "length")
+    rollouts = [
+        make_rollout([1], [5, 6], reward=Reward(reward), finish_reason=end, group=number // 2)
+        for number, (reward, end) in enumerate(zip(rewards, ends, strict=True))
+    ]
+    config = TrainerConfig(
+        steps=10,
+        rollout=RolloutConfig(prompts_per_step=2, group_size=4, max_tokens=4),
+        evaluation=EvaluationConfig(eval_every=5, eval_samples=2),
+    )
+    task = Task(Dataset(lengths(99), lengths(*range(10))), lambda text, example: Reward(0.0))
+    line = estimate(policy, {"mine": task}, {"mine": Sampled(rollouts, 2, 2.0)}, config, 2**29)
+    # Of 8 completions: 8 / 4 x 5 / 4 x (2 + 3 x 0.8) s. Of 10 x 3 held-out ones: 30 / 4 x 5 / 4 x 2 s, three times.
+    # 10 steps of 11 s and 3 evaluations of 18.75 s are 166 s. 8 / 4 x 5 / 4 x (8 + 2) tokens: two for
+    # each completion, and one for the prompt of a group.
+    assert line == "about 11 s a step, 19 s an evaluation, 3 min in all, and 25.5 GiB of memory"
+    assert seen == [rollouts[:2]]
+
+
+def test_what_training_will_hold_beside_what_is_loaded(policy, monkeypatch):
+    """Gradients and moments of all weights, and what 8,192 tokens keep; their layers' inputs alone where it must be."""
+    count, text = sum(weight.numel() for weight in policy.model.parameters()), policy.model.config
+    own = expected_bytes(policy, TrainerConfig(), 8192)
+    assert own == 12 * count + all_activations(text, 8192, 4)
+    monkeypatch.setattr(type(policy), "free_memory", lambda self: all_activations(text, 8192, 4))
+    assert expected_bytes(policy, TrainerConfig(), 8192) == 12 * count + least_activations(text, 8192, 4)

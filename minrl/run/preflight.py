@@ -8,24 +8,29 @@ it takes no longer than that. A reward that fails for all of them ends the run.
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from loguru import logger
 
 import minrl
+from minrl.batch import pack
 from minrl.config import TrainerConfig
 from minrl.engines import Engine
 from minrl.engines.choice import takes_vllm
 from minrl.engines.decoder import has_own_decoder
 from minrl.engines.slices import footprint
 from minrl.engines.torch_engine import CACHE_GIB
-from minrl.models.activations import layers_of
-from minrl.models.memory import MOMENT_BYTES, Setup, Weights, needed, weights_of, with_adapters
+from minrl.evaluation import evaluations_after, samples_of
+from minrl.models.activations import LARGEST_SHARE, layers_of
+from minrl.models.cpu import resident_bytes
+from minrl.models.memory import MOMENT_BYTES, Setup, Weights, all_activations, needed, weights_of, with_adapters
 from minrl.models.method import method_of
+from minrl.models.scoring import sampled_rollout
 from minrl.models.sharding import master_weights
 from minrl.models.text import decoder_of
 from minrl.policy import Policy
@@ -35,6 +40,7 @@ from minrl.run.defaults import OWN_BASE, num_text, rates_for, sizes_for
 from minrl.tasks import Dataset, Task
 from minrl.tasks.checked import refuse_mistakes
 from minrl.types import CausalModel, Example, Rollout, UserError, require
+from minrl.utils.console import duration
 from minrl.utils.files import free_bytes
 from minrl.utils.task_names import task_key
 
@@ -47,25 +53,48 @@ SLOW_REWARD_S = 1.0
 FEW_HELD_OUT = 20
 TRUNCATED_SHARE = 0.1
 """Largest share of completions that may be cut off: their reward says nothing about their answer."""
+LONG_STEP_S = 600.0
+SHORT_STREAM = 64
+"""Tokens by which the time of a forward pass is measured before anything is sampled."""
+SAMPLING_PASSES = 2.0
+"""Forward passes that take as long as to sample, token by token."""
+UPDATE_PASSES = 3.0
+"""Forward passes without gradient that take as long as an update's forward and backward pass (measured: 2.5 to 4)."""
+
+
+class Sampled(NamedTuple):
+    """Rollouts of a task, sampled as in a step, with completions of at most `limit` tokens."""
+
+    rollouts: list[Rollout]
+    limit: int
+    seconds: float
 
 
 def preflight(policy: Policy, engine: Engine, workers: Workers, task: Task, config: TrainerConfig) -> Iterator[str]:
-    """Findings as soon as they are known. Raises `UserError` if no completion could be rewarded."""
+    """Findings as soon as they are known. Raises `UserError` if no completion could be rewarded. On a CPU the end logs
+    what the run is expected to take.
+    """
+    resident, sampled = resident_bytes(policy.device), dict[str, Sampled]()
     members = {key or task_key(config.rollout.task): member for key, member in task.members.items()}
     yield from rate_findings(policy, config)
     yield from memory_findings(policy, config)
     yield from disk_findings(policy, config)
     for name, member in members.items():
         yield from _of(name, len(members), dataset_findings(policy, engine, name, member, config))
+    yield from time_findings(policy, config)
     for name, member in members.items():
         examples, plan = sampled_as(policy, name, member, config, len(members))
         workers.take_seconds()
+        started = time.perf_counter()
         played = rollout(policy, engine, workers, member, examples, plan)
+        sampled[name] = Sampled(played.rollouts, plan.max_tokens, time.perf_counter() - started)
         reward_s = max(policy.processes.gather([workers.take_seconds()]))
         refuse_mistakes(played.failures)
         require_a_reward(name, played)
         found = sample_findings(policy, engine, name, member, played, plan.max_tokens, reward_s, config)
         yield from _of(name, len(members), found)
+    if policy.device.type == "cpu":
+        logger.info(f"preflight: {estimate(policy, members, sampled, config, resident)}")
 
 
 def _of(name: str, count: int, findings: Iterable[str]) -> Iterator[str]:
@@ -256,6 +285,80 @@ def _reason(failure: str) -> str:
     outside = [place for place in places if not Path(place[0]).is_relative_to(PACKAGE)]
     where = [":".join(place) for place in (outside or places)[-1:]]
     return failure.strip().splitlines()[-1] + "".join(f" ({place})" for place in where)
+
+
+# Time and memory, from what was sampled
+
+
+def time_findings(policy: Policy, config: TrainerConfig) -> Iterator[str]:
+    """Whether a step takes long on a CPU if completions are as long as they may be."""
+    settings = config.rollout
+    if policy.device.type != "cpu":
+        return
+    rollouts = settings.prompts_per_step * settings.group_size
+    tokens = policy.processes.split(rollouts) * settings.longest
+    passes = SAMPLING_PASSES + UPDATE_PASSES * config.algorithm.passes_per_step
+    short = sampled_rollout([0], [0] * SHORT_STREAM)
+    seconds = passes * tokens * forward_s(policy, [short], SHORT_STREAM) / SHORT_STREAM
+    if seconds > LONG_STEP_S:
+        yield (
+            f"a step of {rollouts} completions of up to {settings.longest} tokens takes up to about "
+            f"{duration(seconds)} with {num_text(policy.num_weights)} weights on this CPU: sample less "
+            "(--prompts-per-step, --group-size, --max-tokens), or choose a smaller model or a machine with a GPU"
+        )
+
+
+@torch.no_grad()
+def forward_s(policy: Policy, rollouts: Sequence[Rollout], micro_batch_tokens: int) -> float:
+    """Seconds of a forward pass of the rollouts."""
+    started = time.perf_counter()
+    for part in policy.micro_batches(rollouts, range(len(rollouts)), micro_batch_tokens):
+        policy.score(pack(rollouts, part).to(policy.device), 1.0)
+    return time.perf_counter() - started
+
+
+def estimate(
+    policy: Policy, tasks: Mapping[str, Task], sampled: Mapping[str, Sampled], config: TrainerConfig, resident: int
+) -> str:
+    """A line on the time and memory that the run is expected to take, with completions and groups that teach as the
+    sampled ones. What was cut off early is taken to fill the run's own limit.
+    """
+    settings, forward, tokens, rollout_s, evaluation_s = config.rollout, 0.0, 0.0, 0.0, 0.0
+    count = policy.processes.split(settings.prompts_per_step) * settings.group_size / len(tasks)
+    for name, (rollouts, limit, seconds) in sampled.items():
+        if not rollouts:
+            continue
+        rewards: dict[int, set[object]] = {}
+        for one in rollouts:
+            rewards.setdefault(one.group, set()).add(one.reward and one.reward.value)
+        taught = [one for one in rollouts if len(rewards[one.group]) > 1]
+        grows = [config.limit_of(name) / limit if one.truncated else 1.0 for one in rollouts]
+        each = sum(grows) / len(rollouts) ** 2
+        rollout_s += count * each * seconds
+        forward += count * each * forward_s(policy, taught, config.optimizer.micro_batch_tokens)
+        prompts = {one.group: one.prompt_length for one in rollouts}
+        tokens += count * each * (sum(prompts.values()) + sum(one.num_sampled for one in rollouts))
+        held_out = min(len(tasks[name].dataset.held_out), config.evaluation.eval_examples)
+        evaluation_s += held_out * (samples_of(held_out, config.evaluation) + 1) * each * seconds
+    update_s = UPDATE_PASSES * config.algorithm.passes_per_step * forward
+    evaluations = config.evaluation.eval_first + evaluations_after(0, config.steps, config.evaluation)
+    whole = config.steps * (rollout_s + update_s) + evaluations * evaluation_s
+    memory = resident + expected_bytes(policy, config, int(tokens))
+    return (
+        f"about {duration(rollout_s + update_s)} a step, {duration(evaluation_s)} an evaluation, {duration(whole)} in "
+        f"all, and {memory / 2**30:.1f} GiB of memory"
+    )
+
+
+def expected_bytes(policy: Policy, config: TrainerConfig, tokens: int) -> int:
+    """What a process will hold at the peak beside what is loaded, with micro-batches of so many tokens."""
+    text, setup = policy.model.config.get_text_config(), setup_of(policy, config)
+    tokens = min(tokens, config.optimizer.micro_batch_tokens)
+    kept = all_activations(text, tokens, setup.itemsize)
+    always = config.model.activation_checkpointing == "always"
+    recompute = setup.recompute and (always or kept > LARGEST_SHARE * policy.free_memory())
+    need = needed(_weights(policy.model), text, replace(setup, tokens=tokens, recompute=recompute))
+    return need.total - need.loaded
 
 
 # Memory and disk, by calculation

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from minrl.algorithms import Advantages
 from minrl.config import LoggingConfig
+from minrl.evaluation import evaluations_after
 from minrl.models.scoring import LARGEST_GAP
 from minrl.report.rollouts.lines import add_moved, readable, training_lines
 from minrl.rollout import Rollouts
@@ -84,6 +86,7 @@ class Logger:
         self._evaluated_at: int | None = None
         self._owed = False  # the step's evaluation is still to come
         self._signals, self._bar = StepSignals(self.processes), ExitStack()
+        self._step_s, self._evaluation_s = list[float](), list[float]()
         self._files: RunFiles | None = None
         self._boards: list[Any] = []
         self._saved, self._finished = self.run.checkpoint, False
@@ -213,6 +216,9 @@ class Logger:
         # If the step's evaluation was left to this run, the seconds before the stop count too.
         self.add({tag: value + self._metrics.get(tag, 0.0) for tag, value in seconds.items()})
         self.add(speeds(self._metrics, new_tokens))
+        evaluation_s = seconds.get("time/eval_s", 0.0) if self._evaluated_at == self.state.step else 0.0
+        self._evaluation_s += [evaluation_s] * (evaluation_s > 0)
+        self._step_s += [seconds["time/step_s"] - evaluation_s] * (self.state.step > 0)
         with timed("log"):
             metrics = {tag: float(value) for tag, value in self._metrics.items()}
             if self._files is not None and not self._owed:
@@ -220,7 +226,7 @@ class Logger:
                 self._files.metrics(self.state.step, metrics)
             if self._files is not None and hashes:
                 self._files.fingerprint(self.state.step, hashes)
-            self._report(self.state.step, self._note(metrics))
+            self._report(self.state.step, self._note(metrics), self._left_s())
             if self.main and self._evaluated_at == self.state.step:  # now that the step's rollouts are written
                 self._refresh_page()
         self.state.unfinished = metrics if self._owed else {}
@@ -244,7 +250,16 @@ class Logger:
         note += [f"loss {metrics['sft/loss']:.3f}"] if "sft/loss" in metrics else []
         if held_out is not None and held_out.measured:
             note += [f"held-out {100 * held_out.pass_at_1:.0f} %"]
+        note += [f"{fmean(self._step_s):.2g} s/step"] if self._step_s else []
         return "  ".join(note)
+
+    def _left_s(self) -> float | None:
+        """The seconds of the remaining steps and evaluations, each as long as those of this run so far took."""
+        if not self._step_s:
+            return None
+        step, config = self.state.step, self.parts.config
+        evaluations = evaluations_after(step, config.steps, config.evaluation)
+        return (config.steps - step) * fmean(self._step_s) + evaluations * fmean(self._evaluation_s or [0.0])
 
     @property
     def _seconds(self) -> float:
