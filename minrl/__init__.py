@@ -1,8 +1,6 @@
 """MinRL: reinforcement learning for language models, small enough to read in an evening."""
 
-import importlib
 import sys
-from typing import Any
 
 if sys.platform == "win32":  # before a module imports what Windows has not, such as fcntl
     sys.exit("error: MinRL needs Linux or macOS, for locks and signals that Windows has not: run it in WSL 2 there")
@@ -19,10 +17,12 @@ _PUBLIC = {
 """The library's names and their modules, which are imported when a name is first used: most of them import torch."""
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of the names
+def __getattr__(name: str):  # noqa: ANN202 - any of the names; typing is not imported for each sandboxed program
+    from importlib import import_module
+
     if name not in _PUBLIC:
         raise AttributeError(f"module 'minrl' has no attribute {name!r}")
-    module = importlib.import_module(_PUBLIC[name])
+    module = import_module(_PUBLIC[name])
     return module if name == "train" else getattr(module, name)  # minrl.train is a module that can be called
 
 
