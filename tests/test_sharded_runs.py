@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -77,19 +78,20 @@ def test_a_sharded_run_saves_what_one_process_saves(folder, flags):
 def test_a_sharded_run_goes_on_bit_for_bit_and_in_another_number_of_processes(folder):
     flags = ("--sharding", "full", "--steps")
     trained(folder, 2, "--run-name", "whole", *flags, STEPS)
-    half = folder / "checkpoints" / "whole" / "step_000002"
-    places = "--runs-dir", folder / "runs", "--checkpoints-dir", folder / "checkpoints"
     for count in (2, 3, 1):
-        trained(folder, count, "--resume", half, *places)
-    branches = sorted(path.name for path in (folder / "runs").glob("whole*") if path.name != "whole")
-    assert len(branches) == 3
-    assert summary(folder, branches[0])["weights_sha256"] == summary(folder, "whole")["weights_sha256"]
-    for branch in branches:
+        part = folder / f"in {count}"  # as if the run had been killed after its second step
+        for kind in ("runs", "checkpoints"):
+            shutil.copytree(folder / kind, part / kind)
+        shutil.rmtree(part / "checkpoints" / "whole" / f"step_{STEPS:06d}")
+        places = "--runs-dir", part / "runs", "--checkpoints-dir", part / "checkpoints"
+        trained(folder, count, "--resume", "whole", *places)
+        if count == 2:
+            assert summary(part, "whole")["weights_sha256"] == summary(folder, "whole")["weights_sha256"]
         for step in (3, 4):
-            assert ids(folder, branch, step) == ids(folder, "whole", step)
-        expected, found = weights(folder, "whole", STEPS), weights(folder, branch, STEPS)
+            assert ids(part, "whole", step) == ids(folder, "whole", step)
+        expected, found = weights(folder, "whole", STEPS), weights(part, "whole", STEPS)
         for name, tensor in expected.items():
-            assert torch.allclose(found[name], tensor, rtol=1e-4, atol=1e-6), (branch, name)
+            assert torch.allclose(found[name], tensor, rtol=1e-4, atol=1e-6), (count, name)
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ class Logger:
         self.add(speeds(self._metrics, new_tokens))
         evaluation_s = seconds.get("time/eval_s", 0.0) if self._evaluated_at == self.state.step else 0.0
         self._evaluation_s += [evaluation_s] * (evaluation_s > 0)
-        self._step_s += [seconds["time/step_s"] - evaluation_s] * (self.state.step > 0)
+        self._step_s += [seconds["time/step_s"] - evaluation_s] * (hashes is not None)  # not of an owed evaluation
         with timed("log"):
             metrics = {tag: float(value) for tag, value in self._metrics.items()}
             if self._files is not None and not self._owed:

@@ -4,11 +4,12 @@ A line about progress is logged where an activity has lasted for a second for th
 thread: nothing that lasts long is silent. `--quiet` leaves the warnings, and the result.
 """
 
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,7 +95,7 @@ class Screen:
         """Draw the bars, and log the line that is due."""
         now, active = self.now(), list(ACTIVE)
         if self._live is not None:
-            with self._drawing:
+            with self._terminal():
                 self._live.refresh()
         outermost = [one for one in active if one.name != STEP][:1] or [one for one in active if one.done > one.begun]
         lasting = {one.name for one in outermost if now - one.started >= SHOWN_AFTER_S}
@@ -139,8 +140,17 @@ class Screen:
         loud = RESULT in extra or record["level"].no >= logger.level("WARNING").no
         return FILE_ONLY not in extra and (loud or not self.quiet)
 
-    def _write(self, message: str) -> None:
+    @contextmanager
+    def _terminal(self) -> Iterator[None]:
+        """Held by who writes. A terminal that was closed reads no more, and the run saves its step all the same."""
         with self._drawing:
+            try:
+                yield
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # also for what is left in the stream's buffer
+
+    def _write(self, message: str) -> None:
+        with self._terminal():
             self.console.print(_line(message).rstrip(), markup=False, highlight=False, soft_wrap=True)
 
 
