@@ -1,6 +1,7 @@
 """An algorithm is a row of independent choices. The loop never asks for an algorithm's name."""
 
 import importlib.util
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,9 +174,9 @@ def row_in_file(name: str) -> Algorithm:
         rows = f"choose one of {', '.join(ALGORITHMS)}, or a row of a file: path/to/file.py:row"
         raise UserError(f"no algorithm {name!r}: {rows}{meant(name, ALGORITHMS)}")
     require(Path(path).is_file(), f"--algorithm {name}: no file {path}")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    spec = importlib.util.spec_from_file_location(f"minrl_algorithms_of_{Path(path).stem}", path)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # the file is the user's and may raise anything

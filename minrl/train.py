@@ -24,6 +24,7 @@ from minrl.sampling import adapt_sampling, every, sample_groups
 from minrl.tasks import Task, register
 from minrl.tracking.diagnostics import UpdateDiagnostics
 from minrl.tracking.logger import Logger, require_logger
+from minrl.types import require
 from minrl.update import update_policy
 from minrl.utils.cli import Command, from_dict
 from minrl.utils.signals import Stopped, exit_status
@@ -59,11 +60,17 @@ def train(config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
     line, which depend on the size of the model. Ctrl-C lets the step end, saves a checkpoint and raises
     `KeyboardInterrupt`; `resume` continues.
     """
+    require(isinstance(config, TrainerConfig), f"minrl.train takes a TrainerConfig, got {type(config).__name__}")
+    require(
+        task is None or isinstance(task, Task), f"`task` must be a Task, got {type(task).__name__}: name it in config"
+    )
     if task is not None:
+        require(not config.data_path, f"a Task has its own examples and takes no data_path, got {config.data_path!r}")
         config = config.with_settings(task=register(task))
     unset = {name: value for name, value in defaults(config).items() if name in config.settings.keys() - config.given}
     settings, options = from_dict({**config.settings, **unset}, TrainerConfig)
-    run = open_run(settings, options, [f"--{name.replace('_', '-')}" for name in sorted(config.given)])
+    given = sorted(name for name in config.given if name != "resume" or config.resume)
+    run = open_run(settings, options, [f"--{name.replace('_', '-')}" for name in given])
     status, summary = _run(run, time.perf_counter())
     if status:
         raise Stopped(status - exit_status(0))

@@ -1,17 +1,21 @@
 """`import minrl` in a script or a notebook."""
 
+import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import minrl
 from minrl.run.checkpoint import save_policy
-from minrl.tasks import TASK_DEFINITIONS, Task
-from minrl.types import UserError
+from minrl.tasks import TASK_DEFINITIONS, Dataset, Task
+from minrl.types import Example, UserError
+from minrl.utils.signals import answered, stop_at_once
 
 ROOT = Path(__file__).parent.parent
 
@@ -77,3 +81,29 @@ def test_a_task_may_not_hide_a_built_in_one(sevens):
 
     with pytest.raises(UserError, match="'countdown' is a built-in task's name"):
         minrl.train(minrl.TrainerConfig(), task=replace(sevens, name="countdown"))
+
+
+def test_a_config_that_was_replaced_knows_what_was_given():
+    config = dataclasses.replace(minrl.TrainerConfig(learning_rate=1e-3), steps=3)
+    assert config.given == {"learning_rate", "steps"}
+
+
+def test_what_is_no_config_or_task_is_refused():
+    with pytest.raises(UserError, match=r"minrl\.train takes a TrainerConfig, got dict"):
+        minrl.train({"steps": 2})
+    with pytest.raises(UserError, match="`task` must be a Task, got str"):
+        minrl.train(minrl.TrainerConfig(), "countdown")
+    own = Task(Dataset([], [Example("1", "1", {})]), lambda text, example: 0.0, name="own")
+    with pytest.raises(UserError, match=r"takes no data_path, got 'rows\.jsonl'"):
+        minrl.train(minrl.TrainerConfig(data_path="rows.jsonl"), own)
+
+
+def test_in_a_thread_no_signal_is_handled():
+    with ThreadPoolExecutor(1) as pool, answered(stop_at_once):
+        before = signal.getsignal(signal.SIGINT)
+
+        def inside():
+            with answered(print):
+                return signal.getsignal(signal.SIGINT)
+
+        assert pool.submit(inside).result() is before

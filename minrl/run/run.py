@@ -450,11 +450,12 @@ def with_resume(
 
 
 def _outside_files(run: Run) -> list[Path]:
-    """The files outside MinRL that examples and rewards come from, and a data file or folder."""
+    """The files outside MinRL that examples, rewards and the algorithm come from, and a data file or folder."""
     files = [path for name in run.config.task_names for path in files_outside(name)]
+    files += [Path(run.config.algorithm.algorithm.rpartition(":")[0])]
     data = (run.config.data_of(task_key(name)) for name in run.config.task_names)
     files += map(Path, filter(None, [*data, run.config.data_path]))  # rows need no task
-    return [path for path in dict.fromkeys(files) if path.exists()]
+    return [path for path in dict.fromkeys(files) if path.name and path.exists()]
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:

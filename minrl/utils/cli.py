@@ -425,6 +425,9 @@ def run_main(main: Callable[[Sequence[str]], int], arguments: Sequence[str] | No
     one line and a status of its own.
     """
     sys.excepthook = show_fault
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # a daemon may close them
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         with answered(stop_at_once):
             sys.exit(main(sys.argv[1:] if arguments is None else arguments))

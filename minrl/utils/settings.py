@@ -172,7 +172,10 @@ class Grouped(Bounded):
         self.__post_init__()
         groups = [group for group in vars(self).values() if is_dataclass(group)]
         changed = {n for group in groups for n, value in vars(group).items() if value != getattr(type(group), n, None)}
-        object.__setattr__(self, "_given", frozenset((given.keys() | changed) & self.settings.keys()))
+        names = {name for name, value in given.items() if not is_dataclass(value)}  # a group may have a setting's name
+        if replaced:  # dataclasses.replace gives every field, also those that nobody gave
+            names -= {one.name for one in fields(self) if getattr(self, one.name) == one.default}  # type: ignore[arg-type]
+        object.__setattr__(self, "_given", frozenset((names | changed) & self.settings.keys()))
 
     @property
     def given(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -47,8 +48,11 @@ def leave_at_once(number: int, _frame: FrameType | None = None) -> None:
 
 @contextmanager
 def answered(answer: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Install a handler inside for the stop signals that are not ignored. What was ignored inside stays ignored."""
-    handlers = ((number, signal.getsignal(number)) for number in STOP_SIGNALS)
+    """Install a handler inside for the stop signals that are not ignored. What was ignored inside stays ignored. In a
+    thread other than the main one, which gets no signals, nothing is installed.
+    """
+    numbers = STOP_SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    handlers = ((number, signal.getsignal(number)) for number in numbers)
     ours = {number: before for number, before in handlers if before not in (signal.SIG_IGN, None)}
     for number in ours:
         signal.signal(number, answer)
