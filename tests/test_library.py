@@ -107,3 +107,7 @@ def test_in_a_thread_no_signal_is_handled():
                 return signal.getsignal(signal.SIGINT)
 
         assert pool.submit(inside).result() is before
+
+
+def test_a_folder_may_be_a_path():
+    assert minrl.TrainerConfig(runs_dir=Path("here")).logging.runs_dir == "here"

@@ -99,6 +99,8 @@ def converted(name: str, hint: Any, value: Any) -> Any:  # noqa: ANN401 - types 
             return origin(converted(name, one, own) for one, own in zip(each, value, strict=True))
     elif (origin is Literal and value in inner) or (origin is None and kind not in WORDS):
         return value
+    elif kind is str and isinstance(value, Path):
+        return str(value)
     elif isinstance(value, str if kind in (int, float, Path) else ()) or (kind is float and type(value) is int):
         with suppress(ValueError, OverflowError):
             return kind(value)  # YAML reads 3e-4 as a string
