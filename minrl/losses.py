@@ -75,7 +75,7 @@ class Algorithm:
 @dataclass(frozen=True)
 class Tokens:
     """The S sampled tokens of a micro-batch of whole rollouts. `ref_logprobs` is None without a KL term,
-    `teacher_logprobs` without a teacher; `importance_cap` is 0 if the engine needs no correction.
+    `teacher_logprobs` without a teacher; `importance_cap` is 0 without a correction of the engine.
     """
 
     logprobs: Float[Tensor, " S"]

@@ -48,8 +48,8 @@ def sample_groups(
     `refill_rounds`: DAPO's dynamic sampling, arXiv:2503.14476, equation 11.
 
     An example counts by the share of its groups (one per role) with spread (max > min). Departures: any difference of
-    rewards is spread; the rounds are bounded; groups without spread stay among the rollouts, cost no forward pass, and
-    weigh what drop_equal_groups says.
+    rewards, before an overlong penalty, is spread; the rounds are bounded; groups without spread stay among the
+    rollouts, cost no forward pass unless another term has a gradient, and weigh what drop_equal_groups says.
     """
     schedule = task.schedule(config.seed, state.step, config.rollout.prompts_per_step)
     sampled, drawn, due = Rollouts([], []), list[Example](), list(schedule)

@@ -84,7 +84,7 @@ def main(command: Command[TrainerConfig]) -> int:
 
 
 def _run(run: Run, started: float) -> tuple[int, dict[str, Any]]:
-    """Evaluate the policy, train it, and evaluate it again. Returns the exit status and the summary."""
+    """Assemble the run's parts, check them, train, and finish. Returns the exit status and the summary."""
     choose_algorithm(run.config)  # refuses what cannot work before anything slow
     require_logger(run.config.logging)
     with assemble(run) as parts:

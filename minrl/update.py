@@ -32,7 +32,7 @@ COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": sum, "max": 
 @dataclass(frozen=True)
 class Update:
     """The result of an update: metrics by tag; for each sampled token its log-probability when the policy first scored
-    it, its last importance weight (None if the engine needs no correction), and the teacher's preference (NaN without
+    it, its last importance weight (None without a correction), and the teacher's preference (NaN without
     one). NaN for rollouts that were skipped because they have no gradient.
     """
 
