@@ -31,10 +31,12 @@ _WORDS = (
 _PROCESS = re.compile(r"\bHere(?:'s| is) my thought process:")  # Granite 3
 _RESPONSE = re.compile(r"\bHere(?:'s| is) my response:")
 _FENCE = (
-    r"(?<![^\n])[ \t]*+(?P<bar>`{3,5}+|~{3,5}+)[^\n`<\[\u25c1]*+\n(?:(?![ \t]*+(?P=bar))[^\n]*+\n)*+"
-    r"[ \t]*+(?P=bar)[`~]*+[ \t\r]*+(?![^\n])"
+    r"(?<![^\n])[ \t]*(?P<bar>`{3,5}|~{3,5})(?![`~])[^\n`<\[\u25c1]*\n(?:(?![ \t]*(?P=bar))[^\n]*\n)*"
+    r"[ \t]*(?P=bar)[`~]*[ \t\r]*(?![^\n])"
 )
-"""A fenced block that is closed: what stands in it is program text, unless it stands in a thought."""
+"""A fenced block that is closed: what stands in it is program text, unless it stands in a thought. Without possessive
+quantifiers, which CPython 3.11.2 matches wrongly.
+"""
 _TAG = (
     r"(?!(?<=\[)(?-i:(?!/?[A-Z]{2}))|(?<=[\w)\]]\[)(?!/)|(?<=\w<)(?-i:[A-Z]))"  # `a[think]`, `Vec<Thought>` are none
     r"\s?(?P<slash>/?)\s?"

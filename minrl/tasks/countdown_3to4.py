@@ -66,7 +66,7 @@ IN_THE_MIND = THINKS.format("think about the reasoning process in the mind and t
 IN_YOUR_MIND = THINKS.format("think about the reasoning process in your mind and then provide the user with the answer")
 
 _GAP = re.compile(r"(?<=\d)\s+(?=\d)")
-_WHOLE = re.compile(r"\s*(?:<think>)?(?:[^<]|<(?!/?think>|/?answer>))*+</think>\s*<answer>[^<]*</answer>\s*")
+_WHOLE = re.compile(r"\s*(?:<think>)?[^<]*(?:<(?!/?think>|/?answer>)[^<]*)*</think>\s*<answer>[^<]*</answer>\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
