@@ -11,7 +11,6 @@ from minrl.engines import Engine
 from minrl.policy import Policy
 from minrl.rewards.workers import Workers
 from minrl.rollout import Plan, Rollouts, rollout
-from minrl.sampling import every
 from minrl.tasks import Task
 from minrl.utils.statistics import Evaluation, summarize
 
@@ -26,7 +25,10 @@ def samples_of(examples: int, config: EvaluationConfig) -> int:
 
 def evaluations_after(step: int, steps: int, config: EvaluationConfig) -> int:
     """Evaluations that are due after a step, in a run of so many: that after the last step is one."""
-    return sum(every(config.eval_every, one) or one == steps for one in range(step + 1, steps + 1))
+    if step >= steps:
+        return 0
+    period = config.eval_every or steps
+    return (steps - 1) // period - step // period + 1
 
 
 def evaluate(

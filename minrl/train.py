@@ -27,6 +27,7 @@ from minrl.tracking.logger import Logger, require_logger
 from minrl.types import require
 from minrl.update import update_policy
 from minrl.utils.cli import Command, from_dict
+from minrl.utils.settings import flag_of
 from minrl.utils.signals import Stopped, exit_status
 
 
@@ -70,7 +71,7 @@ def train(config: TrainerConfig, task: Task | None = None) -> dict[str, Any]:
     unset = {name: value for name, value in defaults(config).items() if name in config.settings.keys() - config.given}
     settings, options = from_dict({**config.settings, **unset}, TrainerConfig)
     given = sorted(name for name in config.given if name != "resume" or config.resume)
-    run = open_run(settings, options, [f"--{name.replace('_', '-')}" for name in given])
+    run = open_run(settings, options, [flag_of(name) for name in given])
     status, summary = _run(run, time.perf_counter())
     if status:
         raise Stopped(status - exit_status(0))

@@ -82,7 +82,7 @@ def evaluated_options(place, share):
 def test_a_run_is_known_by_each_of_its_names(trained, tmp_path, named):
     trained("one")
     found, notes = find_runs([named])
-    assert [run.folder for run in found] == [tmp_path / "runs/one"] and not notes
+    assert [run.path for run in found] == [tmp_path / "runs/one"] and not notes
 
 
 def test_a_run_is_found_by_its_name_in_the_folder_that_is_given(trained):
@@ -126,7 +126,7 @@ def test_a_base_model_is_evaluated_as_the_run_that_it_was_made_for(place, traine
     record = read_json(path)
     path.write_text(json.dumps({**record, "models": {"start model": {"path": str(base)}}}, indent=1))
     (found,), notes = find_runs(["checkpoints/base-even-1"])
-    assert found.folder == tmp_path / "runs/one" and not notes
+    assert found.path == tmp_path / "runs/one" and not notes
     record["config"]["model_id"] = str(base)  # the user's model, which saw no problem of the task
     path.write_text(json.dumps({**record, "models": {"start model": {"path": str(base)}}}, indent=1))
     assert find_runs([str(base)]) == ([], [])

@@ -30,7 +30,7 @@ def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iter
             known = _identities(taught, taught.dataset.train)
             prompts = _prompts(taught, taught.dataset.train)
         except UserError as error:
-            yield f"which problems {run.folder.name} was trained on cannot be known: {error}"
+            yield f"which problems {run.path.name} was trained on cannot be known: {error}"
             continue
         task = load_task(name, options, config.data_of(key))
         asked = list(task.dataset.held_out)[: config.examples]
@@ -43,7 +43,7 @@ def leaks(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iter
         own += [f"data_path {run.data_path(key)!r}"] if run.data_path(key) != here[2] else []
         require(
             not leaked,
-            f"{leaked} of the {len(asked)} problems of {key} are among those that {run.folder.name} was trained "
+            f"{leaked} of the {len(asked)} problems of {key} are among those that {run.path.name} was trained "
             f"on, and are not held out from it: evaluate it with what it was trained with, {', '.join(own)}",
         )
 
@@ -61,19 +61,19 @@ def _prompts(task: Task, examples: Iterable[Example]) -> set[str]:
 
 def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -> Iterator[str]:
     """Refuse problems of the rows that a run was fine-tuned on, which exclude the rows that its task holds out."""
-    path = run.values.get("data", "")
+    path = run.config.get("data", "")
     if not path:
         return
     if not Path(path).is_file():
-        yield f"{path}, which {run.folder.name} was fine-tuned on, is not there: its problems are unknown"
+        yield f"{path}, which {run.path.name} was fine-tuned on, is not there: its problems are unknown"
         return
-    columns = (run.values.get(name, name.removesuffix("_column")) for name in ("prompt_column", "response_column"))
+    columns = (run.config.get(name, name.removesuffix("_column")) for name in ("prompt_column", "response_column"))
     rows = {question_of(row.prompt) for row in read_demonstrations(Path(path), *columns)}
     if run.task:
         try:
             own = load_task(run.task, run.options([run.task]), run.data_path(option_keys(run.task)[0]))
         except UserError as error:
-            yield f"which rows {run.folder.name} was trained on cannot be known: {error}"
+            yield f"which rows {run.path.name} was trained on cannot be known: {error}"
             return
         rows -= {question_of(example.prompt) for example in own.dataset.held_out}
     for name in config.task_names:
@@ -83,7 +83,7 @@ def leaked_rows(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) -
         require(
             not leaked,
             f"{leaked} of the {len(asked)} problems of {option_keys(name)[0]} are among the rows of {path}, which "
-            f"{run.folder.name} was fine-tuned on: evaluate it on others",
+            f"{run.path.name} was fine-tuned on: evaluate it on others",
         )
 
 
@@ -94,6 +94,6 @@ def _changed_since(run: TrainedRun, key: str) -> Iterator[str]:
     found = changes(decisive, now)
     if found:
         yield (
-            f"changed since {run.folder.name} was trained: {'; '.join(found)}; if that moved problems of {key} from "
+            f"changed since {run.path.name} was trained: {'; '.join(found)}; if that moved problems of {key} from "
             "training to held out, the figures are of problems that it knows"
         )

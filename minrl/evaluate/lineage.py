@@ -1,15 +1,14 @@
 """The runs among the models, and the runs whose models these started or learned from."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from minrl.config import TaskOptions, TrainerConfig
 from minrl.evaluate.config import API
 from minrl.run.checkpoint import STATE
-from minrl.run.folder import RunFolder, model_folder
+from minrl.run.folder import CONFIG, RunFolder, model_folder
 from minrl.run.setup import START, TEACHER
 from minrl.types import UserError
 from minrl.utils.cli import from_dict
@@ -17,22 +16,13 @@ from minrl.utils.settings import converted
 from minrl.utils.task_names import data_by_task, option_keys, split_tool, task_key, weights_of
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """A run among the models, as its config.json describes it."""
-
-    folder: Path
-    record: Mapping[str, Any]
-
-    @property
-    def values(self) -> Mapping[str, Any]:
-        """Its settings by flag name."""
-        return self.record["config"]
+class TrainedRun(RunFolder):
+    """A run among the models, and what its config.json says of its tasks."""
 
     @property
     def task(self) -> str:
         """The task that it was trained on, as its user named it; empty if there is none."""
-        return self.values.get("task", "")
+        return self.config.get("task", "")
 
     @property
     def task_names(self) -> dict[str, str]:
@@ -42,14 +32,14 @@ class TrainedRun:
     def setting(self, name: str, hint: Any, default: Any) -> Any:  # noqa: ANN401 - types are data here
         """A setting, refused if it is of another type."""
         try:
-            return converted(name, hint, self.values.get(name, default))
+            return converted(name, hint, self.config.get(name, default))
         except UserError as error:
-            raise UserError(f"{self.folder / 'config.json'}: {error}") from error
+            raise UserError(f"{self.path / CONFIG}: {error}") from error
 
     def data_path(self, key: str) -> str:
         """The local file with its examples of a task."""
-        alone = self.values.get("data_path", "") if self.task_of(key) else ""
-        return data_by_task(self.values.get("task_data_path", "")).get(split_tool(key)[0], alone)
+        alone = self.config.get("data_path", "") if self.task_of(key) else ""
+        return data_by_task(self.config.get("task_data_path", "")).get(split_tool(key)[0], alone)
 
     def task_of(self, key: str) -> str | None:
         """The task that it was trained on under this key, with a tool or without; None if there is none."""
@@ -58,12 +48,12 @@ class TrainedRun:
 
     def options(self, names: Sequence[str]) -> TaskOptions:
         """The run's options of the tasks."""
-        stored = self.values.get("tasks", {})
+        stored = self.config.get("tasks", {})
         chosen = {key: stored[key] for name in names for key in option_keys(name) if key in stored}
         try:
             return from_dict({"tasks": chosen}, TrainerConfig, names)[1]
         except UserError as error:
-            raise UserError(f"{self.folder / 'config.json'}: {error}") from error
+            raise UserError(f"{self.path / CONFIG}: {error}") from error
 
 
 def find_runs(names: Sequence[str], runs_dir: str = "runs") -> tuple[list[TrainedRun], list[str]]:
@@ -84,7 +74,7 @@ def find_runs(names: Sequence[str], runs_dir: str = "runs") -> tuple[list[Traine
         elif run is None:
             run = _run_that_made(Path(name).resolve(), runs_dir)
         if run is not None:
-            found.setdefault(run.path.resolve(), TrainedRun(run.path.resolve(), run.record))
+            found.setdefault(run.path.resolve(), TrainedRun(run.path.resolve()))
     return list(found.values()), notes
 
 
@@ -117,8 +107,8 @@ def lineage(run: TrainedRun, notes: list[str]) -> Iterator[TrainedRun]:
     """The run, those that made its start model and its teacher, and so on. A missing one is noted."""
     seen, left = set(), [run]
     for one in left:  # which grows
-        if one.folder not in seen:
-            seen.add(one.folder)
+        if one.path not in seen:
+            seen.add(one.path)
             yield one
             left += [made for role in BEHIND if (made := _run_behind(one, role, notes)) is not None]
 
@@ -130,8 +120,8 @@ def _run_behind(run: TrainedRun, role: str, notes: list[str]) -> TrainedRun | No
     found = _run_of(model) if _is_checkpoint(model) else None
     unknown = "nobody knows which problems that was trained on"
     if found is None and (model / STATE).exists():
-        notes.append(f"{run.folder.name} {came} {model}, whose run is not there, so that {unknown}")
-    elif model.is_absolute() and not model.exists() and (_is_checkpoint(model) or run.values.get(setting)):
+        notes.append(f"{run.path.name} {came} {model}, whose run is not there, so that {unknown}")
+    elif model.is_absolute() and not model.exists() and (_is_checkpoint(model) or run.config.get(setting)):
         known = unknown if found is None else f"{found.path} is taken for its run"
-        notes.append(f"{run.folder.name} {came} {model}, which is not there any more: {known}")
-    return None if found is None else TrainedRun(found.path.resolve(), found.record)
+        notes.append(f"{run.path.name} {came} {model}, which is not there any more: {known}")
+    return None if found is None else TrainedRun(found.path.resolve())

@@ -17,6 +17,7 @@ from minrl.run.defaults import UNKNOWN, sizes_for, sizes_of
 from minrl.run.folder import resolve_model
 from minrl.types import require
 from minrl.utils.cli import Command
+from minrl.utils.settings import flag_of
 from minrl.utils.task_names import limits_by_task, mixed, option_keys, task_key, weights_of
 
 SHARED = ("max_tokens", "task_max_tokens", "stop_strings", "chat_template_options", "data_path", "task_data_path")
@@ -46,8 +47,8 @@ def as_trained(command: Command[EvaluateConfig]) -> tuple[Command[EvaluateConfig
         for name, value in _settings(other.config, other.options).items():
             require(
                 value == first[name],
-                f"{runs[0].folder.name} was trained with {name} {first[name]!r} and {run.folder.name} with {value!r}: "
-                f"say with which both are evaluated, by --{name.replace('_', '-')}",
+                f"{runs[0].path.name} was trained with {name} {first[name]!r} and {run.path.name} with {value!r}: "
+                f"say with which both are evaluated, by {flag_of(name)}",
             )
     for run in runs:
         notes += _differences(run, config, options)
@@ -83,7 +84,7 @@ def _trained_with(run: TrainedRun, config: EvaluateConfig) -> tuple[Mapping[str,
     data_path = next(iter(paths.values()), "") if len(run.task_names) == 1 or len(names) == 1 else ""
     require(
         not data_path or len(names) == 1,
-        f"{run.folder.name} had its examples from {data_path}, which is one task's data: evaluate {run.task} alone",
+        f"{run.path.name} had its examples from {data_path}, which is one task's data: evaluate {run.task} alone",
     )
     trained = {
         "max_tokens": run.setting("max_tokens", int, config.max_tokens),
@@ -111,4 +112,4 @@ def _differences(run: TrainedRun, config: EvaluateConfig, options: TaskOptions) 
     trained = _settings(config.with_settings(**own), own_options)
     found = [f"{n} {trained[n]!r}, here {v!r}" for n, v in _settings(config, options).items() if v != trained[n]]
     if found:
-        yield f"{run.folder.name} was trained with {'; '.join(found)}"
+        yield f"{run.path.name} was trained with {'; '.join(found)}"

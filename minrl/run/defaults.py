@@ -34,6 +34,7 @@ from minrl.config import (
     TrainerConfig,
 )
 from minrl.utils.cli import Command, plain_options, to_dict, without_options
+from minrl.utils.settings import flag_of
 from minrl.utils.task_names import option_keys, weights_of
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ def what_is_trained(settings: Any, weights: int) -> str:  # noqa: ANN401 - of an
     """A line on what is trained, with the flags of the settings whose default depends on it."""
     config, values = settings.trainer, to_dict(settings, {})
     what = f"adapters of rank {config.lora.lora_rank}" if config.lora.lora_rank else "all weights"
-    flags = [f"--{name.replace('_', '-')} {values[name]:g}" for name in defaults(settings) if name in values]
+    flags = [f"{flag_of(name)} {values[name]:g}" for name in defaults(settings) if name in values]
     return (
         f"training {what} of {config.model.model_id or 'the base model'} ({num_text(weights)}) with {' '.join(flags)}"
     )

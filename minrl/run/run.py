@@ -29,6 +29,7 @@ from minrl.tasks.programs import files_outside
 from minrl.types import Prompt, TrainState, UserError, require
 from minrl.utils.cli import from_dict, near, to_dict, tool, typed
 from minrl.utils.files import LOCK, holder, lock, refusal, write_json
+from minrl.utils.settings import flag_of
 from minrl.utils.statistics import Evaluation
 from minrl.utils.task_names import option_keys, task_key
 
@@ -147,8 +148,8 @@ def _stored_run(settings: Any, options: TaskOptions, changed: set[str], program:
     given = with_absolute_paths(settings)
     if any(f"--{name}" in changed for name in program.extends):  # all of them: of two one wins
         stored = replace(stored, **{name: getattr(given, name) for name in program.extends})
-    early = {name: getattr(given.evaluation, name) for name in ENDS if _flag(name) in changed}
-    places = {name: getattr(given.engine, name) for name in PLACES if _flag(name) in changed}
+    early = {name: getattr(given.evaluation, name) for name in ENDS if flag_of(name) in changed}
+    places = {name: getattr(given.engine, name) for name in PLACES if flag_of(name) in changed}
     name = run.record["minrl_run"]
     own = Path(given.logging.checkpoints_dir) / name
     checkpoints = own if "--checkpoints-dir" in changed else kept or run.checkpoints
@@ -215,23 +216,19 @@ PLACES = ("engine_urls", "engine_weights_dir")
 """Where the servers of --engine vllm-server are, which may have moved when a run goes on."""
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _ends(program: Program) -> list[str]:
-    return [_flag(name) for name in (*program.extends, *ENDS)]
+    return [flag_of(name) for name in (*program.extends, *ENDS)]
 
 
 def _changeable(program: Program) -> set[str]:
     names = ("resume", "runs_dir", "checkpoints_dir", "quiet", *PLACES)
-    return {*_ends(program), *map(_flag, names)}
+    return {*_ends(program), *map(flag_of, names)}
 
 
 def _differences(settings: Any, options: TaskOptions, stored: Mapping[str, Any]) -> dict[str, str]:  # noqa: ANN401
     """The settings and options that differ from those of the stored run, by flag, such as `--seed 1 (it has 0)`."""
-    given = _by_flag(with_absolute_paths(settings), {name: with_absolute_paths(own) for name, own in options.items()})
-    kept = _by_flag(*from_dict(stored, type(settings)))  # with the defaults of flags that are newer than the run
+    given = _byflag(with_absolute_paths(settings), {name: with_absolute_paths(own) for name, own in options.items()})
+    kept = _byflag(*from_dict(stored, type(settings)))  # with the defaults of flags that are newer than the run
     found = {flag: (value, kept.get(flag)) for flag, value in given.items() if value != kept.get(flag)}
     return {flag: f"{flag} {_short(value)} (it has {_short(had)})" for flag, (value, had) in found.items()}
 
@@ -241,11 +238,11 @@ def _short(value: object) -> str:
     return " ".join(str(value).split())[:200]
 
 
-def _by_flag(settings: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - of any program
+def _byflag(settings: Any, options: TaskOptions) -> dict[str, Any]:  # noqa: ANN401 - of any program
     values = to_dict(settings, options)
     tasks = values.pop("tasks")
     values |= {f"{flag_identifier(key)}.{name}": value for key, own in tasks.items() for name, value in own.items()}
-    return {_flag(name): value for name, value in values.items()}
+    return {flag_of(name): value for name, value in values.items()}
 
 
 # Folders of its own
@@ -406,7 +403,7 @@ def begin(run: Run, steps: int, prompt: Prompt | None = None) -> int | None:
 
 def in_common(run: Run) -> dict[str, Any]:
     """What all processes of the run must have in common: the run, its settings, code and packages."""
-    flags = {_flag(name): value for name, value in to_dict(run.settings, run.options).items()}
+    flags = {flag_of(name): value for name, value in to_dict(run.settings, run.options).items()}
     facts = code()
     return {"the run": run.name, **flags, "MinRL's code": facts["sources"][:12], **facts["packages"]}
 
@@ -522,5 +519,5 @@ def next_steps(run: Run, last: Path, best: Path | None = None, ended_by: str = "
     yield f"chat: {typed('serve')} {shlex.quote(model)} --chat"
     extended = {name: getattr(run.settings, name) for name in run.program.extends}
     name, value = next((name, value) for name, value in extended.items() if value)
-    further = f"{_flag(ended_by)} 0" if ended_by else f"--{name} {2 * value:.12g}"
+    further = f"{flag_of(ended_by)} 0" if ended_by else f"--{name} {2 * value:.12g}"
     yield f"continue: {run.resume_command} {further}"

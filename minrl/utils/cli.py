@@ -35,7 +35,7 @@ from minrl.tasks import TASK_DEFINITIONS, TOOLS, flag_identifier, option_classes
 from minrl.types import UserError, require
 from minrl.utils.files import refusal
 from minrl.utils.keys import without_keys
-from minrl.utils.settings import ROWS, close_names, converted, hints_of, meant
+from minrl.utils.settings import ROWS, close_names, converted, flag_of, hints_of, meant
 from minrl.utils.signals import answered, exit_status, stop_at_once
 from minrl.utils.text import printable
 
@@ -90,7 +90,7 @@ class Command(Generic[T]):
     def given(self) -> list[str]:
         """The flags that were given, in one spelling, such as `--learning-rate`."""
         names = [*self.flags, *["config"] * bool(self.file)]
-        return [f"--{name}".replace("_", "-").replace("/", "-") for name in names]
+        return [flag_of(name) for name in names]
 
     def over(self, defaults: Mapping[str, Any], options: TaskOptions | None = None) -> "Command[T]":
         """The same command with other defaults."""

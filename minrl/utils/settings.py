@@ -121,6 +121,15 @@ def _in_words(kind: Any) -> str:  # noqa: ANN401 - types are data here
     return f"a list, each {_in_words(inner[0])}" if inner else WORDS[kind]
 
 
+def flag_of(name: str) -> str:
+    """The flag of a setting, or of a task's option.
+
+    >>> flag_of("group_size"), flag_of("reasoning_gym/chain_sum.min_terms")
+    ('--group-size', '--reasoning-gym-chain-sum.min-terms')
+    """
+    return f"--{name}".replace("_", "-").replace("/", "-")
+
+
 def close_names(word: object, choices: Iterable[object], cutoff: float = 0.5) -> list[str]:
     """The one or two choices that a word may have meant."""
     names, lower = {one.lower(): one for one in choices if isinstance(one, str)}, str(word).lower()
@@ -161,7 +170,7 @@ class Grouped(Bounded):
             value: Any = one.default
             if not is_dataclass(kind):
                 value = left.pop(one.name, value)
-                require(value is not MISSING, f"{one.name} has no default: give --{one.name.replace('_', '-')}")
+                require(value is not MISSING, f"{one.name} has no default: give {flag_of(one.name)}")
             else:
                 whole = isinstance(left.get(one.name), kind)  # type: ignore[arg-type]
                 require(whole or not replaced, f"dataclasses.replace takes {one.name} as a group: see with_settings")
