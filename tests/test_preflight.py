@@ -458,7 +458,7 @@ def test_hours_for_a_step_are_said_before_it(policy, monkeypatch):
 
 def test_the_time_of_a_forward_pass_is_measured(policy, make_rollout, monkeypatch):
     clock = iter([5.0, 5.64])
-    monkeypatch.setattr("minrl.run.preflight.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("minrl.run.preflight.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert forward_s(policy, [make_rollout([1], [5, END])], 8) == pytest.approx(0.64)
 
 
