@@ -38,7 +38,7 @@ from minrl.losses import (
     soft_gate,
     token_mean,
 )
-from minrl.types import Rollout, TrainState, UserError, require
+from minrl.types import Rollout, TrainState, UserError, importing, require
 from minrl.utils.settings import meant
 from minrl.utils.timers import timed
 
@@ -177,11 +177,8 @@ def row_in_file(name: str) -> Algorithm:
     spec = importlib.util.spec_from_file_location(f"minrl_algorithms_of_{Path(path).stem}", path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    try:
+    with importing(f"--algorithm {name}: {path}"):
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
-        reason = " ".join(str(error).split())
-        raise UserError(f"--algorithm {name}: {path} cannot be imported: {type(error).__name__}: {reason}") from error
     found = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
     known = f"its Algorithms are {', '.join(found)}" if found else "it has no minrl.losses.Algorithm"
     require(row in found, f"--algorithm {name}: {path} has no Algorithm {row!r}: {known}")

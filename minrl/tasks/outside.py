@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from minrl.tasks.task import TaskDefinition
-from minrl.types import UserError
+from minrl.types import UserError, importing
 from minrl.utils.task_names import mixed, weights_of
 
 if TYPE_CHECKING:  # each reward worker would pay for the import
@@ -83,11 +83,8 @@ def _module_of(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # at the end, so that nothing beside the file hides an installed module
     _require_free(path)  # a package of its name in its own folder would be imported in its place
-    try:
+    with importing(str(path)):
         return importlib.import_module(stem)
-    except (Exception, SystemExit) as error:  # the file is the user's and may raise anything
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be imported: {type(error).__name__}: {reason}") from error
 
 
 def _require_free(path: Path) -> None:
@@ -123,11 +120,8 @@ def _entries(_folders: tuple[str, ...]) -> dict[str, list["EntryPoint"]]:
 def definition_installed(entry: "EntryPoint") -> TaskDefinition:
     """The `TaskDefinition` that an installed package's entry point names."""
     said = f"the entry point {entry.name} = {entry.value!r} of {provider(entry)}"
-    try:
+    with importing(said):
         found = entry.load()
-    except (Exception, SystemExit) as error:  # the package is somebody's and may raise anything
-        reason = " ".join(str(error).split())
-        raise UserError(f"{said} cannot be imported: {type(error).__name__}: {reason}") from error
     if not isinstance(found, TaskDefinition):
         raise UserError(f"{said} must be a minrl.tasks.TaskDefinition, got {type(found).__name__}")
     return found
